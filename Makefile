@@ -1,0 +1,42 @@
+# Every target makes what it needs; `make` alone shows them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick check format bench clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("flray needs Python >= 3.11, got " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## set up and run the default experiment on embedded data
+	$(BIN)/flray run
+
+test: $(STAMP) check  ## set up, check and run all tests that need no GPU
+	$(BIN)/pytest -m 'not gpu'
+
+quick: $(STAMP)  ## the tests that take no more than a minute together
+	$(BIN)/pytest -m 'not gpu and not slow'
+
+check: $(STAMP)  ## format, lint, types and import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_layering.py
+
+format: $(STAMP)  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## how fast the engines are on this machine
+	$(BIN)/python benchmarks/engines.py
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

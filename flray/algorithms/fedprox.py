@@ -1,0 +1,33 @@
+"""FedProx.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks.
+MLSys 2020, arXiv 1812.06127. Algorithm 2, Eq. 2; local solver as in FedAvg.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flray.algorithms.fedavg import FedAvg
+from flray.client.training import LocalBatch
+from flray.models.bank import Params
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    mu: float = 0.01  # μ
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu must be >= 0, got {self.mu}")
+
+    def gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,  # noqa: ARG002
+    ) -> Params:
+        g = grad(w, batch)
+        # Eq. 2: h_k(w; w^t) = F_k(w) + μ/2 ||w - w^t||²
+        return {name: g[name] + self.mu * (w[name] - w0[name]) for name in g}

@@ -1,0 +1,104 @@
+"""The command line: `flray run`, `flray check`, `flray list`."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from flray import __version__
+from flray.errors import ClientFailure, ExperimentError
+
+FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
+WIDTH_OF_A_PIPE = 120
+KINDS = ("algorithms", "datasets", "splits", "models")
+
+# Commands import what they need when they run: torch and Lightning take seconds, --help must not.
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Experiments in clustered federated learning: described in YAML, run anywhere.
+
+    \b
+    flray run                                  the embedded demo, no download
+    flray run a.yaml b.yaml seeds=3            compare two experiments over three seeds
+    flray run a.yaml train.lr=0.1 rounds=20    any key can be set as it stands in the file
+    flray list algorithms                      what there is to choose from
+    """
+
+
+@cli.command()
+@click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the run, or of all of them.  [default: a new one below runs/]",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on where the run in --out, or the newest, stopped."
+)
+@click.option(
+    "--max-minutes",
+    type=click.FloatRange(min=0),
+    help="Stop after the round in which so many minutes have passed; --resume goes on.",
+)
+def run(
+    arguments: tuple[str, ...], out: Path | None, resume: bool, max_minutes: float | None
+) -> None:
+    """Run one or several experiments; several, or seeds=N, end in one paired table.
+
+    Without a file the embedded demo runs: FedAvg against Local on scikit-learn's digits.
+
+    \b
+    flray run experiments/flhc/mnist_iid.yaml execution.device=cpu --out runs/iid
+    flray run experiments/flhc/mnist_iid.yaml execution.device=cpu --out runs/iid --resume
+    """
+    from flray.cli.campaign import plan_runs, run_all
+
+    run_all(plan_runs(arguments, out, resume), _console(), resume, max_minutes)
+
+
+@cli.command()
+@click.argument("arguments", nargs=-1, required=True, metavar="EXPERIMENT.yaml... [key=value]...")
+def check(arguments: tuple[str, ...]) -> None:
+    """Would these experiments run? Deals the data and builds the model, but trains nothing."""
+    from flray.cli.campaign import describe, plan_runs
+
+    for planned in plan_runs(arguments, None, resume=False):
+        _console().print(f"[green]ok[/] {planned.name}: {describe(planned.experiment)}")
+
+
+@cli.command("list")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+def list_(kind: str | None) -> None:
+    """What an experiment can be made of: names, what they are, their keys and defaults."""
+    from flray.cli.listing import component_table
+
+    for each in (kind,) if kind else KINDS:
+        _console().print(component_table(each))
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    # A pipe has no width of its own: rich would fold tables at 80 columns.
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_PIPE)
+
+
+def main() -> None:
+    """Run the command line; what is wrong with an experiment is one message, not a traceback."""
+    errors = Console(stderr=True, highlight=False)
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ExperimentError as error:
+        errors.print(f"[red]error:[/] {error}", soft_wrap=True, markup=True)
+        sys.exit(BAD_EXPERIMENT)
+    except ClientFailure as error:
+        errors.print(f"[red]failed:[/] {error}", soft_wrap=True)
+        sys.exit(FAILED)

@@ -1,0 +1,128 @@
+"""`flray run`: from arguments to runs, one after another, to one table."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flray.config.build import describe, run_experiment
+from flray.config.experiment import Experiment, override, parse_experiment, read_yaml
+from flray.errors import ExperimentError
+from flray.report.console import comparison_table, round_line
+
+__all__ = ["PlannedRun", "describe", "plan_runs", "run_all"]
+
+RUNS = Path("runs")
+Summary = dict[str, Any]  # Any: JSON
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    name: str  # of the experiment; its seeds share it
+    experiment: Experiment
+    out: Path
+
+
+def plan_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[PlannedRun]:
+    """Every file with every seed, each with a folder of its own."""
+    files = [Path(a) for a in arguments if "=" not in a] or demo_files()
+    overrides = [a for a in arguments if "=" in a and not a.startswith("seeds=")]
+    num_seeds = _number_of_seeds([a for a in arguments if a.startswith("seeds=")])
+    names = _names(files)
+    root = out or _default_folder("+".join(names), resume)
+    if resume and not root.is_dir():
+        raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
+    alone = len(files) == 1 and num_seeds == 1
+    runs = []
+    for name, path in zip(names, files, strict=True):
+        plain = override(read_yaml(path), overrides)
+        first_seed = parse_experiment(plain).settings.seed
+        for seed in range(first_seed, first_seed + num_seeds):
+            folder = root if alone else root / name / f"seed_{seed}"
+            runs.append(PlannedRun(name, parse_experiment({**plain, "seed": seed}), folder))
+    return runs
+
+
+def demo_files() -> list[Path]:
+    """The experiments that come with the package."""
+    folder = Path(str(resources.files("flray") / "demo"))
+    return sorted(folder.glob("*.yaml"))
+
+
+def run_all(
+    runs: Sequence[PlannedRun], console: Console, resume: bool, max_minutes: float | None
+) -> None:
+    """Run them in order, show each round, end in one table; stop in time where a limit is given."""
+    deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
+    summaries: dict[str, list[Summary]] = {}
+    for planned in runs:
+        seed = planned.experiment.settings.seed
+        console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
+        try:
+            summary = _run_one(planned, console, resume, lambda: perf_counter() > deadline)
+        except KeyboardInterrupt:
+            console.print("interrupted; the same command with --out and --resume goes on")
+            raise click.Abort from None
+        if summary is None:
+            console.print("stopped in time; the same command with --out and --resume goes on")
+            return
+        summaries.setdefault(planned.name, []).append(summary)
+    console.print(comparison_table(summaries))
+    for planned in runs:
+        console.print(f"{planned.name}: {planned.out}", soft_wrap=True)
+
+
+def _run_one(
+    planned: PlannedRun, console: Console, resume: bool, should_stop: Callable[[], bool]
+) -> Summary | None:
+    num_rounds = planned.experiment.settings.rounds
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    task = bar.add_task(planned.name, total=num_rounds)
+
+    def show(row: Summary) -> None:
+        console.print(round_line(row, num_rounds), soft_wrap=True)
+        bar.update(task, completed=row["round"])
+
+    with bar if console.is_terminal else nullcontext():
+        return run_experiment(planned.experiment, planned.out, resume, show, should_stop).summary
+
+
+def _number_of_seeds(given: Sequence[str]) -> int:
+    text = given[-1].removeprefix("seeds=") if given else "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ExperimentError(f"seeds must be a whole number >= 1, got {text!r}, as in seeds=3")
+    return int(text)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """A name for each file: its stem, with folders in front where stems repeat.
+
+    >>> _names([Path("a/x.yaml"), Path("b/x.yaml"), Path("b/y.yaml")])
+    ['a_x', 'b_x', 'y']
+    """
+    stems = [path.stem for path in files]
+    names = [
+        path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}_{path.stem}"
+        for path in files
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ExperimentError(f"two experiment files have the name {twice[0]!r}: rename one")
+    return names
+
+
+def _default_folder(name: str, resume: bool) -> Path:
+    """A new folder below runs/, or the newest one of this name to go on with."""
+    before = sorted((RUNS / name).glob("*"))
+    if resume and before:
+        return before[-1]
+    return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")

@@ -1,0 +1,39 @@
+"""What an engine is: it trains a block of clients, one model each, to the same result as others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.client.plan import Plan
+from flray.client.training import Gradient, Training
+from flray.data.dataset import Ids
+from flray.models.bank import Params
+
+
+@dataclass(frozen=True)
+class Block:
+    """Clients trained together: their plans, and the models and memos they start from."""
+
+    plans: tuple[Plan, ...]  # K clients
+    w0: Params  # leaves (K, ...)
+    memo: Params  # leaves (K, ...), empty where the method keeps none
+
+    @property
+    def clients(self) -> Ids:
+        return np.array([plan.client for plan in self.plans], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    params: Params  # leaves (K, ...)
+    loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
+
+
+class Engine(Protocol):
+    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult: ...
+
+
+Engines = Mapping[str, type[Engine]]

@@ -1,0 +1,68 @@
+"""A host: what a process keeps to run any client's task. A cache, never an owner of state."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pytorch_lightning import LightningModule
+
+from flray.client.engine import Engine
+from flray.client.loop import Loop
+from flray.client.vectorized import Vectorized, refusal
+from flray.data.dataset import Dataset, Ids
+from flray.data.pixels import Examples, place_examples
+from flray.data.split import Split
+
+EngineName = Literal["auto", "loop", "vectorized"]
+
+# Measured on two cores: above this size stacking a model on a CPU only adds memory traffic.
+LARGEST_STACKED_ON_CPU = 300_000  # parameters
+
+
+@dataclass(frozen=True)
+class Host:
+    module: LightningModule
+    examples: Examples
+    train: tuple[Ids, ...]  # the training examples of every client
+    engine: Engine
+    seed: int
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What decides the bits of a result on one kind of device."""
+
+    engine: EngineName
+    device: str
+    dtype: torch.dtype
+    num_slots: int
+    threads: int
+    seed: int
+
+
+def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
+    """Resolve `auto` by model and kind of device alone."""
+    if engine != "auto":
+        return engine
+    num_params = sum(p.numel() for p in module.parameters())
+    too_large = device == "cpu" and num_params > LARGEST_STACKED_ON_CPU
+    return "loop" if refusal(module) or too_large else "vectorized"
+
+
+def start_host(
+    module: LightningModule, dataset: Dataset, split: Split, settings: HostSettings
+) -> Host:
+    """Place data and module on the device and fix what else would change bits."""
+    torch.set_num_threads(settings.threads)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False
+    device = torch.device(settings.device)
+    module = module.to(device=device, dtype=settings.dtype)
+    examples = place_examples(dataset, split, device, settings.dtype)
+    engine: Engine
+    if choose_engine(settings.engine, module, device.type) == "vectorized":
+        engine = Vectorized(module, examples, settings.num_slots)
+    else:
+        engine = Loop(module, examples)
+    return Host(module, examples, split.train, engine, settings.seed)

@@ -1,0 +1,102 @@
+"""How a client trains: optimiser, epochs and batches, and the hook for local equations."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+from flray.errors import ExperimentError
+from flray.models.bank import Params
+
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local training, the same for every client."""
+
+    optimizer: Literal["sgd", "adam", "module"] = "sgd"  # module: its own configure_optimizers
+    lr: float = 0.01  # eta
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 1  # E
+    batch_size: int = 10  # B
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum is SGD's; got {self.momentum} with {self.optimizer}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+    def make_optimizer(
+        self, module: LightningModule, params: Params, capturable: bool = False
+    ) -> torch.optim.Optimizer:
+        """A fresh optimiser over `params`, which stand for the module's parameters of these names.
+
+        Elementwise optimisers step a stack of models exactly as they step each one, so the stack
+        is simply what they are given.
+        """
+        if self.optimizer == "module":
+            return _adopt(module, params)
+        leaves: Iterable[Tensor] = params.values()
+        if self.optimizer == "adam":
+            return torch.optim.Adam(
+                leaves, lr=self.lr, weight_decay=self.weight_decay, capturable=capturable
+            )
+        return torch.optim.SGD(
+            leaves, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
+    """The module's own optimiser, class, groups and settings, over other tensors."""
+    own = module.configure_optimizers()
+    if not isinstance(own, torch.optim.Optimizer):
+        raise ExperimentError(
+            f"train.optimizer=module needs {type(module).__name__}.configure_optimizers to return "
+            f"one optimizer, got {type(own).__name__}; use train.optimizer=sgd or adam"
+        )
+    name_of = {id(p): name for name, p in module.named_parameters()}
+    groups = [
+        {**group, "params": [params[name_of[id(p)]] for p in group["params"]]}
+        for group in own.param_groups
+    ]
+    rebuild: Callable[..., torch.optim.Optimizer] = type(own)
+    return rebuild(groups)
+
+
+class Gradient(Protocol):
+    """The one hook for local equations: what the optimiser steps along.
+
+    `grad(w, batch)` is the gradient of the client's loss at w; w0 is the model the round started
+    from; memo is the client's own state, where the method keeps one. Pure, for one client.
+    """
+
+    def __call__(
+        self,
+        grad: Callable[[Params, "LocalBatch"], Params],
+        w: Params,
+        batch: "LocalBatch",
+        w0: Params,
+        memo: Params,
+    ) -> Params: ...
+
+
+@dataclass(frozen=True)
+class LocalBatch:
+    """One client's batch; mask is False where the batch was padded (None: nothing was)."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    keys: dict[str, Tensor]  # of the module's dropout layers

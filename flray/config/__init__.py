@@ -1,0 +1,1 @@
+"""Experiments in YAML: reading, checking and building them."""

@@ -1,0 +1,139 @@
+"""An experiment: everything that decides a result, read from YAML and checked."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from flray.algorithms import ALGORITHMS
+from flray.client.training import Training
+from flray.config.binding import Component, Plain, Registry, bind_component, bind_dataclass
+from flray.data import DATASETS, SPLITS
+from flray.errors import ExperimentError
+from flray.execution.federation import OnClientFailure
+from flray.execution.settings import Execution
+from flray.models import MODELS
+from flray.models.mixing import Aggregation
+from flray.server.evaluation import Evaluation
+
+COMPONENTS: dict[str, Registry] = {
+    "dataset": DATASETS,
+    "split": SPLITS,
+    "model": MODELS,
+    "algorithm": ALGORITHMS,
+}
+FROM_THE_DATASET = ("image_shape", "num_classes")  # what a model may ask for and no YAML says
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of an experiment beside its four components."""
+
+    train: Training = field(default_factory=Training)
+    aggregate: Aggregation = field(default_factory=Aggregation)
+    participation: float = 1.0  # rho: the share of clients in a cohort
+    rounds: int = 100  # T
+    seed: int = 0
+    evaluate: Evaluation = field(default_factory=Evaluation)
+    execution: Execution = field(default_factory=Execution)
+    on_client_failure: OnClientFailure = "raise"  # raise | drop, for NaN and crash alike
+    tracking: Literal["none"] = "none"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ValueError(
+                f"participation must be in (0, 1], got {self.participation}: "
+                "it is the share of clients that train in a round"
+            )
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be >= 0, got {self.seed}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    dataset: Component
+    split: Component
+    model: Component
+    algorithm: Component
+    settings: Settings
+    plain: Plain = field(repr=False)  # resolved, every default filled in
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file and set `key=value` on top of it."""
+    return parse_experiment(override(read_yaml(path), overrides))
+
+
+def read_yaml(path: Path) -> Plain:
+    if not path.is_file():
+        raise ExperimentError(f"no experiment file {path}; `flray run` without one runs the demo")
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ExperimentError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(plain, dict):
+        raise ExperimentError(f"{path} must hold keys and values, got {type(plain).__name__}")
+    return cast(Plain, plain)
+
+
+def parse_experiment(plain: Plain) -> Experiment:
+    """Check every key; unknown ones are errors."""
+    for kind, registry in COMPONENTS.items():
+        if kind not in plain:
+            raise ExperimentError(
+                f"missing key {kind!r}: an experiment names a dataset, a split, a model and an "
+                f"algorithm; known: {', '.join(sorted(registry))}"
+            )
+    parts = {
+        kind: bind_component(kind, registry, plain[kind], kind, _injected(kind))
+        for kind, registry in COMPONENTS.items()
+    }
+    rest = {key: value for key, value in plain.items() if key not in COMPONENTS}
+    settings, plain_rest = bind_dataclass(Settings, rest, "")
+    for kind in ("dataset", "split", "algorithm"):
+        parts[kind].build()  # its own checks, now rather than after the data was loaded
+    resolved = {kind: part.plain for kind, part in parts.items()} | plain_rest
+    return Experiment(**parts, settings=settings, plain=resolved)
+
+
+def _injected(kind: str) -> tuple[str, ...]:
+    return FROM_THE_DATASET if kind == "model" else ()
+
+
+def override(plain: Plain, overrides: Sequence[str]) -> Plain:
+    """Set dotted keys; a component given as a bare name becomes a mapping when a field is set.
+
+    >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
+    {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
+    """
+    result = copy.deepcopy(plain)
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        if not separator or not key:
+            raise ExperimentError(f"expected key=value, got {item!r}, as in train.lr=0.1")
+        _set(result, key.split("."), _value(item, text))
+    return result
+
+
+def _value(item: str, text: str) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[call-overload, index]  # a mapping
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ExperimentError(f"{item!r}: the value is not valid YAML: {error}") from error
+
+
+def _set(node: Plain, path: list[str], value: object) -> None:
+    for key in path[:-1]:
+        child = node.get(key)
+        if not isinstance(child, dict):
+            child = {"name": child} if isinstance(child, str) else {}
+            node[key] = child
+        node = child
+    node[path[-1]] = value

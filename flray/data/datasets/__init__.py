@@ -1,0 +1,1 @@
+"""One file a dataset or a family of them; the registry is `flray.data.DATASETS`."""

@@ -1,0 +1,43 @@
+"""Handwritten digits that come with scikit-learn: real images without any download."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flray.data.checks import check_at_least
+from flray.data.dataset import Dataset
+from flray.data.options import PixelOptions, measured
+from flray.data.resize import bilinear
+
+_EVERY = 5  # there is no official test part: images 4, 9, 14, ... are ours
+_WHITE = 16  # the largest pixel value of the 8x8 images
+
+
+@dataclass(frozen=True)
+class Digits(PixelOptions):
+    """1,797 images of 8x8 pixels, resized."""
+
+    size: int = 28
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("size", self.size, 8)
+
+    def load(self) -> Dataset:
+        from sklearn.datasets import load_digits  # seconds to import, and seldom needed
+
+        digits = load_digits()
+        pixels = bilinear((digits.images / _WHITE * 255).astype(np.float32), self.size)
+        is_test = np.arange(len(pixels)) % _EVERY == _EVERY - 1
+        order = np.argsort(is_test, kind="stable")  # training rows first
+        images = np.rint(pixels[order]).astype(np.uint8)[:, None]
+        num_train = int((~is_test).sum())
+        return Dataset(
+            name="digits",
+            images=images,
+            labels=digits.target[order].astype(np.int64),
+            num_train=num_train,
+            num_classes=10,
+            normalization=self.normalization(measured(images[:num_train])),
+            augment=self.augment,
+        )

@@ -1,0 +1,82 @@
+"""Planted classes and groups of any size, for tests and for experiments with known truth."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.checks import check_at_least
+from flray.data.dataset import Dataset, Ids
+from flray.data.options import PixelOptions, measured
+from flray.data.resize import Pixels, bilinear
+from flray.randomness import generator
+
+_COARSE = 7  # smooth fields are 7x7 normal noise, upsampled
+_GREY, _CONTRAST = 127.5, 40.0  # a standard deviation of the prototype in grey levels
+_CHUNK = 4096  # images made at a time, which bounds memory
+
+
+@dataclass(frozen=True)
+class Synthetic(PixelOptions):
+    """Image = prototype of its (group, class) + a smooth field of its own + pixel noise."""
+
+    num_classes: int = 10
+    num_train: int = 2000
+    num_test: int = 500
+    size: int = 28
+    num_groups: int = 1  # each with its own prototypes; the group of an image is its source
+    variation: float = 2.0  # std of the image's own smooth field, relative to the prototype's
+    noise: float = 0.5  # std of the pixel noise, relative to the prototype's
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("num_classes", "num_train", "size", "num_groups"):
+            check_at_least(field, getattr(self, field), 1)
+        for field in ("num_test", "variation", "noise", "seed"):
+            check_at_least(field, getattr(self, field), 0)
+
+    def load(self) -> Dataset:
+        # Classes and groups take turns, so both are balanced in both parts.
+        rows = np.concatenate([np.arange(self.num_train), np.arange(self.num_test)])
+        labels = rows % self.num_classes
+        groups = rows // self.num_classes % self.num_groups
+        cells = groups * self.num_classes + labels
+        images = np.concatenate(
+            [
+                self._draw(cells[: self.num_train], "synthetic.train"),
+                self._draw(cells[self.num_train :], "synthetic.test"),
+            ]
+        )
+        return Dataset(
+            name="synthetic",
+            images=images,
+            labels=labels,
+            num_train=self.num_train,
+            num_classes=self.num_classes,
+            normalization=self.normalization(measured(images[: self.num_train])),
+            augment=self.augment,
+            source=groups if self.num_groups > 1 else None,
+        )
+
+    def _draw(self, cells: Ids, purpose: str) -> NDArray[np.uint8]:
+        """An image (1, size, size) for each cell, a cell being a (group, class)."""
+        coarse = _normal(generator(self.seed, "synthetic.prototypes"), self._num_cells, _COARSE)
+        images = np.empty((len(cells), 1, self.size, self.size), np.uint8)
+        for start in range(0, len(cells), _CHUNK):
+            chunk = cells[start : start + _CHUNK]
+            rng = generator(self.seed, purpose, start)
+            own = _normal(rng, len(chunk), _COARSE) * np.float32(self.variation)
+            smooth = bilinear(coarse[chunk] + own, self.size)
+            pixels = smooth + _normal(rng, len(chunk), self.size) * np.float32(self.noise)
+            grey = np.clip(np.rint(_GREY + _CONTRAST * pixels), 0, 255)
+            images[start : start + _CHUNK, 0] = grey.astype(np.uint8)
+        return images
+
+    @property
+    def _num_cells(self) -> int:
+        return self.num_groups * self.num_classes
+
+
+def _normal(rng: np.random.Generator, num: int, size: int) -> Pixels:
+    return rng.standard_normal((num, size, size), dtype=np.float32)

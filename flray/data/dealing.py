@@ -1,0 +1,80 @@
+"""Dealing images: the pieces that several splits and test rules share."""
+
+import numpy as np
+
+from flray.data.dataset import Dataset, Ids
+from flray.data.options import SplitOptions
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+def largest_remainder(total: int, weights: Ids) -> Ids:
+    """Whole shares of `total` in proportion to `weights`; equal remainders go to the first.
+
+    >>> largest_remainder(7, np.array([2, 1, 1])).tolist()  # 3.5, 1.75, 1.75
+    [3, 2, 2]
+    """
+    scaled, whole = total * weights, weights.sum()
+    shares: Ids = scaled // whole
+    by_remainder = np.argsort(-(scaled % whole), kind="stable")
+    shares[by_remainder[: total - shares.sum()]] += 1
+    return shares
+
+
+def server_images(dataset: Dataset, num_images: int, seed: int) -> Ids:
+    """Training images for the server, as many of each class; the first classes take the rest."""
+    wanted = largest_remainder(num_images, np.ones(dataset.num_classes, np.int64))
+    drawn = []
+    for label, num in enumerate(wanted):
+        there = np.flatnonzero(dataset.labels[: dataset.num_train] == label)
+        if num > len(there):
+            raise ExperimentError(
+                f"server {num_images} needs {num} training images of class {label}, "
+                f"{dataset.name} has {len(there)}; lower server"
+            )
+        drawn.append(generator(seed, "split.server", label).permutation(there)[:num])
+    return np.sort(np.concatenate(drawn))
+
+
+def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:
+    """The training images that clients may hold: all but the server's."""
+    pool = np.setdiff1d(dataset.train_ids, server_images(dataset, options.server, seed))
+    if len(pool) < options.clients:
+        raise ExperimentError(
+            f"clients must not outnumber the images: got {options.clients} clients for {len(pool)} "
+            f"training images of {dataset.name} (server keeps {options.server}); lower clients"
+        )
+    return pool
+
+
+def deal_evenly(images: Ids, num_clients: int, rng: np.random.Generator) -> list[Ids]:
+    """Shuffle and deal; sizes differ by at most one.
+
+    >>> [len(part) for part in deal_evenly(np.arange(8), 3, np.random.default_rng(0))]
+    [3, 3, 2]
+    """
+    return np.array_split(rng.permutation(images), num_clients)
+
+
+def deal_label(images: Ids, num_clients: int, label: int, rng: np.random.Generator) -> list[Ids]:
+    """As `deal_evenly`, for clients that must each get some of the label."""
+    if len(images) < num_clients:
+        raise ExperimentError(
+            f"label {label} has {len(images)} training images for the {num_clients} clients that "
+            f"should hold it; lower clients"
+        )
+    return deal_evenly(images, num_clients, rng)
+
+
+def consecutive_groups(num_clients: int, num_groups: int) -> Ids:
+    """The group of each client: the first clients are group 0, sizes differ by at most one.
+
+    >>> consecutive_groups(5, 2).tolist()
+    [0, 0, 0, 1, 1]
+    """
+    if not 1 <= num_groups <= num_clients:
+        raise ExperimentError(
+            f"groups must be between 1 and clients ({num_clients}), got {num_groups}"
+        )
+    sizes = largest_remainder(num_clients, np.ones(num_groups, np.int64))
+    return np.repeat(np.arange(num_groups), sizes)

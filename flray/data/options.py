@@ -1,0 +1,85 @@
+"""The fields that all datasets share, and those that all splits share."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.checks import check_at_least, check_choice, check_share
+from flray.data.dataset import Normalization
+from flray.errors import ExperimentError
+
+Normalize = Literal["unit", "half", "standard"]
+Augment = Literal["none", "crop_flip"]
+TestRule = Literal["own_split", "proportional", "all_of_labels"]
+
+
+@dataclass(frozen=True)
+class PixelOptions:
+    """How pixels reach the model: `unit` [0, 1], `half` [-1, 1], `standard` mean 0 and std 1."""
+
+    normalize: Normalize = "unit"
+    augment: Augment = "none"
+
+    def __post_init__(self) -> None:
+        check_choice("normalize", self.normalize, get_args(Normalize))
+        check_choice("augment", self.augment, get_args(Augment))
+
+    def normalization(self, standard: Normalization) -> Normalization:
+        """The normalization asked for; `standard` is the dataset's own mean and std."""
+        channels = len(standard.mean)
+        if self.normalize == "unit":
+            return Normalization((0.0,) * channels, (1.0,) * channels)
+        if self.normalize == "half":
+            return Normalization((0.5,) * channels, (0.5,) * channels)
+        return standard
+
+
+def measured(images: NDArray[np.uint8]) -> Normalization:
+    """The mean and std of one-channel images that have no published ones."""
+    return Normalization(
+        (round(float(images.mean()) / 255, 4),), (round(float(images.std()) / 255, 4),)
+    )
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How many clients there are, and how what each was dealt is cut into parts."""
+
+    clients: int
+    validation: float = 0.1  # share of a client's own data
+    test: TestRule = "proportional"
+    test_fraction: float = 0.2  # own_split: share of a client's own data
+    test_size: int | None = None  # proportional: images per client, which clients may then share
+    server: int = 0  # public training images, balanced over classes, held by no client
+    holdout: int = 0  # clients drawn at random that hold data but never train
+
+    def __post_init__(self) -> None:
+        check_at_least("clients", self.clients, 1)
+        check_share("validation", self.validation)
+        check_share("test_fraction", self.test_fraction)
+        check_choice("test", self.test, get_args(TestRule))
+        check_at_least("server", self.server, 0)
+        check_at_least("holdout", self.holdout, 0)
+        if self.holdout >= self.clients:
+            raise ExperimentError(
+                f"holdout must be smaller than clients, or nobody trains; "
+                f"got holdout {self.holdout} of {self.clients} clients"
+            )
+        self._check_test()
+
+    def _check_test(self) -> None:
+        if self.test == "own_split" and self.validation + self.test_fraction >= 1:
+            raise ExperimentError(
+                f"validation + test_fraction must be below 1, or nothing is left to train on; "
+                f"got {self.validation} + {self.test_fraction}"
+            )
+        if self.test_size is None:
+            return
+        check_at_least("test_size", self.test_size, 1)
+        if self.test != "proportional":
+            raise ExperimentError(
+                f"test_size only means something with test: proportional, got test: {self.test}; "
+                f"leave test_size out"
+            )

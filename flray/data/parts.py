@@ -1,0 +1,140 @@
+"""Cutting what each client was dealt into training, validation and test examples."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import server_images
+from flray.data.options import SplitOptions
+from flray.data.split import Split
+from flray.data.testing import tested_images
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What a split decides: the images each client holds, before they are cut into parts."""
+
+    owned: list[Ids]  # per client, rows of dataset.images
+    groups: Ids | None = None  # (M,) planted ground truth
+    label_maps: Ids | None = None  # (M, classes) the dataset's label -> the label the client sees
+    kinds: Ids | None = None  # (N,) clients are tested on kinds they train on; None: the labels
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rows of dataset.images, per client."""
+
+    train: list[Ids]
+    validation: list[Ids]
+    test: list[Ids]
+
+
+def cut_parts(deal: Deal, dataset: Dataset, options: SplitOptions, seed: int) -> Split:
+    """The split of a deal: parts cut, test images found, (image, label) pairs numbered."""
+    _check_nobody_empty(deal.owned, "was dealt no data")
+    parts = _cut_owned(deal.owned, len(dataset.labels), options, seed)
+    _check_nobody_empty(parts.train, "has no training data left after the cut")
+    if options.test != "own_split":
+        kinds = dataset.labels if deal.kinds is None else deal.kinds
+        trained, images = _count_kinds(parts.train, kinds, dataset.num_train)
+        tested = tested_images(options, trained, images, seed)
+        parts = Parts(parts.train, parts.validation, tested)
+    holdout = generator(seed, "split.holdout").permutation(options.clients)[: options.holdout]
+    server = server_images(dataset, options.server, seed)
+    return _number_examples(deal, dataset, parts, server, np.sort(holdout))
+
+
+def num_cut(num_images: int, share: float, num_left: int) -> int:
+    """How many of `num_images` are cut off, when `num_left` of them are still free to take.
+
+    Rounded down, but at least one where a share is asked for, and never the last free one.
+
+    >>> [num_cut(n, 0.1, n) for n in (1, 2, 19, 20)]
+    [0, 1, 1, 2]
+    >>> num_cut(100, 0.29, 100)
+    29
+    """
+    if share == 0:
+        return 0
+    wanted = math.floor(round(num_images * share, 9))  # 100 * 0.29 is 28.999999999999996
+    return min(max(wanted, 1), max(num_left - 1, 0))
+
+
+def _cut_owned(owned: list[Ids], num_images: int, options: SplitOptions, seed: int) -> Parts:
+    # Each image is in one part for all its owners, so that where clients share images
+    # (label_groups with overlap) nobody trains on what another one validates on.
+    tested = np.zeros(num_images, bool)
+    if options.test == "own_split":
+        order = generator(seed, "split.own_test").permutation(num_images)
+        for ids in owned:
+            num = num_cut(len(ids), options.test_fraction, len(ids))
+            tested[_first(ids, num, order)] = True
+    validated = np.zeros(num_images, bool)
+    order = generator(seed, "split.validation").permutation(num_images)
+    for ids in owned:
+        free = ids[~tested[ids]]
+        num = num_cut(len(ids), options.validation, len(free))
+        validated[_first(free, num, order)] = True
+    return Parts(
+        train=[ids[~tested[ids] & ~validated[ids]] for ids in owned],
+        validation=[ids[validated[ids]] for ids in owned],
+        test=[ids[tested[ids]] for ids in owned],
+    )
+
+
+def _first(images: Ids, num: int, order: Ids) -> Ids:
+    """The `num` images that come first in a random order of all images."""
+    return images[np.argsort(order[images])[:num]]
+
+
+def _count_kinds(train: list[Ids], kinds: Ids, num_train: int) -> tuple[Ids, list[Ids]]:
+    """How often each client trains on each kind, and the test images of each kind."""
+    names, kind = np.unique(kinds, return_inverse=True)
+    trained = np.stack([np.bincount(kind[ids], minlength=len(names)) for ids in train])  # (M, K)
+    images = [num_train + np.flatnonzero(kind[num_train:] == k) for k in range(len(names))]
+    return trained, images
+
+
+def _number_examples(
+    deal: Deal, dataset: Dataset, parts: Parts, server: Ids, holdout: Ids
+) -> Split:
+    """Number the distinct (image, label) pairs in order and write every part in these numbers."""
+    classes = dataset.num_classes
+
+    def pairs(part: list[Ids]) -> list[Ids]:
+        seen = [dataset.labels[ids] for ids in part]
+        if deal.label_maps is not None:
+            seen = [by_label[s] for by_label, s in zip(deal.label_maps, seen, strict=True)]
+        return [np.sort(ids * classes + s) for ids, s in zip(part, seen, strict=True)]
+
+    train, validation, test = pairs(parts.train), pairs(parts.validation), pairs(parts.test)
+    public = server * classes + dataset.labels[server]
+    table: NDArray[np.int64] = np.unique(np.concatenate([*train, *validation, *test, public]))
+
+    def numbered(part: list[Ids]) -> tuple[Ids, ...]:
+        return tuple(np.searchsorted(table, pair) for pair in part)
+
+    return Split(
+        image_ids=table // classes,
+        labels=table % classes,
+        train=numbered(train),
+        validation=numbered(validation),
+        test=numbered(test),
+        groups=deal.groups,
+        server=np.searchsorted(table, public),
+        holdout=holdout,
+    )
+
+
+def _check_nobody_empty(images: list[Ids], complaint: str) -> None:
+    empty = [client for client, ids in enumerate(images) if len(ids) == 0]
+    if empty:
+        raise ExperimentError(
+            f"client {empty[0]} {complaint} ({len(empty)} of {len(images)} clients); "
+            f"lower clients, or deal more samples to each"
+        )

@@ -1,0 +1,90 @@
+"""Examples on a device: pixels gathered by index, normalised, cropped and flipped."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flray.data.dataset import Dataset
+from flray.data.split import Split
+from flray.randomness import counter_hash
+
+PAD = 4  # pixels added on each side before a random crop (FLIS, SPEC 2)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """All examples of a split on one device; batches are gathered by example id."""
+
+    images: Tensor  # (N, channels, height, width) uint8
+    image_ids: Tensor  # (R,)
+    labels: Tensor  # (R,)
+    mean: Tensor  # (channels, 1, 1)
+    std: Tensor
+    augment: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images (..., channels, height, width) and labels (...) of the examples."""
+        return self._normalise(self._gather(ids)), self.labels[ids]
+
+    def training_batch(self, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """As `batch`, augmented; ids are (clients, B), keys (clients,) one per client and step."""
+        pixels = self._gather(ids)
+        if self.augment == "crop_flip":
+            pixels = crop_flip(pixels, keys)
+        return self._normalise(pixels), self.labels[ids]
+
+    def _gather(self, ids: Tensor) -> Tensor:
+        flat = self.images.index_select(0, self.image_ids[ids].flatten())
+        return flat.view(*ids.shape, *self.images.shape[1:])
+
+    def _normalise(self, pixels: Tensor) -> Tensor:
+        return (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
+
+
+def place_examples(
+    dataset: Dataset, split: Split, device: torch.device, dtype: torch.dtype
+) -> Examples:
+    per_channel = (-1, 1, 1)
+    return Examples(
+        images=torch.from_numpy(dataset.images).to(device),
+        image_ids=torch.from_numpy(split.image_ids).to(device),
+        labels=torch.from_numpy(split.labels).to(device),
+        mean=torch.tensor(dataset.normalization.mean, dtype=dtype, device=device).view(per_channel),
+        std=torch.tensor(dataset.normalization.std, dtype=dtype, device=device).view(per_channel),
+        augment=dataset.augment,
+    )
+
+
+def crop_flip(pixels: Tensor, keys: Tensor) -> Tensor:
+    """Reflect-pad by PAD, crop back to size at a random place, flip half of them left to right.
+
+    pixels (clients, B, channels, height, width); what happens to an image depends on its client's
+    key and its place in the batch, so padding a batch changes nothing for the others.
+    """
+    num_clients, batch, channels, height, width = pixels.shape
+    place = torch.arange(batch, device=pixels.device)
+    draws = counter_hash(
+        keys[:, None, None], place[:, None] * 3 + torch.arange(3, device=keys.device)
+    )
+    down, right = draws[..., :2].remainder(2 * PAD + 1).unbind(-1)  # (clients, B) each
+    flip = draws[..., 2].remainder(2)
+    rows = _reflected(down, height)  # (clients, B, height)
+    columns = _reflected(right, width)
+    columns = torch.where(flip[..., None] == 1, columns.flip(-1), columns)
+    flat = pixels.reshape(num_clients * batch, channels, height, width)
+    item = torch.arange(len(flat), device=pixels.device)[:, None, None]
+    rows, columns = rows.view(-1, height, 1), columns.view(-1, 1, width)
+    # Advanced indices around the channel slice put channels last.
+    cropped = flat[item, :, rows, columns].movedim(-1, 1)
+    return cropped.reshape(pixels.shape)
+
+
+def _reflected(offset: Tensor, size: int) -> Tensor:
+    """Source index of each pixel after a shift by offset - PAD, reflected at the edges."""
+    index = torch.arange(size, device=offset.device) + offset[..., None] - PAD
+    return size - 1 - (size - 1 - index.abs()).abs()

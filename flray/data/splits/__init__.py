@@ -1,0 +1,1 @@
+"""One file a split; the registry is `flray.data.SPLITS`."""

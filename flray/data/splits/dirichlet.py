@@ -1,0 +1,72 @@
+"""Label shares drawn from a Dirichlet distribution (Li et al., "Federated Learning on Non-IID Data
+Silos", ICDE 2022, arXiv 2102.02079), by the rule of its code, NIID-Bench."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flray.data.checks import check_at_least, check_positive
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import images_to_deal
+from flray.data.options import SplitOptions, TestRule
+from flray.data.parts import Deal, cut_parts
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+@dataclass(frozen=True)
+class Dirichlet(SplitOptions):
+    """For each label shares p ~ Dir(alpha) over clients; drawn again until nobody is too small."""
+
+    test: TestRule = "all_of_labels"
+    alpha: float = 0.1
+    min_samples: int = 10
+    max_tries: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("alpha", self.alpha)
+        check_at_least("min_samples", self.min_samples, 1)
+        check_at_least("max_tries", self.max_tries, 1)
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        pool = images_to_deal(dataset, self, seed)
+        if self.min_samples * self.clients > len(pool):
+            raise ExperimentError(
+                f"min_samples {self.min_samples} for {self.clients} clients needs "
+                f"{self.min_samples * self.clients} images, there are {len(pool)}; "
+                f"lower min_samples or clients"
+            )
+        by_label = [pool[dataset.labels[pool] == label] for label in range(dataset.num_classes)]
+        for attempt in range(self.max_tries):
+            rng = generator(seed, "split.deal", attempt)
+            owned = deal_by_dirichlet(by_label, self.clients, self.alpha, rng)
+            if min(len(ids) for ids in owned) >= self.min_samples:
+                return cut_parts(Deal(owned), dataset, self, seed)
+        raise ExperimentError(
+            f"no Dirichlet draw of {self.max_tries} (max_tries) gave every client min_samples "
+            f"{self.min_samples} images (alpha {self.alpha}, {self.clients} clients, "
+            f"{len(pool)} images); raise alpha or max_tries, or lower min_samples or clients"
+        )
+
+
+def deal_by_dirichlet(
+    by_label: list[Ids], num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[Ids]:
+    """One draw: clients that already hold their fair share N/M get nothing of the next label."""
+    fair = sum(len(images) for images in by_label) / num_clients
+    hands: list[list[Ids]] = [[] for _ in range(num_clients)]
+    sizes = np.zeros(num_clients, np.int64)
+    for images in by_label:
+        if len(images) == 0:
+            continue
+        # Shares over all clients, those of full ones set to 0, renormalised: that is a Dirichlet
+        # over the others, drawn here as such because the sum to divide by may be 0.
+        takers = np.flatnonzero(sizes < fair)
+        p = rng.dirichlet(np.full(len(takers), alpha))
+        cuts = (np.cumsum(p)[:-1] * len(images)).astype(np.int64)
+        for client, part in zip(takers, np.split(rng.permutation(images), cuts), strict=True):
+            hands[client].append(part)
+            sizes[client] += len(part)
+    return [np.concatenate([*hand, np.empty(0, np.int64)]) for hand in hands]

@@ -1,0 +1,59 @@
+"""Everybody alike: shuffle and deal evenly (McMahan et al. 2017, "IID")."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flray.data.checks import check_at_least
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import deal_evenly, images_to_deal
+from flray.data.options import SplitOptions
+from flray.data.parts import Deal, cut_parts
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+@dataclass(frozen=True)
+class Iid(SplitOptions):
+    """Where the dataset has G sources, client i holds data of source i mod G only."""
+
+    samples_per_client: int | None = None  # None: all there is
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_client is not None:
+            check_at_least("samples_per_client", self.samples_per_client, 1)
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        pool = images_to_deal(dataset, self, seed)
+        if dataset.source is None:
+            deal = Deal(self._deal(pool, self.clients, generator(seed, "split.deal")))
+        else:
+            deal = self._deal_by_source(pool, dataset, dataset.source, seed)
+        return cut_parts(deal, dataset, self, seed)
+
+    def _deal_by_source(self, pool: Ids, dataset: Dataset, source: Ids, seed: int) -> Deal:
+        sources = np.unique(source[pool])
+        groups = np.arange(self.clients) % len(sources)
+        owned = [pool[:0]] * self.clients
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            images = pool[source[pool] == sources[group]]
+            hands = self._deal(images, len(members), generator(seed, "split.deal", int(group)))
+            for client, hand in zip(members, hands, strict=True):
+                owned[client] = hand
+        kinds = source * dataset.num_classes + dataset.labels
+        return Deal(owned, groups=groups, kinds=kinds)
+
+    def _deal(self, images: Ids, num_clients: int, rng: np.random.Generator) -> list[Ids]:
+        hands = deal_evenly(images, num_clients, rng)
+        if self.samples_per_client is None:
+            return hands
+        if len(hands[-1]) < self.samples_per_client:  # the last hand is the smallest
+            raise ExperimentError(
+                f"samples_per_client {self.samples_per_client} needs "
+                f"{self.samples_per_client * num_clients} images for {num_clients} clients, "
+                f"there are {len(images)}; lower samples_per_client or clients"
+            )
+        return [hand[: self.samples_per_client] for hand in hands]

@@ -1,0 +1,95 @@
+"""Groups of clients with their own label sets (Jamali-Rad et al., "Federated Learning with
+Taskonomy for Non-IID Data", scenarios 1 and 2)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from flray.data.checks import check_at_least, check_choice
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import consecutive_groups, deal_label, images_to_deal
+from flray.data.options import SplitOptions, TestRule
+from flray.data.parts import Deal, cut_parts
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+Scenario = Literal["disjoint", "ring"]
+_SMALLEST_RING = 3  # with two groups both neighbours are the same group
+
+
+@dataclass(frozen=True)
+class LabelGroups(SplitOptions):
+    """`disjoint` (scenario 1): equal sets of labels; `ring` (2): neighbours share one label.
+
+    Deviates: a label that runs out is split evenly (the authors' code repeats the last training
+    image), and neighbouring groups hold different images of the label they share; `overlap` gives
+    client j of both groups the same ones, as the authors do.
+    """
+
+    test: TestRule = "all_of_labels"
+    scenario: Scenario = "disjoint"
+    groups: int = 5
+    samples_per_client: int | None = None  # at most, as many of each label; None: all there is
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("scenario", self.scenario, get_args(Scenario))
+        least = _SMALLEST_RING if self.scenario == "ring" else 1
+        check_at_least("groups", self.groups, least)
+        if self.overlap and self.scenario != "ring":
+            raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        groups = consecutive_groups(self.clients, self.groups)
+        order = generator(seed, "split.labels").permutation(dataset.num_classes)
+        sets = label_sets(order, self.groups, int(self.scenario == "ring"))
+        most = self._most_per_label(sets.shape[1])
+        pool = images_to_deal(dataset, self, seed)
+        hands: list[list[Ids]] = [[] for _ in groups]
+        for label in range(dataset.num_classes):
+            images = pool[dataset.labels[pool] == label]
+            holders = np.flatnonzero((sets == label).any(axis=1)[groups])
+            slots = self._slots(holders, groups)
+            rng = generator(seed, "split.deal", label)
+            slices = deal_label(images, int(slots.max()) + 1, label, rng)
+            for client, slot in zip(holders, slots, strict=True):
+                hands[client].append(slices[slot][:most])
+        owned = [np.concatenate(hand) for hand in hands]
+        return cut_parts(Deal(owned, groups=groups), dataset, self, seed)
+
+    def _slots(self, holders: Ids, groups: Ids) -> Ids:
+        """Which slice of a label each of its clients gets."""
+        if not self.overlap:
+            return np.arange(len(holders))
+        first_of_group = np.searchsorted(groups, groups[holders])
+        return holders - first_of_group
+
+    def _most_per_label(self, num_labels: int) -> int | None:
+        if self.samples_per_client is None:
+            return None
+        check_at_least("samples_per_client", self.samples_per_client, num_labels)
+        return self.samples_per_client // num_labels
+
+
+def label_sets(order: Ids, num_groups: int, num_shared: int) -> Ids:
+    """(groups, labels): equal cuts of `order`, each with the first labels of the next cut added.
+
+    >>> label_sets(np.arange(6), 3, 0).tolist()
+    [[0, 1], [2, 3], [4, 5]]
+    >>> label_sets(np.arange(6), 3, 1).tolist()
+    [[0, 1, 2], [2, 3, 4], [4, 5, 0]]
+    """
+    num_classes = len(order)
+    if num_classes % num_groups:
+        divisors = [g for g in range(1, num_classes + 1) if num_classes % g == 0]
+        raise ExperimentError(
+            f"groups must divide the {num_classes} classes, got {num_groups}; "
+            f"possible: {', '.join(map(str, divisors))}"
+        )
+    width = num_classes // num_groups
+    start = width * np.arange(num_groups)[:, None]
+    sets: Ids = order[(start + np.arange(width + num_shared)) % num_classes]
+    return sets

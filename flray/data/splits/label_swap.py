@@ -1,0 +1,56 @@
+"""Groups that disagree about two labels (Briggs et al. 2020, "label-swapped non-IID")."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flray.data.checks import check_at_least
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import consecutive_groups, deal_evenly, images_to_deal
+from flray.data.options import SplitOptions
+from flray.data.parts import Deal, cut_parts
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+@dataclass(frozen=True)
+class LabelSwap(SplitOptions):
+    """An iid deal; group g sees labels 2g and 2g+1 swapped, in training and test alike.
+
+    The paper does not name its pairs; its 80 % ceiling for one global model implies disjoint ones.
+    """
+
+    groups: int = 4
+    seeded_pairs: bool = False  # draw the disjoint pairs from the seed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("groups", self.groups, 1)
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        groups = consecutive_groups(self.clients, self.groups)
+        if 2 * self.groups > dataset.num_classes:
+            raise ExperimentError(
+                f"groups must be at most {dataset.num_classes // 2}, a pair of the "
+                f"{dataset.num_classes} classes of {dataset.name} each; got {self.groups}"
+            )
+        labels = np.arange(dataset.num_classes)
+        if self.seeded_pairs:
+            labels = generator(seed, "split.pairs").permutation(labels)
+        maps = swap_maps(labels[: 2 * self.groups].reshape(-1, 2), dataset.num_classes)
+        pool = images_to_deal(dataset, self, seed)
+        owned = deal_evenly(pool, self.clients, generator(seed, "split.deal"))
+        deal = Deal(owned, groups=groups, label_maps=maps[groups])
+        return cut_parts(deal, dataset, self, seed)
+
+
+def swap_maps(pairs: Ids, num_classes: int) -> Ids:
+    """(pairs, classes): row g maps every label to itself but swaps pair g.
+
+    >>> swap_maps(np.array([[0, 1], [2, 3]]), 4).tolist()
+    [[1, 0, 2, 3], [0, 1, 3, 2]]
+    """
+    maps = np.tile(np.arange(num_classes), (len(pairs), 1))
+    np.put_along_axis(maps, pairs, pairs[:, ::-1], axis=1)
+    return maps

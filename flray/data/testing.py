@@ -1,0 +1,85 @@
+"""Which images of the dataset's test part each client is tested on.
+
+A client is tested on images of the kinds it trains on. The kind of an image is its label unless the
+split says more (`iid` adds the source). `trained[client, kind]` counts a client's training images;
+`images[kind]` are the test images of that kind.
+"""
+
+import numpy as np
+
+from flray.data.dataset import Ids
+from flray.data.dealing import largest_remainder
+from flray.data.options import SplitOptions
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+def tested_images(options: SplitOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
+    """The test images of each client, by the rule `options.test` names."""
+    there = np.array([len(ids) for ids in images])
+    for client, row in enumerate(trained):
+        if not there[row > 0].any():
+            raise ExperimentError(
+                f"client {client} would have no test data: the dataset has no test images of the "
+                f"labels it trains on; use test: own_split"
+            )
+    if options.test == "all_of_labels":
+        return [np.concatenate([images[kind] for kind in np.flatnonzero(row)]) for row in trained]
+    if options.test_size is None:
+        return proportional_slices(trained, images, seed)
+    return [
+        proportional_sample(options.test_size, row, images, generator(seed, "split.test", client))
+        for client, row in enumerate(trained)
+    ]
+
+
+def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
+    """Divide the images of each kind among the clients that train on it, by training counts.
+
+    Disjoint, and every image of a kind somebody trains on is given out. A client that rounding
+    leaves with nothing shares one image of the kind it trains on most.
+    """
+    slices: list[list[Ids]] = [[] for _ in trained]
+    for kind, ids in enumerate(images):
+        if not trained[:, kind].any():
+            continue
+        rng = generator(seed, "split.test", kind)
+        order = rng.permutation(len(trained))  # or the first clients would win every rounding
+        sizes = largest_remainder(len(ids), trained[order, kind])
+        pieces = np.split(rng.permutation(ids), np.cumsum(sizes)[:-1])
+        for client, piece in zip(order, pieces, strict=True):
+            slices[client].append(piece)
+    tested = [np.concatenate(pieces) for pieces in slices]
+    for client, ids in enumerate(tested):
+        if len(ids) == 0:
+            tested[client] = _one_image(
+                trained[client], images, generator(seed, "split.test.one", client)
+            )
+    return tested
+
+
+def proportional_sample(
+    size: int, trained: Ids, images: list[Ids], rng: np.random.Generator
+) -> Ids:
+    """`size` different images in the proportions of one client's training counts.
+
+    >>> images = [np.array([10, 11]), np.array([20, 21, 22])]
+    >>> sample = proportional_sample(4, np.array([30, 90]), images, np.random.default_rng(0))
+    >>> sorted(int(i) // 10 for i in sample)
+    [1, 2, 2, 2]
+    """
+    sizes = largest_remainder(size, trained)
+    for kind, num in enumerate(sizes):
+        if num > len(images[kind]):
+            raise ExperimentError(
+                f"test_size {size} needs {num} test images of one label, "
+                f"there are {len(images[kind])}; lower test_size"
+            )
+    drawn = [rng.permutation(ids)[:num] for ids, num in zip(images, sizes, strict=True)]
+    return np.concatenate(drawn)
+
+
+def _one_image(trained: Ids, images: list[Ids], rng: np.random.Generator) -> Ids:
+    there = np.array([len(ids) > 0 for ids in images])
+    most = int(np.argmax(np.where(there, trained, 0)))
+    return rng.permutation(images[most])[:1]

@@ -1,0 +1,12 @@
+"""What goes wrong because of the experiment rather than because of the code."""
+
+
+class ExperimentError(ValueError):
+    """The experiment as described cannot be run: names what came, what was expected, what to do.
+
+    The command line prints the message without a traceback and exits with 2.
+    """
+
+
+class ClientFailure(RuntimeError):
+    """A client's training failed and `on_client_failure` is `raise`."""

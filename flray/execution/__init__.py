@@ -1,0 +1,1 @@
+"""Where clients run, and the federation that algorithms talk to."""

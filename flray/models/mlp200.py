@@ -1,0 +1,30 @@
+"""MLP-200 of FLT (Jamali-Rad et al.): one hidden layer of 200 units."""
+
+from torch import Tensor, nn
+
+from flray.models.classifier import Classifier
+from flray.models.dropout import KeyedDropout
+
+
+class Mlp200(Classifier):
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        hidden: int = 200,
+        dropout: float = 0.0,  # FLT's code has 0.5 here, its paper has none
+    ) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        # Dropout between linear layer and ReLU, as FLT's code has it.
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * height * width, hidden),
+            KeyedDropout(dropout),
+            nn.ReLU(),
+            nn.Linear(hidden, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits

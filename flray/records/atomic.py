@@ -1,0 +1,36 @@
+"""Files that are there in full or not at all."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside `path`, then put that in the place of `path`.
+
+    A reader sees the old file or the whole new one, after a kill and after a power cut alike.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        write(temporary)
+        temporary.chmod(mode)  # safetensors leaves a file that only its owner can read
+        _sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)  # the rename itself
+
+
+def replace_text(path: Path, text: str) -> None:
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

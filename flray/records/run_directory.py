@@ -1,0 +1,282 @@
+"""A run's directory: the one place a result is written to and read from.
+
+While a run goes on, the scores of its clients are small files below checkpoints/, one per
+evaluation; `finish` joins them. Append the rows of a round before its checkpoint is saved: after a
+kill `truncate` drops what the checkpoint does not know, but nothing brings back what is missing.
+"""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.records.atomic import replace_file, replace_text
+from flray.scores import ClientScores
+
+Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
+
+PARTS = ("test", "validation")  # of a client's examples, to score on
+
+_ROUND = re.compile(r"round_(\d+).*")
+
+
+class RunDirectory:
+    """Everything a run records. A round's rows are written once, in order of rounds."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self._parts = self.checkpoints / "clients"
+        self._config = self.path / "config.yaml"
+        self._environment = self.path / "environment.json"
+        self._rounds = self.path / "rounds.parquet"
+        self._clients = self.path / "clients.parquet"
+        self._summary = self.path / "summary.json"
+
+    def holds_run(self) -> bool:
+        return self._config.is_file()
+
+    def check_start(self, config: Config) -> None:
+        """Refuse a directory that already holds something."""
+        self.check_resume(config)
+        if self.holds_run():
+            raise ExperimentError(
+                f"{self.path} already holds this experiment: pass --resume to go on with it, "
+                "choose another --out or remove it"
+            )
+
+    def check_resume(self, config: Config) -> None:
+        """Refuse a directory that holds anything but this experiment or nothing."""
+        if self.holds_run():
+            difference = first_difference(self._held_config(), yaml.safe_load(_to_yaml(config)))
+            if difference is not None:
+                raise ExperimentError(
+                    f"{self.path} holds another experiment ({difference}): "
+                    "choose another --out or remove it"
+                )
+        elif self.path.exists():
+            self._check_empty()
+
+    def start(self, config: Config, environment: Mapping[str, Any], split_digest: str) -> None:
+        """Make the directory of a new run."""
+        self.check_start(config)
+        self.path.mkdir(parents=True, exist_ok=True)
+        recorded = {**environment, "split_sha256": split_digest}
+        replace_text(self._environment, _to_json(recorded))
+        replace_text(self._config, _to_yaml(config))  # last: it is what makes this a run
+
+    def resume(self, config: Config, environment: Mapping[str, Any], split_digest: str) -> None:
+        """Go on with the run this directory holds, or start it; `truncate` comes next."""
+        self.check_resume(config)
+        if not self.holds_run():
+            return self.start(config, environment, split_digest)
+        recorded = json.loads(self._environment.read_text(encoding="utf-8"))
+        if recorded["split_sha256"] != split_digest:
+            raise ExperimentError(
+                f"{self.path} holds another experiment (its split has the digest "
+                f"{recorded['split_sha256']}, the split made now {split_digest}; has the dataset "
+                "changed?): choose another --out or remove it"
+            )
+        # A run that was finished elsewhere must not pass for one of the first machine only.
+        resumed = [*recorded.get("resumed", []), environment]
+        replace_text(self._environment, _to_json({**recorded, "resumed": resumed}))
+
+    def append_round(self, row: Mapping[str, Any]) -> None:
+        """Add the row of round row["round"]; columns may come and go between rounds."""
+        table = pa.Table.from_pylist([dict(row)])
+        if self._rounds.is_file():
+            before = _read(self._rounds)
+            last = before["round"][-1].as_py()
+            if row["round"] <= last:
+                raise ValueError(f"rounds are appended in order, got {row['round']} after {last}")
+            table = _join([before, table])
+        replace_file(self._rounds, lambda path: pq.write_table(table, path))
+
+    def append_clients(
+        self,
+        t: int,
+        part: str,
+        scores: ClientScores,
+        model: Ids,
+        group: Ids | None = None,
+    ) -> None:
+        """Add a row for each scored client of one part (test, validation) in round t.
+
+        Args:
+            model: the bank row each client of the run uses, by client id 0..M-1.
+            group: planted groups, by client id too.
+        """
+        if part not in PARTS:
+            raise ValueError(f"unknown part {part!r}; known: {', '.join(PARTS)}")
+        path = self._parts / f"round_{t:06d}_{part}.parquet"
+        if path.exists():
+            raise ValueError(f"the {part} scores of round {t} are already recorded")
+        table = _client_rows(t, part, scores)
+        table = table.append_column("model", pa.array(model[scores.clients]))
+        if group is not None:
+            table = table.append_column("group", pa.array(group[scores.clients]))
+        self._parts.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda file: pq.write_table(table, file))
+
+    def truncate(self, after_round: int) -> None:
+        """Drop every record later than a round (-1: every record) of an unfinished run."""
+        if self._summary.is_file():
+            raise ValueError(f"{self.path} holds a finished run: its records are final")
+        self._clients.unlink(missing_ok=True)  # of a `finish` that was cut short
+        for path in [*self._part_files(), *(self.path / "clusterings").glob("round_*.npz")]:
+            if _round_of(path) > after_round:
+                path.unlink()
+        if not self._rounds.is_file():
+            return
+        table = _read(self._rounds).filter(pc.field("round") <= after_round)
+        if len(table):
+            replace_file(self._rounds, lambda path: pq.write_table(table, path))
+        else:
+            self._rounds.unlink()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write clients.parquet and, last, summary.json: numbers that are not finite are null."""
+        table = self._client_table()
+        replace_file(self._clients, lambda path: pq.write_table(table, path))
+        replace_text(self._summary, _to_json(summary))
+        if self._parts.is_dir():
+            shutil.rmtree(self._parts)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `finish` wrote, None while the run is unfinished."""
+        if not self._summary.is_file():
+            return None
+        loaded: dict[str, Any] = json.loads(self._summary.read_text(encoding="utf-8"))
+        return loaded
+
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round so far."""
+        if not self._rounds.is_file():
+            return pd.DataFrame({"round": np.empty(0, np.int64)})
+        frame: pd.DataFrame = _read(self._rounds).to_pandas()
+        return frame
+
+    def clients(self) -> pd.DataFrame:
+        """A row for each client and evaluation so far."""
+        frame: pd.DataFrame = self._client_table().to_pandas()
+        return frame
+
+    def _held_config(self) -> Config:
+        try:
+            held = yaml.safe_load(self._config.read_text(encoding="utf-8"))
+        except yaml.YAMLError:
+            return {}
+        return held if isinstance(held, dict) else {}
+
+    def _check_empty(self) -> None:
+        if not self.path.is_dir():
+            raise ExperimentError(f"{self.path} is a file: choose another --out or remove it")
+        # environment.json alone is a start that was cut short.
+        ours = {self._environment.name, f"{self._environment.name}.tmp", f"{self._config.name}.tmp"}
+        foreign = sorted({path.name for path in self.path.iterdir()} - ours)
+        if foreign:
+            raise ExperimentError(
+                f"{self.path} holds something that is not an experiment ({foreign[0]}): "
+                "choose another --out or remove it"
+            )
+
+    def _part_files(self) -> list[Path]:
+        return sorted(self._parts.glob("round_*.parquet"), key=lambda p: (_round_of(p), p.name))
+
+    def _client_table(self) -> pa.Table:
+        # Until the summary is there the parts count: a `finish` may have been cut short.
+        if self._summary.is_file():
+            return _read(self._clients)
+        nothing = np.empty(0, np.int64)
+        empty = _client_rows(0, PARTS[0], ClientScores(nothing, nothing, nothing, np.empty(0)))
+        empty = empty.append_column("model", pa.array(nothing))
+        return _join([empty, *(_read(path) for path in self._part_files())])
+
+
+def first_difference(held: Config, config: Config) -> str | None:
+    """The first key two configs disagree in, with both values.
+
+    >>> first_difference({"seed": 0, "model": {"name": "a"}}, {"seed": 0, "model": {"name": "b"}})
+    "model.name is 'a' there and 'b' here"
+    """
+    there, here = _leaves(held), _leaves(config)
+    for key in here | there:
+        if key not in there or key not in here or there[key] != here[key]:
+            old = repr(there[key]) if key in there else "absent"
+            new = repr(here[key]) if key in here else "absent"
+            return f"{key} is {old} there and {new} here"
+    return None
+
+
+def _leaves(config: Config, prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _client_rows(t: int, part: str, scores: ClientScores) -> pa.Table:
+    num_rows = len(scores.clients)
+    return pa.table(
+        {
+            "round": np.full(num_rows, t, dtype=np.int64),
+            "client": scores.clients,
+            "part": pa.array([part] * num_rows, pa.string()),
+            "correct": scores.correct,
+            "total": scores.total,
+            "accuracy": scores.accuracy,
+            "loss": scores.loss,
+        }
+    )
+
+
+def _round_of(path: Path) -> int:
+    name = _ROUND.fullmatch(path.name)
+    assert name is not None, path
+    return int(name[1])
+
+
+def _read(path: Path) -> pa.Table:
+    return pq.read_table(path)
+
+
+def _join(tables: list[pa.Table]) -> pa.Table:
+    """One below the other; a column that one of them lacks is null there."""
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _to_yaml(config: Config) -> str:
+    text: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(value: object) -> object:
+    """What JSON can hold: numpy scalars as Python's, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(child) for child in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

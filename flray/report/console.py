@@ -1,0 +1,92 @@
+"""Runs in the terminal: a line for each round, a table at the end; percent, not fractions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+Summary = Mapping[str, Any]  # Any: JSON
+
+
+def round_line(row: Summary, num_rounds: int) -> str:
+    """One round on one line.
+
+    >>> round_line({"round": 3, "accuracy_mean": 0.5, "accuracy_worst": 0.25, "clusters": 2,
+    ...             "train_loss": 1.5, "seconds": 0.25}, 20)
+    'round  3/20 · accuracy  50.00 % · worst client  25.00 % · clusters 2 · loss 1.5000 · 0.25 s'
+    """
+    width = len(str(num_rounds))
+    parts = [f"round {row['round']:{width}d}/{num_rounds}"]
+    if "accuracy_mean" in row:
+        parts.append(f"accuracy {100 * row['accuracy_mean']:6.2f} %")
+        parts.append(f"worst client {100 * row['accuracy_worst']:6.2f} %")
+        parts.append(f"clusters {row['clusters']}")
+    if "train_loss" in row:
+        parts.append(f"loss {row['train_loss']:.4f}")
+    if row.get("clients_dropped"):
+        parts.append(f"dropped {row['clients_dropped']}")
+    parts.append(f"{row['seconds']:.2f} s")
+    return " · ".join(parts)
+
+
+def comparison_table(runs: Mapping[str, Sequence[Summary]]) -> Table:
+    """One row for each experiment, a mean over its seeds; differences are paired by seed."""
+    seeds = max(len(summaries) for summaries in runs.values())
+    first = next(iter(runs))
+    title = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else None
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("experiment")
+    columns = ["accuracy %", "validation", "worst", "variance %²", "clusters"]
+    columns += ["MB up", "MB down", "seconds"]
+    if len(runs) > 1:
+        columns.insert(1, f"vs {first}")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, summaries in runs.items():
+        cells = _cells(summaries)
+        if len(runs) > 1:
+            cells.insert(1, _difference(summaries, runs[first]) if name != first else "")
+        table.add_row(name, *cells)
+    return table
+
+
+def _cells(summaries: Sequence[Summary]) -> list[str]:
+    accuracy = _spread([100 * s["accuracy_mean"] for s in summaries])
+    if len(summaries) == 1:
+        accuracy = f"{accuracy} ± {100 * summaries[0]['accuracy_se_clients']:.2f}"
+    return [
+        accuracy,
+        _spread([100 * s["validation_accuracy_mean"] for s in summaries]),
+        _spread([100 * s["accuracy_worst"] for s in summaries]),
+        _spread([1e4 * s["accuracy_variance"] for s in summaries]),
+        f"{np.mean([s['clusters'] for s in summaries]):g}",
+        f"{np.mean([s['bytes_up'] for s in summaries]) / 1e6:,.1f}",
+        f"{np.mean([s['bytes_down'] for s in summaries]) / 1e6:,.1f}",
+        f"{np.mean([s['seconds'] for s in summaries]):.1f}",
+    ]
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean, and the standard deviation over seeds where there are several."""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+
+
+def _difference(summaries: Sequence[Summary], against: Sequence[Summary]) -> str:
+    """Mean of the differences seed by seed, and its standard error.
+
+    >>> _difference([{"seed": 0, "accuracy_mean": .9}, {"seed": 1, "accuracy_mean": .7}],
+    ...             [{"seed": 0, "accuracy_mean": .8}, {"seed": 1, "accuracy_mean": .5}])
+    '+15.00 ± 5.00'
+    """
+    base = {s["seed"]: s["accuracy_mean"] for s in against}
+    paired = [100 * (s["accuracy_mean"] - base[s["seed"]]) for s in summaries if s["seed"] in base]
+    if not paired:
+        return "no common seed"
+    text = f"{np.mean(paired):+.2f}"
+    if len(paired) > 1:
+        text += f" ± {np.std(paired, ddof=1) / np.sqrt(len(paired)):.2f}"
+    return text

@@ -1,0 +1,130 @@
+"""How good are the models and the partition: numbers a table can be built from.
+
+Everything is a fraction, every variance has ddof 0; tables turn them into percent and percent².
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix
+
+from flray.data.dataset import Ids
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """What each client's model got right on the client's own examples.
+
+    A client without examples has no accuracy: it is left out on construction, of `clients` too,
+    so that the arrays stay aligned and no mean ever meets a NaN made by 0 / 0.
+
+    >>> correct, total, loss = np.array([3, 0]), np.array([4, 0]), np.array([0.5, np.nan])
+    >>> ClientScores(np.array([8, 9]), correct, total, loss).clients
+    array([8])
+    """
+
+    clients: Ids  # (M,)
+    correct: Ids  # (M,)
+    total: Ids  # (M,) all > 0
+    loss: NDArray[np.float64]  # (M,) mean over the client's examples
+
+    def __post_init__(self) -> None:
+        shapes = {f.name: getattr(self, f.name).shape for f in fields(self)}
+        if len(set(shapes.values())) != 1 or self.clients.ndim != 1:
+            raise ValueError(f"client scores need arrays of one length, got shapes {shapes}")
+        if np.any((self.correct < 0) | (self.correct > self.total)):
+            raise ValueError("correct must lie between 0 and total for every client")
+        scored = self.total > 0
+        for f in fields(self):
+            object.__setattr__(self, f.name, getattr(self, f.name)[scored])
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """In the order of `clients`, free of NaN."""
+        return self.correct / self.total  # (M,)
+
+    def of(self, clients: Ids) -> "ClientScores":
+        """The scores of some of the clients only."""
+        chosen = np.isin(self.clients, clients)
+        return ClientScores(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+
+def summarise(
+    scores: ClientScores, num_examples: int, target: float | None = None
+) -> dict[str, float]:
+    """One evaluation in a few numbers.
+
+    Args:
+        num_examples: distinct examples behind the scores. Clients of a group may share test
+            images: counting an image once per client would make the standard error too small.
+        target: accuracy to reach; without one `clients_reaching_target` is NaN.
+
+    >>> correct, total = np.array([4, 2]), np.array([4, 4])
+    >>> two = ClientScores(np.arange(2), correct, total, loss=np.array([0.0, 1.0]))
+    >>> s = summarise(two, num_examples=8, target=0.9)
+    >>> s["accuracy_mean"], s["accuracy_variance"], s["clients_reaching_target"]
+    (0.75, 0.0625, 0.5)
+    """
+    accuracy = scores.accuracy
+    if not len(accuracy):
+        raise ValueError("no client has examples to score: nothing to summarise")
+    if num_examples < 1:
+        raise ValueError(f"num_examples must be >= 1, got {num_examples}")
+    mean = accuracy.mean()
+    num_worst = max(1, len(accuracy) // 10)
+    reaching = np.nan if target is None else np.mean(accuracy >= target)
+    summary = {
+        "accuracy_mean": mean,
+        "accuracy_weighted": scores.correct.sum() / scores.total.sum(),
+        "accuracy_se_binomial": np.sqrt(mean * (1 - mean) / num_examples),
+        "accuracy_se_clients": accuracy.std() / np.sqrt(len(accuracy)),
+        "accuracy_variance": accuracy.var(),
+        "accuracy_worst": accuracy.min(),
+        "accuracy_worst_decile": np.sort(accuracy)[:num_worst].mean(),
+        "clients_reaching_target": reaching,
+        "loss_mean": scores.loss.mean(),
+    }
+    return {name: float(value) for name, value in summary.items()}
+
+
+def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
+    """How well a partition found the planted groups, both in the same order of clients.
+
+    Purity is the share of clients that belong to the largest group of their cluster.
+
+    >>> partition_scores([0, 0, 0, 1], [5, 5, 6, 6])["purity"]
+    0.75
+    """
+    found, planted = np.asarray(labels), np.asarray(groups)
+    if found.shape != planted.shape or found.ndim != 1 or not len(found):
+        raise ValueError(
+            "labels and groups must be one per client, "
+            f"got shapes {found.shape} and {planted.shape}"
+        )
+    counts = contingency_matrix(planted, found)  # (groups, clusters)
+    return {
+        "ari": float(adjusted_rand_score(planted, found)),
+        "nmi": float(normalized_mutual_info_score(planted, found)),
+        "purity": float(counts.max(axis=0).sum() / len(found)),
+    }
+
+
+def rounds_to_target(rounds: Sequence[int] | Ids, accuracy: ArrayLike, target: float) -> int | None:
+    """The first round whose accuracy reached the target, None if none did.
+
+    A round without an evaluation has accuracy NaN and never counts.
+
+    >>> rounds_to_target([0, 5, 10], [0.2, 0.8, 0.9], target=0.8)
+    5
+    """
+    numbers, values = np.asarray(rounds), np.asarray(accuracy, dtype=np.float64)
+    if numbers.shape != values.shape:
+        raise ValueError(
+            "rounds and accuracy must have one length, "
+            f"got shapes {numbers.shape} and {values.shape}"
+        )
+    reached = numbers[values >= target]
+    return int(reached.min()) if len(reached) else None

@@ -1,0 +1,1 @@
+"""The server: the one round loop, evaluation, checkpoints."""

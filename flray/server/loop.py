@@ -1,0 +1,143 @@
+"""The round loop: cohort, round, evaluation, record, checkpoint; the only one in the project."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from flray.algorithms.algorithm import Algorithm
+from flray.data.dataset import Ids
+from flray.data.split import Split
+from flray.execution.federation import Federation
+from flray.models.bank import ModelBank, squared_change
+from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
+from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
+from flray.server.evaluation import Evaluation, score_clients
+
+Row = dict[str, Any]  # Any: one value a column, numbers mostly
+
+
+def ignore(row: Row) -> None:
+    """Show nothing of a round."""
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Server:
+    """Owns the loop; everything that outlives a round is in the run directory."""
+
+    algorithm: Algorithm[Any]  # Any: the state is the algorithm's own
+    fed: Federation
+    split: Split
+    evaluation: Evaluation
+    num_rounds: int
+    directory: RunDirectory
+    facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
+    device: str
+    on_round: Callable[[Row], None] = ignore
+    should_stop: Callable[[], bool] = never
+
+    def run(self) -> bool:
+        """Go on from the last checkpoint, or from the start; True when all rounds are done."""
+        store = CheckpointStore(self.directory.checkpoints)
+        found = store.load_latest(self.device)
+        done = found.round if found else 0
+        state = found.state if found else self.algorithm.init(self.fed)
+        self.directory.truncate(done)
+        if not found:
+            store.save(0, state)  # an init may have cost an encoder and a clustering
+        begin = perf_counter()
+        for t in range(done + 1, self.num_rounds + 1):
+            state, row = self._round(state, t)
+            # Records come before the checkpoint, which commits the round: a resumed run drops
+            # rows that have no checkpoint. So a row's seconds hold the checkpoint before it.
+            row |= self.fed.meter.read_and_reset() | {"seconds": perf_counter() - begin}
+            begin = perf_counter()
+            self.directory.append_round(row)
+            with self.fed.meter.phase("checkpoint"):
+                store.save(t, state)
+            self.on_round(row)
+            if t < self.num_rounds and self.should_stop():
+                return False
+        self.directory.finish(self._summary(self._deployed(state)))
+        return True
+
+    def _round(self, state: Any, t: int) -> tuple[Any, Row]:
+        cohort = self.algorithm.cohort(state, t, self.fed)
+        new, metrics = self.algorithm.round(state, cohort, self.fed)
+        row: Row = {"round": t, "cohort_size": len(cohort.clients), **metrics}
+        if t % self.evaluation.every == 0 or t == self.num_rounds:
+            with self.fed.meter.phase("evaluate"):
+                bank = self._deployed(new)
+                row |= self._evaluate(bank, t)
+                row["params_change_sq"] = squared_change(bank, self._deployed(state))
+        return new, row
+
+    def _deployed(self, state: Any) -> ModelBank:
+        return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
+
+    def _evaluate(self, bank: ModelBank, t: int) -> Row:
+        """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
+        clients = self.fed.clients
+        row: Row = {"clusters": len(np.unique(bank.owner[clients]))}
+        everyone = np.arange(self.fed.num_clients)
+        for name, part in (("test", self.split.test), ("validation", self.split.validation)):
+            scores = score_clients(self.fed, bank, everyone, part)
+            self.directory.append_clients(t, name, scores, bank.owner, self.split.groups)
+            prefix = "" if name == "test" else "validation_"
+            row |= self._summarised(prefix, scores, clients, part)
+            if name == "test":
+                row |= self._summarised("holdout_", scores, self.split.holdout, part)
+        if self.split.groups is not None:
+            row |= partition_scores(bank.owner[clients], self.split.groups[clients])
+        return row
+
+    def _summarised(
+        self, prefix: str, scores: ClientScores, clients: Ids, part: tuple[Ids, ...]
+    ) -> Row:
+        mine = scores.of(clients)
+        if not len(mine.clients):
+            return {}
+        images = np.unique(self.split.image_ids[np.concatenate([part[i] for i in clients])])
+        found = summarise(mine, len(images), self.evaluation.target)
+        return {prefix + key: value for key, value in found.items()}
+
+    def _summary(self, bank: ModelBank) -> Row:
+        rounds = self.directory.rounds()
+        last: Row = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
+        totals = {
+            name: int(rounds.filter(regex=pattern).sum().sum())
+            for name, pattern in (
+                ("bytes_up", "^bytes_up"),
+                ("bytes_down", "^bytes_down"),
+                ("client_steps", "^client_steps$"),
+                ("clients_dropped", "^clients_dropped$"),
+            )
+        }
+        target = self.evaluation.target
+        reached = rounds["round"].to_numpy(), rounds["accuracy_mean"].to_numpy()
+        return {
+            **self.facts,
+            "rounds": self.num_rounds,
+            "clients": len(self.fed.clients),
+            "ari": None,  # where no groups were planted
+            "nmi": None,
+            **{key: value for key, value in last.items() if not _of_one_round(key)},
+            "clusters": int(last["clusters"]),
+            "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
+            **totals,
+            "seconds": float(rounds["seconds"].sum()),
+            "split_sha256": self.split.digest(),
+            "params_sha256": bank.sha256(),
+        }
+
+
+def _of_one_round(column: str) -> bool:
+    """Columns that mean something for a round and nothing for the run."""
+    return column.startswith(("round", "seconds", "bytes", "client_steps", "cohort_size"))

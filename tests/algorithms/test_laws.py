@@ -1,0 +1,75 @@
+"""Identities between methods, by the hash of every client's params."""
+
+import numpy as np
+import pytest
+
+
+def sha(result) -> str:
+    return result.summary["params_sha256"]
+
+
+def test_fedprox_with_zero_mu_is_fedavg(tiny_run) -> None:
+    fedavg = sha(tiny_run())
+    assert sha(tiny_run("algorithm=fedprox", "algorithm.mu=0")) == fedavg
+    assert sha(tiny_run("algorithm=fedprox", "algorithm.mu=0.1")) != fedavg
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tiny_run) -> None:
+    assert sha(tiny_run()) == sha(tiny_run())
+    assert sha(tiny_run()) != sha(tiny_run("seed=1"))
+
+
+def test_fedavg_of_one_client_is_local_training(tiny_run) -> None:
+    alone = ["split={name: iid, clients: 1}", "participation=1"]
+    assert sha(tiny_run(*alone)) == sha(tiny_run(*alone, "algorithm=local"))
+
+
+def test_local_with_everybody_heard_has_a_model_each(tiny_run) -> None:
+    result = tiny_run("algorithm=local", "participation=1", "rounds=2")
+    assert result.summary["clusters"] == 6
+    assert result.summary["bytes_up"] == result.summary["bytes_down"] == 0
+
+
+def test_local_trains_the_sampled_only(tiny_run) -> None:
+    """3 of 6 clients a round: after one round three have a model of their own, three share w0."""
+    assert tiny_run("algorithm=local", "rounds=1").summary["clusters"] == 4
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_stale_at_rho_with_equal_sizes_is_fedavg_with_server_step_rho(tiny_run, rounds) -> None:
+    """w' = (1/M) (sum of heard w_k + sum of unheard w) = w + rho mean(w_k - w), SPEC fact 1."""
+    equal = ["split={name: iid, clients: 6, validation: 0}", "participation=0.5"]
+    equal += [f"rounds={rounds}", "execution.precision=float64"]
+    stale = tiny_run(*equal, "aggregate.unheard=stale")
+    stepped = tiny_run(*equal, "aggregate.server_lr=0.5")
+    plain = tiny_run(*equal)
+    gap = np.abs(_test_losses(stale) - _test_losses(stepped)).max()
+    assert gap < 1e-12
+    assert np.abs(_test_losses(stale) - _test_losses(plain)).max() > 1e-3
+
+
+def _test_losses(result) -> np.ndarray:
+    return result.clients.query("part == 'test'")["loss"].to_numpy()
+
+
+def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
+    assert sha(tiny_run("aggregate.weights=uniform")) != sha(tiny_run())
+    equal = "split={name: iid, clients: 6, samples_per_client: 50}"
+    assert sha(tiny_run(equal, "aggregate.weights=uniform")) == sha(tiny_run(equal))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local"])
+@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+def test_engines_agree_over_a_run(tiny_run, algorithm, engine) -> None:
+    common = [f"algorithm={algorithm}", "execution.precision=float64"]
+    reference = tiny_run(*common, "execution.engine=loop")
+    other = tiny_run(*common, f"execution.engine={engine}", "execution.block=2")
+    assert np.abs(_test_losses(reference) - _test_losses(other)).max() < 1e-10
+
+
+def test_block_of_the_same_size_gives_the_same_bits(tiny_run) -> None:
+    """The cohort of 3 in blocks of 3; participation 1 puts clients beside other neighbours."""
+    a = tiny_run("execution.block=3", "algorithm=local", "rounds=1", "participation=1")
+    b = tiny_run("execution.block=3", "algorithm=local", "rounds=1", "participation=0.5")
+    mine, theirs = (r.clients.query("part == 'test'").set_index("client")["loss"] for r in (a, b))
+    assert (mine == theirs).sum() == 3

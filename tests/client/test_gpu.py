@@ -1,0 +1,98 @@
+"""The same results on a CUDA device, where steps are recorded as graphs."""
+
+import numpy as np
+import pytest
+import torch
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedprox import FedProx
+from flray.client.engine import Block
+from flray.client.loop import Loop
+from flray.client.training import Training
+from flray.client.vectorized import Vectorized
+from flray.models import MODELS
+from flray.models.bank import build_seeded
+
+from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+TRAININGS = {
+    "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=4),
+    "adam": Training(optimizer="adam", lr=0.001, epochs=2, batch_size=4),
+}
+GRADIENTS = {"fedavg": FedAvg().gradient, "fedprox": FedProx(mu=0.5).gradient}
+SLOTS = 6
+
+
+def setup(model, dtype, device, training, augment="none"):
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False
+    fields = {"mlp200": {"dropout": 0.5}}.get(model, {})
+    build = lambda: MODELS[model]((1, 28, 28), 10, **fields)  # noqa: E731
+    module = build_seeded(build, 0).to(dtype).to(device)
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED), (1, 28, 28), augment), split, dtype, device)
+    return module, examples, block_of(split, module, training)
+
+
+def largest_gap(a, b) -> float:
+    return max(float((a[k].cpu() - b[k].cpu()).abs().max()) for k in a)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("optimizer", TRAININGS)
+@pytest.mark.parametrize("model", ["mlp200", "lenet5", "flhc_cnn"])
+def test_graphed_steps_are_the_loop_on_a_cpu(model, optimizer, gradient, augment) -> None:
+    training, hook = TRAININGS[optimizer], GRADIENTS[gradient]
+    module, examples, block = setup(model, torch.float64, "cpu", training, augment)
+    reference = Loop(module, examples).train(block, training, hook)
+    module, examples, block = setup(model, torch.float64, "cuda", training, augment)
+    engine = Vectorized(module, examples, SLOTS)
+    for _ in range(2):  # the second time the recorded graph is used again
+        found = engine.train(block, training, hook)
+        assert largest_gap(reference.params, found.params) < 1e-10
+        assert np.abs(reference.loss - found.loss).max() < 1e-10
+    looped = Loop(module, examples).train(block, training, hook)
+    assert largest_gap(reference.params, looped.params) < 1e-10
+
+
+@pytest.mark.parametrize("model", ["mlp200", "lenet5", "flhc_cnn"])
+def test_bits_do_not_depend_on_slot_neighbours_or_repetition(model) -> None:
+    training, hook = TRAININGS["momentum"], GRADIENTS["fedprox"]
+    module, examples, block = setup(model, torch.float32, "cuda", training)
+    engine = Vectorized(module, examples, SLOTS)
+    together = engine.train(block, training, hook)
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2], [1, 3]):
+        some = Block(
+            tuple(block.plans[k] for k in order), {n: v[order] for n, v in block.w0.items()}, {}
+        )
+        again = engine.train(some, training, hook)
+        for name, leaf in again.params.items():
+            assert torch.equal(leaf, together.params[name][order]), (order, name)
+
+
+def test_longer_plans_record_anew() -> None:
+    training, hook = TRAININGS["momentum"], GRADIENTS["fedavg"]
+    module, examples, block = setup("mlp200", torch.float64, "cuda", training)
+    engine = Vectorized(module, examples, SLOTS)
+    short = Block(block.plans[:2], {n: v[:2] for n, v in block.w0.items()}, {})
+    first = engine.train(short, training, hook)
+    whole = engine.train(block, training, hook)
+    for name, leaf in first.params.items():
+        assert torch.equal(leaf, whole.params[name][:2])
+
+
+def test_a_run_on_the_gpu_resumes_and_agrees_with_the_cpu(tiny_run, tmp_path) -> None:
+    common = ["execution.precision=float64", "algorithm=local"]
+    cpu = tiny_run(*common, "execution.device=cpu")
+    gpu = tiny_run(*common, "execution.device=cuda")
+    part = tiny_run(*common, "execution.device=cuda", out=tmp_path / "p", should_stop=lambda: True)
+    assert part.summary is None
+    rest = tiny_run(*common, "execution.device=cuda", out=tmp_path / "p", resume=True)
+    assert rest.summary["params_sha256"] == gpu.summary["params_sha256"]
+    assert np.abs(cpu.clients["loss"] - gpu.clients["loss"]).max() < 1e-10

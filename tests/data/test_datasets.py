@@ -1,0 +1,124 @@
+"""Facts about the datasets that need no download, and the refusal when one is missing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from flray.data import DATASETS
+from flray.data.dataset import Normalization
+from flray.data.datasets.digits import Digits
+from flray.data.datasets.synthetic import Synthetic
+from flray.errors import ExperimentError
+
+
+def test_digits_counts_and_order() -> None:
+    dataset = Digits().load()
+    assert dataset.images.shape == (1797, 1, 28, 28)
+    assert dataset.images.dtype == np.uint8
+    assert (dataset.images.min(), dataset.images.max()) == (0, 255)
+    assert dataset.num_train == 1797 - 359  # 1797 = 5 * 359 + 2
+    assert dataset.num_classes == 10
+    target = load_digits().target
+    assert dataset.labels[:5].tolist() == target[[0, 1, 2, 3, 5]].tolist()
+    assert dataset.labels[dataset.test_ids].tolist() == target[4::5].tolist()
+
+
+def test_digits_at_their_own_size_are_the_originals() -> None:
+    dataset = Digits(size=8).load()
+    original = load_digits().images[4::5]
+    resized = dataset.images[dataset.test_ids, 0]
+    assert np.array_equal(resized, np.rint(original * 255 / 16))
+
+
+def test_synthetic_is_balanced_and_of_the_size_asked_for() -> None:
+    dataset = Synthetic(num_classes=4, num_train=80, num_test=40, size=9, num_groups=2).load()
+    assert dataset.images.shape == (120, 1, 9, 9)
+    assert dataset.images.dtype == np.uint8
+    assert dataset.image_shape == (1, 9, 9)
+    assert dataset.num_train == 80
+    assert dataset.source is not None
+    for part, each in ((slice(0, 80), 10), (slice(80, 120), 5)):
+        cells = dataset.source[part] * 4 + dataset.labels[part]
+        assert np.bincount(cells).tolist() == [each] * 8
+
+
+def test_synthetic_with_one_group_has_no_source() -> None:
+    assert Synthetic(num_train=20, num_test=10).load().source is None
+
+
+def test_synthetic_follows_its_seed_only() -> None:
+    first, again = Synthetic(num_train=50).load(), Synthetic(num_train=50).load()
+    other = Synthetic(num_train=50, seed=1).load()
+    assert first.images is not again.images
+    assert np.array_equal(first.images, again.images)
+    assert not np.array_equal(first.images, other.images)
+
+
+def test_synthetic_test_part_does_not_depend_on_the_training_part() -> None:
+    small, large = Synthetic(num_train=10).load(), Synthetic(num_train=5000).load()
+    assert np.array_equal(small.images[small.test_ids], large.images[large.test_ids])
+
+
+def test_synthetic_without_variation_is_prototypes_per_group_and_class() -> None:
+    plain = Synthetic(num_classes=3, num_train=12, num_groups=2, variation=0.0, noise=0.0)
+    dataset = plain.load()
+    assert dataset.source is not None
+    cells = dataset.source[:12] * 3 + dataset.labels[:12]
+    assert len(np.unique(dataset.images[:12].reshape(12, -1), axis=0)) == 6
+    for cell in range(6):
+        assert len(np.unique(dataset.images[:12][cells == cell], axis=0)) == 1
+
+
+def test_synthetic_classes_can_be_told_apart() -> None:
+    dataset = Synthetic().load()
+    flat = dataset.images.reshape(len(dataset.images), -1).astype(float)
+    train, test = flat[: dataset.num_train], flat[dataset.num_train :]
+    labels = dataset.labels[: dataset.num_train]
+    means = np.stack([train[labels == label].mean(axis=0) for label in range(10)])
+    nearest = ((test[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+    accuracy = (nearest == dataset.labels[dataset.num_train :]).mean()
+    assert 0.6 < accuracy < 1.0  # chance is 0.1; neither hopeless nor trivial
+
+
+def test_normalize_names_the_three_normalizations() -> None:
+    assert Digits().load().normalization == Normalization((0.0,), (1.0,))
+    assert Digits(normalize="half").load().normalization == Normalization((0.5,), (0.5,))
+    for dataset in (Digits(normalize="standard").load(), Synthetic(normalize="standard").load()):
+        mean, std = dataset.normalization.mean[0], dataset.normalization.std[0]
+        pixels = (dataset.images[: dataset.num_train] / 255 - mean) / std
+        assert abs(pixels.mean()) < 1e-3
+        assert abs(pixels.std() - 1) < 1e-3
+
+
+def test_augment_reaches_the_dataset() -> None:
+    assert Digits().load().augment == "none"
+    assert Digits(augment="crop_flip").load().augment == "crop_flip"
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_missing_dataset_says_where_it_looked_and_what_to_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    with pytest.raises(ExperimentError) as caught:
+        DATASETS[name]().load()
+    for part in (name, str(tmp_path), "FLRAY_DATA", "dataset.download=true"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("digits", {"normalize": "none"}, "unknown normalize 'none'; known: unit, half, standard"),
+        ("cifar10", {"augment": "flip"}, "unknown augment 'flip'; known: none, crop_flip"),
+        ("digits", {"size": 7}, "size must be at least 8, got 7"),
+        ("synthetic", {"num_groups": 0}, "num_groups must be at least 1, got 0"),
+        ("synthetic", {"noise": -1.0}, "noise must be at least 0, got -1.0"),
+    ],
+)
+def test_fields_are_checked(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        DATASETS[name](**fields)

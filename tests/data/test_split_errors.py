@@ -1,0 +1,145 @@
+"""What cannot be dealt is refused, and the message names the field and the numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray.data import SPLITS
+from flray.data.dataset import Dataset, Normalization
+from flray.data.datasets.synthetic import Synthetic
+from flray.data.splits.dirichlet import Dirichlet
+from flray.data.splits.iid import Iid
+from flray.data.splits.label_groups import LabelGroups
+from flray.data.splits.label_swap import LabelSwap
+from flray.data.splits.pathological import Pathological
+from flray.errors import ExperimentError
+
+DATASET = Synthetic(num_train=100, num_test=50, size=2).load()
+
+
+@pytest.mark.parametrize("name", sorted(SPLITS))
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"clients": 0}, "clients must be at least 1, got 0"),
+        ({"validation": 1.0}, r"validation .* must be in \[0, 1\), got 1.0"),
+        ({"validation": -0.1}, r"validation .* must be in \[0, 1\), got -0.1"),
+        ({"validation": float("nan")}, "validation .* got nan"),
+        ({"test_fraction": 1.5}, r"test_fraction .* must be in \[0, 1\), got 1.5"),
+        ({"test": "own"}, "unknown test 'own'; known: own_split, proportional, all_of_labels"),
+        (
+            {"test": "own_split", "validation": 0.5, "test_fraction": 0.5},
+            r"validation \+ test_fraction must be below 1.* got 0.5 \+ 0.5",
+        ),
+        ({"test": "proportional", "test_size": 0}, "test_size must be at least 1, got 0"),
+        ({"test": "own_split", "test_size": 5}, "test_size .* test: proportional, got .*own_split"),
+        ({"server": -1}, "server must be at least 0, got -1"),
+        ({"holdout": -1}, "holdout must be at least 0, got -1"),
+        ({"holdout": 10}, "holdout must be smaller than clients.* got holdout 10 of 10"),
+    ],
+)
+def test_shared_fields_are_checked(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        SPLITS[name](**{"clients": 10, **fields})
+
+
+@pytest.mark.parametrize("name", sorted(SPLITS))
+def test_more_clients_than_images_is_refused(name: str) -> None:
+    with pytest.raises(ExperimentError, match="101 clients for 100 training images of synthetic"):
+        SPLITS[name](clients=101).split(DATASET, 0)
+
+
+@pytest.mark.parametrize("name", sorted(SPLITS))
+def test_server_larger_than_a_class_is_refused(name: str) -> None:
+    with pytest.raises(ExperimentError, match=r"server 101 needs 11 .* class 0, .* has 10; lower"):
+        SPLITS[name](clients=5, server=101).split(DATASET, 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Iid(clients=5, samples_per_client=0), "samples_per_client must be at least 1"),
+        (lambda: Pathological(clients=5, labels_per_client=0), "labels_per_client must be at"),
+        (lambda: Pathological(clients=5, variant="shard"), "unknown variant .* exact, shards"),
+        (lambda: LabelGroups(clients=5, scenario="rings"), "unknown scenario .* disjoint, ring"),
+        (lambda: LabelGroups(clients=5, groups=0), "groups must be at least 1, got 0"),
+        (
+            lambda: LabelGroups(clients=5, scenario="ring", groups=2),
+            "groups must be at least 3, got 2",
+        ),
+        (lambda: LabelGroups(clients=5, overlap=True), "overlap needs scenario: ring"),
+        (lambda: LabelSwap(clients=5, groups=0), "groups must be at least 1, got 0"),
+        (lambda: Dirichlet(clients=5, alpha=0.0), "alpha must be > 0, got 0.0"),
+        (lambda: Dirichlet(clients=5, min_samples=0), "min_samples must be at least 1, got 0"),
+        (lambda: Dirichlet(clients=5, max_tries=0), "max_tries must be at least 1, got 0"),
+    ],
+)
+def test_own_fields_are_checked(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            Iid(clients=5, samples_per_client=21),
+            "samples_per_client 21 needs 105 images for 5 clients, there are 100",
+        ),
+        (
+            Pathological(clients=5, labels_per_client=11),
+            "labels_per_client must be at most the 10 classes of synthetic, got 11",
+        ),
+        (
+            Pathological(clients=11, labels_per_client=10),
+            "label 0 has 10 training images for the 11 clients",
+        ),
+        (
+            LabelGroups(clients=5, groups=3),
+            "groups must divide the 10 classes, got 3.* 1, 2, 5, 10",
+        ),
+        (LabelGroups(clients=4, groups=5), r"groups must be between 1 and clients \(4\), got 5"),
+        (
+            LabelGroups(clients=55, groups=5),
+            "label 0 has 10 training images for the 11 clients",
+        ),
+        (
+            LabelGroups(clients=5, samples_per_client=1),
+            "samples_per_client must be at least 2, got 1",
+        ),
+        (LabelSwap(clients=10, groups=6), "groups must be at most 5, .* got 6"),
+        (LabelSwap(clients=3, groups=4), r"groups must be between 1 and clients \(3\), got 4"),
+        (Dirichlet(clients=20), "min_samples 10 for 20 clients needs 200 images, there are 100"),
+        (
+            Dirichlet(clients=10, max_tries=3),
+            r"no Dirichlet draw of 3 \(max_tries\) gave .* min_samples 10 .*raise alpha",
+        ),
+        (
+            Pathological(clients=5, test_size=11, labels_per_client=2),
+            "test_size 11 needs 6 test images of one label, there are 5; lower test_size",
+        ),
+    ],
+)
+def test_deals_that_cannot_be_made_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        options.split(DATASET, 0)
+
+
+def test_client_dealt_nothing_is_named() -> None:
+    # Source 1 has one image for two clients.
+    source = np.array([0] * 9 + [1])
+    labels = np.zeros(10, np.int64)
+    blank = np.zeros((10, 1, 2, 2), np.uint8)
+    unit = Normalization((0.0,), (1.0,))
+    dataset = Dataset("tiny", blank, labels, 10, 1, unit, source=source)
+    with pytest.raises(ExperimentError, match=r"client 3 was dealt no data \(1 of 4 clients\)"):
+        Iid(clients=4, test="own_split").split(dataset, 0)
+
+
+def test_client_without_test_images_is_named() -> None:
+    dataset = Synthetic(num_train=100, num_test=0, size=2).load()
+    with pytest.raises(ExperimentError, match=r"client 0 would have no test data.*own_split"):
+        Iid(clients=5).split(dataset, 0)
+    assert min(map(len, Iid(clients=5, test="own_split").split(dataset, 0).test)) == 4

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+import torch
+
+from flray.models.bank import ModelBank, squared_change
+from flray.models.mixing import Aggregation, mix, mixing_row
+
+
+def bank_of(rows: list[float], owner: list[int]) -> ModelBank:
+    return ModelBank({"w": torch.tensor(rows)[:, None]}, np.array(owner))
+
+
+def dense(row, num_heard: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.zeros(num_heard), np.zeros(num_rows)
+    a[row.heard], b[row.kept] = row.a, row.b
+    return a, b
+
+
+def test_mean_is_weighted_by_samples_of_those_heard() -> None:
+    """Clients 1 (n=10) and 3 (n=30) heard: 10/40 * 1 + 30/40 * 5 = 4."""
+    bank = bank_of([100.0], [0, 0, 0, 0])
+    n = np.array([5.0, 10, 20, 30])
+    row = mixing_row(n, 0, np.array([1, 3]), bank, Aggregation())
+    assert mix([row], {"w": torch.tensor([[1.0], [5.0]])}, bank.params)["w"].item() == 4
+
+
+def test_stale_clients_count_as_they_were() -> None:
+    """n = 10, 10, 20; only client 2 heard: (10 * 1 + 10 * 3 + 20 * 7) / 40 = 4.5."""
+    bank = bank_of([1.0, 3.0], [0, 1, 1])
+    row = mixing_row(np.array([10.0, 10, 20]), 0, np.array([2]), bank, Aggregation("stale"))
+    assert mix([row], {"w": torch.tensor([[7.0]])}, bank.params)["w"].item() == 4.5
+
+
+def test_server_lr_moves_part_of_the_way() -> None:
+    """From 2 towards 6 with step 0.25: 3."""
+    bank = bank_of([2.0], [0, 0])
+    row = mixing_row(np.ones(2), 0, np.array([0, 1]), bank, Aggregation(server_lr=0.25))
+    assert mix([row], {"w": torch.tensor([[4.0], [8.0]])}, bank.params)["w"].item() == 3
+
+
+@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+@pytest.mark.parametrize("server_lr", [0.3, 1.0, 1.5])
+def test_rows_sum_to_one(unheard, server_lr) -> None:
+    rng = np.random.default_rng(0)
+    bank = bank_of([1.0, 2.0, 3.0], [0, 1, 2, 0, 1, 2, 0, 1])
+    for _ in range(20):
+        relation = rng.random(8) * (rng.random(8) < 0.6)
+        cohort = np.sort(rng.choice(8, 3, replace=False))
+        row = mixing_row(relation, 1, cohort, bank, Aggregation(unheard, server_lr=server_lr))
+        a, b = dense(row, 3, 3)
+        assert a.sum() + b.sum() == pytest.approx(1, abs=1e-12)
+        if not relation[cohort].any():
+            assert b.tolist() == [0, 1, 0]  # a row that hears nobody stays
+
+
+def test_a_copied_model_keeps_every_bit_and_nothing_received_changes() -> None:
+    trained = {"w": torch.tensor([[-0.0], [5.0]])}
+    bank = bank_of([1.0], [0, 0])
+    row = mixing_row(np.array([1.0, 0.0]), 0, np.array([0, 1]), bank, Aggregation())
+    mixed = mix([row], trained, bank.params)["w"]
+    assert torch.signbit(mixed).all()
+    mixed.fill_(9)
+    assert trained["w"].tolist() == [[-0.0], [5.0]]
+    assert bank.params["w"].tolist() == [[1.0]]
+
+
+def test_an_owned_row_leaves_the_others_alone() -> None:
+    bank = bank_of([1.0], [0, 0, 0])
+    one = bank.owned_by(np.array([1]), {"w": torch.tensor([[5.0]])})
+    assert one.of_clients(np.arange(3))["w"].flatten().tolist() == [1, 5, 1]
+    both = one.owned_by(np.array([0, 2]), {"w": torch.tensor([[7.0], [9.0]])})
+    assert both.of_clients(np.arange(3))["w"].flatten().tolist() == [7, 5, 9]
+    assert both.num_rows == 3  # the row nobody uses any more is gone
+    again = both.owned_by(np.array([2]), {"w": torch.tensor([[0.0]])})
+    assert again.of_clients(np.arange(3))["w"].flatten().tolist() == [7, 5, 0]
+    assert bank.params["w"].tolist() == [[1.0]]
+
+
+def test_hash_sees_models_not_rows() -> None:
+    shared, split = bank_of([1.0, 2.0], [0, 0, 1]), bank_of([2.0, 1.0, 1.0], [1, 2, 0])
+    assert shared.sha256() == split.sha256()
+    assert shared.sha256() != bank_of([1.0, 2.0], [0, 1, 1]).sha256()
+    assert shared.sha256() != bank_of([1.0, 2.0 + 1e-6], [0, 0, 1]).sha256()
+
+
+def test_squared_change_counts_every_client() -> None:
+    """Two clients move by 2, one by 1: 4 + 4 + 1."""
+    old, new = bank_of([1.0], [0, 0, 0]), bank_of([3.0, 2.0], [0, 0, 1])
+    assert squared_change(new, old) == 9

@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from flray.models import MODELS
+from flray.models.bank import build_seeded, params_of
+from flray.models.dropout import KeyedDropout, dropout_keys
+
+# Parameter counts of the papers (or of their code, where the paper gives none).
+COUNTS = [
+    ("mlp200", {}, (1, 28, 28), 10, 159_010),
+    ("mlp200", {}, (1, 28, 28), 62, 169_462),
+    ("mlp200", {}, (1, 28, 28), 47, 166_447),
+    ("flhc_cnn", {"padding": "valid"}, (1, 28, 28), 10, 582_026),
+    ("flhc_cnn", {"padding": "valid"}, (1, 28, 28), 62, 608_702),
+    ("flhc_cnn", {"padding": "same"}, (1, 28, 28), 10, 1_663_370),
+    ("flhc_cnn", {"padding": "same"}, (1, 28, 28), 62, 1_690_046),
+    ("lenet5", {}, (3, 32, 32), 10, 62_006),
+    ("lenet5", {}, (1, 28, 28), 10, 44_426),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "shape", "classes", "count"), COUNTS)
+def test_parameter_counts(name, fields, shape, classes, count) -> None:
+    module = MODELS[name](shape, classes, **fields)
+    assert sum(p.numel() for p in module.parameters()) == count
+    assert module(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_step_is_the_mean_of_example_losses(name) -> None:
+    module = build_seeded(lambda: MODELS[name]((1, 28, 28), 10), 0)
+    batch = torch.rand(5, 1, 28, 28), torch.arange(5)
+    losses = module.example_losses(batch)
+    assert losses.shape == (5,)
+    assert torch.equal(module.training_step(batch, 0), losses.mean())
+    assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    def leaf(seed: int) -> torch.Tensor:
+        return params_of(build_seeded(lambda: MODELS["lenet5"]((1, 28, 28), 10), seed))[
+            "layers.0.weight"
+        ]
+
+    before = torch.get_rng_state()
+    first = leaf(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(5)
+    assert torch.equal(first, leaf(3))
+    assert not torch.equal(first, leaf(4))
+
+
+def test_dropout_is_a_function_of_its_key_and_scales_what_it_keeps() -> None:
+    layer = KeyedDropout(0.5)
+    x = torch.ones(4, 100)
+    layer.key.fill_(7)
+    first = layer(x)
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(first, layer(x))
+    assert torch.equal(first[:2], layer(x[:2]))  # a shorter batch draws alike
+    layer.key.fill_(8)
+    assert not torch.equal(first, layer(x))
+    assert torch.equal(layer.eval()(x), x)
+
+
+def test_dropout_layers_have_keys_of_their_own() -> None:
+    module = torch.nn.Sequential(KeyedDropout(0.5), torch.nn.ReLU(), KeyedDropout(0.5))
+    keys = dropout_keys(module, torch.tensor([3, 4]))
+    assert set(keys) == {"0.key", "2.key"}
+    values = torch.cat(list(keys.values())).tolist()
+    assert len(set(values)) == 4
+    assert all(0 <= v < 2**63 for v in values)

@@ -1,0 +1,43 @@
+import pytest
+
+from flray.records.atomic import replace_file, replace_text
+
+
+def half_then(error):
+    def write(path):
+        path.write_text("half")
+        raise error
+
+    return write
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "summary.json"
+    replace_text(path, "old")
+    with pytest.raises(type(error)):
+        replace_file(path, half_then(error))
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_an_interrupted_first_write_leaves_no_file(tmp_path):
+    with pytest.raises(OSError, match="disk full"):
+        replace_file(tmp_path / "x", half_then(OSError("disk full")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_leftover_of_a_killed_write_does_no_harm(tmp_path):
+    (tmp_path / "x.tmp").write_text("a longer leftover")
+    replace_text(tmp_path / "x", "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "new"
+
+
+def test_a_reader_of_the_old_file_keeps_the_old_file(tmp_path):
+    path = tmp_path / "x"
+    replace_text(path, "old")
+    with path.open() as reader:
+        replace_text(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"

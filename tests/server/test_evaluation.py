@@ -1,0 +1,73 @@
+import numpy as np
+import torch
+
+from flray.client.host import HostSettings, start_host
+from flray.client.training import Training
+from flray.execution.executor import Inline
+from flray.execution.federation import Federation
+from flray.models import MODELS
+from flray.models.bank import ModelBank, build_seeded, params_of, stack
+from flray.models.mixing import Aggregation
+from flray.server.evaluation import score_clients
+
+from scenarios import noise_dataset, ragged_split
+
+
+def federation(dropout: float = 0.0) -> tuple[Federation, list]:
+    split = ragged_split((1, 3, 9))
+    modules = [
+        build_seeded(lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=16, dropout=dropout), seed)
+        for seed in (0, 1)
+    ]
+    settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
+    host = start_host(modules[0], noise_dataset(13, (1, 8, 8)), split, settings)
+    fed = Federation(
+        clients=split.clients,
+        num_clients=3,
+        num_examples=split.num_train_examples,
+        initial=stack([params_of(modules[0])]),
+        executor=Inline(host),
+        training=Training(),
+        aggregation=Aggregation(),
+        participation=1.0,
+        block=2,
+        seed=0,
+    )
+    return fed, modules
+
+
+def test_grouped_scores_are_those_of_each_client_alone() -> None:
+    fed, modules = federation(dropout=0.5)
+    bank = ModelBank(stack([dict(params_of(m)) for m in modules]), np.array([0, 1, 0]))
+    part = (np.array([2, 5]), np.array([5, 7, 8]), np.array([0, 2, 12]))  # shared examples too
+    scores = score_clients(fed, bank, np.arange(3), part)
+    examples = fed.executor.host.examples
+    for i, ids in enumerate(part):
+        module = build_seeded(
+            lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=16), int(bank.owner[i])
+        )
+        x, y = examples.batch(torch.from_numpy(ids))
+        with torch.no_grad():
+            logits = module.eval()(x)
+        assert scores.correct[i] == int((logits.argmax(1) == y).sum())
+        assert scores.total[i] == len(ids)
+        expected = torch.nn.functional.cross_entropy(logits, y).item()
+        assert np.isclose(scores.loss[i], expected, atol=1e-6)
+
+
+def test_an_example_is_predicted_once_for_each_model() -> None:
+    fed, modules = federation()
+    bank = ModelBank(stack([dict(params_of(m)) for m in modules]), np.array([0, 1, 0]))
+    asked = []
+
+    class Spy:
+        def map(self, task, params, jobs):
+            asked.extend(jobs)
+            return fed.executor.map(task, params, jobs)
+
+        def close(self) -> None: ...
+
+    spied = Federation(**{**fed.__dict__, "executor": Spy()})
+    part = (np.array([1, 2]), np.array([1, 2]), np.array([2, 3]))
+    score_clients(spied, bank, np.arange(3), part)
+    assert [(job.row, job.examples.tolist()) for job in asked] == [(0, [1, 2, 3]), (1, [1, 2])]

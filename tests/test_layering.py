@@ -1,0 +1,84 @@
+"""Imports run one way; some libraries are imported in named places only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import flray
+
+PACKAGE = Path(flray.__file__).parent
+
+# Each layer may import those before it, and itself.
+LAYERS = [
+    ["errors", "randomness"],
+    ["data"],
+    ["models"],
+    ["client"],
+    ["execution"],
+    ["clustering"],
+    ["algorithms"],
+    ["scores"],
+    ["records"],
+    ["server"],
+    ["config"],
+    ["sweep"],
+    ["report"],
+    ["cli"],
+]
+HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# Library -> the only places that may import it.
+CONFINED = {
+    "ray": ("execution/", "server/actor.py", "sweep/"),
+    "wandb": ("sweep/tracking.py",),
+    "matplotlib": ("report/",),
+    "seaborn": ("report/",),
+    "rich": ("report/", "cli/"),
+    "click": ("cli/",),
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def layering_faults(name: str, modules: set[str]) -> list[str]:
+    """What is wrong with the imports of the file `name`, relative to the package."""
+    own = name.split("/")[0].removesuffix(".py")
+    faults = []
+    for module in sorted(modules):
+        top, _, rest = module.partition(".")
+        if top == "flray" and rest and own in HEIGHT:
+            target = rest.split(".")[0]
+            if HEIGHT[target] > HEIGHT[own]:
+                faults.append(f"{name} ({own}) imports {module} ({target}), which lies above it")
+        if top in CONFINED and not name.startswith(CONFINED[top]):
+            faults.append(f"{name} imports {top}, which belongs in {', '.join(CONFINED[top])}")
+    return faults
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_file_has_a_layer() -> None:
+    top = {p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in FILES}
+    assert len(FILES) > 20
+    assert top - {"__init__", "__main__"} <= set(HEIGHT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    assert layering_faults(str(path.relative_to(PACKAGE)), imported_modules(path)) == []
+
+
+def test_a_wrong_import_is_seen() -> None:
+    assert layering_faults("data/iid.py", {"flray.server.loop"})
+    assert layering_faults("client/loop.py", {"ray.util"})
+    assert not layering_faults("server/loop.py", {"flray.data.split", "numpy"})
