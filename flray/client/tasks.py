@@ -73,11 +73,18 @@ class Score:
             for some in torch.split(ids, SCORE_BATCH):
                 x, y = host.examples.batch(some)
                 output = host.module(x)
-                correct.append(output.argmax(-1) == y)
+                correct.append(_correct(output, y))
                 losses.append(_losses(host.module, output, (x, y)))
         return ExampleScores(
             torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy()
         )
+
+
+def _correct(output: Tensor, labels: Tensor) -> Tensor:
+    """Never, for a module that gives no row of class scores for an example: an autoencoder."""
+    if output.dim() != 2:
+        return torch.zeros_like(labels, dtype=torch.bool)
+    return output.argmax(-1) == labels
 
 
 def _losses(module: LightningModule, output: Tensor, batch: Batch) -> Tensor:

@@ -228,6 +228,9 @@ class GraphedStep(StackedStep):
                 self.place.zero_()
                 super().advance()
         torch.cuda.current_stream().wait_stream(side)
+        for state in self.optimizer.state.values():
+            if "step" in state:  # Adam's bias correction loses 5 digits to a float32 counter
+                state["step"] = state["step"].double()
         self.graph = torch.cuda.CUDAGraph()
         self.place.zero_()
         with torch.cuda.graph(self.graph):

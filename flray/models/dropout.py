@@ -34,14 +34,7 @@ def dropout_keys(module: nn.Module, step_key: Tensor) -> dict[str, Tensor]:
     step_key may be one key or one per stacked client; the keys have its shape.
     """
     layers = [name for name, m in module.named_modules() if isinstance(m, KeyedDropout)]
-    halves = [
-        (
-            counter_hash(step_key, torch.tensor(2 * i, device=step_key.device)),
-            counter_hash(step_key, torch.tensor(2 * i + 1, device=step_key.device)),
-        )
-        for i in range(len(layers))
-    ]
-    return {
-        f"{name}.key" if name else "key": high >> 1 << 32 | low
-        for name, (high, low) in zip(layers, halves, strict=True)
-    }
+    counters = torch.arange(2 * len(layers), device=step_key.device)
+    words = counter_hash(step_key[..., None], counters)  # (..., 2 layers)
+    keys = words[..., 0::2] >> 1 << 32 | words[..., 1::2]
+    return {f"{name}.key" if name else "key": keys[..., i] for i, name in enumerate(layers)}

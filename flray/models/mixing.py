@@ -82,5 +82,6 @@ def _fold(row: MixingRow, trained: Tensor, bank: Tensor) -> Tensor:
     source, index, weight = terms[0]
     total = source[index] * weight
     for source, index, weight in terms[1:]:
-        total = torch.add(total, source[index], alpha=weight)
+        # Two roundings, as any device does them: a fused multiply-add would differ between devices.
+        total = total + source[index] * weight
     return total

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from flray.config.binding import bind_component
+from flray.config.experiment import FROM_THE_DATASET
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of
 from flray.models.dropout import KeyedDropout, dropout_keys
@@ -16,6 +18,10 @@ COUNTS = [
     ("flhc_cnn", {"padding": "same"}, (1, 28, 28), 62, 1_690_046),
     ("lenet5", {}, (3, 32, 32), 10, 62_006),
     ("lenet5", {}, (1, 28, 28), 10, 44_426),
+    ("leaf_cnn", {}, (1, 28, 28), 10, 6_497_162),
+    ("leaf_cnn", {}, (1, 28, 28), 62, 6_603_710),
+    ("leaf_cnn", {}, (1, 28, 28), 47, 6_572_975),
+    ("resnet9", {}, (3, 32, 32), 100, 6_621_540),
 ]
 
 
@@ -28,7 +34,8 @@ def test_parameter_counts(name, fields, shape, classes, count) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step_is_the_mean_of_example_losses(name) -> None:
-    module = build_seeded(lambda: MODELS[name]((1, 28, 28), 10), 0)
+    component = bind_component("model", MODELS, name, "model", FROM_THE_DATASET)
+    module = build_seeded(lambda: component.build(image_shape=(1, 28, 28), num_classes=10), 0)
     batch = torch.rand(5, 1, 28, 28), torch.arange(5)
     losses = module.example_losses(batch)
     assert losses.shape == (5,)
