@@ -8,5 +8,9 @@ class ExperimentError(ValueError):
     """
 
 
+class ServerLost(RuntimeError):
+    """The process that ran the rounds is gone; the run directory holds all it had done."""
+
+
 class ClientFailure(RuntimeError):
     """A client's training failed and `on_client_failure` is `raise`."""

@@ -68,7 +68,7 @@ def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
         )
     name_of = {id(p): name for name, p in module.named_parameters()}
     groups = [
-        {**group, "params": [params[name_of[id(p)]] for p in group["params"]]}
+        {**group, "params": [params[name_of[id(p)]] for p in group["params"] if p.requires_grad]}
         for group in own.param_groups
     ]
     rebuild: Callable[..., torch.optim.Optimizer] = type(own)

@@ -29,6 +29,14 @@ def refusal(module: LightningModule) -> str | None:
     return None
 
 
+def check_stackable(module: LightningModule) -> None:
+    if reason := refusal(module):
+        raise ExperimentError(
+            f"engine vectorized cannot run {type(module).__name__}: {reason}; "
+            "choose execution.engine=loop"
+        )
+
+
 class Vectorized:
     """Trains `num_slots` models in one step of tensor arithmetic.
 
@@ -38,11 +46,7 @@ class Vectorized:
     """
 
     def __init__(self, module: LightningModule, examples: Examples, num_slots: int) -> None:
-        if reason := refusal(module):
-            raise ExperimentError(
-                f"engine vectorized cannot run {type(module).__name__}: {reason}; "
-                "choose execution.engine=loop"
-            )
+        check_stackable(module)
         self.module = module
         self.examples = examples
         self.num_slots = num_slots

@@ -2,23 +2,29 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from flray.client.host import HostSettings, start_host
+from flray.client.host import HostSettings, choose_engine, start_host
+from flray.client.vectorized import check_stackable
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
 from flray.data.split import Split
 from flray.errors import ExperimentError
-from flray.execution.executor import Inline
+from flray.execution.cluster import connected
+from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation
+from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
+from flray.execution.resources import Plan
 from flray.execution.settings import default_block
 from flray.models.bank import build_seeded, params_of, stack
 from flray.randomness import torch_seed
 from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory
+from flray.server.actor import run_in_actor
 from flray.server.loop import Row, Server, ignore, never
 
 
@@ -40,14 +46,15 @@ def run_experiment(
     should_stop: Callable[[], bool] = never,
 ) -> Result:
     """Run an experiment into the folder `out`; with resume, go on where it stopped."""
-    directory = RunDirectory(out)
+    directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     if directory.summary() is None:
-        server = build_server(experiment, directory, on_round, should_stop)
-        try:
-            server.run()
-        finally:
-            server.fed.executor.close()
+        build = partial(build_server, experiment, directory)
+        if experiment.settings.execution.executor == "ray":
+            with connected():
+                run_in_actor(build, on_round, should_stop)
+        else:
+            build(on_round, should_stop).run()
     return Result(out, directory.summary(), directory.rounds(), directory.clients())
 
 
@@ -57,23 +64,72 @@ def build_server(
     on_round: Callable[[Row], None],
     should_stop: Callable[[], bool],
 ) -> Server:
+    """Everything an experiment needs; refuses before the run directory is made."""
     settings = experiment.settings
-    dataset: Dataset = experiment.dataset.build().load()
-    split = deal(experiment, dataset)
-    fed = build_federation(experiment, dataset, split)
-    directory.resume(experiment.plain, environment(), split.digest())
+    parts = prepare(experiment)
+    if parts.plan:
+        wait_for_resources(parts.plan)
+    recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
+    directory.resume(experiment.plain, recorded, parts.payload.split.digest())
+    fed = build_federation(experiment, parts, start_executor(parts))
     return Server(
         algorithm=experiment.algorithm.build(),
         fed=fed,
-        split=split,
+        split=parts.payload.split,
         evaluation=settings.evaluate,
         num_rounds=settings.rounds,
         directory=directory,
         facts=_facts(experiment, fed),
-        device=settings.execution.resolve_device(),
+        device="cpu" if parts.plan else parts.payload.settings.device,
         on_round=on_round,
         should_stop=should_stop,
     )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data dealt and module built, nothing started."""
+
+    payload: Payload
+    plan: Plan | None  # of the client actors, where there are any
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    settings, execution = experiment.settings, experiment.settings.execution
+    dataset: Dataset = experiment.dataset.build().load()
+    split = deal(experiment, dataset)
+    module = build_seeded(
+        lambda: experiment.model.build(
+            image_shape=dataset.image_shape, num_classes=dataset.num_classes
+        ),
+        torch_seed(settings.seed, "initial model"),
+    ).to(dtype=execution.dtype)
+    device = execution.resolve_device()
+    num_params = sum(p.numel() for p in module.parameters())
+    cohort_size = max(int(settings.participation * len(split.clients)), 1)
+    block = execution.block or default_block(num_params, cohort_size, device)
+    host = HostSettings(
+        engine=execution.engine,
+        device=device,
+        dtype=execution.dtype,
+        num_slots=block,
+        threads=execution.threads,
+        seed=settings.seed,
+    )
+    payload = Payload(module, dataset, split, host)
+    if execution.executor == "inline":
+        return Prepared(payload, None)
+    actors = execution.actors
+    per_job = 1 if actors.count == "per_client" else block
+    num_actors = actors.number(split.num_clients)
+    return Prepared(payload, Plan(num_actors, actors, block, -(-cohort_size // per_job)))
+
+
+def start_executor(parts: Prepared) -> Executor:
+    if parts.plan:
+        return start_pool(parts.payload, parts.plan)
+    payload = parts.payload
+    return Inline(start_host(payload.module, payload.dataset, payload.split, payload.settings))
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:
@@ -87,59 +143,38 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
     return split
 
 
-def build_federation(experiment: Experiment, dataset: Dataset, split: Split) -> Federation:
-    settings, execution = experiment.settings, experiment.settings.execution
-    module = build_seeded(
-        lambda: experiment.model.build(
-            image_shape=dataset.image_shape, num_classes=dataset.num_classes
-        ),
-        torch_seed(settings.seed, "initial model"),
-    )
-    device = execution.resolve_device()
-    num_params = sum(p.numel() for p in module.parameters())
-    cohort_size = max(int(settings.participation * len(split.clients)), 1)
-    block = execution.block or default_block(num_params, cohort_size, device)
-    host = start_host(
-        module,
-        dataset,
-        split,
-        HostSettings(
-            engine=execution.engine,
-            device=device,
-            dtype=execution.dtype,
-            num_slots=block,
-            threads=execution.threads,
-            seed=settings.seed,
-        ),
-    )
+def build_federation(experiment: Experiment, parts: Prepared, executor: Executor) -> Federation:
+    settings, split = experiment.settings, parts.payload.split
     return Federation(
         clients=split.clients,
         num_clients=split.num_clients,
         num_examples=split.num_train_examples,
-        initial=stack([params_of(host.module)]),
-        executor=Inline(host),
+        initial=stack([params_of(parts.payload.module)]),
+        executor=executor,
         training=settings.train,
         aggregation=settings.aggregate,
         participation=settings.participation,
-        block=block,
+        block=parts.payload.settings.num_slots,
         seed=settings.seed,
         on_client_failure=settings.on_client_failure,
     )
 
 
 def describe(experiment: Experiment) -> str:
-    """Build everything but train nothing: what the experiment would be, in a sentence."""
-    dataset: Dataset = experiment.dataset.build().load()
-    split = deal(experiment, dataset)
-    fed = build_federation(experiment, dataset, split)
+    """Prepare everything but start nothing: what the experiment would be, in a sentence."""
+    parts = prepare(experiment)
+    payload, split = parts.payload, parts.payload.split
+    engine = choose_engine(payload.settings.engine, payload.module, payload.settings.device)
+    if engine == "vectorized":
+        check_stackable(payload.module)
     sizes = split.num_train_examples[split.clients]
-    num_params = sum(leaf.numel() for leaf in fed.initial.values())
-    fed.executor.close()
-    return (
+    num_params = sum(p.numel() for p in payload.module.parameters())
+    text = (
         f"{experiment.settings.rounds} rounds of {experiment.algorithm.name} with "
         f"{len(split.clients)} clients of {sizes.min()} to {sizes.max()} training examples, "
-        f"{num_params:,} parameters, blocks of {fed.block}"
+        f"{num_params:,} parameters, engine {engine}, blocks of {payload.settings.num_slots}"
     )
+    return f"{text}; {parts.plan}" if parts.plan else text
 
 
 def _facts(experiment: Experiment, fed: Federation) -> dict[str, str | int]:

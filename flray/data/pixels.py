@@ -1,8 +1,11 @@
 """Examples on a device: pixels gathered by index, normalised, cropped and flipped."""
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.data.dataset import Dataset
@@ -51,13 +54,20 @@ def place_examples(
 ) -> Examples:
     per_channel = (-1, 1, 1)
     return Examples(
-        images=torch.from_numpy(dataset.images).to(device),
-        image_ids=torch.from_numpy(split.image_ids).to(device),
-        labels=torch.from_numpy(split.labels).to(device),
+        images=tensor_over(dataset.images).to(device),
+        image_ids=tensor_over(split.image_ids).to(device),
+        labels=tensor_over(split.labels).to(device),
         mean=torch.tensor(dataset.normalization.mean, dtype=dtype, device=device).view(per_channel),
         std=torch.tensor(dataset.normalization.std, dtype=dtype, device=device).view(per_channel),
         augment=dataset.augment,
     )
+
+
+def tensor_over(array: NDArray[Any]) -> Tensor:
+    """A tensor over the array's own memory, read-only where the array came from another process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def crop_flip(pixels: Tensor, keys: Tensor) -> Tensor:

@@ -5,16 +5,52 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from flray.client.host import Host
+from flray.errors import ExperimentError
 from flray.models.bank import Params
 
 Job = TypeVar("Job")
 Output = TypeVar("Output")
 
+# What a client's own code may raise: its module, its loss, its data.
+CLIENT_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """In the place of the output of a job that did not come to its end."""
+
+    error: BaseException
+
+    @property
+    def reason(self) -> str:
+        text = str(self.error).strip().split("\n")
+        return f"{type(self.error).__name__}: {text[-1]}" if text[-1] else type(self.error).__name__
+
 
 class Executor(Protocol):
+    @property
+    def clients_per_job(self) -> int | None:
+        """None: as many as a block has slots."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """Of a whole block before its clients are tried one by one."""
+        ...
+
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
-    ) -> list[Output]:
+    ) -> list[Output | Failed]:
         """The outputs of the jobs in their order; the bank is sent once, not once a job."""
         ...
 
@@ -26,11 +62,23 @@ class Inline:
     """Everything in this process, one job after another."""
 
     host: Host
+    clients_per_job: int | None = None
+    retries: int = 0  # what failed here would fail again
 
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
-    ) -> list[Output]:
-        return [task(self.host, bank, job) for job in jobs]
+    ) -> list[Output | Failed]:
+        return [self._run(task, bank, job) for job in jobs]
+
+    def _run(
+        self, task: Callable[[Host, Params, Job], Output], bank: Params, job: Job
+    ) -> Output | Failed:
+        try:
+            return task(self.host, bank, job)
+        except ExperimentError:
+            raise
+        except CLIENT_ERRORS as error:
+            return Failed(error)
 
     def close(self) -> None:
         """Nothing was started."""

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flray.client.engine import BlockResult
 from flray.client.plan import num_local_steps
 from flray.client.tasks import ExampleScores, Score, ScoreJob, Train, TrainJob
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
 from flray.errors import ClientFailure
-from flray.execution.executor import Executor
+from flray.execution.attempts import Done, not_finite, run_to_the_client
+from flray.execution.executor import Executor, Failed
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Aggregation
 from flray.randomness import generator
@@ -113,51 +113,64 @@ class Federation:
         self, bank: ModelBank, cohort: Cohort, gradient: Gradient, memo: Params | None = None
     ) -> Trained:
         """Local training of the cohort, each from its row of the bank; memo leaves (K, ...)."""
+        size = self.executor.clients_per_job or self.block
         jobs = [
             TrainJob(
                 cohort.clients[some],
                 bank.owner[cohort.clients[some]],
                 {name: leaf[some] for name, leaf in (memo or {}).items()},
             )
-            for some in _slices(len(cohort.clients), self.block)
+            for some in _slices(len(cohort.clients), size)
         ]
         task = Train(self.training, gradient, cohort.t)
         with self.meter.phase("train"):
-            results = self.executor.map(task, bank.params, jobs)
-        trained = self._joined(cohort.clients, results)
+            done, failed = run_to_the_client(self.executor, task, bank.params, jobs)
+        failed |= not_finite(done)
+        if failed:
+            self._decide(failed, cohort)
+        trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)))
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
-        return self._without_failed(trained, cohort.t)
+        return trained
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
-        return self.executor.map(Score(), bank.params, jobs)
+        outputs = self.executor.map(Score(), bank.params, jobs)
+        for _ in range(self.executor.retries):
+            again = [k for k, output in enumerate(outputs) if isinstance(output, Failed)]
+            repeated = self.executor.map(Score(), bank.params, [jobs[k] for k in again])
+            for k, output in zip(again, repeated, strict=True):
+                outputs[k] = output
+        scores = []
+        for output in outputs:
+            if isinstance(output, Failed):
+                raise ClientFailure(f"evaluation failed: {output.reason}") from output.error
+            scores.append(output)
+        return scores
 
-    def _joined(self, clients: Ids, results: Sequence[BlockResult]) -> Trained:
-        names = results[0].params
-        return Trained(
-            clients=clients,
-            params={name: torch.cat([r.params[name] for r in results]) for name in names},
-            loss=np.concatenate([r.loss for r in results]),
-            num_steps=num_local_steps(self.num_examples[clients], self.training),
-        )
-
-    def _without_failed(self, trained: Trained, t: int) -> Trained:
-        finite = np.isfinite(trained.loss)
-        for leaf in trained.params.values():
-            finite &= leaf.flatten(1).isfinite().all(1).cpu().numpy()
-        if finite.all():
-            return trained
-        failed = trained.clients[~finite].tolist()
+    def _decide(self, failed: dict[int, Failed], cohort: Cohort) -> None:
+        """Stop, or go on without the clients that failed and count them."""
+        first = min(failed)
         if self.on_client_failure == "raise":
             raise ClientFailure(
-                f"in round {t} the loss or weights of client {failed[0]} became NaN or infinite"
-                f" ({len(failed)} of {len(finite)} clients: {failed[:10]}); lower train.lr, or set"
-                " on_client_failure=drop to go on without such clients"
-            )
+                f"in round {cohort.t} client {first} failed: {failed[first].reason} "
+                f"({len(failed)} of {len(cohort.clients)} clients failed: {sorted(failed)[:10]}); "
+                "set on_client_failure=drop to go on without such clients"
+            ) from failed[first].error
         self.meter.counts["clients_dropped"] += len(failed)
-        keep = torch.from_numpy(finite)
-        params = {name: leaf[keep.to(leaf.device)] for name, leaf in trained.params.items()}
+
+    def _joined(self, done: Sequence[Done], clients: Ids) -> Trained:
+        """Everything that came back, in the order of clients."""
+        ids = np.concatenate([job.clients for job, _ in done] or [clients[:0]])
+        order = np.argsort(ids, kind="stable")
+        order = order[np.isin(ids[order], clients)]
+        losses = np.concatenate([result.loss for _, result in done] or [np.empty(0)])
         return Trained(
-            trained.clients[finite], params, trained.loss[finite], trained.num_steps[finite]
+            clients=clients,
+            params={
+                name: torch.cat([nobody[:0], *(result.params[name] for _, result in done)])[order]
+                for name, nobody in self.initial.items()
+            },
+            loss=losses[order],
+            num_steps=num_local_steps(self.num_examples[clients], self.training),
         )
 
 

@@ -1,12 +1,13 @@
 """The `execution` part of an experiment: where and how, never what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from flray.client.host import EngineName
 from flray.errors import ExperimentError
+from flray.execution.resources import Actors
 
 # Measured for MLP-200 on a CPU: past 20 stacked models the working set leaves the cache.
 LARGEST_BLOCK_ON_CPU = 20
@@ -17,12 +18,13 @@ COPIES_OF_A_MODEL = 6
 
 @dataclass(frozen=True)
 class Execution:
-    executor: Literal["inline"] = "inline"
+    executor: Literal["inline", "ray"] = "inline"
     engine: EngineName = "auto"
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     precision: Literal["float32", "float64"] = "float32"
     block: int | None = None  # client slots computed together; None: chosen by model and device
     threads: int = 1  # of a process; more change the last bits
+    actors: Actors = field(default_factory=Actors)  # of executor ray
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -38,6 +40,8 @@ class Execution:
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def resolve_device(self) -> str:
+        if self.executor == "ray":
+            return self._device_of_an_actor()
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():
@@ -46,6 +50,16 @@ class Execution:
                 "choose cpu or auto"
             )
         return self.device
+
+    def _device_of_an_actor(self) -> str:
+        """An actor sees a GPU only if it asked Ray for a part of one."""
+        has_gpu = self.actors.num_gpus > 0
+        if self.device.startswith("cuda") and not has_gpu:
+            raise ExperimentError(
+                f"execution.device is {self.device} but the client actors ask for no GPU; set "
+                "execution.actors.num_gpus, 0.1 for ten actors on one GPU"
+            )
+        return "cuda" if has_gpu and self.device != "cpu" else "cpu"
 
 
 def default_block(num_params: int, cohort_size: int, device: str) -> int:

@@ -1,6 +1,7 @@
 """The engines agree: on ragged clients, with everything that could tell them apart."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -289,7 +290,10 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     module.hidden.weight.requires_grad_(False)
     examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
     block = block_of(split, module, training)
-    for engine in (Loop(module, examples), Vectorized(module, examples, SLOTS)):
-        result = engine.train(block, training, GRADIENTS["fedprox"])
+    for engine, how in product(
+        (Loop(module, examples), Vectorized(module, examples, SLOTS)),
+        (training, OPTIMIZERS["module"]),
+    ):
+        result = engine.train(block, how, GRADIENTS["fedprox"])
         assert torch.equal(result.params["hidden.weight"], block.w0["hidden.weight"])
         assert not torch.equal(result.params["out.weight"], block.w0["out.weight"])

@@ -61,6 +61,8 @@ def test_an_example_is_predicted_once_for_each_model() -> None:
     asked = []
 
     class Spy:
+        retries = 0
+
         def map(self, task, params, jobs):
             asked.extend(jobs)
             return fed.executor.map(task, params, jobs)

@@ -1,0 +1,33 @@
+"""A Ray cluster: the one in RAY_ADDRESS, or a local one of our own that ends with us."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+NAMESPACE = "flray"
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Be connected to Ray; what was started here is stopped at the end, whatever happens."""
+    if ray.is_initialized():
+        yield
+        return
+    # Ray's own log lines of workers would run through the progress lines.
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }  # Any: ray.init's own
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**options)
+    else:
+        ray.init(address="local", include_dashboard=False, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()

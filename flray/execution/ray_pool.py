@@ -1,0 +1,170 @@
+"""Client actors: Ray actors that wrap the LightningModules of the clients they host.
+
+An actor is a cache: data, module, compiled step. Any actor may run any client, a lost one loses
+nothing. Data goes to each node once, a bank once a round; jobs carry indices.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from pytorch_lightning import LightningModule
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util import register_serializer
+
+from flray.client.host import Host, HostSettings, start_host
+from flray.data.dataset import Dataset
+from flray.data.pixels import tensor_over
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.execution.executor import Failed, Job, Output
+from flray.execution.resources import Plan, check_resources
+from flray.models.bank import Params
+
+START_TIMEOUT_S = 300.0
+FREE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What an actor needs to host any client; put into the object store once."""
+
+    module: LightningModule
+    dataset: Dataset
+    split: Split
+    settings: HostSettings
+
+
+class ClientActor:
+    """One process that runs the tasks of the clients it is handed."""
+
+    def __init__(self, payload: Payload) -> None:
+        share_tensors_without_copies()
+        self.host: Host = start_host(
+            payload.module, payload.dataset, payload.split, payload.settings
+        )
+
+    def ready(self) -> int:
+        return os.getpid()
+
+    def run(self, task: Callable[[Host, Params, Any], Any], bank: Params, job: Any) -> Any:
+        device = self.host.examples.device
+        return task(self.host, {name: leaf.to(device) for name, leaf in bank.items()}, job)
+
+
+@dataclass
+class RayPool:
+    """An executor over client actors, which are replaced when they die."""
+
+    payload: Any  # ObjectRef of a Payload
+    plan: Plan
+    settings: HostSettings
+    retries: int = 1
+    actors: list[Any] = field(default_factory=list)  # actor handles
+
+    @property
+    def clients_per_job(self) -> int | None:
+        """One actor per client, literally, takes one client at a time."""
+        return 1 if self.plan.actors.count == "per_client" else None
+
+    def map(
+        self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
+    ) -> list[Output | Failed]:
+        sent_task, sent_bank = ray.put(task), ray.put(bank)
+        outputs: list[Output | Failed | None] = [None] * len(jobs)
+        waiting, idle = deque(range(len(jobs))), deque(range(len(self.actors)))
+        running: dict[Any, tuple[int, int]] = {}  # ObjectRef -> (job, actor)
+        while waiting or running:
+            while waiting and idle:
+                place, job = idle.popleft(), waiting.popleft()
+                ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
+                running[ref] = job, place
+            ref = ray.wait(list(running), num_returns=1)[0][0]
+            job, place = running.pop(ref)
+            outputs[job] = self._result(ref, place)
+            idle.append(place)
+        return [output for output in outputs if output is not None]
+
+    def _result(self, ref: Any, place: int) -> Any:
+        try:
+            return ray.get(ref)
+        except RayTaskError as error:
+            if isinstance(error.cause, ExperimentError):
+                raise error.cause from None
+            return Failed(error.cause or error)
+        except RayActorError as error:
+            self.actors[place] = self._start_one()
+            return Failed(error)
+
+    def start(self) -> None:
+        """Start all actors and wait until each is there."""
+        self.actors.extend(self._start_one() for _ in range(self.plan.num_actors))
+        ready: list[Any] = [actor.ready.remote() for actor in self.actors]  # ObjectRefs
+        try:
+            ray.get(ready, timeout=START_TIMEOUT_S)
+        except GetTimeoutError as error:
+            done, _ = ray.wait(ready, num_returns=len(ready), timeout=0)
+            self.close()
+            raise ExperimentError(
+                f"only {len(done)} of {self.plan.num_actors} client actors started within "
+                f"{START_TIMEOUT_S:.0f} s ({self.plan}); lower execution.actors.count"
+            ) from error
+
+    def _start_one(self) -> Any:
+        threads = str(self.settings.threads)
+        # In the environment before torch is imported: set_num_threads alone comes too late.
+        env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        actor_class = ray.remote(ClientActor).options(
+            num_cpus=self.plan.actors.num_cpus,
+            num_gpus=self.plan.actors.num_gpus,
+            runtime_env={"env_vars": env},
+            scheduling_strategy="SPREAD",
+        )
+        return actor_class.remote(self.payload)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors.clear()
+
+
+def start_pool(payload: Payload, plan: Plan) -> RayPool:
+    """A pool of client actors, each of them ready to work."""
+    share_tensors_without_copies()
+    pool = RayPool(ray.put(payload), plan, payload.settings)
+    pool.start()
+    return pool
+
+
+def wait_for_resources(plan: Plan) -> None:
+    """Refuse at once what the cluster does not have; wait a little for what others give back."""
+    there: Callable[[], dict[str, float]] = ray.cluster_resources
+    free: Callable[[], dict[str, float]] = ray.available_resources
+    check_resources(plan, there())
+    deadline = monotonic() + FREE_TIMEOUT_S
+    while True:
+        try:
+            return check_resources(plan, free())
+        except ExperimentError:
+            if monotonic() > deadline:
+                raise
+            sleep(0.1)
+
+
+def share_tensors_without_copies() -> None:
+    """Let Ray move tensors as numpy arrays, which every process of a node maps from one place.
+
+    Received tensors are read-only memory: nothing here works in place on what it received.
+    """
+    register_serializer(torch.Tensor, serializer=_to_array, deserializer=tensor_over)
+
+
+def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())

@@ -1,0 +1,63 @@
+"""What the autoencoders share: two halves, and a loss that is a mean over pixels."""
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from flray.models.classifier import Batch
+
+
+class Autoencoder(LightningModule):
+    """Reconstruction as output, squared error as loss; a subclass sets encoder and decoder.
+
+    There is no `losses(output, labels)` as classifiers have it: the loss needs the images.
+    """
+
+    encoder: nn.Module
+    decoder: nn.Module
+
+    def encode(self, x: Tensor) -> Tensor:
+        z: Tensor = self.encoder(x)  # (B, latent)
+        return z
+
+    def decode(self, z: Tensor) -> Tensor:
+        image: Tensor = self.decoder(z)
+        return image
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        return self.decode(self.encode(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reconstruct(x)
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        x, _ = batch
+        return mean_over_pixels((self.reconstruct(x) - x).square())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 (Lightning's)
+        return self.example_losses(batch).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """What FLT pre-trains its encoders with."""
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def mean_over_pixels(errors: Tensor) -> Tensor:
+    """One number for each example.
+
+    >>> mean_over_pixels(torch.tensor([[[[1.0, 3.0]]], [[[5.0, 5.0]]]]))
+    tensor([2., 5.])
+    """
+    return errors.flatten(1).mean(1)
+
+
+def quartered(image_shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Height and width after two halvings, which the decoder can undo.
+
+    >>> quartered((1, 28, 32))
+    (7, 8)
+    """
+    _, height, width = image_shape
+    if height % 4 or width % 4:
+        raise ValueError(f"height and width must be multiples of 4, got images {image_shape}")
+    return height // 4, width // 4
