@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,3 +32,18 @@ def connected() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def actor_environment(threads: int) -> dict[str, dict[str, str]]:
+    """The runtime environment of our actors.
+
+    Threads are fixed before torch is imported: set_num_threads alone comes too late. The search
+    path is the driver's, so that a user's own modules are found.
+    """
+    return {
+        "env_vars": {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+    }

@@ -24,6 +24,7 @@ from flray.data.dataset import Dataset
 from flray.data.pixels import tensor_over
 from flray.data.split import Split
 from flray.errors import ExperimentError
+from flray.execution.cluster import actor_environment
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.resources import Plan, check_resources
 from flray.models.bank import Params
@@ -118,13 +119,10 @@ class RayPool:
             ) from error
 
     def _start_one(self) -> Any:
-        threads = str(self.settings.threads)
-        # In the environment before torch is imported: set_num_threads alone comes too late.
-        env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         actor_class = ray.remote(ClientActor).options(
             num_cpus=self.plan.actors.num_cpus,
             num_gpus=self.plan.actors.num_gpus,
-            runtime_env={"env_vars": env},
+            runtime_env=actor_environment(self.settings.threads),
             scheduling_strategy="SPREAD",
         )
         return actor_class.remote(self.payload)

@@ -60,7 +60,8 @@ class RunDirectory:
     def check_resume(self, config: Config) -> None:
         """Refuse a directory that holds anything but this experiment or nothing."""
         if self.holds_run():
-            difference = first_difference(self._held_config(), yaml.safe_load(_to_yaml(config)))
+            here = yaml.safe_load(_to_yaml(config))
+            difference = first_difference(_deciding(self._held_config()), _deciding(here))
             if difference is not None:
                 raise ExperimentError(
                     f"{self.path} holds another experiment ({difference}): "
@@ -203,6 +204,14 @@ class RunDirectory:
         empty = _client_rows(0, PARTS[0], ClientScores(nothing, nothing, nothing, np.empty(0)))
         empty = empty.append_column("model", pa.array(nothing))
         return _join([empty, *(_read(path) for path in self._part_files())])
+
+
+def _deciding(config: Config) -> Config:
+    """The keys that decide a result: the same run may go on with other actors."""
+    kept = {key: value for key, value in config.items() if key not in ("execution", "tracking")}
+    execution = config.get("execution", {})
+    free = ("executor", "actors")
+    return kept | {"execution": {k: v for k, v in execution.items() if k not in free}}
 
 
 def first_difference(held: Config, config: Config) -> str | None:

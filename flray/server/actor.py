@@ -8,6 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flray.errors import ClientFailure, ExperimentError, ServerLost
+from flray.execution.cluster import actor_environment
 from flray.server.loop import Row, Server
 
 POLL_S = 0.2
@@ -47,6 +48,7 @@ def run_in_actor(
         .options(
             num_cpus=0,  # the clients' actors do the work
             max_concurrency=3,
+            runtime_env=actor_environment(threads=1),
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
         .remote()

@@ -1,0 +1,153 @@
+"""Client actors: one result whatever their number, and nothing lost when one dies."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+
+import flray
+from flray.config.build import run_experiment
+from flray.config.experiment import override, parse_experiment
+from flray.data.datasets.synthetic import Synthetic
+from flray.data.splits.pathological import Pathological
+from flray.errors import ClientFailure, ExperimentError
+from flray.execution.cluster import connected
+
+from scenarios import TINY
+
+pytestmark = pytest.mark.slow
+
+# Ragged clients, with everything that could tell two orders of work apart.
+HARD = ["algorithm=fedprox", "train.momentum=0.9", "model.dropout=0.5", "execution.block=2"]
+LIGHT = "num_cpus: 0.1"  # several actors on a small machine
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    with connected():
+        yield
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> str:
+    result = flray.run(override(TINY, HARD), tmp_path_factory.mktemp("inline") / "run")
+    return result.summary["params_sha256"]
+
+
+def run_on_ray(out: Path, count: object, *more: str):
+    pool = ["execution.executor=ray", f"execution.actors={{count: {count}, {LIGHT}}}"]
+    return flray.run(TINY, out, [*HARD, *pool, *more])
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("count", [1, 2, 5, "per_client"])
+def test_bits_do_not_depend_on_the_number_of_actors(count, reference, tmp_path) -> None:
+    result = run_on_ray(tmp_path / "run", count)
+    assert result.summary["params_sha256"] == reference
+    assert result.rounds["round"].tolist() == [1, 2, 3, 4]
+
+
+FAULTY = '''
+from dataclasses import dataclass
+
+import torch
+
+from flray.models.mlp200 import Mlp200
+
+
+class Faulty(Mlp200):
+    """Cannot stand a batch with label 3."""
+
+    def example_losses(self, batch):
+        if bool((batch[1] == 3).any()):
+            raise ArithmeticError("label 3 is not to be had")
+        return super().example_losses(batch)
+'''
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "faulty_of_tests.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_killed_actor_loses_nothing(times, tmp_path) -> None:
+    """Processes of client actors are killed from outside while the run goes on."""
+    seen: list[int] = []
+
+    def kill_one(row) -> None:
+        if row["round"] <= times:
+            pid = _client_actor_pids()[0]
+            os.kill(pid, signal.SIGKILL)
+            seen.append(pid)
+
+    pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}", "train.epochs=40"]
+    plain = override(TINY, [*HARD, *pool])
+    result = run_experiment(parse_experiment(plain), tmp_path / "run", on_round=kill_one)
+    quiet = flray.run(plain, tmp_path / "quiet", ["execution.executor=inline"])
+    assert len(set(seen)) == times
+    assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
+
+
+def _client_actor_pids() -> list[int]:
+    """Processes whose title says that they are our client actors."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if title.startswith("ray::ClientActor"):
+            pids.append(int(folder.name))
+    return sorted(pids)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path) -> None:
+    with pytest.raises(
+        ExperimentError, match=r"50 x 1 = 50 CPU, the cluster has .* free: \d+ such"
+    ):
+        flray.run(TINY, tmp_path / "a", ["execution={executor: ray, actors: {count: 50}}"])
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ExperimentError, match=r"2 x 0.5 = 1 GPU, the cluster has .* free: 0 such"):
+        flray.run(TINY, tmp_path / "b", ["execution={executor: ray, actors: {num_gpus: 0.5}}"])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_may_go_on_with_another_number_of_actors(reference, tmp_path) -> None:
+    pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
+    experiment = parse_experiment(override(TINY, [*HARD, *pool]))
+    part = run_experiment(experiment, tmp_path / "run", should_stop=lambda: True)
+    assert part.summary is None
+    rest = flray.run(TINY, tmp_path / "run", HARD, resume=True)
+    assert rest.summary["params_sha256"] == reference
+
+
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.usefixtures("cluster", "own_code")
+def test_a_faulty_client_is_named_or_dropped(executor, tmp_path) -> None:
+    """Clients that hold label 3 raise; the others of their block are not lost with them."""
+    actors = f"actors: {{count: 1, {LIGHT}}}"
+    overrides = [
+        "model={name: 'faulty_of_tests:Faulty', hidden: 16}",
+        "split={name: pathological, clients: 6}",
+        f"execution={{executor: {executor}, engine: loop, block: 3, {actors}}}",
+        "participation=1",
+        "rounds=2",
+    ]
+    with pytest.raises(ClientFailure, match=r"client \d failed: ArithmeticError: label 3 is not"):
+        flray.run(TINY, tmp_path / "raise", overrides)
+    result = flray.run(TINY, tmp_path / "drop", [*overrides, "on_client_failure=drop"])
+    dataset = Synthetic(num_train=300, num_test=100, size=8).load()
+    split = Pathological(clients=6).split(dataset, 0)
+    holders = sum(bool((split.labels[ids] == 3).any()) for ids in split.train)
+    assert 1 <= holders < 6
+    assert result.summary["clients_dropped"] == 2 * holders
+    assert result.rounds["train_loss"].notna().all()
