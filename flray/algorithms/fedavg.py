@@ -25,7 +25,7 @@ class FedAvg:
     def init(self, fed: Federation) -> FedAvgState:
         return FedAvgState(fed.initial_bank())
 
-    def cohort(self, state: FedAvgState, t: int, fed: Federation) -> Cohort:  # noqa: ARG002
+    def cohort(self, state: FedAvgState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))  # Alg. 1 l. 4-5: S_t, max(C K, 1) clients
 
     def gradient(
@@ -33,8 +33,8 @@ class FedAvg:
         grad: Callable[[Params, LocalBatch], Params],
         w: Params,
         batch: LocalBatch,
-        w0: Params,  # noqa: ARG002
-        memo: Params,  # noqa: ARG002
+        w0: Params,
+        memo: Params,
     ) -> Params:
         return grad(w, batch)  # ClientUpdate l. 3: w <- w - eta grad l(w; b)
 
@@ -50,5 +50,5 @@ class FedAvg:
             params = mix([row], trained.params, state.bank.params)
         return FedAvgState(ModelBank(params, state.bank.owner)), trained.metrics()
 
-    def deploy(self, state: FedAvgState, clients: Ids, fed: Federation) -> ModelBank:  # noqa: ARG002
+    def deploy(self, state: FedAvgState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank

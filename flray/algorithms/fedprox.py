@@ -26,7 +26,7 @@ class FedProx(FedAvg):
         w: Params,
         batch: LocalBatch,
         w0: Params,
-        memo: Params,  # noqa: ARG002
+        memo: Params,
     ) -> Params:
         g = grad(w, batch)
         # Eq. 2: h_k(w; w^t) = F_k(w) + μ/2 ||w - w^t||²

@@ -7,13 +7,14 @@ import torch
 from pytorch_lightning import LightningModule
 
 from flray.client.engine import Engine
+from flray.client.lightning import Lightning, MakeCallback
 from flray.client.loop import Loop
 from flray.client.vectorized import Vectorized, refusal
 from flray.data.dataset import Dataset, Ids
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
 
-EngineName = Literal["auto", "loop", "vectorized"]
+EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
 # Measured on two cores: above this size stacking a model on a CPU only adds memory traffic.
 LARGEST_STACKED_ON_CPU = 300_000  # parameters
@@ -38,6 +39,7 @@ class HostSettings:
     num_slots: int
     threads: int
     seed: int
+    callbacks: tuple[MakeCallback, ...] = ()  # of engine lightning
 
 
 def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
@@ -60,9 +62,14 @@ def start_host(
     device = torch.device(settings.device)
     module = module.to(device=device, dtype=settings.dtype)
     examples = place_examples(dataset, split, device, settings.dtype)
-    engine: Engine
-    if choose_engine(settings.engine, module, device.type) == "vectorized":
-        engine = Vectorized(module, examples, settings.num_slots)
-    else:
-        engine = Loop(module, examples)
+    engine = _start_engine(module, examples, settings)
     return Host(module, examples, split.train, engine, settings.seed)
+
+
+def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
+    name = choose_engine(settings.engine, module, examples.device.type)
+    if name == "vectorized":
+        return Vectorized(module, examples, settings.num_slots)
+    if name == "lightning":
+        return Lightning(module, examples, settings.callbacks)
+    return Loop(module, examples)

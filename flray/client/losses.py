@@ -7,9 +7,12 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flray.client.plan import Plan
 from flray.client.training import LocalBatch
+from flray.data.pixels import Examples
 from flray.models.bank import Params
 from flray.models.classifier import HasExampleLosses
+from flray.models.dropout import dropout_keys
 
 
 class BatchLoss(nn.Module):
@@ -37,3 +40,19 @@ class BatchLoss(nn.Module):
         """The loss with the module's params replaced by w and its dropout keys by the batch's."""
         state = {f"module.{k}": v for k, v in (w | batch.keys).items()}
         return cast(Tensor, functional_call(self, state, (batch,)))
+
+    def gradient_at(self, w: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """Gradient and value of the loss at w, of one client, by plain autograd."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
+        loss = self.at(leaves, batch)
+        wrt = list(leaves.values())
+        gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, gradients, strict=True)), loss.detach()
+
+
+def unpadded_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
+    """The batch of one step of one client, without padding."""
+    ids = torch.from_numpy(plan.ids[step][plan.mask[step]]).to(examples.device)
+    key = torch.tensor(int(plan.keys[step]), device=examples.device)
+    x, y = examples.training_batch(ids[None], key[None])
+    return LocalBatch(x[0], y[0], None, dropout_keys(module, key))

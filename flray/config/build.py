@@ -10,6 +10,7 @@ import pandas as pd
 
 from flray.client.host import HostSettings, choose_engine, start_host
 from flray.client.vectorized import check_stackable
+from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
 from flray.data.split import Split
@@ -115,6 +116,7 @@ def prepare(experiment: Experiment) -> Prepared:
         num_slots=block,
         threads=execution.threads,
         seed=settings.seed,
+        callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
     payload = Payload(module, dataset, split, host)
     if execution.executor == "inline":

@@ -24,6 +24,7 @@ class Execution:
     precision: Literal["float32", "float64"] = "float32"
     block: int | None = None  # client slots computed together; None: chosen by model and device
     threads: int = 1  # of a process; more change the last bits
+    callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
     actors: Actors = field(default_factory=Actors)  # of executor ray
 
     def __post_init__(self) -> None:
@@ -31,6 +32,11 @@ class Execution:
             raise ValueError(f"block must be >= 1, got {self.block}")
         if self.threads < 1:
             raise ValueError(f"threads must be >= 1, got {self.threads}")
+        if self.callbacks and self.engine != "lightning":
+            raise ValueError(
+                f"callbacks run on engine lightning only, got {list(self.callbacks)} with "
+                f"engine {self.engine}; set execution.engine=lightning"
+            )
         kind = self.device.split(":")[0]
         if kind not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")

@@ -34,7 +34,7 @@ class Autoencoder(LightningModule):
         x, _ = batch
         return mean_over_pixels((self.reconstruct(x) - x).square())
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 (Lightning's)
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self.example_losses(batch).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

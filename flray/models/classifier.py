@@ -32,7 +32,7 @@ class Classifier(LightningModule):
         x, y = batch
         return self.losses(self(x), y)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 (Lightning's)
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self.example_losses(batch).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

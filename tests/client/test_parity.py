@@ -164,7 +164,7 @@ def test_what_was_received_is_not_changed() -> None:
 class Memo:
     """A direction that reads the client's own memo, as SCAFFOLD does: g + c."""
 
-    def __call__(self, grad, w, batch, w0, memo):  # noqa: ARG002
+    def __call__(self, grad, w, batch, w0, memo):
         g = grad(w, batch)
         return {name: g[name] + memo[name] for name in g}
 
@@ -195,7 +195,7 @@ class WithBatchNorm(LightningModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> Any:  # noqa: ARG002
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> Any:
         x, y = batch
         return {"loss": nn.functional.cross_entropy(self(x), y)}
 

@@ -1,0 +1,128 @@
+"""Engine `lightning` is `loop`, bit by bit on a CPU, with everything Lightning brings."""
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+
+import flray
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedprox import FedProx
+from flray.client.engine import Block
+from flray.client.lightning import Lightning
+from flray.client.loop import Loop
+from flray.client.training import Training
+from flray.errors import ExperimentError
+from flray.models import MODELS
+from flray.models.bank import build_seeded
+
+from scenarios import RAGGED, TINY, block_of, noise_dataset, place, ragged_split
+
+TRAININGS = {
+    "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=4),
+    "adam": Training(optimizer="adam", lr=0.001, epochs=2, batch_size=4),
+    "module": Training(optimizer="module", epochs=2, batch_size=4),
+}
+GRADIENTS = {"fedavg": FedAvg().gradient, "fedprox": FedProx(mu=0.5).gradient}
+
+
+def setup(training: Training, augment: str = "none"):
+    build = lambda: MODELS["mlp200"]((1, 28, 28), 10, hidden=20, dropout=0.5)  # noqa: E731
+    module = build_seeded(build, 0)
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED), (1, 28, 28), augment), split, torch.float32)
+    return module, examples, block_of(split, module, training)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("optimizer", TRAININGS)
+def test_lightning_is_loop_bit_by_bit(optimizer, gradient, augment) -> None:
+    training, hook = TRAININGS[optimizer], GRADIENTS[gradient]
+    module, examples, block = setup(training, augment)
+    a = Loop(module, examples).train(block, training, hook)
+    b = Lightning(module, examples).train(block, training, hook)
+    for name, leaf in a.params.items():
+        assert torch.equal(leaf, b.params[name]), name
+        assert not torch.equal(leaf, block.w0[name])
+    assert (a.loss == b.loss).all()
+
+
+class TwoPoints:
+    """Asks for the gradient at another point too, as Per-FedAvg does."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        g = grad(w, batch)
+        return grad({name: w[name] - 0.01 * g[name] for name in g}, batch)
+
+
+def test_a_gradient_elsewhere_is_that_of_loop() -> None:
+    training = TRAININGS["momentum"]
+    module, examples, block = setup(training)
+    a = Loop(module, examples).train(block, training, TwoPoints())
+    b = Lightning(module, examples).train(block, training, TwoPoints())
+    for name, leaf in a.params.items():
+        assert torch.allclose(leaf, b.params[name], atol=1e-6)
+
+
+def test_memos_reach_their_clients() -> None:
+    training = TRAININGS["momentum"]
+    module, examples, block = setup(training)
+    memo = {name: torch.full_like(leaf, 0.01) for name, leaf in block.w0.items()}
+
+    def shifted(grad, w, batch, w0, memo):  # noqa: ARG001
+        return {name: g + memo[name] for name, g in grad(w, batch).items()}
+
+    full = Block(block.plans, block.w0, memo)
+    a = Loop(module, examples).train(full, training, shifted)
+    b = Lightning(module, examples).train(full, training, shifted)
+    assert all(torch.equal(leaf, b.params[name]) for name, leaf in a.params.items())
+
+
+SEEN: list[tuple[str, int]] = []
+
+
+class Witness(Callback):
+    """Sees epochs and batches as in any Trainer; new for each client, so it starts from zero."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.batches += 1
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        SEEN.append((type(pl_module).__name__, self.batches, trainer.current_epoch))
+
+
+def test_the_users_callbacks_see_every_client() -> None:
+    training = TRAININGS["momentum"]
+    module, examples, block = setup(training)
+    SEEN.clear()
+    Lightning(module, examples, (Witness,)).train(block, training, GRADIENTS["fedavg"])
+    assert [("Mlp200", 2 * -(-n // 4), 2) for n in RAGGED] == SEEN
+
+
+CALLBACK = """
+from pathlib import Path
+from pytorch_lightning import Callback
+
+class Diary(Callback):
+    def on_train_end(self, trainer, pl_module):
+        with Path("diary.txt").open("a") as diary:
+            diary.write(f"{trainer.global_step}\\n")
+"""
+
+
+def test_a_run_on_lightning_is_the_run_on_loop(tmp_path, monkeypatch) -> None:
+    (tmp_path / "diary_of_tests.py").write_text(CALLBACK)
+    monkeypatch.chdir(tmp_path)
+    callbacks = "execution.callbacks=['diary_of_tests:Diary']"
+    with pytest.raises(ExperimentError, match="callbacks run on engine lightning only"):
+        flray.run(TINY, tmp_path / "no", [callbacks])
+    dropout = "model.dropout=0.5"  # off in evaluation, on again in the next round
+    a = flray.run(TINY, tmp_path / "a", ["execution.engine=loop", dropout])
+    b = flray.run(TINY, tmp_path / "b", ["execution.engine=lightning", dropout, callbacks])
+    assert a.summary["params_sha256"] == b.summary["params_sha256"]
+    steps = [int(line) for line in (tmp_path / "diary.txt").read_text().split()]
+    assert sum(steps) == b.summary["client_steps"]
+    assert len(steps) == 4 * 3  # rounds, clients a round
