@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from flray import __version__
-from flray.errors import ClientFailure, ExperimentError
+from flray.errors import ClientFailure, ExperimentError, ServerLost
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
 WIDTH_OF_A_PIPE = 120
@@ -70,6 +70,24 @@ def check(arguments: tuple[str, ...]) -> None:
         _console().print(f"[green]ok[/] {planned.name}: {describe(planned.experiment)}")
 
 
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def attach(run: Path) -> None:
+    """Watch a run that goes on without you: rounds as they come, then the table."""
+    from flray.cli.campaign import attach_to
+
+    attach_to(run, _console())
+
+
+@cli.command(hidden=True)
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+def keep(out: Path) -> None:
+    """Drive a run on Ray; what `flray run` starts in the background."""
+    from flray.cli.keeper import keep
+
+    keep(out)
+
+
 @cli.command("list")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 def list_(kind: str | None) -> None:
@@ -88,7 +106,7 @@ def _console() -> Console:
 
 def main() -> None:
     """Run the command line; what is wrong with an experiment is one message, not a traceback."""
-    errors = Console(stderr=True, highlight=False)
+    errors = Console(stderr=True, highlight=False, markup=False)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -97,8 +115,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except ExperimentError as error:
-        errors.print(f"[red]error:[/] {error}", soft_wrap=True, markup=True)
+        errors.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
-    except ClientFailure as error:
-        errors.print(f"[red]failed:[/] {error}", soft_wrap=True)
+    except (ClientFailure, ServerLost) as error:
+        errors.print(f"failed: {error}", style="red", soft_wrap=True)
         sys.exit(FAILED)

@@ -13,12 +13,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper, watch
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment, read_yaml
 from flray.errors import ExperimentError
+from flray.records.lock import holder
+from flray.records.run_directory import RunDirectory
 from flray.report.console import comparison_table, round_line
 
-__all__ = ["PlannedRun", "describe", "plan_runs", "run_all"]
+__all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
 
 RUNS = Path("runs")
 Summary = dict[str, Any]  # Any: JSON
@@ -68,11 +71,14 @@ def run_all(
         console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
         try:
             summary = _run_one(planned, console, resume, lambda: perf_counter() > deadline)
+        except Detached:
+            console.print(f"detached; the run goes on: flray attach {planned.out}", soft_wrap=True)
+            return
         except KeyboardInterrupt:
             console.print("interrupted; the same command with --out and --resume goes on")
             raise click.Abort from None
         if summary is None:
-            console.print("stopped in time; the same command with --out and --resume goes on")
+            console.print("stopped; the same command with --out and --resume goes on")
             return
         summaries.setdefault(planned.name, []).append(summary)
     console.print(comparison_table(summaries))
@@ -93,7 +99,54 @@ def _run_one(
         bar.update(task, completed=row["round"])
 
     with bar if console.is_terminal else nullcontext():
+        if planned.experiment.settings.execution.executor == "ray":
+            return _run_kept(planned, resume, show, console.print, should_stop)
         return run_experiment(planned.experiment, planned.out, resume, show, should_stop).summary
+
+
+def _run_kept(
+    planned: PlannedRun,
+    resume: bool,
+    show: Callable[[Summary], None],
+    say: Callable[[str], None],
+    should_stop: Callable[[], bool],
+) -> Summary | None:
+    """Run on Ray in a process of its own, which may be left alone and attached to again."""
+    directory = RunDirectory(planned.out)
+    plain = planned.experiment.plain
+    (directory.check_resume if resume else directory.check_start)(plain)
+    if (summary := directory.summary()) is not None:
+        return summary
+    process = start_keeper(planned.experiment, planned.out, resume)
+    watch(planned.out, lambda: process.poll() is None, show, say, should_stop)
+    raise_what_the_keeper_said(process, planned.out)
+    return directory.summary()
+
+
+def attach_to(out: Path, console: Console) -> None:
+    """Watch a run by its directory until it ends; then its table, or how to go on."""
+    directory = RunDirectory(out)
+    if not directory.holds_run():
+        raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
+    num_rounds = int(directory.config()["rounds"])
+    for row in directory.rows()[-1:]:
+        console.print(round_line(row, num_rounds), soft_wrap=True)
+    try:
+        watch(
+            out,
+            lambda: holder(out) is not None,
+            lambda row: console.print(round_line(row, num_rounds), soft_wrap=True),
+            console.print,
+            lambda: False,
+        )
+    except Detached:
+        console.print(f"detached; the run goes on: flray attach {out}", soft_wrap=True)
+        return
+    summary = directory.summary()
+    if summary is None:
+        console.print(f"nobody runs {out}; go on with: flray run ... --out {out} --resume")
+    else:
+        console.print(comparison_table({str(summary["algorithm"]): [summary]}))
 
 
 def _number_of_seeds(given: Sequence[str]) -> int:

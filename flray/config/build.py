@@ -24,6 +24,7 @@ from flray.execution.settings import default_block
 from flray.models.bank import build_seeded, params_of, stack
 from flray.randomness import torch_seed
 from flray.records.environment import environment
+from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import run_in_actor
 from flray.server.loop import Row, Server, ignore, never
@@ -51,11 +52,12 @@ def run_experiment(
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     if directory.summary() is None:
         build = partial(build_server, experiment, directory)
-        if experiment.settings.execution.executor == "ray":
-            with connected():
-                run_in_actor(build, on_round, should_stop)
-        else:
-            build(on_round, should_stop).run()
+        with locked(directory.path):
+            if experiment.settings.execution.executor == "ray":
+                with connected():
+                    run_in_actor(build, on_round, should_stop)
+            else:
+                build(on_round, should_stop).run()
     return Result(out, directory.summary(), directory.rounds(), directory.clients())
 
 

@@ -22,6 +22,7 @@ import yaml
 
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
+from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
 from flray.scores import ClientScores
 
@@ -162,12 +163,32 @@ class RunDirectory:
         loaded: dict[str, Any] = json.loads(self._summary.read_text(encoding="utf-8"))
         return loaded
 
+    def config(self) -> Config:
+        """The resolved configuration of the run."""
+        return self._held_config()
+
+    def plan(self) -> str | None:
+        """What the run asked of a cluster, where it runs on one; None until it has started."""
+        if not self._environment.is_file():
+            return None
+        recorded = json.loads(self._environment.read_text(encoding="utf-8"))
+        newest = [recorded, *recorded.get("resumed", [])][-1]
+        plan: str | None = newest.get("plan")
+        return plan
+
     def rounds(self) -> pd.DataFrame:
         """A row for each round so far."""
         if not self._rounds.is_file():
             return pd.DataFrame({"round": np.empty(0, np.int64)})
         frame: pd.DataFrame = _read(self._rounds).to_pandas()
         return frame
+
+    def rows(self, seen: int = 0) -> list[dict[str, Any]]:
+        """The rows of rounds.parquet after the first `seen`, each without its empty columns."""
+        if not self._rounds.is_file():
+            return []
+        rows: list[dict[str, Any]] = _read(self._rounds).slice(seen).to_pylist()
+        return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
     def clients(self) -> pd.DataFrame:
         """A row for each client and evaluation so far."""
@@ -186,6 +207,7 @@ class RunDirectory:
             raise ExperimentError(f"{self.path} is a file: choose another --out or remove it")
         # environment.json alone is a start that was cut short.
         ours = {self._environment.name, f"{self._environment.name}.tmp", f"{self._config.name}.tmp"}
+        ours |= {lock.NAME, "server.log"}
         foreign = sorted({path.name for path in self.path.iterdir()} - ours)
         if foreign:
             raise ExperimentError(

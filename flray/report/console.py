@@ -19,7 +19,7 @@ def round_line(row: Summary, num_rounds: int) -> str:
     """
     width = len(str(num_rounds))
     parts = [f"round {row['round']:{width}d}/{num_rounds}"]
-    if "accuracy_mean" in row:
+    if row.get("accuracy_mean") is not None:
         parts.append(f"accuracy {100 * row['accuracy_mean']:6.2f} %")
         parts.append(f"worst client {100 * row['accuracy_worst']:6.2f} %")
         parts.append(f"clusters {row['clusters']}")

@@ -118,7 +118,7 @@ def test_two_experiments_and_seeds_end_in_one_paired_table(flray) -> None:
 def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
     code, out, _ = flray("run", "tiny.yaml", "--out", "timed", "--max-minutes", "0")
     assert code == 0
-    assert "stopped in time" in out
+    assert "stopped" in out
     assert "round 1/4" in out
     assert "round 2/4" not in out
     code, out, _ = flray("run", "tiny.yaml", "--out", "timed", "--resume")

@@ -1,0 +1,130 @@
+"""A run that outlives the terminal: a keeper process drives it, the terminal only watches.
+
+The keeper is the Ray driver: it holds a local cluster, where one was started, and the lock of the
+run directory. Whoever watches reads the run directory, so anybody may come and go.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from flray.config.build import run_experiment
+from flray.config.experiment import Experiment, parse_experiment
+from flray.errors import ClientFailure, ExperimentError
+from flray.records.lock import holder
+from flray.records.run_directory import RunDirectory
+from flray.server.loop import ignore
+
+POLL_S = 0.3
+LOG = "server.log"
+FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
+REFUSED = "error: "
+
+Row = dict[str, Any]  # Any: one value a column
+
+
+class Detached(Exception):
+    """The watcher leaves, the run goes on."""
+
+
+def keep(out: Path) -> None:
+    """Run the experiment that comes as JSON on standard input, until it is done or told to stop."""
+    request = json.load(sys.stdin)
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    experiment = parse_experiment(request["experiment"])
+    run_experiment(experiment, out, request["resume"], ignore, lambda: stopping)
+
+
+def start_keeper(experiment: Experiment, out: Path, resume: bool) -> subprocess.Popen[str]:
+    out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "flray", "keep", str(out.absolute())]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    with (out / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # the terminal's Ctrl-C is not for the keeper
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        json.dump({"experiment": experiment.plain, "resume": resume}, pipe)
+    return process
+
+
+def watch(
+    out: Path,
+    is_running: Callable[[], bool],
+    show: Callable[[Row], None],
+    say: Callable[[str], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Show each round of a run as it is recorded, until nobody runs it any more."""
+    directory = RunDirectory(out)
+    seen, told = len(directory.rows()), False
+    asked_to_stop = False
+    while True:
+        try:
+            running = is_running()
+            if not told and (plan := directory.plan()):
+                say(plan)
+                told = True
+            for row in directory.rows(seen):
+                show(row)
+                seen += 1
+            if not running:
+                return
+            if should_stop() and not asked_to_stop:
+                stop(out)
+                asked_to_stop = True
+            sleep(POLL_S)
+        except KeyboardInterrupt:
+            if _asked(say) == "stop":
+                stop(out)
+                say("stopping after the round in progress")
+
+
+def _asked(say: Callable[[str], None]) -> str:
+    say("Enter: stay · s and Enter: stop the run · Ctrl-C again: detach, the run goes on")
+    try:
+        return "stop" if input().strip().lower().startswith("s") else "stay"
+    except (KeyboardInterrupt, EOFError):
+        raise Detached from None
+
+
+def stop(out: Path) -> None:
+    """Ask the keeper of a run to end it after the round in progress."""
+    pid = holder(out)
+    if pid is not None and pid > 0:
+        os.kill(pid, signal.SIGTERM)
+
+
+def raise_what_the_keeper_said(process: subprocess.Popen[str], out: Path) -> None:
+    """Turn the keeper's exit code and the end of its log into the error it stands for."""
+    if process.returncode == 0:
+        return
+    log = (out / LOG).read_text(errors="replace").strip() if (out / LOG).is_file() else ""
+    last = log.split("\n")[-1]
+    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG}:
+        (out / LOG).unlink(missing_ok=True)
+        out.rmdir()  # refused before anything was written
+    if last.startswith(REFUSED):
+        raise ExperimentError(last.removeprefix(REFUSED))
+    if last.startswith(FAILED):
+        raise ClientFailure(last.removeprefix(FAILED))
+    raise ClientFailure(f"the run ended with exit code {process.returncode}; see {out / LOG}")
