@@ -17,7 +17,7 @@ from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper,
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment, read_yaml
 from flray.errors import ExperimentError
-from flray.records.lock import holder
+from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
 from flray.report.console import comparison_table, round_line
 
@@ -117,6 +117,7 @@ def _run_kept(
     (directory.check_resume if resume else directory.check_start)(plain)
     if (summary := directory.summary()) is not None:
         return summary
+    check_free(planned.out)
     process = start_keeper(planned.experiment, planned.out, resume)
     watch(planned.out, lambda: process.poll() is None, show, say, should_stop)
     raise_what_the_keeper_said(process, planned.out)

@@ -6,7 +6,6 @@ run directory. Whoever watches reads the run directory, so anybody may come and 
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from typing import Any
 from flray.config.build import run_experiment
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
-from flray.records.lock import holder
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import ignore
 
 POLL_S = 0.3
 LOG = "server.log"
+STOP = "stop.wish"
 FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
 REFUSED = "error: "
 
@@ -36,15 +35,13 @@ class Detached(Exception):
 def keep(out: Path) -> None:
     """Run the experiment that comes as JSON on standard input, until it is done or told to stop."""
     request = json.load(sys.stdin)
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
     experiment = parse_experiment(request["experiment"])
-    run_experiment(experiment, out, request["resume"], ignore, lambda: stopping)
+    wish = out / STOP
+    wish.unlink(missing_ok=True)
+    try:
+        run_experiment(experiment, out, request["resume"], ignore, wish.exists)
+    finally:
+        wish.unlink(missing_ok=True)
 
 
 def start_keeper(experiment: Experiment, out: Path, resume: bool) -> subprocess.Popen[str]:
@@ -76,17 +73,17 @@ def watch(
 ) -> None:
     """Show each round of a run as it is recorded, until nobody runs it any more."""
     directory = RunDirectory(out)
-    seen, told = len(directory.rows()), False
+    seen, told = len(directory.rows()), len(directory.plans())
     asked_to_stop = False
     while True:
         try:
             running = is_running()
-            if not told and (plan := directory.plan()):
-                say(plan)
-                told = True
+            for plan in directory.plans()[told:]:
+                say(plan or "in process")
+                told += 1
             for row in directory.rows(seen):
+                seen += 1  # first: an interrupt must not show a row twice
                 show(row)
-                seen += 1
             if not running:
                 return
             if should_stop() and not asked_to_stop:
@@ -109,9 +106,7 @@ def _asked(say: Callable[[str], None]) -> str:
 
 def stop(out: Path) -> None:
     """Ask the keeper of a run to end it after the round in progress."""
-    pid = holder(out)
-    if pid is not None and pid > 0:
-        os.kill(pid, signal.SIGTERM)
+    (out / STOP).touch()  # a signal would meet Ray's own handler
 
 
 def raise_what_the_keeper_said(process: subprocess.Popen[str], out: Path) -> None:

@@ -1,13 +1,21 @@
 """Datasets, and splits of them among clients. Adding one is one file and one line here."""
 
 from flray.data.datasets.digits import Digits
-from flray.data.datasets.downloaded import Cifar10, FashionMnist, Mnist
+from flray.data.datasets.downloaded import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, Svhn
+from flray.data.datasets.femnist import Femnist
+from flray.data.datasets.mnist_writers import MnistWriters
+from flray.data.datasets.prepared import Cifar100Jpeg, SvhnRecut, Usps
 from flray.data.datasets.synthetic import Synthetic
+from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.dirichlet import Dirichlet
 from flray.data.splits.iid import Iid
+from flray.data.splits.image_shift import ImageShift
 from flray.data.splits.label_groups import LabelGroups
+from flray.data.splits.label_skew import LabelSkew
 from flray.data.splits.label_swap import LabelSwap
 from flray.data.splits.pathological import Pathological
+from flray.data.splits.power_law_groups import PowerLawGroups
+from flray.data.splits.rotation import Rotation
 
 # A dataset is a dataclass whose fields are its configuration, with load() -> Dataset.
 DATASETS: dict[str, type] = {
@@ -16,6 +24,14 @@ DATASETS: dict[str, type] = {
     "mnist": Mnist,
     "fashion_mnist": FashionMnist,
     "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "cifar100_jpeg": Cifar100Jpeg,
+    "svhn": Svhn,
+    "svhn_recut": SvhnRecut,
+    "emnist": Emnist,
+    "femnist": Femnist,
+    "mnist_writers": MnistWriters,
+    "usps": Usps,
 }
 
 # A split is a dataclass whose fields are its configuration, with split(dataset, seed) -> Split.
@@ -25,4 +41,9 @@ SPLITS: dict[str, type] = {
     "label_groups": LabelGroups,
     "label_swap": LabelSwap,
     "dirichlet": Dirichlet,
+    "label_skew": LabelSkew,
+    "power_law_groups": PowerLawGroups,
+    "rotation": Rotation,
+    "image_shift": ImageShift,
+    "by_writer": ByWriter,
 }

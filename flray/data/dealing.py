@@ -3,7 +3,7 @@
 import numpy as np
 
 from flray.data.dataset import Dataset, Ids
-from flray.data.options import SplitOptions
+from flray.data.options import PartOptions, SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -36,15 +36,29 @@ def server_images(dataset: Dataset, num_images: int, seed: int) -> Ids:
     return np.sort(np.concatenate(drawn))
 
 
-def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:
+def images_of_clients(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
     """The training images that clients may hold: all but the server's."""
-    pool = np.setdiff1d(dataset.train_ids, server_images(dataset, options.server, seed))
+    return np.setdiff1d(dataset.train_ids, server_images(dataset, options.server, seed))
+
+
+def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:
+    """As `images_of_clients`, for a known number of clients that must each get some."""
+    pool = images_of_clients(dataset, options, seed)
     if len(pool) < options.clients:
         raise ExperimentError(
             f"clients must not outnumber the images: got {options.clients} clients for {len(pool)} "
             f"training images of {dataset.name} (server keeps {options.server}); lower clients"
         )
     return pool
+
+
+def known_source(dataset: Dataset, asker: str) -> Ids:
+    if dataset.source is None:
+        raise ExperimentError(
+            f"{asker} needs a dataset that knows the source of each image, and {dataset.name} "
+            f"does not; femnist, mnist_writers and synthetic with num_groups > 1 do"
+        )
+    return dataset.source
 
 
 def deal_evenly(images: Ids, num_clients: int, rng: np.random.Generator) -> list[Ids]:

@@ -1,6 +1,6 @@
 """The fields that all datasets share, and those that all splits share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,6 +13,7 @@ from flray.errors import ExperimentError
 Normalize = Literal["unit", "half", "standard"]
 Augment = Literal["none", "crop_flip"]
 TestRule = Literal["own_split", "proportional", "all_of_labels"]
+_CHUNK = 1 << 22  # pixels counted at a time, which bounds memory
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,25 @@ class PixelOptions:
 
 
 def measured(images: NDArray[np.uint8]) -> Normalization:
-    """The mean and std of one-channel images that have no published ones."""
-    return Normalization(
-        (round(float(images.mean()) / 255, 4),), (round(float(images.std()) / 255, 4),)
-    )
+    """The mean and std of one-channel images that have no published ones.
+
+    >>> measured(np.array([0, 255], np.uint8))
+    Normalization(mean=(0.5,), std=(0.5,))
+    """
+    flat = images.reshape(-1)
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(flat), _CHUNK):
+        counts += np.bincount(flat[start : start + _CHUNK], minlength=256)
+    values, share = np.arange(256) / 255, counts / len(flat)
+    mean = float((share * values).sum())
+    std = float(np.sqrt((share * (values - mean) ** 2).sum()))
+    return Normalization((round(mean, 4),), (round(std, 4),))
 
 
 @dataclass(frozen=True)
-class SplitOptions:
-    """How many clients there are, and how what each was dealt is cut into parts."""
+class PartOptions:
+    """How what each client was dealt is cut into parts."""
 
-    clients: int
     validation: float = 0.1  # share of a client's own data
     test: TestRule = "proportional"
     test_fraction: float = 0.2  # own_split: share of a client's own data
@@ -56,18 +65,19 @@ class SplitOptions:
     holdout: int = 0  # clients drawn at random that hold data but never train
 
     def __post_init__(self) -> None:
-        check_at_least("clients", self.clients, 1)
         check_share("validation", self.validation)
         check_share("test_fraction", self.test_fraction)
         check_choice("test", self.test, get_args(TestRule))
         check_at_least("server", self.server, 0)
         check_at_least("holdout", self.holdout, 0)
-        if self.holdout >= self.clients:
+        self._check_test()
+
+    def check_somebody_trains(self, num_clients: int) -> None:
+        if self.holdout >= num_clients:
             raise ExperimentError(
                 f"holdout must be smaller than clients, or nobody trains; "
-                f"got holdout {self.holdout} of {self.clients} clients"
+                f"got holdout {self.holdout} of {num_clients} clients"
             )
-        self._check_test()
 
     def _check_test(self) -> None:
         if self.test == "own_split" and self.validation + self.test_fraction >= 1:
@@ -83,3 +93,15 @@ class SplitOptions:
                 f"test_size only means something with test: proportional, got test: {self.test}; "
                 f"leave test_size out"
             )
+
+
+@dataclass(frozen=True)
+class SplitOptions(PartOptions):
+    """How many clients there are, and how what each was dealt is cut into parts."""
+
+    clients: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_at_least("clients", self.clients, 1)
+        super().__post_init__()
+        self.check_somebody_trains(self.clients)

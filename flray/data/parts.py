@@ -1,18 +1,22 @@
 """Cutting what each client was dealt into training, validation and test examples."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import server_images
-from flray.data.options import SplitOptions
+from flray.data.options import PartOptions
 from flray.data.split import Split
 from flray.data.testing import tested_images
 from flray.errors import ExperimentError
 from flray.randomness import generator
+
+# (view, rows of dataset.images) -> these images in that view
+Render = Callable[[int, Ids], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Deal:
     groups: Ids | None = None  # (M,) planted ground truth
     label_maps: Ids | None = None  # (M, classes) the dataset's label -> the label the client sees
     kinds: Ids | None = None  # (N,) clients are tested on kinds they train on; None: the labels
+    views: Ids | None = None  # (M,) how a client sees its images; 0: as they are in the dataset
+    render: Render | None = None  # makes the images of the other views
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Parts:
     test: list[Ids]
 
 
-def cut_parts(deal: Deal, dataset: Dataset, options: SplitOptions, seed: int) -> Split:
-    """The split of a deal: parts cut, test images found, (image, label) pairs numbered."""
+def cut_parts(deal: Deal, dataset: Dataset, options: PartOptions, seed: int) -> Split:
+    """The split of a deal: parts cut, test images found, (view, image, label) triples numbered."""
     _check_nobody_empty(deal.owned, "was dealt no data")
     parts = _cut_owned(deal.owned, len(dataset.labels), options, seed)
     _check_nobody_empty(parts.train, "has no training data left after the cut")
@@ -44,7 +50,7 @@ def cut_parts(deal: Deal, dataset: Dataset, options: SplitOptions, seed: int) ->
         trained, images = _count_kinds(parts.train, kinds, dataset.num_train)
         tested = tested_images(options, trained, images, seed)
         parts = Parts(parts.train, parts.validation, tested)
-    holdout = generator(seed, "split.holdout").permutation(options.clients)[: options.holdout]
+    holdout = generator(seed, "split.holdout").permutation(len(deal.owned))[: options.holdout]
     server = server_images(dataset, options.server, seed)
     return _number_examples(deal, dataset, parts, server, np.sort(holdout))
 
@@ -65,7 +71,7 @@ def num_cut(num_images: int, share: float, num_left: int) -> int:
     return min(max(wanted, 1), max(num_left - 1, 0))
 
 
-def _cut_owned(owned: list[Ids], num_images: int, options: SplitOptions, seed: int) -> Parts:
+def _cut_owned(owned: list[Ids], num_images: int, options: PartOptions, seed: int) -> Parts:
     # Each image is in one part for all its owners, so that where clients share images
     # (label_groups with overlap) nobody trains on what another one validates on.
     tested = np.zeros(num_images, bool)
@@ -103,23 +109,25 @@ def _count_kinds(train: list[Ids], kinds: Ids, num_train: int) -> tuple[Ids, lis
 def _number_examples(
     deal: Deal, dataset: Dataset, parts: Parts, server: Ids, holdout: Ids
 ) -> Split:
-    """Number the distinct (image, label) pairs in order and write every part in these numbers."""
-    classes = dataset.num_classes
+    """Number the distinct (view, image, label) in order and write every part in these numbers."""
+    classes, num_images = dataset.num_classes, len(dataset.labels)
+    views = np.zeros(len(deal.owned), np.int64) if deal.views is None else deal.views
 
-    def pairs(part: list[Ids]) -> list[Ids]:
+    def keys(part: list[Ids]) -> list[Ids]:
         seen = [dataset.labels[ids] for ids in part]
         if deal.label_maps is not None:
             seen = [by_label[s] for by_label, s in zip(deal.label_maps, seen, strict=True)]
-        return [np.sort(ids * classes + s) for ids, s in zip(part, seen, strict=True)]
+        viewed = [view * num_images + ids for view, ids in zip(views, part, strict=True)]
+        return [np.sort(v * classes + s) for v, s in zip(viewed, seen, strict=True)]
 
-    train, validation, test = pairs(parts.train), pairs(parts.validation), pairs(parts.test)
+    train, validation, test = keys(parts.train), keys(parts.validation), keys(parts.test)
     public = server * classes + dataset.labels[server]
     table: NDArray[np.int64] = np.unique(np.concatenate([*train, *validation, *test, public]))
 
     def numbered(part: list[Ids]) -> tuple[Ids, ...]:
-        return tuple(np.searchsorted(table, pair) for pair in part)
+        return tuple(np.searchsorted(table, key) for key in part)
 
-    return Split(
+    split = Split(
         image_ids=table // classes,
         labels=table % classes,
         train=numbered(train),
@@ -128,6 +136,25 @@ def _number_examples(
         groups=deal.groups,
         server=np.searchsorted(table, public),
         holdout=holdout,
+    )
+    return split if deal.render is None else _with_new_images(split, num_images, deal.render)
+
+
+def _with_new_images(split: Split, num_images: int, render: Render) -> Split:
+    """Make the images of all views but 0, whose ids come in as view * num_images + row."""
+    viewed = np.unique(split.image_ids[split.image_ids >= num_images])
+    if len(viewed) == 0:
+        return split
+    view, row = np.divmod(viewed, num_images)
+    return replace(
+        split,
+        image_ids=np.where(
+            split.image_ids < num_images,
+            split.image_ids,
+            num_images + np.searchsorted(viewed, split.image_ids),
+        ),
+        new_images=np.concatenate([render(int(v), row[view == v]) for v in np.unique(view)]),
+        origin=row,
     )
 
 

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 
@@ -12,11 +13,12 @@ from flray.data.dataset import Ids
 class Split:
     """Examples and their owners.
 
-    An example is an image of the dataset together with the label its owner sees, so that two
-    clients may disagree about one image (`label_swap`). Clients are numbered 0..M-1.
+    An example is an image together with the label its owner sees, so that two clients may disagree
+    about one image (`label_swap`). Clients are numbered 0..M-1. Images are those of the dataset,
+    followed by those the split made out of them (`rotation`, `image_shift`).
     """
 
-    image_ids: Ids  # (R,) example -> row of dataset.images
+    image_ids: Ids  # (R,) example -> row of dataset.images, then of new_images
     labels: Ids  # (R,) example -> label
     train: tuple[Ids, ...]  # a client's examples, ascending
     validation: tuple[Ids, ...]
@@ -24,6 +26,10 @@ class Split:
     groups: Ids | None = None  # (M,) planted ground truth, read by data/ and scores only
     server: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # examples no client holds
     holdout: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # clients that never train
+    new_images: NDArray[np.uint8] | None = None  # (K, channels, height, width)
+    origin: Ids | None = None  # (K,) the row of dataset.images each new image was made from
+    # Clients that are not there: they keep their data, and neither train nor are evaluated.
+    absent: Ids = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_clients(self) -> int:
@@ -31,12 +37,19 @@ class Split:
 
     @property
     def clients(self) -> Ids:
-        """The clients that may train: all but the holdout clients."""
-        return np.setdiff1d(np.arange(self.num_clients), self.holdout)
+        """The clients that may train: all but the holdout and the absent clients."""
+        away = np.concatenate([self.holdout, self.absent])
+        return np.setdiff1d(np.arange(self.num_clients), away)
 
     @property
     def num_train_examples(self) -> Ids:
         return np.array([len(ids) for ids in self.train], dtype=np.int64)  # (M,)
+
+    def original_rows(self, num_images: int) -> Ids:
+        """(R,) the row of dataset.images, of which there are `num_images`, behind each example."""
+        if self.origin is None:
+            return self.image_ids
+        return np.concatenate([np.arange(num_images), self.origin])[self.image_ids]
 
     def digest(self) -> str:
         """A hash of everything above: equal splits have equal digests on every machine."""
@@ -46,6 +59,17 @@ class Split:
             parts += [np.array([len(ids) for ids in part]), *part]
         sha = hashlib.sha256()
         for array in parts:
-            sha.update(np.int64(array.size).tobytes())
-            sha.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+            _add_to_hash(sha, array)
+        for name, some in (("absent", self.absent), ("origin", self.origin)):
+            if some is not None and len(some):
+                sha.update(name.encode())
+                _add_to_hash(sha, some)
+        if self.new_images is not None:
+            sha.update(b"new_images" + np.array(self.new_images.shape, dtype="<i8").tobytes())
+            sha.update(np.ascontiguousarray(self.new_images).tobytes())
         return sha.hexdigest()
+
+
+def _add_to_hash(sha: "hashlib._Hash", array: Ids) -> None:
+    sha.update(np.int64(array.size).tobytes())
+    sha.update(np.ascontiguousarray(array, dtype="<i8").tobytes())

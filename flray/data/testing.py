@@ -1,20 +1,20 @@
 """Which images of the dataset's test part each client is tested on.
 
 A client is tested on images of the kinds it trains on. The kind of an image is its label unless the
-split says more (`iid` adds the source). `trained[client, kind]` counts a client's training images;
-`images[kind]` are the test images of that kind.
+split says otherwise (`iid` by source: label and source; `by_writer`: the writer). `trained[client,
+kind]` counts a client's training images; `images[kind]` are the test images of that kind.
 """
 
 import numpy as np
 
 from flray.data.dataset import Ids
 from flray.data.dealing import largest_remainder
-from flray.data.options import SplitOptions
+from flray.data.options import PartOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
 
-def tested_images(options: SplitOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
+def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
     """The test images of each client, by the rule `options.test` names."""
     there = np.array([len(ids) for ids in images])
     for client, row in enumerate(trained):

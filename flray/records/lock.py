@@ -21,10 +21,8 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ExperimentError(
-                f"{directory} is being run by another process (pid {holder(directory)}): "
-                "watch it with `flray attach`, or choose another --out"
-            ) from None
+            check_free(directory)
+            raise
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
@@ -34,6 +32,15 @@ def locked(directory: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
             if not existed and not any(directory.iterdir()):
                 directory.rmdir()  # refused before anything was written
+
+
+def check_free(directory: Path) -> None:
+    """Refuse a directory that another process is running."""
+    if (pid := holder(directory)) is not None:
+        raise ExperimentError(
+            f"{directory} is being run by another process (pid {pid}): "
+            "watch it with `flray attach`, or choose another --out"
+        )
 
 
 def holder(directory: Path) -> int | None:

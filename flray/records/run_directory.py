@@ -167,14 +167,12 @@ class RunDirectory:
         """The resolved configuration of the run."""
         return self._held_config()
 
-    def plan(self) -> str | None:
-        """What the run asked of a cluster, where it runs on one; None until it has started."""
+    def plans(self) -> list[str | None]:
+        """What each start of the run asked of a cluster; None where it ran in process."""
         if not self._environment.is_file():
-            return None
+            return []
         recorded = json.loads(self._environment.read_text(encoding="utf-8"))
-        newest = [recorded, *recorded.get("resumed", [])][-1]
-        plan: str | None = newest.get("plan")
-        return plan
+        return [start.get("plan") for start in [recorded, *recorded.get("resumed", [])]]
 
     def rounds(self) -> pd.DataFrame:
         """A row for each round so far."""

@@ -128,6 +128,17 @@ def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
     assert Path("timed/summary.json").exists()
 
 
+def test_attach_to_a_run_that_is_over(flray) -> None:
+    flray("run", "tiny.yaml", "--out", "over")
+    code, out, _ = flray("attach", "over")
+    assert code == 0
+    assert "round 4/4" in out
+    assert "accuracy %" in out
+    Path("empty").mkdir()
+    code, _, err = flray("attach", "empty")
+    assert (code, "holds no run" in err) == (2, True)
+
+
 def test_resume_without_out_takes_the_newest_run(flray) -> None:
     flray("run", "tiny.yaml", "--max-minutes", "0")
     code, out, _ = flray("run", "tiny.yaml", "--resume")

@@ -98,7 +98,9 @@ def test_augment_reaches_the_dataset() -> None:
     assert Digits(augment="crop_flip").load().augment == "crop_flip"
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "emnist"]
+)
 def test_missing_dataset_says_where_it_looked_and_what_to_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +112,26 @@ def test_missing_dataset_says_where_it_looked_and_what_to_do(
 
 
 @pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("usps", "usps.npz"),
+        ("cifar100_jpeg", "cifar100_jpeg.npz"),
+        ("svhn_recut", "svhn_recut.npz"),
+        ("mnist_writers", "mnist_writers.npz"),
+        ("femnist", "femnist/train/*.json"),
+    ],
+)
+def test_missing_file_is_named(
+    name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    with pytest.raises(ExperimentError) as caught:
+        DATASETS[name]().load()
+    for part in (f"dataset {name} was not found", str(tmp_path), "FLRAY_DATA", file):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
         ("digits", {"normalize": "none"}, "unknown normalize 'none'; known: unit, half, standard"),
@@ -117,6 +139,9 @@ def test_missing_dataset_says_where_it_looked_and_what_to_do(
         ("digits", {"size": 7}, "size must be at least 8, got 7"),
         ("synthetic", {"num_groups": 0}, "num_groups must be at least 1, got 0"),
         ("synthetic", {"noise": -1.0}, "noise must be at least 0, got -1.0"),
+        ("emnist", {"variant": "digits"}, "unknown variant 'digits'; known: balanced, byclass, le"),
+        ("usps", {"size": 8}, "size must be at least 16, got 8"),
+        ("femnist", {"shards": 0}, "shards must be at least 1, got 0"),
     ],
 )
 def test_fields_are_checked(name: str, fields: dict[str, Any], message: str) -> None:

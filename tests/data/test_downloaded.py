@@ -7,6 +7,9 @@ import pytest
 
 from flray.data.dataset import Dataset, Normalization
 from flray.data.datasets.downloaded import Cifar10, FashionMnist, Mnist
+from flray.data.datasets.mnist_writers import MnistWriters
+from flray.data.datasets.prepared import Cifar100Jpeg, SvhnRecut, Usps
+from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.pathological import Pathological
 
 pytestmark = [
@@ -50,6 +53,49 @@ def test_cifar10_is_the_published_one() -> None:
     pixels = dataset.images[:50_000] / np.float32(255)
     means = pixels.mean(axis=(0, 2, 3), dtype=np.float64).round(4).tolist()
     assert means == [0.4914, 0.4822, 0.4465]  # red, green, blue: channels are where they belong
+
+
+def test_mnist_writers_are_those_of_mnist() -> None:
+    dataset, mnist = MnistWriters().load(), Mnist().load()
+    assert np.array_equal(dataset.images, mnist.images)
+    assert np.array_equal(dataset.labels, mnist.labels)
+    assert dataset.source is not None
+    train, test = dataset.source[:60_000], dataset.source[60_000:]
+    assert (len(np.unique(train)), len(np.unique(test))) == (539, 297)
+    assert not np.isin(test, train).any()
+    split = ByWriter(min_samples=100).split(dataset, 0)
+    assert split.num_clients == 440
+    assert min(map(len, split.test)) >= 20
+
+
+def test_usps_is_the_published_one() -> None:
+    dataset = Usps().load()
+    assert dataset.images.shape == (9298, 1, 16, 16)
+    assert dataset.num_train == 7291
+    assert train_counts(dataset) == [1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644]
+    large = Usps(size=28).load()
+    assert large.images.shape == (9298, 1, 28, 28)
+    assert abs(float(large.images.mean()) - float(dataset.images.mean())) < 1
+
+
+def test_cifar100_jpeg_has_the_colours_of_cifar100() -> None:
+    dataset = Cifar100Jpeg(normalize="standard").load()
+    assert dataset.images.shape == (60_000, 3, 32, 32)
+    assert dataset.images.flags.c_contiguous
+    assert train_counts(dataset) == [500] * 100
+    assert dataset.normalization.mean == (0.507, 0.487, 0.441)
+    means = dataset.images[:50_000].mean(axis=(0, 2, 3)) / 255
+    assert np.abs(means - dataset.normalization.mean).max() < 0.002
+
+
+def test_svhn_recut_has_the_counts_and_colours_of_svhn() -> None:
+    dataset = SvhnRecut().load()
+    assert dataset.images.shape == (99_289, 3, 32, 32)
+    assert dataset.num_train == 73_257
+    published = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
+    assert train_counts(dataset) == published
+    means = dataset.images[:73_257].mean(axis=(0, 2, 3)) / 255
+    assert np.abs(means - dataset.normalization.mean).max() < 0.01
 
 
 def test_pathological_mnist_of_the_papers() -> None:

@@ -1,6 +1,7 @@
 """What cannot be dealt is refused, and the message names the field and the numbers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,20 @@ import pytest
 from flray.data import SPLITS
 from flray.data.dataset import Dataset, Normalization
 from flray.data.datasets.synthetic import Synthetic
+from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.dirichlet import Dirichlet
 from flray.data.splits.iid import Iid
+from flray.data.splits.image_shift import ImageShift
 from flray.data.splits.label_groups import LabelGroups
+from flray.data.splits.label_skew import LabelSkew
 from flray.data.splits.label_swap import LabelSwap
 from flray.data.splits.pathological import Pathological
+from flray.data.splits.power_law_groups import PowerLawGroups
+from flray.data.splits.rotation import Rotation
 from flray.errors import ExperimentError
 
-DATASET = Synthetic(num_train=100, num_test=50, size=2).load()
+GREY = Synthetic(num_train=100, num_test=50, size=2).load()
+DATASET = replace(GREY, images=np.repeat(GREY.images, 3, axis=1), source=np.arange(150) // 10)
 
 
 @pytest.mark.parametrize("name", sorted(SPLITS))
@@ -45,7 +52,7 @@ def test_shared_fields_are_checked(name: str, fields: dict[str, Any], message: s
         SPLITS[name](**{"clients": 10, **fields})
 
 
-@pytest.mark.parametrize("name", sorted(SPLITS))
+@pytest.mark.parametrize("name", sorted(set(SPLITS) - {"by_writer"}))
 def test_more_clients_than_images_is_refused(name: str) -> None:
     with pytest.raises(ExperimentError, match="101 clients for 100 training images of synthetic"):
         SPLITS[name](clients=101).split(DATASET, 0)
@@ -54,7 +61,7 @@ def test_more_clients_than_images_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SPLITS))
 def test_server_larger_than_a_class_is_refused(name: str) -> None:
     with pytest.raises(ExperimentError, match=r"server 101 needs 11 .* class 0, .* has 10; lower"):
-        SPLITS[name](clients=5, server=101).split(DATASET, 0)
+        SPLITS[name](clients=10, server=101).split(DATASET, 0)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +81,26 @@ def test_server_larger_than_a_class_is_refused(name: str) -> None:
         (lambda: Dirichlet(clients=5, alpha=0.0), "alpha must be > 0, got 0.0"),
         (lambda: Dirichlet(clients=5, min_samples=0), "min_samples must be at least 1, got 0"),
         (lambda: Dirichlet(clients=5, max_tries=0), "max_tries must be at least 1, got 0"),
+        (lambda: LabelSkew(clients=5, share=0.0), r"share must be in \(0, 1\], got 0.0"),
+        (lambda: LabelSkew(clients=5, share=1.1), r"share must be in \(0, 1\], got 1.1"),
+        (lambda: PowerLawGroups(clients=5, groups=0), "groups must be at least 1, got 0"),
+        (lambda: Rotation(clients=5, degrees=(0, 45)), "degrees .* multiples of 90, got 45"),
+        (lambda: Rotation(clients=5, degrees=(0, 360)), r"different angles.* got \[0, 360\]"),
+        (lambda: Rotation(clients=5, degrees=()), r"different angles.* got \[\]"),
+        (lambda: ImageShift(clients=5, form="all"), "unknown form 'all'; known: shared, own"),
+        (lambda: ImageShift(clients=5, labels="x"), "unknown labels 'x'; known: iid, skew, dir"),
+        (lambda: ImageShift(clients=5, pipelines=("blurr",)), "unknown pipelines 'blurr'; known: "),
+        (lambda: ImageShift(clients=5, pipelines=("blur",)), "own needs at least 2 pipelines"),
+        (
+            lambda: ImageShift(clients=5, form="shared", pipelines=("blur", "blur")),
+            r"shared needs at least 1 pipelines, all different; got \['blur', 'blur'\]",
+        ),
+        (lambda: ImageShift(clients=5, samples_per_client=0), "samples_per_client must be at"),
+        (lambda: ImageShift(clients=5, major_classes=0), "major_classes must be at least 1"),
+        (lambda: ImageShift(clients=5, major_share=1.0), "major_share is a share.* got 1.0"),
+        (lambda: ImageShift(clients=5, alpha=0.0), "alpha must be > 0, got 0.0"),
+        (lambda: ImageShift(clients=5, max_tries=0), "max_tries must be at least 1, got 0"),
+        (lambda: ByWriter(min_samples=0), "min_samples must be at least 1, got 0"),
     ],
 )
 def test_own_fields_are_checked(build: Callable[[], object], message: str) -> None:
@@ -116,6 +143,39 @@ def test_own_fields_are_checked(build: Callable[[], object], message: str) -> No
             Dirichlet(clients=10, max_tries=3),
             r"no Dirichlet draw of 3 \(max_tries\) gave .* min_samples 10 .*raise alpha",
         ),
+        (LabelSkew(clients=11, share=1.0), "label 0 has 10 training images for the 11 cli"),
+        (
+            PowerLawGroups(clients=20, groups=8),
+            "groups of 2 consecutive classes use up the 10 classes before the last of 8 groups",
+        ),
+        (PowerLawGroups(clients=9), r"groups must be between 1 and clients \(9\), got 10"),
+        (
+            PowerLawGroups(clients=60),
+            "group 0 has 10 images for 6 clients, the power law needs at least 2 a client",
+        ),
+        (Rotation(clients=3), r"groups must be between 1 and clients \(3\), got 4"),
+        (
+            ImageShift(clients=5),
+            "samples_per_client 400 needs 2000 images for 5 clients, there are 100; lower",
+        ),
+        (
+            ImageShift(clients=5, samples_per_client=20),
+            r"each of 100 draws \(max_tries\) with labels: skew .* 10 to 10 .*client \(20\)",
+        ),
+        (
+            ImageShift(clients=5, samples_per_client=18, labels="dirichlet", max_tries=3),
+            r"each of 3 draws \(max_tries\) with labels: dirichlet",
+        ),
+        (
+            ImageShift(clients=5, samples_per_client=10, major_classes=11),
+            "major_classes must be at most the 10 classes, got 11",
+        ),
+        (
+            ByWriter(clients=11),
+            r"synthetic has 10 writers with at least 1 .* \(min_samples\), 11 are needed; lower",
+        ),
+        (ByWriter(min_samples=11), "synthetic has 0 writers with at least 11 .* 1 are needed"),
+        (ByWriter(holdout=10), "holdout must be smaller than clients.* got holdout 10 of 10"),
         (
             Pathological(clients=5, test_size=11, labels_per_client=2),
             "test_size 11 needs 6 test images of one label, there are 5; lower test_size",
@@ -135,7 +195,7 @@ def test_client_dealt_nothing_is_named() -> None:
     unit = Normalization((0.0,), (1.0,))
     dataset = Dataset("tiny", blank, labels, 10, 1, unit, source=source)
     with pytest.raises(ExperimentError, match=r"client 3 was dealt no data \(1 of 4 clients\)"):
-        Iid(clients=4, test="own_split").split(dataset, 0)
+        Iid(clients=4, by_source=True, test="own_split").split(dataset, 0)
 
 
 def test_client_without_test_images_is_named() -> None:
@@ -143,3 +203,37 @@ def test_client_without_test_images_is_named() -> None:
     with pytest.raises(ExperimentError, match=r"client 0 would have no test data.*own_split"):
         Iid(clients=5).split(dataset, 0)
     assert min(map(len, Iid(clients=5, test="own_split").split(dataset, 0).test)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "asker"), [(Iid(clients=5, by_source=True), "by_source"), (ByWriter(), "by_writer")]
+)
+def test_source_that_is_not_known_is_asked_for_in_vain(options: Any, asker: str) -> None:
+    with pytest.raises(ExperimentError, match=f"{asker} needs a dataset that .* synthetic does no"):
+        options.split(GREY, 0)
+
+
+def test_writer_without_test_images_among_others_who_have_some_is_named() -> None:
+    source = np.concatenate([np.arange(100) // 10, np.arange(50) // 10])  # 5 to 9 are not tested
+    with pytest.raises(ExperimentError, match="writer 5 has no images in the test part, 5 other"):
+        ByWriter().split(replace(GREY, source=source), 0)
+
+
+def test_pipelines_that_need_colour_are_refused_without() -> None:
+    message = (
+        r"pipelines grayscale, hue need images with 3 channels, those of synthetic have 1; say"
+    )
+    with pytest.raises(ExperimentError, match=message) as caught:
+        ImageShift(clients=5, samples_per_client=10).split(GREY, 0)
+    named = str(caught.value).split("split.pipelines=[")[1].rstrip("]").split(", ")
+    ImageShift(clients=5, samples_per_client=10, pipelines=tuple(named)).split(GREY, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Rotation(clients=4), ImageShift(clients=10, form="shared", samples_per_client=5)],
+)
+def test_images_that_are_not_square_are_not_rotated(options: Any) -> None:
+    wide = replace(DATASET, images=np.repeat(DATASET.images, 2, axis=3))
+    with pytest.raises(ExperimentError, match=r"only square images can be rotated, got \(2, 4\)"):
+        options.split(wide, 0)

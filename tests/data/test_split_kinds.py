@@ -1,5 +1,7 @@
 """What each split promises about sizes, label sets and groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,7 +56,8 @@ def test_iid_with_samples_per_client_deals_exactly_that() -> None:
 def test_iid_client_holds_and_is_tested_on_one_source() -> None:
     dataset = Synthetic(num_train=600, num_test=200, size=2, num_groups=3).load()
     assert dataset.source is not None
-    for options in (Iid(clients=7), Iid(clients=7, test="all_of_labels")):
+    by_source = Iid(clients=7, by_source=True)
+    for options in (by_source, replace(by_source, test="all_of_labels")):
         split = options.split(dataset, 0)
         assert split.groups is not None
         assert split.groups.tolist() == [0, 1, 2, 0, 1, 2, 0]
@@ -63,6 +66,15 @@ def test_iid_client_holds_and_is_tested_on_one_source() -> None:
             assert all(len(ids) for ids in held)
             sources = dataset.source[split.image_ids[np.concatenate(held)]]
             assert set(sources.tolist()) == {group}
+
+
+def test_iid_ignores_the_source_unless_told() -> None:
+    dataset = Synthetic(num_train=600, num_test=200, size=2, num_groups=3).load()
+    assert dataset.source is not None
+    split = Iid(clients=7).split(dataset, 0)
+    assert split.groups is None
+    assert set(dataset.source[own_images(split, 0)].tolist()) == {0, 1, 2}
+    assert split.digest() == Iid(clients=7).split(replace(dataset, source=None), 0).digest()
 
 
 # pathological

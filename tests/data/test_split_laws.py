@@ -8,23 +8,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.data import SPLITS
-from flray.data.dataset import Ids
+from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import Synthetic
-from flray.data.options import SplitOptions
+from flray.data.options import PartOptions
+from flray.data.pipelines import PIPELINES
 from flray.data.split import Split
+from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.dirichlet import Dirichlet
 from flray.data.splits.iid import Iid
+from flray.data.splits.image_shift import ImageShift
 from flray.data.splits.label_groups import LabelGroups
+from flray.data.splits.label_skew import LabelSkew
 from flray.data.splits.label_swap import LabelSwap
 from flray.data.splits.pathological import Pathological
+from flray.data.splits.power_law_groups import PowerLawGroups
+from flray.data.splits.rotation import Rotation
 
-DATASET = Synthetic(num_train=600, num_test=200, size=2).load()
-COMMON = {
-    "clients": st.integers(5, 20),
+
+def coloured_dataset_of_writers() -> Dataset:
+    """60 + 20 images of each of 10 labels; 20 people wrote the first 600, others the last 200."""
+    plain = Synthetic(num_train=600, num_test=200, size=2).load()
+    pixels = np.random.default_rng(0).integers(0, 256, (800, 3, 2, 2), dtype=np.uint8)
+    rows = np.arange(800)
+    return replace(plain, images=pixels, source=rows // 30)
+
+
+DATASET = coloured_dataset_of_writers()
+PARTS = {
     "validation": st.sampled_from([0.0, 0.1, 0.29]),
     "server": st.sampled_from([0, 7, 50]),
     "holdout": st.integers(0, 4),
 }
+COMMON = {"clients": st.integers(5, 20), **PARTS}
 ANY_SPLIT = st.one_of(
     st.builds(Iid, **COMMON),
     st.builds(Pathological, labels_per_client=st.integers(1, 10), **COMMON),
@@ -45,21 +60,39 @@ ANY_SPLIT = st.one_of(
         max_tries=st.just(1000),
         **COMMON,
     ),
+    st.builds(LabelSkew, share=st.sampled_from([0.1, 0.2, 0.5, 1.0]), **COMMON),
+    st.builds(PowerLawGroups, groups=st.sampled_from([1, 2, 3, 5]), **COMMON),
+    st.builds(
+        Rotation,
+        degrees=st.sampled_from([(0, 90, 180, 270), (-90, 0), (180,)]),
+        **COMMON,
+    ),
+    st.builds(
+        ImageShift,
+        form=st.sampled_from(["shared", "own"]),
+        pipelines=st.sampled_from([PIPELINES, ("invert", "identity", "noise")]),
+        labels=st.sampled_from(["iid", "skew", "dirichlet"]),
+        samples_per_client=st.just(10),
+        **COMMON,
+    ),
+    st.builds(ByWriter, clients=st.integers(8, 12), min_samples=st.integers(1, 15), **PARTS),
 )
 RULES = st.sampled_from(["own_split", "proportional", "all_of_labels"])
 SEEDS = st.integers(0, 1000)
-law = settings(max_examples=120, deadline=None)
+law = settings(max_examples=150, deadline=None)
 
 
 def images(split: Split, part: tuple[Ids, ...]) -> list[Ids]:
-    return [split.image_ids[examples] for examples in part]
+    """Rows of the dataset: for a new image the one it was made from."""
+    rows = split.original_rows(len(DATASET.labels))
+    return [rows[examples] for examples in part]
 
 
 def num_owners(split: Split, part: tuple[Ids, ...]) -> Ids:
     return np.bincount(np.concatenate(images(split, part)), minlength=len(DATASET.labels))
 
 
-def own_data(split: Split, options: SplitOptions) -> list[Ids]:
+def own_data(split: Split, options: PartOptions) -> list[Ids]:
     parts = [split.train, split.validation]
     parts += [split.test] if options.test == "own_split" else []
     return [
@@ -67,19 +100,20 @@ def own_data(split: Split, options: SplitOptions) -> list[Ids]:
     ]
 
 
-def overlaps(options: SplitOptions) -> bool:
+def overlaps(options: PartOptions) -> bool:
     return isinstance(options, LabelGroups) and options.overlap
 
 
 def test_the_laws_cover_every_registered_split() -> None:
     covered = {Iid, Pathological, LabelGroups, LabelSwap, Dirichlet}
+    covered |= {LabelSkew, PowerLawGroups, Rotation, ImageShift, ByWriter}
     assert covered == set(SPLITS.values())
 
 
 @law
 @given(ANY_SPLIT, RULES, SEEDS)
 def test_nobody_trains_on_what_anybody_is_judged_on(
-    options: SplitOptions, rule: str, seed: int
+    options: PartOptions, rule: str, seed: int
 ) -> None:
     split = replace(options, test=rule).split(DATASET, seed)
     trained = num_owners(split, split.train) > 0
@@ -94,7 +128,7 @@ def test_nobody_trains_on_what_anybody_is_judged_on(
 
 @law
 @given(ANY_SPLIT, RULES, SEEDS)
-def test_an_image_has_one_owner(options: SplitOptions, rule: str, seed: int) -> None:
+def test_an_image_has_one_owner(options: PartOptions, rule: str, seed: int) -> None:
     options = replace(options, test=rule)
     split = options.split(DATASET, seed)
     owners = num_owners(split, split.train) + num_owners(split, split.validation)
@@ -109,29 +143,38 @@ def test_an_image_has_one_owner(options: SplitOptions, rule: str, seed: int) -> 
 @law
 @given(ANY_SPLIT, RULES, SEEDS)
 def test_every_training_image_is_dealt_or_the_servers(
-    options: SplitOptions, rule: str, seed: int
+    options: PartOptions, rule: str, seed: int
 ) -> None:
     options = replace(options, test=rule)
     split = options.split(DATASET, seed)
-    held = np.concatenate([*own_data(split, options), split.image_ids[split.server]])
-    wanted = DATASET.train_ids
-    if isinstance(options, Pathological) and options.clients * options.labels_per_client < 10:
-        # Too few clients for all labels: those nobody was assigned stay with nobody.
-        owned = np.unique(DATASET.labels[np.concatenate(own_data(split, options))])
-        assert len(owned) == options.clients * options.labels_per_client
-        is_owned = np.isin(DATASET.labels[wanted], owned)
-        wanted = np.union1d(wanted[is_owned], split.image_ids[split.server])
-    assert np.array_equal(np.unique(held), wanted)
+    own = np.concatenate(own_data(split, options))
+    public = split.image_ids[split.server]
+    if isinstance(options, ImageShift):
+        assert [len(ids) for ids in own_data(split, options)] == [10] * options.clients
+        return
+    # Too few clients for all labels: those nobody was assigned stay with nobody.
+    dealt = DATASET.labels
+    if isinstance(options, ByWriter):
+        assert DATASET.source is not None
+        dealt = DATASET.source
+    elif isinstance(options, Pathological):
+        num_labels = min(options.clients * options.labels_per_client, 10)
+        assert len(np.unique(DATASET.labels[own])) == num_labels
+    elif not isinstance(options, LabelSkew):
+        assert len(np.unique(DATASET.labels[own])) == 10
+    wanted = DATASET.train_ids[np.isin(dealt[DATASET.train_ids], dealt[own])]
+    assert np.array_equal(np.union1d(own, public), np.union1d(wanted, public))
 
 
 @law
 @given(ANY_SPLIT, SEEDS)
-def test_the_server_set_is_balanced_and_held_by_no_client(options: SplitOptions, seed: int) -> None:
+def test_the_server_set_is_balanced_and_held_by_no_client(options: PartOptions, seed: int) -> None:
     split = options.split(DATASET, seed)
     assert len(split.server) == options.server
     held = np.concatenate([*split.train, *split.validation, *split.test])
     public = split.image_ids[split.server]
-    assert not np.isin(public, split.image_ids[held]).any()
+    rows = split.original_rows(len(DATASET.labels))
+    assert not np.isin(public, rows[held]).any()
     assert (public < DATASET.num_train).all()
     assert np.array_equal(split.labels[split.server], DATASET.labels[public])
     counts = np.bincount(split.labels[split.server], minlength=10)
@@ -140,7 +183,7 @@ def test_the_server_set_is_balanced_and_held_by_no_client(options: SplitOptions,
 
 @law
 @given(ANY_SPLIT, SEEDS)
-def test_holdout_clients_hold_data_and_do_not_train(options: SplitOptions, seed: int) -> None:
+def test_holdout_clients_hold_data_and_do_not_train(options: PartOptions, seed: int) -> None:
     split = options.split(DATASET, seed)
     assert len(split.holdout) == len(np.unique(split.holdout)) == options.holdout
     assert not np.isin(split.holdout, split.clients).any()
@@ -151,7 +194,7 @@ def test_holdout_clients_hold_data_and_do_not_train(options: SplitOptions, seed:
 @law
 @given(ANY_SPLIT, RULES, SEEDS)
 def test_examples_are_distinct_pairs_ascending_and_all_used(
-    options: SplitOptions, rule: str, seed: int
+    options: PartOptions, rule: str, seed: int
 ) -> None:
     split = replace(options, test=rule).split(DATASET, seed)
     pairs = np.stack([split.image_ids, split.labels], axis=1)
@@ -165,8 +208,29 @@ def test_examples_are_distinct_pairs_ascending_and_all_used(
 
 @law
 @given(ANY_SPLIT, RULES, SEEDS)
+def test_new_images_are_used_and_say_where_they_come_from(
+    options: PartOptions, rule: str, seed: int
+) -> None:
+    split = replace(options, test=rule).split(DATASET, seed)
+    num_images = len(DATASET.labels)
+    if split.new_images is None:
+        assert split.origin is None
+        assert split.image_ids.max() < num_images
+        return
+    assert isinstance(options, Rotation | ImageShift)
+    assert split.origin is not None
+    new = np.unique(split.image_ids[split.image_ids >= num_images])
+    assert np.array_equal(new, num_images + np.arange(len(split.origin)))
+    assert split.new_images.shape == (len(new), *DATASET.image_shape)
+    assert split.new_images.dtype == np.uint8
+    true = DATASET.labels[split.original_rows(num_images)]
+    assert np.array_equal(split.labels, true)
+
+
+@law
+@given(ANY_SPLIT, RULES, SEEDS)
 def test_validation_and_own_test_have_the_size_asked_for(
-    options: SplitOptions, rule: str, seed: int
+    options: PartOptions, rule: str, seed: int
 ) -> None:
     options = replace(options, test=rule)
     if overlaps(options):  # there an image is validation for both owners if for one
@@ -187,19 +251,23 @@ def test_validation_and_own_test_have_the_size_asked_for(
 @law
 @given(ANY_SPLIT, SEEDS)
 def test_all_of_labels_is_every_test_image_of_the_training_labels(
-    options: SplitOptions, seed: int
+    options: PartOptions, seed: int
 ) -> None:
     split = replace(options, test="all_of_labels").split(DATASET, seed)
     tested_on = images(split, split.test)
     for trained, tested in zip(images(split, split.train), tested_on, strict=True):
-        wanted = np.isin(DATASET.labels[DATASET.test_ids], DATASET.labels[trained])
+        labels = DATASET.labels[trained]
+        if isinstance(options, PowerLawGroups):  # there it is the labels of the group
+            each = -(-10 // options.groups)
+            labels = np.flatnonzero(np.isin(np.arange(10) // each, labels // each))
+        wanted = np.isin(DATASET.labels[DATASET.test_ids], labels)
         assert np.array_equal(tested, DATASET.test_ids[wanted])
 
 
 @law
 @given(ANY_SPLIT, SEEDS)
 def test_proportional_gives_out_every_test_image_by_training_counts(
-    options: SplitOptions, seed: int
+    options: PartOptions, seed: int
 ) -> None:
     split = replace(options, test="proportional").split(DATASET, seed)
     trained, tested = images(split, split.train), images(split, split.test)
@@ -217,7 +285,7 @@ def test_proportional_gives_out_every_test_image_by_training_counts(
 @law
 @given(ANY_SPLIT, SEEDS)
 def test_test_size_draws_that_many_images_in_the_clients_proportions(
-    options: SplitOptions, seed: int
+    options: PartOptions, seed: int
 ) -> None:
     split = replace(options, test="proportional", test_size=15).split(DATASET, seed)
     tested_on = images(split, split.test)
@@ -231,7 +299,7 @@ def test_test_size_draws_that_many_images_in_the_clients_proportions(
 
 @law
 @given(ANY_SPLIT, RULES, SEEDS)
-def test_the_seed_is_the_split(options: SplitOptions, rule: str, seed: int) -> None:
+def test_the_seed_is_the_split(options: PartOptions, rule: str, seed: int) -> None:
     options = replace(options, test=rule)
     digest = options.split(DATASET, seed).digest()
     assert digest == options.split(DATASET, seed).digest()
@@ -241,6 +309,7 @@ def test_the_seed_is_the_split(options: SplitOptions, rule: str, seed: int) -> N
 @pytest.mark.parametrize("name", sorted(SPLITS))
 def test_splits_leave_the_dataset_untouched(name: str) -> None:
     images, labels = DATASET.images.copy(), DATASET.labels.copy()
-    SPLITS[name](clients=10, server=20).split(DATASET, 0)
+    fields = {"samples_per_client": 10} if name == "image_shift" else {}
+    SPLITS[name](clients=10, server=20, **fields).split(DATASET, 0)
     assert np.array_equal(DATASET.images, images)
     assert np.array_equal(DATASET.labels, labels)

@@ -1,20 +1,23 @@
 """Published datasets, read through torchvision from the folder FLRAY_DATA."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flray.data.dataset import Dataset, Ids, Normalization
-from flray.data.options import Normalize, PixelOptions
-from flray.errors import ExperimentError
+from flray.data.checks import check_choice
+from flray.data.dataset import Dataset, Normalization
+from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
+from flray.data.options import Normalize, PixelOptions, measured
 
 # FLIS normalises Fashion-MNIST with MNIST's mean and std, and so do we.
-_MNIST_STANDARD = Normalization((0.1307,), (0.3081,))
-_CIFAR10_STANDARD = Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+MNIST_STANDARD = Normalization((0.1307,), (0.3081,))
+CIFAR10_STANDARD = Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+CIFAR100_STANDARD = Normalization((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
+SVHN_STANDARD = Normalization((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+
+Variant = Literal["balanced", "byclass", "letters"]
+_EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "letters": 26}
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Mnist(PixelOptions):
     download: bool = False
 
     def load(self) -> Dataset:
-        return _load("mnist", "MNIST", self, self.download, _MNIST_STANDARD)
+        rows = _read("mnist", "MNIST", _BY_TRAIN, self.download)
+        return join_rows("mnist", rows, 10, self, MNIST_STANDARD)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,35 @@ class FashionMnist(PixelOptions):
     download: bool = False
 
     def load(self) -> Dataset:
-        return _load("fashion_mnist", "FashionMNIST", self, self.download, _MNIST_STANDARD)
+        rows = _read("fashion_mnist", "FashionMNIST", _BY_TRAIN, self.download)
+        return join_rows("fashion_mnist", rows, 10, self, MNIST_STANDARD)
+
+
+@dataclass(frozen=True)
+class Emnist(PixelOptions):
+    """Handwritten digits and letters (Cohen et al. 2017, arXiv 1702.05373).
+
+    `balanced`: 47 classes of 2,400 + 400, where capital and small letters that look alike are one;
+    `byclass`: all 62, as often as they were written; `letters`: 26, capital and small alike.
+    """
+
+    variant: Variant = "balanced"
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("variant", self.variant, get_args(Variant))
+
+    def load(self) -> Dataset:
+        choices = [{**choice, "split": self.variant} for choice in _BY_TRAIN]
+        first = int(self.variant == "letters")  # its files count from 1
+        # The files hold images as columns: on their side and mirrored.
+        rows = [
+            Rows(part.images.transpose(0, 2, 1), np.asarray(part.labels) - first)
+            for part in _read("emnist", "EMNIST", choices, self.download)
+        ]
+        num_classes = _EMNIST_CLASSES[self.variant]
+        return join_rows("emnist", rows, num_classes, self, measured(rows[0].images))
 
 
 @dataclass(frozen=True)
@@ -45,51 +77,49 @@ class Cifar10(PixelOptions):
     download: bool = False
 
     def load(self) -> Dataset:
-        return _load("cifar10", "CIFAR10", self, self.download, _CIFAR10_STANDARD)
+        rows = _read("cifar10", "CIFAR10", _BY_TRAIN, self.download)
+        return join_rows("cifar10", rows, 10, self, CIFAR10_STANDARD)
 
 
-def data_folder() -> Path:
-    return Path(os.environ.get("FLRAY_DATA", "~/.cache/flray")).expanduser()
+@dataclass(frozen=True)
+class Cifar100(PixelOptions):
+    """50,000 + 10,000 small photographs of 100 classes, the fine ones (Krizhevsky 2009)."""
+
+    normalize: Normalize = "half"  # FLT's choice
+    download: bool = False
+
+    def load(self) -> Dataset:
+        rows = _read("cifar100", "CIFAR100", _BY_TRAIN, self.download)
+        return join_rows("cifar100", rows, 100, self, CIFAR100_STANDARD)
 
 
-def _load(
-    name: str, torchvision_name: str, pixels: PixelOptions, download: bool, standard: Normalization
-) -> Dataset:
-    parts = [_read(name, torchvision_name, is_train, download) for is_train in (True, False)]
-    return Dataset(
-        name=name,
-        images=np.ascontiguousarray(
-            np.concatenate([_channels_first(np.asarray(part.data)) for part in parts])
-        ),
-        labels=_as_ids([part.targets for part in parts]),
-        num_train=len(parts[0].targets),
-        num_classes=len(parts[0].classes),
-        normalization=pixels.normalization(standard),
-        augment=pixels.augment,
-    )
+@dataclass(frozen=True)
+class Svhn(PixelOptions):
+    """73,257 + 26,032 digits of house numbers, the cropped ones (Netzer et al. 2011)."""
+
+    normalize: Normalize = "standard"  # FLIS's choice, the only paper with SVHN
+    download: bool = False
+
+    def load(self) -> Dataset:
+        rows = _read("svhn", "SVHN", [{"split": "train"}, {"split": "test"}], self.download)
+        return join_rows("svhn", rows, 10, self, SVHN_STANDARD)
 
 
-def _read(
-    name: str, torchvision_name: str, is_train: bool, download: bool
-) -> Any:  # torchvision ships no types
+_Choice = dict[str, Any]  # Any: torchvision ships no types
+_BY_TRAIN: list[_Choice] = [{"train": True}, {"train": False}]
+
+
+def _read(name: str, torchvision_name: str, choices: list[_Choice], download: bool) -> list[Rows]:
+    """Training rows and test rows; `choices` are the arguments that ask torchvision for each."""
     import torchvision.datasets  # seconds to import, and the actors never load a dataset
 
-    folder = data_folder()
     read = getattr(torchvision.datasets, torchvision_name)
     try:
-        return read(folder, train=is_train, download=download)
+        parts = [read(data_folder(), download=download, **choice) for choice in choices]
     except (RuntimeError, OSError) as error:
         asked = f"the download failed: {error}" if download else "or say dataset.download=true"
-        raise ExperimentError(
-            f"dataset {name} was not found in {folder}; "
-            f"set FLRAY_DATA to the folder that holds it, {asked}"
-        ) from error
-
-
-def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(N, H, W) or (N, H, W, C) to (N, C, H, W)."""
-    return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-
-
-def _as_ids(targets: list[Any]) -> Ids:  # tensors for MNIST, lists for CIFAR
-    return np.concatenate([np.asarray(part, dtype=np.int64) for part in targets])
+        raise not_found(name, "it", asked) from error
+    return [
+        Rows(np.asarray(part.data), part.targets if hasattr(part, "targets") else part.labels)
+        for part in parts
+    ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import deal_evenly, images_to_deal
+from flray.data.dealing import deal_evenly, images_to_deal, known_source
 from flray.data.options import SplitOptions
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -16,9 +16,10 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class Iid(SplitOptions):
-    """Where the dataset has G sources, client i holds data of source i mod G only."""
+    """With `by_source` client i holds data of source i mod G only, G being all there are."""
 
     samples_per_client: int | None = None  # None: all there is
+    by_source: bool = False  # the sources (synthetic's groups, writers) are the planted groups
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -27,13 +28,14 @@ class Iid(SplitOptions):
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         pool = images_to_deal(dataset, self, seed)
-        if dataset.source is None:
-            deal = Deal(self._deal(pool, self.clients, generator(seed, "split.deal")))
+        if self.by_source:
+            deal = self._deal_by_source(pool, dataset, seed)
         else:
-            deal = self._deal_by_source(pool, dataset, dataset.source, seed)
+            deal = Deal(self._deal(pool, self.clients, generator(seed, "split.deal")))
         return cut_parts(deal, dataset, self, seed)
 
-    def _deal_by_source(self, pool: Ids, dataset: Dataset, source: Ids, seed: int) -> Deal:
+    def _deal_by_source(self, pool: Ids, dataset: Dataset, seed: int) -> Deal:
+        source = known_source(dataset, "by_source")
         sources = np.unique(source[pool])
         groups = np.arange(self.clients) % len(sources)
         owned = [pool[:0]] * self.clients

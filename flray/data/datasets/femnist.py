@@ -1,0 +1,89 @@
+"""FEMNIST: handwritten characters by writer, from the JSON files of LEAF (Caldas et al., "LEAF: A
+Benchmark for Federated Settings", 2018, arXiv 1812.01097)."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.checks import check_at_least
+from flray.data.dataset import Dataset, Ids
+from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
+from flray.data.options import PixelOptions, measured
+from flray.errors import ExperimentError
+
+_CLASSES, _SIZE = 62, 28
+
+
+@dataclass(frozen=True)
+class Femnist(PixelOptions):
+    """62 classes; the source of an image is its writer, numbered as they come in the files.
+
+    Pixels are kept as LEAF has them: paper is 1 and ink 0, where MNIST and EMNIST have ink 1.
+    """
+
+    shards: int | None = None  # the first files of train and of test only; FLT: 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shards is not None:
+            check_at_least("shards", self.shards, 1)
+
+    def load(self) -> Dataset:
+        train, test = self._writers("train"), self._writers("test")
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(w.name for w in train + test))}
+        rows = [
+            Rows(
+                np.concatenate([writer.images for writer in part]),
+                np.concatenate([writer.labels for writer in part]),
+            )
+            for part in (train, test)
+        ]
+        source = [np.full(len(writer.labels), numbers[writer.name]) for writer in train + test]
+        dataset = join_rows("femnist", rows, _CLASSES, self, measured(rows[0].images))
+        return replace(dataset, source=np.concatenate(source))
+
+    def _writers(self, part: str) -> list["_Writer"]:
+        files = sorted((data_folder() / "femnist" / part).glob("*.json"), key=_natural)
+        if not files:
+            raise not_found(
+                "femnist",
+                "femnist/train/*.json and femnist/test/*.json",
+                "which LEAF's `preprocess.sh -s niid -t sample` writes",
+            )
+        return [writer for file in files[: self.shards] for writer in _read(file)]
+
+
+@dataclass(frozen=True)
+class _Writer:
+    name: str
+    images: NDArray[np.uint8]  # (n, 28, 28)
+    labels: Ids  # (n,)
+
+
+def _natural(file: Path) -> list[tuple[str, int]]:
+    """A key to sort by in which `all_data_2` comes before `all_data_10`.
+
+    >>> _natural(Path("all_data_10.json"))[:1]
+    [('all_data_', 10)]
+    """
+    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d*)", file.name)]
+
+
+def _read(file: Path) -> list[_Writer]:
+    content = json.loads(file.read_text())
+    found = []
+    for name in content["users"]:
+        data = content["user_data"][name]
+        pixels = np.array(data["x"], dtype=np.float64).reshape(-1, _SIZE, _SIZE)
+        labels = np.array(data["y"], dtype=np.int64)
+        if len(pixels) != len(labels):
+            raise ExperimentError(
+                f"dataset femnist: writer {name} has {len(pixels)} images and {len(labels)} labels "
+                f"in {file}; preprocess LEAF's data again"
+            )
+        found.append(_Writer(name, np.rint(pixels * 255).astype(np.uint8), labels))
+    return found

@@ -1,0 +1,59 @@
+"""The folder FLRAY_DATA: finding a dataset's files there, and joining what they hold."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flray.data.dataset import Dataset, Normalization
+from flray.data.options import PixelOptions
+from flray.errors import ExperimentError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The training or the test rows of a dataset as its files hold them."""
+
+    images: NDArray[np.uint8]  # (N, height, width), (N, height, width, 3) or channels first
+    labels: ArrayLike
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("FLRAY_DATA", "~/.cache/flray")).expanduser()
+
+
+def not_found(name: str, what: str, remedy: str) -> ExperimentError:
+    return ExperimentError(
+        f"dataset {name} was not found in {data_folder()}; "
+        f"set FLRAY_DATA to the folder that holds {what}, {remedy}"
+    )
+
+
+def join_rows(
+    name: str, rows: list[Rows], num_classes: int, pixels: PixelOptions, standard: Normalization
+) -> Dataset:
+    """The dataset of training rows and test rows; `standard` is its own mean and std."""
+    train, test = rows
+    return Dataset(
+        name=name,
+        images=np.ascontiguousarray(
+            np.concatenate([channels_first(part.images) for part in (train, test)])
+        ),
+        labels=np.concatenate([np.asarray(part.labels, dtype=np.int64) for part in (train, test)]),
+        num_train=len(train.images),
+        num_classes=num_classes,
+        normalization=pixels.normalization(standard),
+        augment=pixels.augment,
+    )
+
+
+def channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Any of the three layouts to (N, channels, height, width)."""
+    if images.ndim == 3:
+        return images[:, None]
+    return images.transpose(0, 3, 1, 2) if images.shape[3] == _COLOURS else images
+
+
+_COLOURS = 3

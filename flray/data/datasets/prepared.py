@@ -1,0 +1,81 @@
+"""Datasets that are one file NAME.npz each in the folder FLRAY_DATA."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.checks import check_at_least
+from flray.data.dataset import Dataset
+from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD
+from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
+from flray.data.options import Normalize, PixelOptions, measured
+from flray.data.resize import bilinear
+from flray.errors import ExperimentError
+
+_USPS_SIZE = 16
+_KEYS = ("train_x", "train_y", "test_x", "test_y")
+
+
+@dataclass(frozen=True)
+class Usps(PixelOptions):
+    """7,291 + 2,007 digits from envelopes, 16x16 (Hull 1994); `size: 28` for MNIST's models."""
+
+    size: int = _USPS_SIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("size", self.size, _USPS_SIZE)
+
+    def load(self) -> Dataset:
+        rows = _rows("usps", ("x_train", "y_train", "x_test", "y_test"))
+        resized = [Rows(self._resized(part.images), part.labels) for part in rows]
+        return join_rows("usps", resized, 10, self, measured(resized[0].images))
+
+    def _resized(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return np.rint(bilinear(images.astype(np.float32), self.size)).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Cifar100Jpeg(PixelOptions):
+    """CIFAR-100 in another order, its images once through JPEG at quality 95."""
+
+    normalize: Normalize = "half"  # as cifar100
+
+    def load(self) -> Dataset:
+        return join_rows(
+            "cifar100_jpeg", _rows("cifar100_jpeg", _KEYS), 100, self, CIFAR100_STANDARD
+        )
+
+
+@dataclass(frozen=True)
+class SvhnRecut(PixelOptions):
+    """SVHN's digits cut anew out of the photographs: its counts, not its pixels."""
+
+    normalize: Normalize = "standard"  # as svhn
+
+    def load(self) -> Dataset:
+        return join_rows("svhn_recut", _rows("svhn_recut", _KEYS), 10, self, SVHN_STANDARD)
+
+
+def read_arrays(name: str, keys: tuple[str, ...]) -> list[NDArray[np.generic]]:
+    """The arrays of NAME.npz called `keys`."""
+    file = data_folder() / f"{name}.npz"
+    if not file.is_file():
+        raise not_found(name, file.name, "there is no download for it")
+    with np.load(file) as stored:
+        missing = [key for key in keys if key not in stored.files]
+        if missing:
+            raise ExperimentError(
+                f"dataset {name}: {file} has no {', '.join(missing)} among its arrays "
+                f"({', '.join(stored.files)}); replace the file"
+            )
+        return [stored[key] for key in keys]
+
+
+def _rows(name: str, keys: tuple[str, str, str, str]) -> list[Rows]:
+    train, train_labels, test, test_labels = read_arrays(name, keys)
+    return [
+        Rows(train.astype(np.uint8, copy=False), train_labels),
+        Rows(test.astype(np.uint8, copy=False), test_labels),
+    ]

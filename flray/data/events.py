@@ -1,0 +1,246 @@
+"""Data and clients that change in time: clients join and leave, pass on their data, change labels.
+
+A timeline is the split of every round. Its phases share one table of examples: the split's own come
+first, so an example id means the same image and label in every round.
+"""
+
+import hashlib
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from flray.data.checks import check_at_least, check_choice
+from flray.data.dataset import Ids
+from flray.data.split import Split
+from flray.errors import ExperimentError
+
+Kind = Literal["join", "leave", "exchange", "relabel"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to `clients` at the start of a round.
+
+    `leave`: they keep their data but neither train nor are evaluated until they join again.
+    `join`: they are there from now on; who was never there before is absent from round 1.
+    `exchange`: each passes all its data, as it stands, to the next in the list, the last to the
+    first. `relabel`: the pairs of `labels` are swapped in all the data they hold now.
+    """
+
+    round: int
+    kind: Kind
+    clients: tuple[int, ...]
+    labels: tuple[tuple[int, int], ...] = ()  # relabel: the pairs to swap
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
+        check_at_least("round", self.round, 1)
+        least = 2 if self.kind == "exchange" else 1
+        if len(set(self.clients)) < max(least, len(self.clients)):
+            raise ExperimentError(
+                f"{self.kind} needs at least {least} clients, all different; "
+                f"got {list(self.clients)} (round {self.round})"
+            )
+        if self.kind != "relabel" and self.labels:
+            raise ExperimentError(f"{self.kind} has no labels, got {self.labels}; leave them out")
+        named = [label for pair in self.labels for label in pair]
+        is_pairs = all(len(pair) == 2 for pair in self.labels)
+        if self.kind == "relabel" and not (named and is_pairs and len(set(named)) == len(named)):
+            raise ExperimentError(
+                f"relabel needs labels as pairs to swap, no label in two of them; "
+                f"got {self.labels} (round {self.round})"
+            )
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Phases in order: (first round, split), the first from round 1."""
+
+    phases: tuple[tuple[int, Split], ...]
+
+    def at(self, t: int) -> Split:
+        """The split of round t, counted from 1."""
+        check_at_least("round", t, 1)
+        return self.phases[bisect_right([first for first, _ in self.phases], t) - 1][1]
+
+    def digest(self) -> str:
+        """A hash of all phases; of a timeline without events it is the split's own."""
+        (_, split), *later = self.phases
+        if not later:
+            return split.digest()
+        lines = [f"{first} {phase.digest()}" for first, phase in self.phases]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Hand:
+    """A client's data: whose it was in the original split, and what each label has become."""
+
+    origin: int
+    labels: tuple[int, ...]
+
+    @property
+    def is_changed(self) -> bool:
+        return self.labels != tuple(range(len(self.labels)))
+
+
+@dataclass(frozen=True)
+class _World:
+    """Who holds what, and who is not there."""
+
+    hands: tuple[_Hand, ...]
+    absent: frozenset[int]
+
+
+def make_timeline(split: Split, events: Sequence[Event]) -> Timeline:
+    """The split of every round; events of one round happen in the order given.
+
+    Planted groups travel with the data; relabelled data of a group is a group of its own.
+    """
+    in_time = sorted(events, key=lambda event: event.round)  # stable
+    num_labels = int(split.labels.max()) + 1
+    for event in in_time:
+        _check_fits(event, split.num_clients, num_labels)
+    world = _first_world(split, in_time, num_labels)
+    worlds = {1: world}
+    for event in in_time:
+        world = _happen(event, world)
+        worlds[event.round] = world
+    phases = _write_out(split, list(worlds.values()))
+    for t, phase in zip(worlds, phases, strict=True):
+        if len(phase.clients) == 0:
+            raise ExperimentError(
+                f"nobody is there to train from round {t}: all clients that may train are absent; "
+                f"let fewer leave, or somebody join earlier"
+            )
+    return Timeline(tuple(zip(worlds, phases, strict=True)))
+
+
+def _check_fits(event: Event, num_clients: int, num_labels: int) -> None:
+    for client in event.clients:
+        if not 0 <= client < num_clients:
+            raise ExperimentError(
+                f"unknown client {client} in the {event.kind} of round {event.round}; "
+                f"clients are 0 to {num_clients - 1}"
+            )
+    for label in (label for pair in event.labels for label in pair):
+        if not 0 <= label < num_labels:
+            raise ExperimentError(
+                f"unknown label {label} in the relabel of round {event.round}; "
+                f"labels of this split are 0 to {num_labels - 1}"
+            )
+
+
+def _first_world(split: Split, in_time: list[Event], num_labels: int) -> _World:
+    first: dict[int, str] = {}
+    for event in in_time:
+        for client in event.clients:
+            first.setdefault(client, event.kind)
+    newcomers = [client for client, kind in first.items() if kind == "join"]
+    same = tuple(range(num_labels))
+    return _World(
+        hands=tuple(_Hand(client, same) for client in range(split.num_clients)),
+        absent=frozenset([*newcomers, *split.absent.tolist()]),
+    )
+
+
+def _happen(event: Event, world: _World) -> _World:
+    if event.kind == "join" or event.kind == "leave":
+        return replace(world, absent=_absent_after(event, world.absent))
+    hands = list(world.hands)
+    if event.kind == "exchange":
+        takers = event.clients[1:] + event.clients[:1]
+        for giver, taker in zip(event.clients, takers, strict=True):
+            hands[taker] = world.hands[giver]
+    else:
+        swap = {a: b for pair in event.labels for a, b in (pair, pair[::-1])}
+        for client in event.clients:
+            labels = tuple(swap.get(label, label) for label in hands[client].labels)
+            hands[client] = replace(hands[client], labels=labels)
+    return replace(world, hands=tuple(hands))
+
+
+def _absent_after(event: Event, absent: frozenset[int]) -> frozenset[int]:
+    named = frozenset(event.clients)
+    wrong = named - absent if event.kind == "join" else named & absent
+    if wrong:
+        state = "is there already" if event.kind == "join" else "is not there"
+        raise ExperimentError(
+            f"client {min(wrong)} cannot {event.kind} in round {event.round}: it {state}; "
+            f"a client is absent from round 1 if join is its first event"
+        )
+    return absent - named if event.kind == "join" else absent | named
+
+
+def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
+    """The split of each world, all over one table of examples that begins with the split's own."""
+    hands = list(dict.fromkeys(hand for world in worlds for hand in world.hands))
+    num_labels = len(hands[0].labels)
+    own = split.image_ids * num_labels + split.labels
+    keys = {hand: _keys(split, hand) for hand in hands if hand.is_changed}
+    table = _grown(own, np.concatenate([own[:0], *(key for k in keys.values() for key in k)]))
+    order = np.argsort(table)
+
+    def examples(hand: _Hand) -> list[Ids]:
+        if not hand.is_changed:
+            return _parts(split, hand)
+        return [np.sort(order[np.searchsorted(table, k, sorter=order)]) for k in keys[hand]]
+
+    held = {hand: examples(hand) for hand in hands}
+    number = _group_numbers(split, hands)
+    image_ids, labels = np.divmod(table, num_labels)
+    return [
+        replace(
+            split,
+            image_ids=image_ids,
+            labels=labels,
+            train=tuple(held[hand][0] for hand in world.hands),
+            validation=tuple(held[hand][1] for hand in world.hands),
+            test=tuple(held[hand][2] for hand in world.hands),
+            groups=None if number is None else np.array([number[hand] for hand in world.hands]),
+            absent=np.array(sorted(world.absent), np.int64),
+        )
+        for world in worlds
+    ]
+
+
+def _parts(split: Split, hand: _Hand) -> list[Ids]:
+    return [part[hand.origin] for part in (split.train, split.validation, split.test)]
+
+
+def _keys(split: Split, hand: _Hand) -> list[Ids]:
+    """Image and label of the hand's training, validation and test data, as one number each."""
+    now = np.array(hand.labels)
+    return [split.image_ids[ids] * len(now) + now[split.labels[ids]] for ids in _parts(split, hand)]
+
+
+def _grown(table: Ids, used: Ids) -> Ids:
+    """The table with the numbers it lacks at its end, in the order in which they are used first.
+
+    >>> _grown(np.array([5, 3]), np.array([9, 3, 4, 9])).tolist()
+    [5, 3, 9, 4]
+    """
+    new, first = np.unique(used, return_index=True)
+    is_new = ~np.isin(new, table)
+    return np.concatenate([table, new[is_new][np.argsort(first[is_new])]])
+
+
+def _group_numbers(split: Split, hands: list[_Hand]) -> dict[_Hand, int] | None:
+    """The group of each hand: its own, or with labels changed a new one after all the others."""
+    if split.groups is None:
+        return None
+    planted = split.groups.tolist()
+    same = tuple(range(len(hands[0].labels)))
+    known = {(group, same): group for group in planted}
+    new = itertools.count(max(planted) + 1)
+    numbers = {}
+    for hand in hands:
+        kind = (planted[hand.origin], hand.labels)
+        if kind not in known:
+            known[kind] = next(new)
+        numbers[hand] = known[kind]
+    return numbers

@@ -1,0 +1,170 @@
+"""Clients that see their images through pipelines of their own, with or without label skew (REPA's
+CIFAR-10). Its lists and sizes are in an appendix we do not have: those here are ours."""
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.checks import check_at_least, check_choice, check_positive, check_share
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import images_to_deal, largest_remainder
+from flray.data.options import SplitOptions
+from flray.data.parts import Deal, Render, cut_parts
+from flray.data.pipelines import NEED_COLOUR, PIPELINES, Pipeline, apply_pipeline
+from flray.data.split import Split
+from flray.data.splits.pathological import balanced_label_sets
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+Form = Literal["shared", "own"]
+Labels = Literal["iid", "skew", "dirichlet"]
+_COLOURS = 3
+_SHARES = 1_000_000  # what a share of 1 is in whole numbers
+
+
+@dataclass(frozen=True)
+class ImageShift(SplitOptions):
+    """`shared`: client i has pipeline i mod their number, the planted groups; `own`: two of them.
+
+    Own ones are ordered pairs of different pipelines, drawn without repetition while they last (90
+    of the ten); they have no planted groups. Labels: `skew` gives each client `major_classes` that
+    make up `major_share` of its images, every class to as many clients; `dirichlet` draws a
+    client's shares from Dir(alpha). Skew alone is `form: shared, pipelines: [identity]`.
+    """
+
+    validation: float = 0.25
+    form: Form = "own"
+    pipelines: tuple[Pipeline, ...] = PIPELINES  # grayscale and hue need coloured images
+    labels: Labels = "skew"
+    samples_per_client: int = 400  # with 100 of them for validation
+    major_classes: int = 3
+    major_share: float = 0.8
+    alpha: float = 0.3
+    max_tries: int = 100  # draws that need more images of a class than there are
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("form", self.form, get_args(Form))
+        check_choice("labels", self.labels, get_args(Labels))
+        check_at_least("samples_per_client", self.samples_per_client, 1)
+        check_at_least("major_classes", self.major_classes, 1)
+        check_share("major_share", self.major_share)
+        check_positive("alpha", self.alpha)
+        check_at_least("max_tries", self.max_tries, 1)
+        self._check_pipelines()
+
+    def _check_pipelines(self) -> None:
+        for name in self.pipelines:
+            check_choice("pipelines", name, PIPELINES)
+        least = {"shared": 1, "own": 2}[self.form]
+        if len(set(self.pipelines)) < max(least, len(self.pipelines)):
+            raise ExperimentError(
+                f"form {self.form} needs at least {least} pipelines, all different; "
+                f"got {list(self.pipelines)}"
+            )
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        _check_colours(self.pipelines, dataset)
+        owned = self._deal(images_to_deal(dataset, self, seed), dataset, seed)
+        is_planted = self.form == "shared" and len(self.pipelines) > 1
+        deal = Deal(
+            owned,
+            groups=np.arange(self.clients) % len(self.pipelines) if is_planted else None,
+            views=self._views(seed),
+            render=_renderer(dataset, seed),
+        )
+        return cut_parts(deal, dataset, self, seed)
+
+    def _views(self, seed: int) -> Ids:
+        """A view is (second pipeline) * 10 + (first pipeline), pipeline 0 being the identity."""
+        known = [PIPELINES.index(name) for name in self.pipelines]
+        if self.form == "shared":
+            choices = np.array(known)
+        else:
+            pairs = [second * len(PIPELINES) + first for first, second in permutations(known, 2)]
+            choices = generator(seed, "split.pipelines").permutation(pairs)
+        return np.resize(choices, self.clients)
+
+    def _deal(self, pool: Ids, dataset: Dataset, seed: int) -> list[Ids]:
+        num, classes = self.samples_per_client, dataset.num_classes
+        if num * self.clients > len(pool):
+            raise ExperimentError(
+                f"samples_per_client {num} needs {num * self.clients} images for {self.clients} "
+                f"clients, there are {len(pool)}; lower samples_per_client or clients"
+            )
+        if self.labels == "iid":
+            shuffled = generator(seed, "split.deal").permutation(pool)
+            return list(shuffled[: num * self.clients].reshape(self.clients, num))
+        by_label = [pool[dataset.labels[pool] == label] for label in range(classes)]
+        there = np.array([len(images) for images in by_label])
+        for attempt in range(self.max_tries):
+            rng = generator(seed, "split.deal", attempt)
+            counts = self._draw_counts(classes, rng)
+            if (counts.sum(axis=0) <= there).all():
+                return deal_counts(by_label, counts, rng)
+        raise ExperimentError(
+            f"each of {self.max_tries} draws (max_tries) with labels: {self.labels} needs more "
+            f"images of a class than the {there.min()} to {there.max()} there are; "
+            f"lower samples_per_client ({num}) or clients ({self.clients})"
+        )
+
+    def _draw_counts(self, num_classes: int, rng: np.random.Generator) -> Ids:
+        """(clients, classes)"""
+        num = self.samples_per_client
+        if self.labels == "dirichlet":
+            p = rng.dirichlet(np.full(num_classes, self.alpha), self.clients)
+            shares = np.rint(p * _SHARES).astype(np.int64)
+            return np.stack([largest_remainder(num, row) for row in shares])
+        if self.major_classes > num_classes:
+            raise ExperimentError(
+                f"major_classes must be at most the {num_classes} classes, got {self.major_classes}"
+            )
+        major = balanced_label_sets(self.clients, self.major_classes, num_classes, rng)
+        return np.stack([skewed_counts(num, row, self.major_share, rng) for row in major])
+
+
+def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Generator) -> Ids:
+    """Counts that sum to `num`: the major classes share `major_share` of it, the others the rest.
+
+    >>> skewed_counts(20, np.array([1, 0, 0]), 0.8, np.random.default_rng(0)).tolist()
+    [16, 2, 2]
+    """
+    order = rng.permutation(len(is_major))  # or the first classes would win every rounding
+    first = is_major[order]
+    num_major = num if first.all() else round(num * major_share)
+    counts = np.empty_like(is_major)
+    counts[order[first == 1]] = largest_remainder(num_major, first[first == 1])
+    counts[order[first == 0]] = largest_remainder(num - num_major, 1 - first[first == 0])
+    return counts
+
+
+def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> list[Ids]:
+    """Deal every client its count of each label; counts (clients, labels)."""
+    slices = [
+        np.split(rng.permutation(images), np.cumsum(column))[: len(counts)]
+        for images, column in zip(by_label, counts.T, strict=True)
+    ]
+    return [np.concatenate(hand) for hand in zip(*slices, strict=True)]
+
+
+def _renderer(dataset: Dataset, seed: int) -> Render:
+    def render(view: int, rows: Ids) -> NDArray[np.uint8]:
+        second, first = divmod(view, len(PIPELINES))
+        images = apply_pipeline(PIPELINES[first], dataset.images[rows], rows, seed)
+        return apply_pipeline(PIPELINES[second], images, rows, seed)
+
+    return render
+
+
+def _check_colours(pipelines: tuple[Pipeline, ...], dataset: Dataset) -> None:
+    colourful = [name for name in pipelines if name in NEED_COLOUR]
+    channels = dataset.image_shape[0]
+    if colourful and channels != _COLOURS:
+        rest = [name for name in pipelines if name not in NEED_COLOUR]
+        raise ExperimentError(
+            f"pipelines {', '.join(colourful)} need images with {_COLOURS} channels, those of "
+            f"{dataset.name} have {channels}; say split.pipelines=[{', '.join(rest)}]"
+        )

@@ -1,0 +1,58 @@
+"""A share of the labels per client (Li et al., "Federated Learning on Non-IID Data Silos", ICDE
+2022, arXiv 2102.02079, "#C = k"), by the rule of its code, NIID-Bench; FLIS's "label skew"."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import deal_label, images_to_deal
+from flray.data.options import SplitOptions, TestRule
+from flray.data.parts import Deal, cut_parts
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+@dataclass(frozen=True)
+class LabelSkew(SplitOptions):
+    """Client i holds label i mod K and others at random; a label is split among its clients."""
+
+    test: TestRule = "all_of_labels"
+    share: float = 0.2  # of the K labels, rounded to a whole number
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.share <= 1:
+            raise ExperimentError(f"share must be in (0, 1], got {self.share}")
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        pool = images_to_deal(dataset, self, seed)
+        labels_each = max(round(self.share * dataset.num_classes), 1)
+        rng = generator(seed, "split.labels")
+        sets = skewed_label_sets(self.clients, labels_each, dataset.num_classes, rng)
+        hands: list[list[Ids]] = [[] for _ in range(self.clients)]
+        for label in range(dataset.num_classes):
+            holders = np.flatnonzero((sets == label).any(axis=1))
+            if len(holders) == 0:
+                continue
+            images = pool[dataset.labels[pool] == label]
+            slices = deal_label(images, len(holders), label, generator(seed, "split.deal", label))
+            for client, part in zip(holders, slices, strict=True):
+                hands[client].append(part)
+        return cut_parts(Deal([np.concatenate(hand) for hand in hands]), dataset, self, seed)
+
+
+def skewed_label_sets(
+    num_clients: int, labels_each: int, num_classes: int, rng: np.random.Generator
+) -> Ids:
+    """(clients, labels_each): label i mod num_classes for client i, then different ones drawn.
+
+    >>> skewed_label_sets(3, 2, 2, np.random.default_rng(0)).tolist()
+    [[0, 1], [1, 0], [0, 1]]
+    """
+    first = np.arange(num_clients) % num_classes
+    # Distances from the first label, so that it is not drawn again.
+    steps = [1 + rng.permutation(num_classes - 1)[: labels_each - 1] for _ in first]
+    others = (first[:, None] + np.stack(steps)) % num_classes
+    return np.concatenate([first[:, None], others], axis=1)

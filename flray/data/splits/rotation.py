@@ -1,0 +1,45 @@
+"""Groups that hold their images at different angles (Ghosh et al., "An Efficient Framework for
+Clustered Federated Learning", NeurIPS 2020, arXiv 2006.04088: "rotated MNIST")."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.dataset import Dataset, Ids
+from flray.data.dealing import consecutive_groups, deal_evenly, images_to_deal
+from flray.data.options import SplitOptions
+from flray.data.parts import Deal, cut_parts
+from flray.data.pipelines import quarter_turns
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.randomness import generator
+
+
+@dataclass(frozen=True)
+class Rotation(SplitOptions):
+    """An iid deal; group g sees its images, test images too, turned left by degrees[g]."""
+
+    degrees: tuple[int, ...] = (0, 90, 180, 270)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for angle in self.degrees:
+            if angle % 90:
+                raise ExperimentError(f"degrees must be multiples of 90, got {angle}")
+        if not self.degrees or len({angle % 360 for angle in self.degrees}) < len(self.degrees):
+            raise ExperimentError(
+                f"degrees must be different angles, one a group; got {list(self.degrees)}"
+            )
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        groups = consecutive_groups(self.clients, len(self.degrees))
+        turns = np.array([angle // 90 % 4 for angle in self.degrees])
+
+        def render(view: int, rows: Ids) -> NDArray[np.uint8]:
+            return quarter_turns(dataset.images[rows], view)
+
+        pool = images_to_deal(dataset, self, seed)
+        owned = deal_evenly(pool, self.clients, generator(seed, "split.deal"))
+        deal = Deal(owned, groups=groups, views=turns[groups], render=render)
+        return cut_parts(deal, dataset, self, seed)
