@@ -19,6 +19,7 @@ from flray.client.host import HostSettings, start_host
 from flray.client.plan import plan_client
 from flray.client.training import Training
 from flray.data.datasets.synthetic import Synthetic
+from flray.data.events import make_timeline
 from flray.data.splits.iid import Iid
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of
@@ -42,7 +43,7 @@ def main() -> None:
         module = build_seeded(lambda: MODELS[model](dataset.image_shape, 10), 0)  # noqa: B023
         for engine, slots in [("loop", 1), *(("vectorized", k) for k in arguments.slots)]:
             settings = HostSettings(engine, arguments.device, torch.float32, slots, 1, 0)
-            host = start_host(module, dataset, split, settings)
+            host = start_host(module, dataset, make_timeline(split, ()), settings)
             seconds = measure(host.engine, block(params_of(host.module), split.train[0], slots))
             steps = slots * EXAMPLES // TRAINING.batch_size
             print(f"{model:10} {engine:10} {slots:5d} {steps / seconds:10.0f} {1e3 * seconds:9.1f}")

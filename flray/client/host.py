@@ -10,9 +10,9 @@ from flray.client.engine import Engine
 from flray.client.lightning import Lightning, MakeCallback
 from flray.client.loop import Loop
 from flray.client.vectorized import Vectorized, refusal
-from flray.data.dataset import Dataset, Ids
+from flray.data.dataset import Dataset
+from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
-from flray.data.split import Split
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
@@ -24,7 +24,7 @@ LARGEST_STACKED_ON_CPU = 300_000  # parameters
 class Host:
     module: LightningModule
     examples: Examples
-    train: tuple[Ids, ...]  # the training examples of every client
+    timeline: Timeline  # who holds which examples, by round
     engine: Engine
     seed: int
 
@@ -52,7 +52,7 @@ def choose_engine(engine: EngineName, module: LightningModule, device: str) -> E
 
 
 def start_host(
-    module: LightningModule, dataset: Dataset, split: Split, settings: HostSettings
+    module: LightningModule, dataset: Dataset, timeline: Timeline, settings: HostSettings
 ) -> Host:
     """Place data and module on the device and fix what else would change bits."""
     torch.set_num_threads(settings.threads)
@@ -61,9 +61,9 @@ def start_host(
     torch.backends.cudnn.allow_tf32 = False
     device = torch.device(settings.device)
     module = module.to(device=device, dtype=settings.dtype)
-    examples = place_examples(dataset, split, device, settings.dtype)
+    examples = place_examples(dataset, timeline.at(1), device, settings.dtype)
     engine = _start_engine(module, examples, settings)
-    return Host(module, examples, split.train, engine, settings.seed)
+    return Host(module, examples, timeline, engine, settings.seed)
 
 
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:

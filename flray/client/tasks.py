@@ -39,9 +39,9 @@ class Train:
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> BlockResult:
         rows = torch.from_numpy(job.rows).to(host.examples.device)
+        train = host.timeline.at(self.t).train
         plans = tuple(
-            plan_client(host.train[i], self.training, host.seed, self.t, int(i))
-            for i in job.clients
+            plan_client(train[i], self.training, host.seed, self.t, int(i)) for i in job.clients
         )
         w0 = {name: leaf.index_select(0, rows) for name, leaf in bank.items()}
         return host.engine.train(Block(plans, w0, job.memo), self.training, self.gradient)

@@ -13,6 +13,7 @@ from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
+from flray.data.events import make_timeline
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
@@ -73,12 +74,12 @@ def build_server(
     if parts.plan:
         wait_for_resources(parts.plan)
     recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
-    directory.resume(experiment.plain, recorded, parts.payload.split.digest())
+    directory.resume(experiment.plain, recorded, parts.payload.timeline.digest())
     fed = build_federation(experiment, parts, start_executor(parts))
     return Server(
         algorithm=experiment.algorithm.build(),
         fed=fed,
-        split=parts.payload.split,
+        timeline=parts.payload.timeline,
         evaluation=settings.evaluate,
         num_rounds=settings.rounds,
         directory=directory,
@@ -120,7 +121,7 @@ def prepare(experiment: Experiment) -> Prepared:
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
-    payload = Payload(module, dataset, split, host)
+    payload = Payload(module, dataset, make_timeline(split, settings.events), host)
     if execution.executor == "inline":
         return Prepared(payload, None)
     actors = execution.actors
@@ -133,7 +134,7 @@ def start_executor(parts: Prepared) -> Executor:
     if parts.plan:
         return start_pool(parts.payload, parts.plan)
     payload = parts.payload
-    return Inline(start_host(payload.module, payload.dataset, payload.split, payload.settings))
+    return Inline(start_host(payload.module, payload.dataset, payload.timeline, payload.settings))
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:
@@ -148,7 +149,7 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
 
 
 def build_federation(experiment: Experiment, parts: Prepared, executor: Executor) -> Federation:
-    settings, split = experiment.settings, parts.payload.split
+    settings, split = experiment.settings, parts.payload.timeline.at(1)
     return Federation(
         clients=split.clients,
         num_clients=split.num_clients,
@@ -167,7 +168,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
 def describe(experiment: Experiment) -> str:
     """Prepare everything but start nothing: what the experiment would be, in a sentence."""
     parts = prepare(experiment)
-    payload, split = parts.payload, parts.payload.split
+    payload, split = parts.payload, parts.payload.timeline.at(1)
     engine = choose_engine(payload.settings.engine, payload.module, payload.settings.device)
     if engine == "vectorized":
         check_stackable(payload.module)

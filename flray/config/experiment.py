@@ -14,6 +14,7 @@ from flray.algorithms import ALGORITHMS
 from flray.client.training import Training
 from flray.config.binding import Component, Plain, Registry, bind_component, bind_dataclass
 from flray.data import DATASETS, SPLITS
+from flray.data.events import Event
 from flray.errors import ExperimentError
 from flray.execution.federation import OnClientFailure
 from flray.execution.settings import Execution
@@ -39,6 +40,7 @@ class Settings:
     participation: float = 1.0  # rho: the share of clients in a cohort
     rounds: int = 100  # T
     seed: int = 0
+    events: tuple[Event, ...] = ()  # data changing, clients joining or leaving, by round
     evaluate: Evaluation = field(default_factory=Evaluation)
     execution: Execution = field(default_factory=Execution)
     on_client_failure: OnClientFailure = "raise"  # raise | drop, for NaN and crash alike

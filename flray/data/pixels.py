@@ -53,8 +53,11 @@ def place_examples(
     dataset: Dataset, split: Split, device: torch.device, dtype: torch.dtype
 ) -> Examples:
     per_channel = (-1, 1, 1)
+    images = tensor_over(dataset.images).to(device)
+    if split.new_images is not None:
+        images = torch.cat([images, tensor_over(split.new_images).to(device)])
     return Examples(
-        images=tensor_over(dataset.images).to(device),
+        images=images,
         image_ids=tensor_over(split.image_ids).to(device),
         labels=tensor_over(split.labels).to(device),
         mean=torch.tensor(dataset.normalization.mean, dtype=dtype, device=device).view(per_channel),

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal
 
@@ -89,6 +89,10 @@ class Federation:
     seed: int
     on_client_failure: OnClientFailure = "raise"
     meter: Meter = field(default_factory=Meter)
+
+    def during(self, clients: Ids, num_examples: Ids) -> "Federation":
+        """The same federation at a time when these clients train on that many examples."""
+        return replace(self, clients=clients, num_examples=num_examples)
 
     def initial_bank(self) -> ModelBank:
         return ModelBank(self.initial, np.zeros(self.num_clients, dtype=np.int64))

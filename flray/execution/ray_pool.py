@@ -21,8 +21,8 @@ from ray.util import register_serializer
 
 from flray.client.host import Host, HostSettings, start_host
 from flray.data.dataset import Dataset
+from flray.data.events import Timeline
 from flray.data.pixels import tensor_over
-from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.cluster import actor_environment
 from flray.execution.executor import Failed, Job, Output
@@ -39,7 +39,7 @@ class Payload:
 
     module: LightningModule
     dataset: Dataset
-    split: Split
+    timeline: Timeline
     settings: HostSettings
 
 
@@ -49,7 +49,7 @@ class ClientActor:
     def __init__(self, payload: Payload) -> None:
         share_tensors_without_copies()
         self.host: Host = start_host(
-            payload.module, payload.dataset, payload.split, payload.settings
+            payload.module, payload.dataset, payload.timeline, payload.settings
         )
 
     def ready(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from flray.algorithms.algorithm import Algorithm
 from flray.data.dataset import Ids
+from flray.data.events import Timeline
 from flray.data.split import Split
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank, squared_change
@@ -33,8 +34,8 @@ class Server:
     """Owns the loop; everything that outlives a round is in the run directory."""
 
     algorithm: Algorithm[Any]  # Any: the state is the algorithm's own
-    fed: Federation
-    split: Split
+    fed: Federation  # as it is in round 1
+    timeline: Timeline
     evaluation: Evaluation
     num_rounds: int
     directory: RunDirectory
@@ -69,43 +70,47 @@ class Server:
         return True
 
     def _round(self, state: Any, t: int) -> tuple[Any, Row]:
-        cohort = self.algorithm.cohort(state, t, self.fed)
-        new, metrics = self.algorithm.round(state, cohort, self.fed)
+        split = self.timeline.at(t)
+        fed = self.fed.during(split.clients, split.num_train_examples)
+        cohort = self.algorithm.cohort(state, t, fed)
+        new, metrics = self.algorithm.round(state, cohort, fed)
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **metrics}
         if t % self.evaluation.every == 0 or t == self.num_rounds:
             with self.fed.meter.phase("evaluate"):
                 bank = self._deployed(new)
-                row |= self._evaluate(bank, t)
+                row |= self._evaluate(bank, split, t)
                 row["params_change_sq"] = squared_change(bank, self._deployed(state))
         return new, row
 
     def _deployed(self, state: Any) -> ModelBank:
         return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
 
-    def _evaluate(self, bank: ModelBank, t: int) -> Row:
+    def _evaluate(self, bank: ModelBank, split: Split, t: int) -> Row:
         """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
-        clients = self.fed.clients
+        clients = split.clients
         row: Row = {"clusters": len(np.unique(bank.owner[clients]))}
-        everyone = np.arange(self.fed.num_clients)
-        for name, part in (("test", self.split.test), ("validation", self.split.validation)):
-            scores = score_clients(self.fed, bank, everyone, part)
-            self.directory.append_clients(t, name, scores, bank.owner, self.split.groups)
-            prefix = "" if name == "test" else "validation_"
-            row |= self._summarised(prefix, scores, clients, part)
+        present = np.setdiff1d(np.arange(split.num_clients), split.absent)
+        holdout = np.setdiff1d(split.holdout, split.absent)
+        for name, prefix, part in (
+            ("test", "", split.test),
+            ("validation", "validation_", split.validation),
+        ):
+            scores = score_clients(self.fed, bank, present, part)
+            self.directory.append_clients(t, name, scores, bank.owner, split.groups)
+            row |= self._summarised(prefix, scores.of(clients), split, part)
             if name == "test":
-                row |= self._summarised("holdout_", scores, self.split.holdout, part)
-        if self.split.groups is not None:
-            row |= partition_scores(bank.owner[clients], self.split.groups[clients])
+                row |= self._summarised("holdout_", scores.of(holdout), split, part)
+        if split.groups is not None:
+            row |= partition_scores(bank.owner[clients], split.groups[clients])
         return row
 
     def _summarised(
-        self, prefix: str, scores: ClientScores, clients: Ids, part: tuple[Ids, ...]
+        self, prefix: str, scores: ClientScores, split: Split, part: tuple[Ids, ...]
     ) -> Row:
-        mine = scores.of(clients)
-        if not len(mine.clients):
+        if not len(scores.clients):
             return {}
-        images = np.unique(self.split.image_ids[np.concatenate([part[i] for i in clients])])
-        found = summarise(mine, len(images), self.evaluation.target)
+        images = np.unique(split.image_ids[np.concatenate([part[i] for i in scores.clients])])
+        found = summarise(scores, len(images), self.evaluation.target)
         return {prefix + key: value for key, value in found.items()}
 
     def _summary(self, bank: ModelBank) -> Row:
@@ -125,7 +130,7 @@ class Server:
         return {
             **self.facts,
             "rounds": self.num_rounds,
-            "clients": len(self.fed.clients),
+            "clients": len(self.timeline.at(self.num_rounds).clients),
             "ari": None,  # where no groups were planted
             "nmi": None,
             **{key: value for key, value in last.items() if not _of_one_round(key)},
@@ -133,7 +138,7 @@ class Server:
             "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
             **totals,
             "seconds": float(rounds["seconds"].sum()),
-            "split_sha256": self.split.digest(),
+            "split_sha256": self.timeline.digest(),
             "params_sha256": bank.sha256(),
         }
 

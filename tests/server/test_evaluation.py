@@ -3,6 +3,7 @@ import torch
 
 from flray.client.host import HostSettings, start_host
 from flray.client.training import Training
+from flray.data.events import make_timeline
 from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models import MODELS
@@ -20,7 +21,7 @@ def federation(dropout: float = 0.0) -> tuple[Federation, list]:
         for seed in (0, 1)
     ]
     settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
-    host = start_host(modules[0], noise_dataset(13, (1, 8, 8)), split, settings)
+    host = start_host(modules[0], noise_dataset(13, (1, 8, 8)), make_timeline(split, ()), settings)
     fed = Federation(
         clients=split.clients,
         num_clients=3,
