@@ -1,5 +1,8 @@
 """Engine `vectorized`: all clients of a block at once, their params stacked along a client axis."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -237,8 +240,19 @@ class GraphedStep(StackedStep):
                 state["step"] = state["step"].double()
         self.graph = torch.cuda.CUDAGraph()
         self.place.zero_()
-        with torch.cuda.graph(self.graph):
+        with _no_garbage_collection(), torch.cuda.graph(self.graph):
             super().advance()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Freeing an older graph while a new one is recorded would break the recording."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _filled(leaf: Tensor, num_slots: int) -> Tensor:
