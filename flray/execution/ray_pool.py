@@ -4,6 +4,7 @@ An actor is a cache: data, module, compiled step. Any actor may run any client, 
 nothing. Data goes to each node once, a bank once a round; jobs carry indices.
 """
 
+import copy
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,9 +49,9 @@ class ClientActor:
 
     def __init__(self, payload: Payload) -> None:
         share_tensors_without_copies()
-        self.host: Host = start_host(
-            payload.module, payload.dataset, payload.timeline, payload.settings
-        )
+        # Its weights lie in memory that all actors of the node map: engines write into their own.
+        module = copy.deepcopy(payload.module)
+        self.host: Host = start_host(module, payload.dataset, payload.timeline, payload.settings)
 
     def ready(self) -> int:
         return os.getpid()

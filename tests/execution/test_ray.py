@@ -19,8 +19,15 @@ from scenarios import TINY
 
 pytestmark = pytest.mark.slow
 
-# Ragged clients, with everything that could tell two orders of work apart.
-HARD = ["algorithm=fedprox", "train.momentum=0.9", "model.dropout=0.5", "execution.block=2"]
+# Ragged clients, with everything that could tell two orders of work apart, and images large enough
+# that module and data reach the actors through memory they share.
+HARD = [
+    "dataset.size=28",
+    "algorithm=fedprox",
+    "train.momentum=0.9",
+    "model.dropout=0.5",
+    "execution.block=2",
+]
 LIGHT = "num_cpus: 0.1"  # several actors on a small machine
 
 
@@ -49,6 +56,17 @@ def test_bits_do_not_depend_on_the_number_of_actors(count, reference, tmp_path) 
     result = run_on_ray(tmp_path / "run", count)
     assert result.summary["params_sha256"] == reference
     assert result.rounds["round"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_actors_do_not_write_to_memory_they_share(engine, tmp_path) -> None:
+    """These engines train in the module itself, whose weights came through the object store."""
+    alone = [*HARD, f"execution.engine={engine}", "execution.block=1", "participation=1"]
+    expected = flray.run(TINY, tmp_path / "inline", alone).summary["params_sha256"]
+    pool = ["execution.executor=ray", f"execution.actors={{count: 4, {LIGHT}}}"]
+    found = flray.run(TINY, tmp_path / "ray", [*alone, *pool]).summary["params_sha256"]
+    assert found == expected
 
 
 FAULTY = '''
