@@ -50,6 +50,7 @@ ERRORS = [
     ("split={name: pathological, clients: 6, labels_per_client: 11}", "labels_per_client", "11"),
     ("split={name: iid, clients: 1000}", "clients", "300"),
     ("split={name: pathological, clients: 290}", "label 0 has 30", "lower clients"),
+    ("split={name: dirichlet, clients: 150, alpha: 0.01}", "min_samples", "clients"),
     ("execution.engine=warp", "execution.engine must be one of", "'warp'"),
     ("execution.device=tpu", "device must be auto, cpu, cuda", "'tpu'"),
     ("evaluate.target=99", "target must be in (0, 1]", "99"),

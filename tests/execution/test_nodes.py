@@ -6,7 +6,7 @@ from ray.cluster_utils import Cluster
 
 import flray
 from flray.config.experiment import override
-from flray.execution.cluster import NAMESPACE
+from flray.execution.cluster import connected
 
 from scenarios import TINY
 
@@ -21,19 +21,19 @@ def three_nodes(monkeypatch):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     for _ in range(2):
         cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     yield cluster
-    ray.shutdown()
     cluster.shutdown()
 
 
 @pytest.mark.usefixtures("three_nodes")
 def test_three_nodes_give_the_bits_of_one_process(tmp_path) -> None:
-    assert len({node["NodeID"] for node in ray.nodes()}) == 3
     plain = override(TINY, HARD)
     # One CPU a node and one CPU an actor: three actors fit only on three nodes.
     pool = "execution={executor: ray, block: 1, actors: {count: 3, num_cpus: 1}}"
     spread = flray.run(plain, tmp_path / "spread", [pool])
     alone = flray.run(plain, tmp_path / "alone")
     assert spread.summary["params_sha256"] == alone.summary["params_sha256"]
-    assert ray.is_initialized()  # a cluster that was there before is left alone
+    assert not ray.is_initialized()
+    with connected():  # a cluster that was there before is left alone
+        assert sum(node["Alive"] for node in ray.nodes()) == 3

@@ -51,6 +51,13 @@ def run_on_ray(out: Path, count: object, *more: str):
 
 
 @pytest.mark.usefixtures("cluster")
+def test_fedavg_on_actors_is_fedavg_in_process(tmp_path) -> None:
+    spread = run_on_ray(tmp_path / "ray", 2, "algorithm=fedavg")
+    alone = flray.run(TINY, tmp_path / "inline", [*HARD, "algorithm=fedavg"])
+    assert spread.summary["params_sha256"] == alone.summary["params_sha256"]
+
+
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("count", [1, 2, 5, "per_client"])
 def test_bits_do_not_depend_on_the_number_of_actors(count, reference, tmp_path) -> None:
     result = run_on_ray(tmp_path / "run", count)

@@ -12,6 +12,7 @@ from flray.client.tasks import Score, ScoreJob
 from flray.client.training import Training
 from flray.client.vectorized import Vectorized
 from flray.data.datasets.digits import Digits
+from flray.data.events import make_timeline
 from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded, load_params, params_of, stack
@@ -212,7 +213,8 @@ def test_a_few_steps_reconstruct_better_than_the_mean_image(name, fields, epochs
 def scores_of(module: LightningModule) -> tuple[np.ndarray, np.ndarray, LightningModule, tuple]:
     split = ragged_split((20,))
     settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
-    host = start_host(module, noise_dataset(20, (1, 8, 8)), split, settings)
+    timeline = make_timeline(split, ())
+    host = start_host(module, noise_dataset(20, (1, 8, 8)), timeline, settings)
     found = Score()(host, stack([params_of(module)]), ScoreJob(0, np.arange(20)))
     return found.correct, found.loss, host.module, host.examples.batch(torch.arange(20))
 
