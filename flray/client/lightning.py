@@ -1,6 +1,7 @@
 """Engine `lightning`: a real `Trainer.fit` for each client, with the user's callbacks."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,7 +66,9 @@ class Lightning:
             limit_val_batches=0,
         )
         batches = PlannedBatches(local.plan, self.module, self.examples, training.epochs)
-        with _optimizer_set(self.module, training):
+        with _optimizer_set(self.module, training), warnings.catch_warnings():
+            # Lightning's own use of torch, which nobody here can change.
+            warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
             trainer.fit(self.module, batches)
         self.module.to(device)  # Lightning leaves a module on the CPU
 

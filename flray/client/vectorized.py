@@ -79,9 +79,8 @@ class Vectorized:
     def _step(
         self, training: Training, gradient: Gradient, w0: Params, memo: Params
     ) -> "StackedStep":
-        fresh = StackedStep(self, training, gradient, (w0, memo))
         if self.examples.device.type != "cuda":
-            return fresh
+            return StackedStep(self, training, gradient, (w0, memo))
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
         key = (training, *hook, tuple(memo))

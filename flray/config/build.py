@@ -83,7 +83,7 @@ def build_server(
         evaluation=settings.evaluate,
         num_rounds=settings.rounds,
         directory=directory,
-        facts=_facts(experiment, fed),
+        facts=_facts(experiment, parts.payload),
         device="cpu" if parts.plan else parts.payload.settings.device,
         on_round=on_round,
         should_stop=should_stop,
@@ -182,9 +182,16 @@ def describe(experiment: Experiment) -> str:
     return f"{text}; {parts.plan}" if parts.plan else text
 
 
-def _facts(experiment: Experiment, fed: Federation) -> dict[str, str | int]:
+def _facts(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
     """What a summary says of the run beside its numbers: names, and what decides its bits."""
     names = {
         kind: experiment.plain[kind]["name"] for kind in ("algorithm", "dataset", "split", "model")
     }
-    return {**names, "seed": experiment.settings.seed, "block": fed.block}
+    host = payload.settings
+    return {
+        **names,
+        "seed": experiment.settings.seed,
+        "engine": choose_engine(host.engine, payload.module, host.device),
+        "device": host.device,
+        "block": host.num_slots,
+    }

@@ -140,6 +140,8 @@ class Federation:
         outputs = self.executor.map(Score(), bank.params, jobs)
         for _ in range(self.executor.retries):
             again = [k for k, output in enumerate(outputs) if isinstance(output, Failed)]
+            if not again:
+                break
             repeated = self.executor.map(Score(), bank.params, [jobs[k] for k in again])
             for k, output in zip(again, repeated, strict=True):
                 outputs[k] = output

@@ -70,6 +70,7 @@ class RayPool:
     settings: HostSettings
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
+    last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
 
     @property
     def clients_per_job(self) -> int | None:
@@ -79,7 +80,7 @@ class RayPool:
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        sent_task, sent_bank = ray.put(task), ray.put(bank)
+        sent_task, sent_bank = ray.put(task), self._sent(bank)
         outputs: list[Output | Failed | None] = [None] * len(jobs)
         waiting, idle = deque(range(len(jobs))), deque(range(len(self.actors)))
         running: dict[Any, tuple[int, int]] = {}  # ObjectRef -> (job, actor)
@@ -93,6 +94,12 @@ class RayPool:
             outputs[job] = self._result(ref, place)
             idle.append(place)
         return [output for output in outputs if output is not None]
+
+    def _sent(self, bank: Params) -> Any:
+        """The bank in the object store: what is evaluated is what the next round starts from."""
+        if self.last_sent is None or self.last_sent[0] is not bank:
+            self.last_sent = bank, ray.put(bank)
+        return self.last_sent[1]
 
     def _result(self, ref: Any, place: int) -> Any:
         try:

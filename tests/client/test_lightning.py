@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from pytorch_lightning import Callback
+from pytorch_lightning import Callback, LightningModule
+from torch import nn
 
 import flray
 from flray.algorithms.fedavg import FedAvg
@@ -75,6 +76,31 @@ def test_memos_reach_their_clients() -> None:
     full = Block(block.plans, block.w0, memo)
     a = Loop(module, examples).train(full, training, shifted)
     b = Lightning(module, examples).train(full, training, shifted)
+    assert all(torch.equal(leaf, b.params[name]) for name, leaf in a.params.items())
+
+
+class WithBatchNorm(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        self.layers = nn.Sequential(nn.Flatten(), *layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch, batch_idx) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self(batch[0]), batch[1])}
+
+
+def test_batch_norm_and_its_statistics_are_those_of_loop() -> None:
+    training = Training(lr=0.1, momentum=0.5, epochs=2, batch_size=4)
+    split = ragged_split((8, 12))
+    module = build_seeded(WithBatchNorm, 0)
+    examples = place(noise_dataset(20), split, torch.float32)
+    block = block_of(split, module, training)
+    a = Loop(module, examples).train(block, training, GRADIENTS["fedprox"])
+    b = Lightning(module, examples).train(block, training, GRADIENTS["fedprox"])
+    assert not torch.equal(a.params["layers.2.running_mean"], block.w0["layers.2.running_mean"])
     assert all(torch.equal(leaf, b.params[name]) for name, leaf in a.params.items())
 
 

@@ -66,10 +66,9 @@ def test_bits_do_not_depend_on_the_number_of_actors(count, reference, tmp_path) 
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("engine", ["loop", "lightning"])
-def test_actors_do_not_write_to_memory_they_share(engine, tmp_path) -> None:
-    """These engines train in the module itself, whose weights came through the object store."""
-    alone = [*HARD, f"execution.engine={engine}", "execution.block=1", "participation=1"]
+def test_actors_do_not_write_to_memory_they_share(tmp_path) -> None:
+    """This engine trains in the module itself, whose weights came through the object store."""
+    alone = [*HARD, "execution.engine=loop", "execution.block=1", "participation=1"]
     expected = flray.run(TINY, tmp_path / "inline", alone).summary["params_sha256"]
     pool = ["execution.executor=ray", f"execution.actors={{count: 4, {LIGHT}}}"]
     found = flray.run(TINY, tmp_path / "ray", [*alone, *pool]).summary["params_sha256"]
@@ -102,9 +101,9 @@ def own_code(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_killed_actor_loses_nothing(times, tmp_path) -> None:
+def test_a_killed_actor_loses_nothing(tmp_path) -> None:
     """Processes of client actors are killed from outside while the run goes on."""
+    times = 3
     seen: list[int] = []
 
     def kill_one(row) -> None:
