@@ -1,12 +1,12 @@
 """`flray list`: the registries as tables."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 
+from flray.config.binding import Registry
 from flray.config.experiment import COMPONENTS, FROM_THE_DATASET
 
 
@@ -15,16 +15,20 @@ def component_table(kind: str) -> Table:
     table = Table(title=kind, title_justify="left", title_style="bold")
     for column in ("name", "what it is", "keys and defaults"):
         table.add_column(column, overflow="fold")
-    for name, target in sorted(COMPONENTS[kind.removesuffix("s")].items()):
-        table.add_row(name, _purpose(target), _keys(target))
+    registry = COMPONENTS[kind.removesuffix("s")]
+    for name, target in sorted(registry.items()):
+        table.add_row(name, _purpose(target, registry), _keys(target))
     return table
 
 
-def _purpose(target: Callable[..., Any]) -> str:
-    """The first line of the class's docstring, or of its module's."""
+def _purpose(target: Callable[..., Any], registry: Registry) -> str:
+    """What the file says it is; where a file holds several, what the class says."""
+    module = inspect.getmodule(target)
+    alone = sum(inspect.getmodule(other) is module for other in registry.values()) == 1
     own = target.__doc__ or ""
-    generated = dataclasses.is_dataclass(target) and own.startswith(f"{target.__name__}(")
-    text = own if own and not generated else inspect.getmodule(target).__doc__ or ""
+    if own.startswith(f"{target.__name__}("):
+        own = ""  # a dataclass's generated signature
+    text = module.__doc__ if module and module.__doc__ and (alone or not own) else own
     return inspect.cleandoc(text).split("\n")[0]
 
 
