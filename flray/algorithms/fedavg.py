@@ -1,4 +1,4 @@
-"""FedAvg.
+"""FedAvg: the sampled clients train from one model, which becomes their weighted mean.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks
 from Decentralized Data. AISTATS 2017, arXiv 1602.05629. Algorithm 1.

@@ -1,4 +1,4 @@
-"""FedProx.
+"""FedProx: FedAvg whose clients are held near the model they started from.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks.
 MLSys 2020, arXiv 1812.06127. Algorithm 2, Eq. 2; local solver as in FedAvg.
