@@ -6,7 +6,7 @@ import pytest
 
 from flray.cli.campaign import demo_files
 from flray.config.build import run_experiment
-from flray.config.experiment import load_experiment
+from flray.config.experiment import override, parse_experiment, read_yaml
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.yaml"))
 TOY = [
@@ -24,7 +24,8 @@ def test_there_are_experiments() -> None:
 
 @pytest.mark.parametrize("path", [*FILES, *demo_files()], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_an_experiment_runs(path, tmp_path) -> None:
-    load_experiment(path)  # as it stands
-    result = run_experiment(load_experiment(path, TOY), tmp_path / "run")
+    plain = read_yaml(path)
+    parse_experiment(plain)  # as it stands
+    result = run_experiment(parse_experiment(override(plain, TOY)), tmp_path / "run")
     assert result.summary["rounds"] == 1
     assert path.read_text().startswith("# flray run"), "the file opens with its command"

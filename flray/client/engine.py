@@ -1,6 +1,5 @@
 """What an engine is: it trains a block of clients, one model each, to the same result as others."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +33,3 @@ class BlockResult:
 
 class Engine(Protocol):
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult: ...
-
-
-Engines = Mapping[str, type[Engine]]

@@ -68,11 +68,6 @@ class Experiment:
     plain: Plain = field(repr=False)  # resolved, every default filled in
 
 
-def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file and set `key=value` on top of it."""
-    return parse_experiment(override(read_yaml(path), overrides))
-
-
 def read_yaml(path: Path) -> Plain:
     if not path.is_file():
         raise ExperimentError(f"no experiment file {path}; `flray run` without one runs the demo")
