@@ -29,9 +29,10 @@ def noise_dataset(
 ) -> Dataset:
     """Patterns that depend on the label, plus noise.
 
-    The seed is one where no ReLU or max-pooling tie lies within float32's rounding: after such a
-    flip Adam, which divides a gradient by its own size, takes the engines apart by up to lr a step
-    (seen with 2 of 8 seeds on LeNet-5, and never in float64).
+    The seed was chosen after looking at seeds 0 to 7. With Adam in float32 on LeNet-5, engines were
+    more than 1e-5 apart in 2 of 32 combinations (seed 0: 2e-3, seed 3: 1.3e-5); on seed 0 one
+    max-pooling winner flips within rounding, and Adam divides a gradient by its own size. In
+    float64 all 32 agree to 6e-14.
     """
     rng = np.random.default_rng(2)
     labels = np.arange(num) % 10
