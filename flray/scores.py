@@ -93,10 +93,13 @@ def summarise(
 def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
     """How well a partition found the planted groups, both in the same order of clients.
 
-    Purity is the share of clients that belong to the largest group of their cluster.
+    Purity is the share of clients that belong to the largest group of their cluster. Of the pairs
+    of clients, false positives are the share of unlike ones (different groups) that are in one
+    cluster, false negatives the share of like ones that are not; 0 where there are no such pairs.
 
-    >>> partition_scores([0, 0, 0, 1], [5, 5, 6, 6])["purity"]
-    0.75
+    >>> scores = partition_scores([0, 0, 0, 1], [5, 5, 6, 6])
+    >>> scores["purity"], scores["false_positives"], scores["false_negatives"]
+    (0.75, 0.5, 0.5)
     """
     found, planted = np.asarray(labels), np.asarray(groups)
     if found.shape != planted.shape or found.ndim != 1 or not len(found):
@@ -105,11 +108,20 @@ def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
             f"got shapes {found.shape} and {planted.shape}"
         )
     counts = contingency_matrix(planted, found)  # (groups, clusters)
+    both, together, like = (_pairs(c) for c in (counts, counts.sum(0), counts.sum(1)))
+    unlike = _pairs(np.array([len(found)])) - like
     return {
         "ari": float(adjusted_rand_score(planted, found)),
         "nmi": float(normalized_mutual_info_score(planted, found)),
         "purity": float(counts.max(axis=0).sum() / len(found)),
+        "false_positives": (together - both) / max(unlike, 1),
+        "false_negatives": (like - both) / max(like, 1),
     }
+
+
+def _pairs(counts: Ids) -> int:
+    """Pairs within sets of these sizes."""
+    return int((counts * (counts - 1) // 2).sum())
 
 
 def rounds_to_target(rounds: Sequence[int] | Ids, accuracy: ArrayLike, target: float) -> int | None:

@@ -12,6 +12,7 @@ PACKAGE = Path(flray.__file__).parent
 # Each layer may import those before it, and itself.
 LAYERS = [
     ["errors", "randomness"],
+    ["published"],
     ["data"],
     ["models"],
     ["client"],

@@ -85,7 +85,13 @@ def test_impossible_scores_are_refused():
 
 
 def test_partition_scores_do_not_depend_on_the_names_of_clusters():
-    assert partition_scores([7, 7, 2, 2], [0, 0, 1, 1]) == {"ari": 1.0, "nmi": 1.0, "purity": 1.0}
+    assert partition_scores([7, 7, 2, 2], [0, 0, 1, 1]) == {
+        "ari": 1.0,
+        "nmi": 1.0,
+        "purity": 1.0,
+        "false_positives": 0.0,
+        "false_negatives": 0.0,
+    }
 
 
 def test_partition_scores_of_one_wrong_client_by_hand():

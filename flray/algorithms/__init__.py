@@ -2,10 +2,16 @@
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
+from flray.algorithms.flhc import Flhc
+from flray.algorithms.flt import Flt
 from flray.algorithms.local import Local
+from flray.algorithms.pca_km_hc import PcaKmHc
 
 ALGORITHMS: dict[str, type] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "flhc": Flhc,
+    "flt": Flt,
     "local": Local,
+    "pca_km_hc": PcaKmHc,
 }

@@ -2,9 +2,11 @@
 
 from typing import Protocol, TypeVar
 
+from flray.clustering.pipeline import Clustering, Pipeline
+from flray.clustering.points import Points
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank
+from flray.models.bank import ModelBank, Params
 
 State = TypeVar("State")
 Metrics = dict[str, float]
@@ -22,3 +24,42 @@ class Algorithm(Protocol[State]):
     def deploy(self, state: State, clients: Ids, fed: Federation) -> ModelBank:
         """The model each of the clients uses at test time, in the bank's `owner`."""
         ...
+
+
+class Branching(Algorithm[State], Protocol[State]):
+    """One that is FedAvg for some rounds, then clusters by a pipeline and goes on by what it found.
+
+    Experiments that differ in later stages only are branches of one trunk: a sweep computes what
+    they share once.
+    """
+
+    @property
+    def clustering(self) -> Pipeline: ...
+
+    @property
+    def rounds_before(self) -> int:
+        """Rounds of FedAvg before the (first) clustering."""
+        ...
+
+    @property
+    def clusters_once(self) -> bool:
+        """Is the pipeline never asked again, where nobody joins later?"""
+        ...
+
+    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
+        """Signatures of the clients after round t, and the signature's memory."""
+        ...
+
+    def branch(
+        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+    ) -> State:
+        """The state after round `rounds_before` in which clients go on as the clustering says."""
+        ...
+
+
+def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> State:
+    """The clustering pass: not a round, and all of the trunk's end that is not shared."""
+    t = algorithm.rounds_before
+    observed = algorithm.observe(bank, t, fed)
+    found = algorithm.clustering.decide(observed[0], fed, t)
+    return algorithm.branch(bank, observed, found, fed)

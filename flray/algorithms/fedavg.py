@@ -4,15 +4,14 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learni
 from Decentralized Data. AISTATS 2017, arXiv 1602.05629. Algorithm 1.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from flray.algorithms.algorithm import Metrics
-from flray.client.training import LocalBatch
+from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, Params
-from flray.models.mixing import mix, mixing_row
+from flray.models.bank import ModelBank
+from flray.models.mixing import Relation
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,7 @@ class FedAvg:
     def cohort(self, state: FedAvgState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))  # Alg. 1 l. 4-5: S_t, max(C K, 1) clients
 
-    def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
-    ) -> Params:
-        return grad(w, batch)  # ClientUpdate l. 3: w <- w - eta grad l(w; b)
+    gradient = staticmethod(plain_gradient)  # ClientUpdate l. 3: w <- w - eta grad l(w; b)
 
     def round(
         self, state: FedAvgState, cohort: Cohort, fed: Federation
@@ -44,11 +35,9 @@ class FedAvg:
         trained = fed.train(state.bank, cohort, self.gradient)
         exchanged = len(cohort.clients) * state.bank.bytes_per_model
         fed.meter.count_transfer("model", down=exchanged, up=exchanged)
-        with fed.meter.phase("mix"):
-            # Alg. 1 l. 8: w_{t+1} <- sum_k n_k / n w^k_{t+1}
-            row = mixing_row(fed.weights(), 0, trained.clients, state.bank, fed.aggregation)
-            params = mix([row], trained.params, state.bank.params)
-        return FedAvgState(ModelBank(params, state.bank.owner)), trained.metrics()
+        # Alg. 1 l. 8: w_{t+1} <- sum_k n_k / n w^k_{t+1}
+        bank = fed.mix(Relation.joint(fed.num_clients), trained, state.bank)
+        return FedAvgState(bank), trained.metrics()
 
     def deploy(self, state: FedAvgState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank

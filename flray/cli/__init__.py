@@ -1,7 +1,8 @@
-"""The command line: `flray run`, `flray check`, `flray list`."""
+"""The command line: what people type."""
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich.console import Console
@@ -11,7 +12,8 @@ from flray.errors import ClientFailure, ExperimentError, ServerLost
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
 WIDTH_OF_A_PIPE = 120
-KINDS = ("algorithms", "datasets", "splits", "models")
+TABLE_FORMATS = ("rich", "md", "latex", "csv")
+KINDS = ("algorithms", "datasets", "splits", "models", "stages")
 
 # Commands import what they need when they run: torch and Lightning take seconds, --help must not.
 
@@ -49,7 +51,8 @@ def run(
 ) -> None:
     """Run one or several experiments; several, or seeds=N, end in one paired table.
 
-    Without a file the embedded demo runs: FedAvg against Local on scikit-learn's digits.
+    Without a file the embedded demo runs: FL+HC against FedAvg on scikit-learn's digits, where
+    groups of clients swapped labels.
 
     \b
     flray run experiments/flhc/mnist_iid.yaml execution.device=cpu --out runs/iid
@@ -71,6 +74,20 @@ def check(arguments: tuple[str, ...]) -> None:
 
 
 @cli.command()
+@click.argument("arguments", nargs=-1, required=True, metavar="ENCODER.yaml [key=value]...")
+def pretrain(arguments: tuple[str, ...]) -> None:
+    """Pre-train an encoder, for FLT; it is kept by a hash of what decides it.
+
+    \b
+    flray pretrain experiments/encoders/fashion_mnist.yaml
+    flray pretrain experiments/encoders/fashion_mnist.yaml epochs=5 model.loss=bce
+    """
+    from flray.cli.pretrain import run_pretraining
+
+    run_pretraining(arguments, _console())
+
+
+@cli.command()
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def attach(run: Path) -> None:
     """Watch a run that goes on without you: rounds as they come, then the table."""
@@ -88,14 +105,41 @@ def keep(out: Path) -> None:
     keep(out)
 
 
-@cli.command("list")
-@click.argument("kind", type=click.Choice(KINDS), required=False)
-def list_(kind: str | None) -> None:
-    """What an experiment can be made of: names, what they are, their keys and defaults."""
-    from flray.cli.listing import component_table
+@cli.command()
+@click.argument("name", metavar="TABLE")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder below which finished runs are looked for.",
+)
+@click.option(
+    "--format", "form", type=click.Choice(TABLE_FORMATS), default="rich", show_default=True
+)
+def table(name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"]) -> None:
+    """A published table with our numbers beside the paper's.
 
-    for each in (kind,) if kind else KINDS:
-        _console().print(component_table(each))
+    \b
+    flray table flhc.4                     FL+HC, Table IV, from the runs below runs/
+    flray table flt.I --format md          Roman numerals are numbers too
+    flray list tables                      all of them, and what they cost
+    """
+    from flray.cli.tables import show_table
+
+    show_table(name, runs, form, _console())
+
+
+@cli.command("list")
+@click.argument("kind", type=click.Choice((*KINDS, "tables")), required=False)
+def list_(kind: str | None) -> None:
+    """What an experiment can be made of, and the published tables."""
+    from flray.cli.listing import component_tables
+    from flray.cli.tables import tables_listing
+
+    for each in (kind,) if kind else (*KINDS, "tables"):
+        for listed in [tables_listing()] if each == "tables" else component_tables(each):
+            _console().print(listed)
 
 
 def _console() -> Console:

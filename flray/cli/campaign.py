@@ -1,5 +1,6 @@
 """`flray run`: from arguments to runs, one after another, to one table."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import click
+import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,7 +21,8 @@ from flray.config.experiment import Experiment, override, parse_experiment, read
 from flray.errors import ExperimentError
 from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
-from flray.report.console import comparison_table, round_line
+from flray.report.console import clustering_table, comparison_table, round_line
+from flray.report.figures import write_figures
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
 
@@ -82,8 +85,33 @@ def run_all(
             return
         summaries.setdefault(planned.name, []).append(summary)
     console.print(comparison_table(summaries))
+    _show_clusterings(runs, console)
     for planned in runs:
         console.print(f"{planned.name}: {planned.out}", soft_wrap=True)
+
+
+def _show_clusterings(runs: Sequence[PlannedRun], console: Console) -> None:
+    """The table of clusterings, and figures of the first seed."""
+    done: dict[str, list[tuple[Summary, pd.DataFrame]]] = {}
+    for planned in runs:
+        directory = RunDirectory(planned.out)
+        done.setdefault(planned.name, []).append((directory.summary() or {}, directory.rounds()))
+    table = clustering_table(done)
+    if table is not None:
+        console.print(table)
+    first = {planned.name: planned.out for planned in reversed(runs)}
+    folder = common_folder([planned.out for planned in runs]) / "figures"
+    drawn = write_figures(dict(reversed(first.items())), folder)
+    console.print(f"{len(drawn)} figures: {folder}", soft_wrap=True)
+
+
+def common_folder(paths: Sequence[Path]) -> Path:
+    """The folder that holds all of them; of one it is itself.
+
+    >>> common_folder([Path("a/x/s"), Path("a/y/s")]).as_posix()
+    'a'
+    """
+    return Path(os.path.commonpath([str(path) for path in paths]))
 
 
 def _run_one(

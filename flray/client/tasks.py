@@ -1,7 +1,7 @@
 """The tasks: pure functions of (a host's data, models, a job), run wherever a host is."""
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -16,8 +16,30 @@ from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
 from flray.models.bank import Params, load_params
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
+from flray.randomness import torch_seed
 
 SCORE_BATCH = 1000  # examples a forward pass; large, for no gradient is kept
+
+
+class ByClient(Protocol):
+    """A job over clients, which can be taken apart to find the one that fails."""
+
+    @property
+    def clients(self) -> Ids: ...
+
+    def alone(self) -> list[Self]:
+        """A job for each client."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientsJob:
+    """A block of clients, for a task that needs nothing else of them."""
+
+    clients: Ids  # (K,)
+
+    def alone(self) -> "list[ClientsJob]":
+        return [ClientsJob(self.clients[k : k + 1]) for k in range(len(self.clients))]
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,12 @@ class TrainJob:
     rows: Ids  # (K,)
     memo: Params = field(default_factory=dict)  # leaves (K, ...)
 
+    def alone(self) -> "list[TrainJob]":
+        return [
+            TrainJob(self.clients[k], self.rows[k], {n: leaf[k] for n, leaf in self.memo.items()})
+            for k in (slice(i, i + 1) for i in range(len(self.clients)))
+        ]
+
 
 @dataclass(frozen=True)
 class Train:
@@ -36,12 +64,14 @@ class Train:
     training: Training
     gradient: Gradient
     t: int
+    is_probe: bool = False  # beside the round's own training, with an order of its own
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> BlockResult:
         rows = torch.from_numpy(job.rows).to(host.examples.device)
         train = host.timeline.at(self.t).train
+        seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         plans = tuple(
-            plan_client(train[i], self.training, host.seed, self.t, int(i)) for i in job.clients
+            plan_client(train[i], self.training, seed, self.t, int(i)) for i in job.clients
         )
         w0 = {name: leaf.index_select(0, rows) for name, leaf in bank.items()}
         return host.engine.train(Block(plans, w0, job.memo), self.training, self.gradient)

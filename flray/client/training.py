@@ -92,6 +92,17 @@ class Gradient(Protocol):
     ) -> Params: ...
 
 
+def plain_gradient(
+    grad: Callable[[Params, "LocalBatch"], Params],
+    w: Params,
+    batch: "LocalBatch",
+    w0: Params,  # noqa: ARG001  # part of the hook
+    memo: Params,  # noqa: ARG001
+) -> Params:
+    """Follow the client's own loss and nothing else."""
+    return grad(w, batch)
+
+
 @dataclass(frozen=True)
 class LocalBatch:
     """One client's batch; mask is False where the batch was padded (None: nothing was)."""

@@ -2,19 +2,26 @@
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from flray.errors import ExperimentError
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
 Plain = dict[str, Any]  # Any: YAML
+YAML_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,36 @@ class Component:
             raise ExperimentError(f"{self.kind} {self.name}: {error}") from error
 
 
+class Later(functools.partial[Any]):  # Any: what it builds is the caller's to know
+    """A class with its configuration, still missing what it is given when it is built."""
+
+    def __eq__(self, other: object) -> bool:
+        """Would the other, a partial or the bare class, build the same?"""
+        same_class = isinstance(other, functools.partial | type) and _class_of(other) is self.func
+        return same_class and _values_of(other) == _values_of(self)
+
+    def __hash__(self) -> int:
+        return hash(self.func)
+
+
 def bind_component(
-    kind: str, registry: Registry, given: object, where: str, injected: tuple[str, ...] = ()
+    kind: str,
+    registry: Registry,
+    given: object,
+    where: str,
+    injected: tuple[str, ...] = (),
+    default: object = MISSING,
 ) -> Component:
-    """A component from a bare name or a mapping with `name` and its fields."""
+    """A component from a bare name or a mapping with `name` and its fields.
+
+    A mapping without a `name` changes fields of the default, where there is one.
+    """
     mapping = {"name": given} if isinstance(given, str) else given
+    if isinstance(mapping, Mapping) and "name" not in mapping and _is_component(default):
+        target = _class_of(default)
+        name = _name_of(target, registry)
+        fields, plain = bind(target, mapping, where, injected, default)
+        return Component(kind, name, target, fields, {"name": name, **plain})
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
         raise ExperimentError(
             f"{where} must be a name or a mapping with a `name`, got {given!r}; "
@@ -68,9 +100,16 @@ def look_up(kind: str, registry: Registry, name: str) -> Callable[..., Any]:
 
 
 def bind(
-    target: Callable[..., Any], given: Mapping[str, Any], where: str, injected: tuple[str, ...] = ()
+    target: Callable[..., Any],
+    given: Mapping[str, Any],
+    where: str,
+    injected: tuple[str, ...] = (),
+    base: object = None,
 ) -> tuple[Plain, Plain]:
-    """Check `given` against the target's parameters: (arguments to call it with, plain values)."""
+    """Check `given` against the target's parameters: (arguments to call it with, plain values).
+
+    What is not given comes from `base`, an instance of the target, or is the target's default.
+    """
     hints = get_type_hints(_annotated(target), include_extras=True)
     parameters = {
         name: p for name, p in inspect.signature(target).parameters.items() if name not in injected
@@ -81,42 +120,91 @@ def bind(
                 f"unknown key {_join(where, key)!r}{_suggestion(str(key), parameters)}; "
                 f"known here: {', '.join(sorted(parameters)) or 'none'}"
             )
-    arguments, plain = {}, {}
+    kept, own = {} if base is None else _values_of(base), _defaults(target)
+    defaults = own | kept
+    arguments = {name: value for name, value in kept.items() if name in parameters}
+    plain: Plain = {}
     for name, parameter in parameters.items():
-        path = _join(where, name)
-        if name in given:
-            arguments[name], plain[name] = _convert(given[name], hints.get(name, Any), path)
-        elif (default := _factory_default(target, name)) is not None:
-            plain[name] = _plain(default)
-        elif parameter.default is not parameter.empty:
-            plain[name] = _plain(parameter.default)
+        path, hint = _join(where, name), hints.get(name, Any)
+        if name in given and given[name] is own.get(name, MISSING) is None:
+            arguments[name] = plain[name] = None  # a component that may be left out
+        elif name in given:
+            default = defaults.get(name, MISSING)
+            arguments[name], plain[name] = _convert(given[name], hint, path, default)
+        elif name in defaults:
+            plain[name] = _plain(defaults[name], hint)
         elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ExperimentError(f"missing key {path!r}: it has no default")
     return arguments, plain
 
 
-def bind_dataclass(target: type, given: object, where: str) -> tuple[Any, Plain]:
-    """Build a dataclass from a mapping; its own checks are reported under its key."""
+def bind_dataclass(
+    target: type, given: object, where: str, default: object = MISSING
+) -> tuple[Any, Plain]:
+    """Build a dataclass from a mapping, or from a YAML file that holds one.
+
+    Its own checks are reported under its key. What a mapping does not say is as in the default.
+    """
+    file, given = _file_and_changes(target, given)
+    if file is not None:
+        # As it would be bound alone: a file means the same in every experiment.
+        default, plain = bind_dataclass(target, read_mapping(Path(file), where), where)
+        if not given:
+            return default, plain
     if not isinstance(given, Mapping):
         raise ExperimentError(f"{where or 'experiment'} must be a mapping of keys, got {given!r}")
-    arguments, plain = bind(target, given, where)
+    base = default if isinstance(default, target) else None
+    built = target if base is None else type(base)
+    arguments, plain = bind(built, given, where, base=base)
     try:
-        return target(**arguments), plain
+        return built(**arguments), plain
     except ExperimentError:
         raise
     except ValueError as error:
         raise ExperimentError(f"{where}: {error}" if where else str(error)) from error
 
 
-def _convert(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
+def read_mapping(path: Path, where: str) -> Plain:
+    """The keys and values of a YAML file, which `where` names."""
+    if not path.is_file():
+        raise ExperimentError(
+            f"{where}: there is no file {path} (looked for from {Path.cwd()}); "
+            "give a path relative to the current folder"
+        )
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
+    if not isinstance(plain, dict):
+        raise ExperimentError(f"{where}: {path} must hold keys and values, got {plain!r}")
+    return cast(Plain, plain)
+
+
+def _file_and_changes(target: type, given: object) -> tuple[str | None, object]:
+    """The YAML file that is given, and what is to be changed in it.
+
+    A file of which a field is overridden comes as a mapping, with the file as its `name`.
+    """
+    if isinstance(given, str) and given.endswith(YAML_FILES):
+        return given, {}
+    if isinstance(given, Mapping) and "name" not in inspect.signature(target).parameters:
+        name = given.get("name")
+        if isinstance(name, str) and name.endswith(YAML_FILES):
+            return name, {key: value for key, value in given.items() if key != "name"}
+    return None, given
+
+
+def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tuple[Any, Any]:
     """(value for the code, plain value for YAML), or an error that names the key."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        kind, registry = args[1], args[2]
-        component = bind_component(kind, registry, value, where)
+        kind, registry, injected = args[1], args[2], _injected(args)
+        component = bind_component(kind, registry, value, where, injected, default)
+        if injected:
+            return Later(component.target, **component.fields), component.plain
         return component.build(), component.plain
     if origin in (Union, UnionType):
-        return _convert_union(value, args, where)
+        return _convert_union(value, args, where, default)
     if origin is Literal:
         if value not in args or isinstance(value, bool) != isinstance(args[0], bool):
             choices = ", ".join(map(str, args))
@@ -124,13 +212,15 @@ def _convert(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
             raise ExperimentError(f"{where} must be one of {choices}, got {value!r}{hint_text}")
         return value, value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return bind_dataclass(hint, value, where)
+        return bind_dataclass(hint, value, where, default)
     if origin in (tuple, list):
         return _convert_sequence(value, origin, args, where)
     return _convert_scalar(value, hint, where)
 
 
-def _convert_union(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, Any]:
+def _convert_union(
+    value: Any, args: tuple[Any, ...], where: str, default: object
+) -> tuple[Any, Any]:
     if value is None and NoneType in args:
         return None, None
     errors = []
@@ -138,7 +228,7 @@ def _convert_union(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, 
         if hint is NoneType:
             continue
         try:
-            return _convert(value, hint, where)
+            return _convert(value, hint, where, default)
         except ExperimentError as error:
             errors.append(error)
     raise errors[0]
@@ -170,17 +260,72 @@ def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
     return hint(value), hint(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, hint: Any) -> Any:
+    """A default as YAML would say it, which binds to an equal value; components by their names."""
+    if get_origin(hint) is Annotated and _is_component(value):
+        args, target = get_args(hint), _class_of(value)
+        fields = _plain_fields(target, _values_of(value), _injected(args))
+        return {"name": _name_of(target, args[2]), **fields}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+        return _plain_fields(type(value), _values_of(value))
+    if isinstance(value, tuple | list):
+        item = next(iter(get_args(hint)), Any)
+        return [_plain(each, item) for each in value]
+    return value
 
 
-def _factory_default(target: Callable[..., Any], name: str) -> object | None:
-    if not dataclasses.is_dataclass(target):
-        return None
-    factory = {f.name: f.default_factory for f in dataclasses.fields(target)}[name]
-    return None if factory is dataclasses.MISSING else factory()
+def _plain_fields(target: Callable[..., Any], values: Plain, injected: tuple[str, ...] = ()) -> Any:
+    hints = get_type_hints(_annotated(target), include_extras=True)
+    return {
+        name: _plain(value, hints.get(name, Any))
+        for name, value in values.items()
+        if name not in injected
+    }
+
+
+def _injected(args: tuple[Any, ...]) -> tuple[str, ...]:
+    """Annotated[Any, kind, registry, names]: parameters that the class is given later."""
+    names: tuple[str, ...] = args[3] if len(args) > 3 else ()
+    return names
+
+
+def _is_component(value: object) -> bool:
+    """Does it tell its configuration: a dataclass, or a class that is built later?"""
+    return dataclasses.is_dataclass(value) or isinstance(value, functools.partial | type)
+
+
+def _class_of(component: object) -> Callable[..., Any]:
+    if isinstance(component, functools.partial):
+        return component.func
+    return component if isinstance(component, type) else type(component)
+
+
+def _name_of(target: Callable[..., Any], registry: Registry) -> str:
+    for name, registered in registry.items():
+        if registered is target:
+            return name
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def _values_of(component: object) -> Plain:
+    """The configuration of an instance, or of a class that is built later, by name."""
+    if isinstance(component, functools.partial):
+        return _defaults(component.func) | component.keywords
+    if isinstance(component, type):
+        return _defaults(component)
+    instance = cast(Any, component)  # Any: a dataclass of whatever kind
+    return {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
+
+
+def _defaults(target: Callable[..., Any]) -> Plain:
+    """The default of every parameter that has one."""
+    parameters = inspect.signature(target).parameters.values()
+    found = {p.name: p.default for p in parameters if p.default is not p.empty}
+    if dataclasses.is_dataclass(target):
+        fields = {f.name: f.default_factory for f in dataclasses.fields(target)}
+        made = {name: f for name, f in fields.items() if f is not MISSING}
+        found |= {name: factory() for name, factory in made.items() if name in found}
+    return found
 
 
 def _annotated(target: Callable[..., Any]) -> Callable[..., Any]:

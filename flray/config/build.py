@@ -1,11 +1,12 @@
 """Build an experiment: from checked configuration to a server ready to run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from flray.client.host import HostSettings, choose_engine, start_host
@@ -18,7 +19,7 @@ from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
-from flray.execution.federation import Federation
+from flray.execution.federation import Federation, Oracle
 from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
 from flray.execution.resources import Plan
 from flray.execution.settings import default_block
@@ -69,13 +70,28 @@ def build_server(
     should_stop: Callable[[], bool],
 ) -> Server:
     """Everything an experiment needs; refuses before the run directory is made."""
-    settings = experiment.settings
     parts = prepare(experiment)
     if parts.plan:
         wait_for_resources(parts.plan)
+    open_directory(experiment, parts, directory)
+    fed = build_federation(experiment, parts, start_executor(parts))
+    return replace(
+        assemble(experiment, parts, fed, directory), on_round=on_round, should_stop=should_stop
+    )
+
+
+def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
+    """Make the run directory, or check that it holds this experiment."""
     recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
     directory.resume(experiment.plain, recorded, parts.payload.timeline.digest())
-    fed = build_federation(experiment, parts, start_executor(parts))
+
+
+def assemble(
+    experiment: Experiment, parts: "Prepared", fed: Federation, directory: RunDirectory
+) -> Server:
+    """The server of an experiment over a federation, which experiments alike but for the algorithm
+    may share."""
+    settings = experiment.settings
     return Server(
         algorithm=experiment.algorithm.build(),
         fed=fed,
@@ -85,8 +101,6 @@ def build_server(
         directory=directory,
         facts=_facts(experiment, parts.payload),
         device="cpu" if parts.plan else parts.payload.settings.device,
-        on_round=on_round,
-        should_stop=should_stop,
     )
 
 
@@ -152,6 +166,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
     settings, split = experiment.settings, parts.payload.timeline.at(1)
     return Federation(
         clients=split.clients,
+        holdout=np.setdiff1d(split.holdout, split.absent),
         num_clients=split.num_clients,
         num_examples=split.num_train_examples,
         initial=stack([params_of(parts.payload.module)]),
@@ -162,6 +177,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         block=parts.payload.settings.num_slots,
         seed=settings.seed,
         on_client_failure=settings.on_client_failure,
+        ground_truth=Oracle(split) if settings.uses_ground_truth else None,
     )
 
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -13,6 +13,7 @@ from yaml import YAMLError
 from flray.algorithms import ALGORITHMS
 from flray.client.training import Training
 from flray.config.binding import Component, Plain, Registry, bind_component, bind_dataclass
+from flray.config.tracking import TRACKING, NoTracking, Wandb
 from flray.data import DATASETS, SPLITS
 from flray.data.events import Event
 from flray.errors import ExperimentError
@@ -44,7 +45,8 @@ class Settings:
     evaluate: Evaluation = field(default_factory=Evaluation)
     execution: Execution = field(default_factory=Execution)
     on_client_failure: OnClientFailure = "raise"  # raise | drop, for NaN and crash alike
-    tracking: Literal["none"] = "none"
+    uses_ground_truth: bool = False  # a stage may read labels or groups; marked in every table
+    tracking: Annotated[Any, "tracking", TRACKING] = field(default_factory=NoTracking)
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:
@@ -56,6 +58,9 @@ class Settings:
             raise ValueError(f"rounds must be >= 1, got {self.rounds}")
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
+        if not isinstance(self.tracking, NoTracking | Wandb):
+            known = ", ".join(TRACKING)
+            raise ValueError(f"tracking must be one of {known}, got {self.tracking!r}")
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,13 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
         if not separator or not key:
             raise ExperimentError(f"expected key=value, got {item!r}, as in train.lr=0.1")
         _set(result, key.split("."), _value(item, text))
+    return result
+
+
+def with_value(plain: Plain, key: str, value: object) -> Plain:
+    """A copy in which one dotted key is set, as `override` does."""
+    result = copy.deepcopy(plain)
+    _set(result, key.split("."), value)
     return result
 
 

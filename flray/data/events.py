@@ -67,6 +67,18 @@ class Timeline:
         check_at_least("round", t, 1)
         return self.phases[bisect_right([first for first, _ in self.phases], t) - 1][1]
 
+    def changed(self, t: int) -> Ids:
+        """The clients that hold other data than in round t - 1, or were not there then."""
+        now = self.at(t)
+        before = self.at(max(t - 1, 1))
+        if now is before:
+            return np.empty(0, np.int64)
+        same = np.array(
+            [np.array_equal(a, b) for a, b in zip(now.train, before.train, strict=True)]
+        )
+        joined = np.setdiff1d(before.absent, now.absent)
+        return np.union1d(np.flatnonzero(~same), joined)
+
     def digest(self) -> str:
         """A hash of all phases; of a timeline without events it is the split's own."""
         (_, split), *later = self.phases

@@ -1,26 +1,31 @@
 """Attempts at a job: retries, and taking a failing block apart to find the client to blame."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from flray.client.engine import BlockResult
-from flray.client.tasks import Train, TrainJob
-from flray.execution.executor import Executor, Failed
+from flray.client.host import Host
+from flray.client.tasks import ByClient, TrainJob
+from flray.execution.executor import Executor, Failed, Output
 from flray.models.bank import Params
 
-Done = tuple[TrainJob, BlockResult]
+Blocks = TypeVar("Blocks", bound=ByClient)
 
 
 def run_to_the_client(
-    executor: Executor, task: Train, bank: Params, jobs: Sequence[TrainJob]
-) -> tuple[list[Done], dict[int, Failed]]:
-    """Train the jobs; a block that keeps failing is taken apart to find the client to blame."""
+    executor: Executor,
+    task: Callable[[Host, Params, Blocks], Output],
+    bank: Params,
+    jobs: Sequence[Blocks],
+) -> tuple[list[tuple[Blocks, Output]], dict[int, Failed]]:
+    """Run the jobs; a block that keeps failing is taken apart to find the client to blame."""
     done, open_jobs = _attempt(executor, task, bank, jobs)
     for _ in range(executor.retries):
         more, open_jobs = _attempt(executor, task, bank, [job for job, _ in open_jobs])
         done += more
-    alone = [single for job, _ in open_jobs if len(job.clients) > 1 for single in _singles(job)]
+    alone = [single for job, _ in open_jobs if len(job.clients) > 1 for single in job.alone()]
     guilty = [(job, failed) for job, failed in open_jobs if len(job.clients) == 1]
     for _ in range(executor.retries + 1):
         more, failures = _attempt(executor, task, bank, alone)
@@ -30,22 +35,18 @@ def run_to_the_client(
 
 
 def _attempt(
-    executor: Executor, task: Train, bank: Params, jobs: Sequence[TrainJob]
-) -> tuple[list[Done], list[tuple[TrainJob, Failed]]]:
+    executor: Executor,
+    task: Callable[[Host, Params, Blocks], Output],
+    bank: Params,
+    jobs: Sequence[Blocks],
+) -> tuple[list[tuple[Blocks, Output]], list[tuple[Blocks, Failed]]]:
     outputs = executor.map(task, bank, jobs) if jobs else []
     pairs = list(zip(jobs, outputs, strict=True))
     done = [(job, output) for job, output in pairs if not isinstance(output, Failed)]
     return done, [(job, output) for job, output in pairs if isinstance(output, Failed)]
 
 
-def _singles(job: TrainJob) -> list[TrainJob]:
-    return [
-        TrainJob(job.clients[k], job.rows[k], {name: leaf[k] for name, leaf in job.memo.items()})
-        for k in (slice(i, i + 1) for i in range(len(job.clients)))
-    ]
-
-
-def not_finite(done: Sequence[Done]) -> dict[int, Failed]:
+def not_finite(done: Sequence[tuple[TrainJob, BlockResult]]) -> dict[int, Failed]:
     error = FloatingPointError("its loss or weights became NaN or infinite; lower train.lr")
     failed: dict[int, Failed] = {}
     for job, result in done:

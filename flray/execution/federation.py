@@ -1,28 +1,35 @@
 """The federation as an algorithm sees it: clients, their sizes, and tasks to run on them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flray.client.engine import BlockResult
+from flray.client.host import Host
 from flray.client.plan import num_local_steps
-from flray.client.tasks import ExampleScores, Score, ScoreJob, Train, TrainJob
+from flray.client.tasks import ClientsJob, ExampleScores, Score, ScoreJob, Train, TrainJob
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
-from flray.errors import ClientFailure
-from flray.execution.attempts import Done, not_finite, run_to_the_client
-from flray.execution.executor import Executor, Failed
+from flray.data.events import Timeline
+from flray.data.split import Split
+from flray.errors import ClientFailure, ExperimentError
+from flray.execution.attempts import not_finite, run_to_the_client
+from flray.execution.executor import Executor, Failed, Output
 from flray.models.bank import ModelBank, Params
-from flray.models.mixing import Aggregation
+from flray.models.mixing import Aggregation, Relation, mix_bank
 from flray.randomness import generator
 
 OnClientFailure = Literal["raise", "drop"]
+
+
+Evidence = dict[str, NDArray[Any]]  # what a clustering was decided by, array by name
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Cohort:
 
     t: int
     clients: Ids
+    is_probe: bool = False  # not the round's own training: batches in an order of their own
 
 
 @dataclass(frozen=True)
@@ -75,10 +83,27 @@ class Meter:
         return row
 
 
+def nobody() -> Ids:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Ground truth, for methods that say they use it; a real server would not have it."""
+
+    split: Split
+
+    def label_counts(self, clients: Ids) -> Ids:
+        """(K, labels) how many training examples of each label each of the clients holds."""
+        num_labels = int(self.split.labels.max()) + 1
+        own = (self.split.labels[self.split.train[i]] for i in clients)
+        return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
+
+
 @dataclass(frozen=True)
 class Federation:
     clients: Ids  # those that may train, ascending
-    num_clients: int  # M, holdout clients included
+    num_clients: int  # M, holdout and absent clients included
     num_examples: Ids  # (M,) n_k, training examples
     initial: Params  # the model everybody starts from, leaves (1, ...)
     executor: Executor
@@ -88,11 +113,33 @@ class Federation:
     block: int
     seed: int
     on_client_failure: OnClientFailure = "raise"
+    holdout: Ids = field(default_factory=nobody)  # those that are there and never train
+    changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
+    ground_truth: Oracle | None = None  # None: not for this experiment
     meter: Meter = field(default_factory=Meter)
+    evidence: list[Evidence] = field(default_factory=list)  # of clusterings, taken by the server
 
-    def during(self, clients: Ids, num_examples: Ids) -> "Federation":
-        """The same federation at a time when these clients train on that many examples."""
-        return replace(self, clients=clients, num_examples=num_examples)
+    def during(self, timeline: Timeline, t: int) -> "Federation":
+        """The same federation as it is in round t."""
+        split = timeline.at(t)
+        return replace(
+            self,
+            clients=split.clients,
+            holdout=np.setdiff1d(split.holdout, split.absent),
+            changed=timeline.changed(t),
+            num_examples=split.num_train_examples,
+            ground_truth=Oracle(split) if self.ground_truth else None,
+        )
+
+    @property
+    def oracle(self) -> Oracle:
+        if self.ground_truth is None:
+            raise ExperimentError(
+                "this method reads ground truth (labels or groups a real server never sees); say "
+                "`uses_ground_truth: true` in the experiment, which marks its results, or choose "
+                "a stage that does without"
+            )
+        return self.ground_truth
 
     def initial_bank(self) -> ModelBank:
         return ModelBank(self.initial, np.zeros(self.num_clients, dtype=np.int64))
@@ -126,12 +173,12 @@ class Federation:
             )
             for some in _slices(len(cohort.clients), size)
         ]
-        task = Train(self.training, gradient, cohort.t)
-        with self.meter.phase("train"):
+        task = Train(self.training, gradient, cohort.t, cohort.is_probe)
+        with self.meter.phase("probe" if cohort.is_probe else "train"):
             done, failed = run_to_the_client(self.executor, task, bank.params, jobs)
         failed |= not_finite(done)
         if failed:
-            self._decide(failed, cohort)
+            self._decide(failed, cohort.t, cohort.clients)
         trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)))
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
         return trained
@@ -152,18 +199,76 @@ class Federation:
             scores.append(output)
         return scores
 
-    def _decide(self, failed: dict[int, Failed], cohort: Cohort) -> None:
+    def mix(self, relation: Relation, trained: Trained, bank: ModelBank) -> ModelBank:
+        """W' = A X + B W: each client's model, the mean of those it hears weighted by n_k."""
+        with self.meter.phase("mix"):
+            counts = np.zeros(self.num_clients)
+            counts[self.clients] = self.weights()[self.clients]
+            weighted = Relation(relation.rows * counts, relation.of)
+            return mix_bank(weighted, trained.clients, trained.params, bank, self.aggregation)
+
+    def map(
+        self,
+        task: Callable[[Host, Params, ClientsJob], Sequence[Output]],
+        cohort: Cohort,
+        params: Params | None = None,
+    ) -> dict[int, Output]:
+        """What the task says of each client of the cohort, in ascending order.
+
+        `params` are sent once, not once a block. With `on_client_failure: drop`, clients that fail
+        are missing in the answer.
+        """
+        size = self.executor.clients_per_job or self.block
+        jobs = [ClientsJob(cohort.clients[some]) for some in _slices(len(cohort.clients), size)]
+        done, failed = run_to_the_client(self.executor, task, params or {}, jobs)
+        if failed:
+            self._decide(failed, cohort.t, cohort.clients)
+        answers = {
+            int(i): output
+            for job, outputs in done
+            for i, output in zip(job.clients, outputs, strict=True)
+        }
+        return dict(sorted(answers.items()))
+
+    def chain(
+        self,
+        task: Callable[[Host, Params, ClientsJob], tuple[Sequence[Output], Params]],
+        t: int,
+        clients: Ids,
+        carried: Params,
+    ) -> tuple[dict[int, Output], Params]:
+        """Run an inherently serial task, client after client in the order given.
+
+        What the task hands on travels from block to block, so any host may run any of them. With
+        `on_client_failure: drop`, the chain goes on past a failing client with what it was handed.
+        """
+        answers: dict[int, Output] = {}
+        for some in _slices(len(clients), self.block):
+            waiting = [ClientsJob(clients[some])]
+            while waiting:
+                job = waiting.pop(0)
+                done, failed = run_to_the_client(self.executor, task, carried, [job])
+                if len(done) == 1 and len(job.clients) == len(done[0][0].clients):
+                    outputs, carried = done[0][1]
+                    answers |= zip((int(i) for i in job.clients), outputs, strict=True)
+                elif len(job.clients) > 1:
+                    waiting = job.alone() + waiting  # singles that ran did so out of turn: again
+                else:
+                    self._decide(failed, t, clients)
+        return dict(sorted(answers.items())), carried
+
+    def _decide(self, failed: dict[int, Failed], t: int, asked: Ids) -> None:
         """Stop, or go on without the clients that failed and count them."""
         first = min(failed)
         if self.on_client_failure == "raise":
             raise ClientFailure(
-                f"in round {cohort.t} client {first} failed: {failed[first].reason} "
-                f"({len(failed)} of {len(cohort.clients)} clients failed: {sorted(failed)[:10]}); "
+                f"in round {t} client {first} failed: {failed[first].reason} "
+                f"({len(failed)} of {len(asked)} clients failed: {sorted(failed)[:10]}); "
                 "set on_client_failure=drop to go on without such clients"
             ) from failed[first].error
         self.meter.counts["clients_dropped"] += len(failed)
 
-    def _joined(self, done: Sequence[Done], clients: Ids) -> Trained:
+    def _joined(self, done: Sequence[tuple[TrainJob, BlockResult]], clients: Ids) -> Trained:
         """Everything that came back, in the order of clients."""
         ids = np.concatenate([job.clients for job, _ in done] or [clients[:0]])
         order = np.argsort(ids, kind="stable")

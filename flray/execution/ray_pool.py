@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util import register_serializer
+from ray.util import get_current_placement_group, register_serializer
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.client.host import Host, HostSettings, start_host
 from flray.data.dataset import Dataset
@@ -131,7 +132,7 @@ class RayPool:
             num_cpus=self.plan.actors.num_cpus,
             num_gpus=self.plan.actors.num_gpus,
             runtime_env=actor_environment(self.settings.threads),
-            scheduling_strategy="SPREAD",
+            scheduling_strategy=_strategy(),
         )
         return actor_class.remote(self.payload)
 
@@ -149,8 +150,16 @@ def start_pool(payload: Payload, plan: Plan) -> RayPool:
     return pool
 
 
+def _strategy() -> Any:
+    """Where actors go: over the cluster, or inside the placement group we are in ourselves."""
+    group = get_current_placement_group()
+    return "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group)
+
+
 def wait_for_resources(plan: Plan) -> None:
     """Refuse at once what the cluster does not have; wait a little for what others give back."""
+    if get_current_placement_group() is not None:
+        return  # made for us, and counted as taken
     there: Callable[[], dict[str, float]] = ray.cluster_resources
     free: Callable[[], dict[str, float]] = ray.available_resources
     check_resources(plan, there())

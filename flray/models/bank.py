@@ -97,6 +97,27 @@ class ModelBank:
             params[k] = grown.index_copy_(0, rows, models[k])
         return _without_unused_rows(ModelBank(params, owner))
 
+    def split(self, kinds: Ids) -> "ModelBank":
+        """The same models, with a row for each pair of kind and row: clusters that start equal."""
+        pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
+        any_leaf = next(iter(self.params.values()))
+        rows = torch.from_numpy(pairs[1]).to(any_leaf.device)
+        params = {k: v.index_select(0, rows) for k, v in self.params.items()}
+        return ModelBank(params, owner.reshape(-1))
+
+    def joined(self, clients: Ids, labels: Ids) -> "ModelBank":
+        """The clients use the row of the first other client with their label, where there is one.
+
+        labels (M,) are those of all clients.
+        """
+        owner = self.owner.copy()
+        others = np.setdiff1d(np.arange(len(owner)), clients)
+        for i in clients:
+            same = others[labels[others] == labels[i]]
+            if len(same):
+                owner[i] = self.owner[same[0]]
+        return _without_unused_rows(replace(self, owner=owner))
+
     def sha256(self) -> str:
         """Hash over clients in id order of the digest of each one's params."""
         rows = {int(u): digest(self.params, int(u)) for u in np.unique(self.owner)}

@@ -33,6 +33,38 @@ class Aggregation:
 
 
 @dataclass(frozen=True)
+class Relation:
+    """Who hears whom: client i hears client j with strength rows[of[i], j]."""
+
+    rows: Weights  # (V, M) distinct rows
+    of: Ids  # (M,) the row of each client
+
+    @classmethod
+    def joint(cls, num_clients: int) -> "Relation":
+        """Everybody hears everybody: FedAvg."""
+        return cls(np.ones((1, num_clients)), np.zeros(num_clients, np.int64))
+
+    @classmethod
+    def of_clusters(cls, labels: Ids) -> "Relation":
+        """Everybody hears its cluster; a client labelled -1 hears nobody and keeps its model.
+
+        >>> Relation.of_clusters(np.array([0, -1, 0])).rows
+        array([[0., 0., 0.],
+               [1., 0., 1.]])
+        """
+        names, of = np.unique(labels, return_inverse=True)
+        rows = (labels == names[:, None]).astype(np.float64)
+        rows[names < 0] = 0.0
+        return cls(rows, of)
+
+    @classmethod
+    def of_matrix(cls, strengths: Weights) -> "Relation":
+        """Row i of an (M, M) matrix is what client i hears; equal rows are one."""
+        rows, of = np.unique(strengths, axis=0, return_inverse=True)
+        return cls(rows, of.reshape(-1))
+
+
+@dataclass(frozen=True)
 class MixingRow:
     """One non-zero row of [A B]."""
 
@@ -68,6 +100,26 @@ def mixing_row(
     b[previous] += 1 - step
     kept = np.flatnonzero(b)
     return MixingRow(heard, a, kept, b[kept])
+
+
+def mix_bank(
+    relation: Relation, cohort: Ids, trained: Params, bank: ModelBank, aggregation: Aggregation
+) -> ModelBank:
+    """Each client's model after the round; clients whose models must be equal share a row.
+
+    The strengths in `relation` include n_j. Clients that hear alike get one model, unless it is
+    made of the different ones they had: where nobody was heard, or with a server step below 1.
+    """
+    hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
+    hears_somebody = hears[relation.of]  # (M,)
+    keeps_own = ~hears_somebody | (aggregation.server_lr != 1)
+    kinds = np.stack([relation.of, np.where(keeps_own, bank.owner, -1)])
+    _, first, owner = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
+    rows = [
+        mixing_row(relation.rows[relation.of[i]], int(bank.owner[i]), cohort, bank, aggregation)
+        for i in first
+    ]
+    return ModelBank(mix(rows, trained, bank.params), owner.reshape(-1))
 
 
 def mix(rows: list[MixingRow], trained: Params, bank: Params) -> Params:

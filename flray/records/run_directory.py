@@ -5,11 +5,13 @@ evaluation; `finish` joins them. Append the rows of a round before its checkpoin
 kill `truncate` drops what the checkpoint does not know, but nothing brings back what is missing.
 """
 
+import itertools
 import json
 import math
 import re
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
+from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
+from flray.records.clusterings import FOLDER, write_clustering
 from flray.scores import ClientScores
 
 Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
@@ -40,6 +44,7 @@ class RunDirectory:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self._parts = self.checkpoints / "clients"
+        self._clusterings = self.path / FOLDER
         self._config = self.path / "config.yaml"
         self._environment = self.path / "environment.json"
         self._rounds = self.path / "rounds.parquet"
@@ -132,12 +137,37 @@ class RunDirectory:
         self._parts.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda file: pq.write_table(table, file))
 
+    def append_clustering(self, t: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the evidence of the clustering after round t (0: before the first)."""
+        write_clustering(self._clusterings, t, arrays)
+
+    def adopt(self, other: "RunDirectory", num_rounds: int) -> None:
+        """Take over another run's rows of its first rounds, which this one would repeat."""
+        table = _read(other._rounds).filter(pc.field("round") <= num_rounds)
+        if not len(table):
+            return
+        replace_file(self._rounds, lambda path: pq.write_table(table, path))
+        scores = other._client_table().filter(pc.field("round") <= num_rounds)
+        self._parts.mkdir(parents=True, exist_ok=True)
+        for t, part in itertools.product(pc.unique(scores["round"]).to_pylist(), PARTS):
+            rows = scores.filter((pc.field("round") == t) & (pc.field("part") == part))
+            if len(rows):
+                file = self._parts / f"round_{t:06d}_{part}.parquet"
+                replace_file(file, partial(pq.write_table, rows))
+
+    def clustering_rounds(self) -> list[int]:
+        """The rounds after which clients were clustered, in order."""
+        return sorted(_round_of(path) for path in self._clusterings.glob("round_*.npz"))
+
+    def has_clustering(self, t: int) -> bool:
+        return t in self.clustering_rounds()
+
     def truncate(self, after_round: int) -> None:
         """Drop every record later than a round (-1: every record) of an unfinished run."""
         if self._summary.is_file():
             raise ValueError(f"{self.path} holds a finished run: its records are final")
         self._clients.unlink(missing_ok=True)  # of a `finish` that was cut short
-        for path in [*self._part_files(), *(self.path / "clusterings").glob("round_*.npz")]:
+        for path in [*self._part_files(), *self._clusterings.glob("round_*.npz")]:
             if _round_of(path) > after_round:
                 path.unlink()
         if not self._rounds.is_file():

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from rich import box
 from rich.table import Table
 
 Summary = Mapping[str, Any]  # Any: JSON
+Frame = pd.DataFrame
+Run = tuple[Summary, Frame]  # and its rounds
 
 
 def round_line(row: Summary, num_rounds: int) -> str:
@@ -25,6 +28,11 @@ def round_line(row: Summary, num_rounds: int) -> str:
         parts.append(f"clusters {row['clusters']}")
     if "train_loss" in row:
         parts.append(f"loss {row['train_loss']:.4f}")
+    if row.get("clustering_clusters") is not None:
+        found = f"clustered into {row['clustering_clusters']:g}"
+        if row.get("clustering_ari") is not None:
+            found += f" (ARI {row['clustering_ari']:.2f})"
+        parts.append(found)
     if row.get("clients_dropped"):
         parts.append(f"dropped {row['clients_dropped']}")
     parts.append(f"{row['seconds']:.2f} s")
@@ -50,6 +58,60 @@ def comparison_table(runs: Mapping[str, Sequence[Summary]]) -> Table:
             cells.insert(1, _difference(summaries, runs[first]) if name != first else "")
         table.add_row(name, *cells)
     return table
+
+
+def clustering_table(runs: Mapping[str, Sequence[Run]]) -> Table | None:
+    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the first
+    experiment at the same seed and round; None where nothing was clustered or compared with."""
+    first, *others = runs
+    clustered = [
+        name for name in others if any("round_after_clustering" in s for s, _ in runs[name])
+    ]
+    if not clustered:
+        return None
+    table = Table(
+        title=f"after the clustering and at the end, with the ratio to {first}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    columns = ["accuracy %", "at the end", "clients at target %", "at the end", "ARI"]
+    for column in ("experiment", "round", *columns):
+        table.add_column(column, justify="left" if column == "experiment" else "right")
+    baseline = {summary["seed"]: rounds for summary, rounds in runs[first]}
+    for name in clustered:
+        paired = [(s, r, baseline[s["seed"]]) for s, r in runs[name] if s["seed"] in baseline]
+        if paired:
+            table.add_row(name, *_clustering_cells(paired))
+    return table
+
+
+def _clustering_cells(paired: Sequence[tuple[Summary, Frame, Frame]]) -> list[str]:
+    after = [int(s["round_after_clustering"]) for s, _, _ in paired]
+    cells = [f"{np.mean(after):g}"]
+    for column in ("accuracy_mean", "clients_reaching_target"):
+        for at in (after, [int(s["rounds"]) for s, _, _ in paired]):
+            mine = [_at(r, t, column) for (_, r, _), t in zip(paired, at, strict=True)]
+            base = [_at(b, t, column) for (_, _, b), t in zip(paired, at, strict=True)]
+            cells.append(f"{_spread([100 * value for value in mine])} {_ratio(mine, base)}")
+    found = [s["ari"] for s, _, _ in paired if s.get("ari") is not None]
+    return [*cells, _spread(found) if found else "–"]
+
+
+def _at(rounds: Frame, t: int, column: str) -> float:
+    """The value of a column in round t; NaN where it was not evaluated."""
+    value = rounds.loc[rounds["round"] == t, column] if column in rounds else rounds["round"][:0]
+    return float(value.iloc[0]) if len(value) else np.nan
+
+
+def _ratio(mine: Sequence[float], base: Sequence[float]) -> str:
+    """Mean of the ratios seed by seed; a dash where the baseline is 0 or was not evaluated.
+
+    >>> _ratio([0.9, 0.8], [0.6, 0.8]), _ratio([0.9], [0.0])
+    ('(1.25x)', '(–)')
+    """
+    ratios = [a / b for a, b in zip(mine, base, strict=True) if b > 0 and np.isfinite(a)]
+    return f"({np.mean(ratios):.2f}x)" if ratios else "(–)"
 
 
 def _cells(summaries: Sequence[Summary]) -> list[str]:

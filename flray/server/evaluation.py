@@ -14,6 +14,7 @@ from flray.scores import ClientScores
 @dataclass(frozen=True)
 class Evaluation:
     every: int = 1  # rounds between evaluations; the last round is always evaluated
+    also: tuple[int, ...] = ()  # rounds evaluated in any case
     target: float | None = None  # accuracy that a client, and the mean, should reach
 
     def __post_init__(self) -> None:

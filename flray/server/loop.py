@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from flray.algorithms.algorithm import Algorithm
 from flray.data.dataset import Ids
@@ -13,7 +14,7 @@ from flray.data.events import Timeline
 from flray.data.split import Split
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank, squared_change
-from flray.records.checkpoint import CheckpointStore
+from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
 from flray.server.evaluation import Evaluation, score_clients
@@ -48,14 +49,16 @@ class Server:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
         store = CheckpointStore(self.directory.checkpoints)
         found = store.load_latest(self.device)
-        done = found.round if found else 0
-        state = found.state if found else self.algorithm.init(self.fed)
-        self.directory.truncate(done)
-        if not found:
-            store.save(0, state)  # an init may have cost an encoder and a clustering
+        if found is None:
+            found = self.begin(store)
+        else:
+            self.directory.truncate(found.round)
+            self.fed.meter.counts.update(found.extra.get("counts", {}))
+        state, before = found.state, found.extra.get("row", {})
         begin = perf_counter()
-        for t in range(done + 1, self.num_rounds + 1):
+        for t in range(found.round + 1, self.num_rounds + 1):
             state, row = self._round(state, t)
+            row, before = before | row, {}
             # Records come before the checkpoint, which commits the round: a resumed run drops
             # rows that have no checkpoint. So a row's seconds hold the checkpoint before it.
             row |= self.fed.meter.read_and_reset() | {"seconds": perf_counter() - begin}
@@ -69,18 +72,57 @@ class Server:
         self.directory.finish(self._summary(self._deployed(state)))
         return True
 
+    def begin(self, store: CheckpointStore) -> Checkpoint:
+        """The state before round 1, saved: an init may have cost an encoder and a clustering.
+
+        What it counted and found belongs in the row of round 1, which may be another process's.
+        """
+        state = self.algorithm.init(self.fed)
+        self.directory.truncate(0)
+        row = self._record_clustering(0)
+        saved = Checkpoint(0, state, {"row": row, "counts": dict(self.fed.meter.counts)})
+        store.save(saved.round, saved.state, saved.extra)
+        return saved
+
     def _round(self, state: Any, t: int) -> tuple[Any, Row]:
         split = self.timeline.at(t)
-        fed = self.fed.during(split.clients, split.num_train_examples)
+        fed = self.fed.during(self.timeline, t)
         cohort = self.algorithm.cohort(state, t, fed)
         new, metrics = self.algorithm.round(state, cohort, fed)
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **metrics}
-        if t % self.evaluation.every == 0 or t == self.num_rounds:
+        row |= self._record_clustering(t)
+        if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
                 bank = self._deployed(new)
                 row |= self._evaluate(bank, split, t)
                 row["params_change_sq"] = squared_change(bank, self._deployed(state))
         return new, row
+
+    def _is_evaluated(self, t: int) -> bool:
+        """The round of a clustering and the one after it always are: papers report them."""
+        return (
+            t % self.evaluation.every == 0
+            or t == self.num_rounds
+            or t in self.evaluation.also
+            or self.directory.has_clustering(t)
+            or self.directory.has_clustering(t - 1)
+        )
+
+    def _record_clustering(self, t: int) -> Row:
+        """Keep what the clustering after round t was decided by; its scores where groups exist."""
+        if not self.fed.evidence:
+            return {}
+        arrays = self.fed.evidence[-1]
+        self.fed.evidence.clear()
+        clients, labels = arrays["clients"], arrays["labels"]
+        row: Row = {"clustering_clusters": len(np.unique(labels))}
+        groups = self.timeline.at(max(t, 1)).groups
+        if groups is not None:
+            arrays = arrays | {"groups": groups[clients]}
+            scores = partition_scores(labels, groups[clients])
+            row |= {f"clustering_{name}": value for name, value in scores.items()}
+        self.directory.append_clustering(t, arrays)
+        return row
 
     def _deployed(self, state: Any) -> ModelBank:
         return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
@@ -133,16 +175,30 @@ class Server:
             "clients": len(self.timeline.at(self.num_rounds).clients),
             "ari": None,  # where no groups were planted
             "nmi": None,
-            **{key: value for key, value in last.items() if not _of_one_round(key)},
+            **{key: value for key, value in last.items() if not of_one_round(key)},
             "clusters": int(last["clusters"]),
             "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
+            **self._after_clustering(rounds),
             **totals,
             "seconds": float(rounds["seconds"].sum()),
             "split_sha256": self.timeline.digest(),
             "params_sha256": bank.sha256(),
         }
 
+    def _after_clustering(self, rounds: pd.DataFrame) -> Row:
+        """FL+HC reports the round after the (first) clustering beside the last one."""
+        clustered = self.directory.clustering_rounds()
+        after = rounds[rounds["round"] == clustered[0] + 1] if clustered else rounds[:0]
+        if after.empty:
+            return {}
+        row: Row = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
+        reported = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
+        return {"round_after_clustering": row["round"]} | {
+            f"{name}_after_clustering": row[name] for name in reported if name in row
+        }
 
-def _of_one_round(column: str) -> bool:
+
+def of_one_round(column: str) -> bool:
     """Columns that mean something for a round and nothing for the run."""
-    return column.startswith(("round", "seconds", "bytes", "client_steps", "cohort_size"))
+    prefixes = ("round", "seconds", "bytes", "client_steps", "cohort_size", "clustering")
+    return column.startswith(prefixes)

@@ -154,7 +154,7 @@ def test_the_demo_runs_without_a_file(flray) -> None:
     code, out, _ = flray("run", "rounds=1", "train.epochs=1")
     assert code == 0
     assert "fedavg" in out
-    assert "local" in out
+    assert "flhc" in out
 
 
 def test_check_says_what_would_run(flray) -> None:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from flray.models.bank import ModelBank, squared_change
-from flray.models.mixing import Aggregation, mix, mixing_row
+from flray.models.mixing import Aggregation, Relation, mix, mix_bank, mixing_row
 
 
 def bank_of(rows: list[float], owner: list[int]) -> ModelBank:
@@ -87,3 +87,32 @@ def test_squared_change_counts_every_client() -> None:
     """Two clients move by 2, one by 1: 4 + 4 + 1."""
     old, new = bank_of([1.0], [0, 0, 0]), bank_of([3.0, 2.0], [0, 0, 1])
     assert squared_change(new, old) == 9
+
+
+def test_rows_of_a_relation_by_hand() -> None:
+    """FLT's Case I, everybody heard: w_m = sum_j R_mj n_j w_j / sum_j R_mj n_j."""
+    strengths = np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]]) * np.array([1.0, 2, 3])  # R_ij n_j
+    trained = {"w": torch.tensor([[1.0], [4.0], [10.0]], dtype=torch.float64)}
+    bank = ModelBank({"w": torch.zeros(1, 1, dtype=torch.float64)}, np.zeros(3, np.int64))
+    mixed = mix_bank(Relation.of_matrix(strengths), np.arange(3), trained, bank, Aggregation())
+    got = mixed.of_clients(np.arange(3))["w"].flatten().tolist()
+    assert got == pytest.approx([9 / 3, 39 / 6, 38 / 5])
+
+
+def test_who_hears_nobody_keeps_its_model_beside_the_others() -> None:
+    """Clients 0 and 1 are a cluster with different models; 2 is another; nobody hears 3."""
+    bank = ModelBank({"w": torch.tensor([[1.0], [2.0]])}, np.array([0, 1, 1, 0]))
+    relation = Relation.of_clusters(np.array([0, 0, 1, -1]))
+    quiet = mix_bank(relation, np.array([2]), {"w": torch.tensor([[7.0]])}, bank, Aggregation())
+    assert quiet.of_clients(np.arange(4))["w"].flatten().tolist() == [1.0, 2.0, 7.0, 1.0]
+    loud = mix_bank(relation, np.array([1]), {"w": torch.tensor([[7.0]])}, bank, Aggregation())
+    assert loud.of_clients(np.arange(4))["w"].flatten().tolist() == [7.0, 7.0, 2.0, 1.0]
+    assert loud.owner[0] == loud.owner[1]
+
+
+def test_a_small_server_step_starts_from_each_ones_own() -> None:
+    bank = ModelBank({"w": torch.tensor([[0.0], [2.0]])}, np.array([0, 1]))
+    joint = Relation.joint(2)
+    half = Aggregation(server_lr=0.5)
+    mixed = mix_bank(joint, np.array([0]), {"w": torch.tensor([[4.0]])}, bank, half)
+    assert mixed.of_clients(np.arange(2))["w"].flatten().tolist() == [2.0, 3.0]

@@ -1,0 +1,94 @@
+"""When FLT clusters again: flags of change raised by clients or seen by the server, or a clock."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.dataset import Ids
+from flray.execution.federation import Federation, Trained
+from flray.models.bank import ModelBank
+
+Series = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """δ of each client, and what the next is compared with."""
+
+    raised: NDArray[np.bool_]  # δ (M,)
+    last: Series  # (M,) the client's last loss or update norm, NaN before its first training
+
+    @classmethod
+    def none(cls, num_clients: int) -> "Flags":
+        return cls(np.zeros(num_clients, np.bool_), np.full(num_clients, np.nan))
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """FLT, Alg. 3 l. 21-28; the default never clusters again."""
+
+    # events: a client says that its data changed. loss: it finds its training loss has jumped.
+    # update: the server finds that the client's params change more than they did.
+    flags: Literal["none", "events", "loss", "update"] = "none"
+    more_than: int = 0  # λ: cluster again when more flags than this are up
+    every: int | None = None  # τ: and every so many rounds
+    jump: float = 3.0  # a loss or update norm is a change when it is so many times its last
+    floor: float = 0.1  # smaller losses and norms count as this: near 0 any noise is a jump
+
+    def __post_init__(self) -> None:
+        if self.more_than < 0:
+            raise ValueError(f"more_than must be >= 0, got {self.more_than}")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every must be >= 1 or null, got {self.every}")
+        if not self.jump > 1:
+            raise ValueError(f"jump must be > 1, got {self.jump}")
+        if self.floor < 0:
+            raise ValueError(f"floor must be >= 0, got {self.floor}")
+
+    @property
+    def is_static(self) -> bool:
+        """Is it never time to cluster again?"""
+        return self.flags == "none" and self.every is None
+
+    def updated(self, flags: Flags, trained: Trained, bank: ModelBank, fed: Federation) -> Flags:
+        """Flags after a round in which the trained clients started from their rows of the bank."""
+        if self.flags == "none":
+            return flags
+        raised, last = flags.raised.copy(), flags.last.copy()
+        if self.flags == "events":
+            raised[np.intersect1d(fed.changed, fed.clients)] = True
+            return Flags(raised, last)
+        now = trained.loss if self.flags == "loss" else update_norms(trained, bank)
+        before = np.maximum(last[trained.clients], self.floor)
+        raised[trained.clients] |= now > self.jump * before  # never at first: NaN compares False
+        last[trained.clients] = now
+        return Flags(raised, last)
+
+    def is_due(self, flags: Flags, t: int) -> bool:
+        """l. 23: sum_i δ_i > λ or t mod τ = 0"""
+        enough = int(flags.raised.sum()) > self.more_than
+        return enough or (self.every is not None and t % self.every == 0)
+
+
+def update_norms(trained: Trained, bank: ModelBank) -> Series:
+    """(K,) ||w_k - w0_k|| of the trained clients."""
+    w0 = bank.of_clients(trained.clients)
+    squares = sum(
+        (leaf - w0[name]).flatten(1).double().square().sum(1)
+        for name, leaf in trained.params.items()
+    )
+    assert not isinstance(squares, int)  # a model has leaves
+    norms: Series = squares.sqrt().cpu().numpy()
+    return norms
+
+
+def part_of(clients: Ids, part: int, num_parts: int, order: np.random.Generator) -> Ids:
+    """One of num_parts nearly equal parts of the clients, shuffled once by `order`.
+
+    >>> rng = np.random.default_rng
+    >>> np.sort(np.concatenate([part_of(np.arange(5), k, 2, rng(0)) for k in range(2)]))
+    array([0, 1, 2, 3, 4])
+    """
+    return np.sort(np.array_split(order.permutation(clients), num_parts)[part])

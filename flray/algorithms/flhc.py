@@ -1,0 +1,112 @@
+"""FL+HC: some rounds of FedAvg, then one clustering of all clients by their updates.
+
+Briggs, Fan, Andras: Federated learning with hierarchical clustering of local updates to improve
+training on non-IID data. IJCNN 2020, arXiv 2004.11791. Algorithm 1.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from flray.algorithms.algorithm import Metrics, cluster
+from flray.client.training import plain_gradient
+from flray.clustering import PARTITIONS
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
+from flray.clustering.points import Points
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class UpdateClustering(Pipeline):
+    """P, the hyper-parameters of the clustering: Δ, L2, Ward until 3.0 (the paper's, for MNIST)."""
+
+    partition: Annotated[Any, "partition", PARTITIONS] = field(
+        default_factory=lambda: Hierarchical(threshold=3.0)
+    )
+
+
+@dataclass(frozen=True)
+class FlhcState:
+    bank: ModelBank  # one row, then one a cluster
+    labels: Ids  # (M,) the cluster of each client; -1: not placed
+    # For those who come later, where there may be any: w of the clustering, mean Δ of clusters.
+    joint: ModelBank | None = None
+    means: Points | None = None
+
+
+@dataclass(frozen=True)
+class Flhc:
+    rounds_before: int = 10  # n
+    clustering: UpdateClustering = field(default_factory=UpdateClustering)
+
+    def __post_init__(self) -> None:
+        if self.rounds_before < 0:
+            raise ValueError(f"rounds_before must be >= 0, got {self.rounds_before}")
+
+    def init(self, fed: Federation) -> FlhcState:
+        bank = fed.initial_bank()
+        if self.rounds_before == 0:
+            return cluster(self, bank, fed)
+        return FlhcState(bank, np.zeros(fed.num_clients, np.int64))
+
+    gradient = staticmethod(plain_gradient)  # l. 30: w <- w - η ∇L(w; b)
+
+    def cohort(self, state: FlhcState, t: int, fed: Federation) -> Cohort:
+        # l. 14, 19-20: max(α |K_c|, 1) clients of each cluster
+        labels = state.labels[fed.clients]
+        clusters = [fed.clients[labels == c] for c in np.unique(labels[labels >= 0])]
+        sampled = [fed.sample(t, members) for members in clusters]
+        return Cohort(t, np.sort(np.concatenate([fed.clients[:0], *sampled])))
+
+    def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> tuple[FlhcState, Metrics]:
+        trained = fed.train(state.bank, cohort, self.gradient)
+        exchanged = len(cohort.clients) * state.bank.bytes_per_model
+        fed.meter.count_transfer("model", down=exchanged, up=exchanged)
+        # l. 24, in each cluster: w_{c,t+1} <- sum_{k in K_c} n_k / n w^k_{t+1}
+        bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
+        state = replace(state, bank=bank)
+        if cohort.t == self.rounds_before:
+            state = cluster(self, bank, fed)
+        elif cohort.t > self.rounds_before:
+            state = self._place(state, cohort.t, fed)
+        return state, trained.metrics()
+
+    def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.bank
+
+    @property
+    def clusters_once(self) -> bool:
+        return True
+
+    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
+        # l. 7-9: Δw^k of every client, which is not a round
+        return self.clustering.observe(fed, bank, Cohort(max(t, 1), fed.clients), {})
+
+    def branch(
+        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+    ) -> FlhcState:
+        labels = np.full(fed.num_clients, -1, np.int64)
+        labels[found.clients] = found.labels  # l. 10: C <- HC(Δw, P)
+        state = FlhcState(bank.split(labels), labels)  # l. 12: w_{c,0} <- w
+        if len(found.clients) == fed.num_clients:
+            return state
+        means = observed[0].cluster_means(found.labels)
+        state = replace(state, joint=bank, means=Points.vectors(np.unique(found.labels), means))
+        return self._place(state, self.rounds_before, fed)
+
+    def _place(self, state: FlhcState, t: int, fed: Federation) -> FlhcState:
+        """Put who came later, or never trains, into the cluster whose mean Δ is nearest to its."""
+        present = np.union1d(fed.clients, fed.holdout)
+        new = present[state.labels[present] < 0]
+        if not len(new) or state.joint is None or state.means is None:
+            return state
+        cohort = Cohort(max(t, 1), new)
+        deltas, _ = self.clustering.observe(fed, state.joint, cohort, {})
+        labels = state.labels.copy()
+        labels[deltas.clients] = nearest_cluster(self.clustering.distance, state.means, deltas)
+        return replace(state, labels=labels, bank=state.bank.joined(deltas.clients, labels))

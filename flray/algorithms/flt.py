@@ -1,0 +1,182 @@
+"""FLT: client relatedness learned before training from signatures of the data; models mix by it.
+
+Jamali-Rad, Abdizadeh, Singh: Federated Learning With Taskonomy for Non-IID Data. IEEE TNNLS 2022,
+arXiv 2103.15947; workshop version at ICLR DPML 2021. Algorithms 2 (FCR) and 3.
+
+Deviates: weights are n_i normalised over those heard, as in the authors' code (the paper's do not
+sum to 1); averages are taken from the models before the round, not in place.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from flray.algorithms.algorithm import Metrics, cluster
+from flray.algorithms.change import Dynamic, Flags, part_of
+from flray.client.training import plain_gradient
+from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
+from flray.clustering.distances import L2
+from flray.clustering.embeds import Umap
+from flray.clustering.encoder_centres import EncoderCentres
+from flray.clustering.partitions import Components
+from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
+from flray.clustering.points import Points
+from flray.clustering.relations import Threshold
+from flray.clustering.set_distances import Matching
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class Taskonomy(Pipeline):
+    """FCR: encoder and k-means on the client, UMAP, matching distance, D < γ, its components."""
+
+    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=EncoderCentres)
+    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=Umap)
+    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=Matching)
+    relate: Annotated[Any, "relate", RELATIONS] = field(default_factory=Threshold)
+    partition: Annotated[Any, "partition", PARTITIONS] = field(default_factory=Components)
+
+
+@dataclass(frozen=True)
+class FltState:
+    bank: ModelBank  # W: as many rows as there are distinct ones
+    relation: Relation  # Ã of all M clients; a client without a signature hears nobody
+    labels: Ids  # (M,) C, the cluster of each client; -1: none yet
+    centres: Points  # M of everybody who answered so far
+    memory: Params  # the signature's own, an encoder as far as it was fine-tuned
+    flags: Flags  # Δ
+
+
+@dataclass(frozen=True)
+class Flt:
+    case: Literal["rows", "clusters"] = "rows"  # Alg. 3: Case I, by Ã; Case II, by clusters
+    clustering: Taskonomy = field(default_factory=Taskonomy)
+    stages: int = 1  # FCR hears a part of the clients before each of the first rounds
+    dynamic: Dynamic = field(default_factory=Dynamic)
+    newcomers: Literal["mean_embedding", "fcr"] = "mean_embedding"
+
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise ValueError(f"stages must be >= 1, got {self.stages}")
+
+    def init(self, fed: Federation) -> FltState:
+        if self.stages > len(fed.clients):
+            raise ExperimentError(
+                f"stages must be at most the {len(fed.clients)} clients, got {self.stages}: "
+                "each stage hears at least one"
+            )
+        return cluster(self, fed.initial_bank(), fed)  # l. 2
+
+    gradient = staticmethod(plain_gradient)  # l. 9: w_m <- w_m - η ∇F_m(w_m)
+
+    def cohort(self, state: FltState, t: int, fed: Federation) -> Cohort:
+        placed = fed.clients[state.labels[fed.clients] >= 0]
+        return Cohort(t, fed.sample(t, placed))  # l. 5: S^t
+
+    def round(self, state: FltState, cohort: Cohort, fed: Federation) -> tuple[FltState, Metrics]:
+        t = cohort.t
+        trained = fed.train(state.bank, cohort, self.gradient)  # l. 7-12
+        exchanged = len(cohort.clients) * state.bank.bytes_per_model
+        fed.meter.count_transfer("model", down=exchanged, up=exchanged)
+        bank = fed.mix(state.relation, trained, state.bank)  # l. 15-20
+        flags = self.dynamic.updated(state.flags, trained, state.bank, fed)  # l. 22
+        state = replace(state, bank=bank, flags=flags)
+        if self.dynamic.is_due(flags, t) or self._awaits_newcomers(state, t, fed):
+            state = self._form(state, t, fed.clients, fed)  # l. 23-27
+            state = replace(state, flags=Flags.none(fed.num_clients))
+        elif t < self.stages:
+            state = self._form(state, t, self._stage(t, fed), fed)
+        return self._after(state, t, fed), trained.metrics()
+
+    def _stage(self, stage: int, fed: Federation) -> Ids:
+        return part_of(fed.clients, stage, self.stages, fed.generator("stages"))
+
+    @property
+    def rounds_before(self) -> int:
+        return 0
+
+    @property
+    def clusters_once(self) -> bool:
+        return self.stages == 1 and self.dynamic.is_static
+
+    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
+        # FCR (Alg. 2) l. 1-12, of the first stage
+        return self.clustering.observe(fed, bank, Cohort(max(t, 1), self._stage(0, fed)), {})
+
+    def branch(
+        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+    ) -> FltState:
+        state = self._related(bank, observed, found, Flags.none(fed.num_clients))
+        return self._after(state, 0, fed)
+
+    def _form(self, state: FltState, t: int, clients: Ids, fed: Federation) -> FltState:
+        """FCR (Alg. 2): hear some clients, then relate all that have answered and are there."""
+        cohort = Cohort(t, clients)
+        heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)  # l. 1-11
+        centres = state.centres.updated_by(heard)  # l. 12: M
+        found = self.clustering.decide(centres.of(fed.clients), fed, t)  # l. 13-19
+        return self._related(state.bank, (centres, memory), found, state.flags)
+
+    def _related(
+        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, flags: Flags
+    ) -> FltState:
+        labels = np.full(len(bank.owner), -1, np.int64)
+        labels[found.clients] = found.labels
+        relation = self._relation(found, labels)
+        return FltState(bank.split(relation.of), relation, labels, *observed, flags)
+
+    def _relation(self, found: Clustering, labels: Ids) -> Relation:
+        if self.case == "clusters" or found.relation is None:
+            return Relation.of_clusters(labels)
+        strengths = np.zeros((len(labels), len(labels)))
+        strengths[np.ix_(found.clients, found.clients)] = found.relation
+        return Relation.of_matrix(strengths)
+
+    def _after(self, state: FltState, t: int, fed: Federation) -> FltState:
+        """Place whoever is there without a cluster by the mean latent embedding of clusters."""
+        new = _unplaced(state, np.union1d(fed.clients, fed.holdout))
+        if t + 1 < self.stages:
+            new = np.intersect1d(new, fed.holdout)  # the others are still to be heard
+        if not len(new):
+            return state
+        cohort = Cohort(max(t, 1), new)
+        heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)
+        known = state.centres.of(np.flatnonzero(state.labels >= 0))
+        means = known.cluster_means(state.labels[known.clients])
+        place = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
+        labels = state.labels.copy()
+        labels[heard.clients] = place
+        return replace(
+            state,
+            labels=labels,
+            relation=_admitted(state.relation, labels, heard.clients),
+            bank=state.bank.joined(heard.clients, labels),
+            centres=known.updated_by(heard.of(fed.clients)),
+            memory=memory,
+        )
+
+    def deploy(self, state: FltState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.bank
+
+    def _awaits_newcomers(self, state: FltState, t: int, fed: Federation) -> bool:
+        all_heard_once = t >= self.stages
+        return self.newcomers == "fcr" and all_heard_once and len(_unplaced(state, fed.clients)) > 0
+
+
+def _unplaced(state: FltState, clients: Ids) -> Ids:
+    return clients[state.labels[clients] < 0]
+
+
+def _admitted(relation: Relation, labels: Ids, new: Ids) -> Relation:
+    """The relation in which newcomers and the members of their cluster hear each other."""
+    strengths = relation.rows[relation.of]  # (M, M)
+    for i in new:
+        members = np.flatnonzero(labels == labels[i])
+        strengths[i, members] = 1.0
+        strengths[members, i] = 1.0
+    return Relation.of_matrix(strengths)

@@ -1,0 +1,29 @@
+"""PCA+kM+HC: FLT's baseline with a linear code for the encoder and no manifold learning.
+
+Jamali-Rad, Abdizadeh, Singh (FLT), section IV-C, after Dennis, Li, Smith: Heterogeneity for the
+Win: One-Shot Federated Clustering. ICML 2021, arXiv 2103.00697. Each client's PCA has a basis of
+its own, so centres of different clients live in different coordinates: weak by construction.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from flray.algorithms.flt import Flt, Taskonomy
+from flray.clustering import EMBEDS, RELATIONS, SIGNATURES
+from flray.clustering.embeds import NoEmbed
+from flray.clustering.pca_centres import PcaCentres
+from flray.clustering.relations import Threshold
+
+
+@dataclass(frozen=True)
+class LinearTaskonomy(Taskonomy):
+    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=PcaCentres)
+    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
+    relate: Annotated[Any, "relate", RELATIONS] = field(
+        default_factory=lambda: Threshold(gamma=1.2)
+    )
+
+
+@dataclass(frozen=True)
+class PcaKmHc(Flt):
+    clustering: LinearTaskonomy = field(default_factory=LinearTaskonomy)

@@ -1,0 +1,60 @@
+"""`flray pretrain`: an encoder trained once, kept for every experiment that names it."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flray.clustering.encoder import Encoder, Epoch, server_device
+from flray.config.binding import read_mapping
+from flray.config.experiment import override
+from flray.config.pretrain import parse_encoder
+from flray.errors import ExperimentError
+
+
+def run_pretraining(arguments: Sequence[str], console: Console) -> None:
+    """Train the encoder of a file, unless it is there already; say where it is kept."""
+    files = [a for a in arguments if "=" not in a]
+    if len(files) != 1:
+        raise ExperimentError(
+            f"expected one file of an encoder, got {files or 'none'}; "
+            "as in flray pretrain experiments/encoders/digits.yaml epochs=5"
+        )
+    changes = [a for a in arguments if "=" in a]
+    encoder = parse_encoder(override(read_mapping(Path(files[0]), "encoder"), changes))
+    name = Path(files[0]).stem
+    if encoder.is_cached():
+        console.print(f"[bold]{name}[/] · already there: {encoder.folder}", soft_wrap=True)
+        return
+    device = server_device()
+    console.print(f"[bold]{name}[/] · {encoder.epochs} epochs on {device}", soft_wrap=True)
+    _train(encoder, name, device, console)
+    console.print(f"kept in {encoder.folder}", soft_wrap=True)
+
+
+def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    task = bar.add_task(name, total=encoder.epochs)
+
+    def show(epoch: Epoch) -> None:
+        console.print(epoch_line(epoch), soft_wrap=True)
+        bar.update(task, completed=epoch.epoch)
+
+    with bar if console.is_terminal else nullcontext():
+        encoder.load_or_train(device, show)
+
+
+def epoch_line(epoch: Epoch) -> str:
+    """One epoch on one line.
+
+    >>> epoch_line(Epoch(epoch=3, epochs=40, lr=0.001, train_loss=0.0123, test_loss=0.02))
+    'epoch  3/40 · train loss 0.01230 · test loss 0.02000 · lr 0.001'
+    """
+    width = len(str(epoch.epochs))
+    return (
+        f"epoch {epoch.epoch:{width}d}/{epoch.epochs} · train loss {epoch.train_loss:.5f} · "
+        f"test loss {epoch.test_loss:.5f} · lr {epoch.lr:g}"
+    )

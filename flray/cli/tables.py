@@ -1,0 +1,57 @@
+"""`flray table` and `flray list tables`: the papers' tables, what fills them, what they cost."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from flray.algorithms import ALGORITHMS
+from flray.published import Table, find_table, load_tables
+from flray.report.cells import fill
+from flray.report.matching import MATCHERS, required_algorithms
+from flray.report.runs import collect_runs
+from flray.report.tables import Format, render
+
+
+def show_table(name: str, runs: Path, form: Format, console: Console) -> None:
+    """Print a published table, filled with the finished runs below a folder."""
+    table = find_table(name)
+    found = collect_runs(runs)
+    rendered = render(table, fill(table, found), form)
+    if isinstance(rendered, str):
+        console.out(rendered, end="", highlight=False)
+        return
+    console.print(rendered)
+    where = f"{len(found)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
+    console.print(Text(f"{where}; {_state(table, ALGORITHMS)}.", style="dim"))
+
+
+def tables_listing() -> RichTable:
+    """Every published table: what it takes, and whether its methods are there."""
+    listing = RichTable(title="tables", title_justify="left", title_style="bold")
+    for column in ("name", "what it is", "client SGD steps", "state"):
+        listing.add_column(column, overflow="fold")
+    for table in load_tables().values():
+        what = f"{table.paper}, Table {table.number}. {table.caption}"
+        listing.add_row(table.key, Text(what), _cost(table), _state(table, ALGORITHMS))
+    return listing
+
+
+def _cost(table: Table) -> str:
+    steps = "" if table.cost.steps is None else f"{table.cost.steps:,}"
+    if not table.cost.note:
+        return steps
+    return f"{steps} ({table.cost.note})" if steps else table.cost.note
+
+
+def _state(table: Table, known: Collection[str]) -> str:
+    if table.is_formulas:
+        return "formulas, nothing to run"
+    missing = [name for name in required_algorithms(table) if name not in known]
+    if missing:
+        return f"algorithms not there yet: {', '.join(missing)}"
+    if not MATCHERS[table.key].metrics:
+        return "its algorithms are there, no run records its numbers yet"
+    return "its algorithms are there"

@@ -1,0 +1,53 @@
+"""Clustering in five stages, each a small component that YAML can replace."""
+
+from flray.clustering.distances import L1, L2, Cosine
+from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap
+from flray.clustering.encoder_centres import EncoderCentres
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.partitions import Components, Hdbscan, KMeans, LabelCounts, Random, Rows
+from flray.clustering.pca_centres import PcaCentres
+from flray.clustering.relations import Kernel, NoRelation, Threshold
+from flray.clustering.set_distances import Matching, MinPair, Wasserstein
+from flray.clustering.update import Update, Weights
+
+SIGNATURES: dict[str, type] = {
+    "encoder_centres": EncoderCentres,
+    "pca_centres": PcaCentres,
+    "update": Update,
+    "weights": Weights,
+}
+EMBEDS: dict[str, type] = {
+    "none": NoEmbed,
+    "pca": Pca,
+    "standardise": Standardise,
+    "umap": Umap,
+}
+DISTANCES: dict[str, type] = {
+    "cosine": Cosine,
+    "l1": L1,
+    "l2": L2,
+    "matching": Matching,
+    "min_pair": MinPair,
+    "wasserstein": Wasserstein,
+}
+RELATIONS: dict[str, type] = {
+    "kernel": Kernel,
+    "none": NoRelation,
+    "threshold": Threshold,
+}
+PARTITIONS: dict[str, type] = {
+    "components": Components,
+    "hdbscan": Hdbscan,
+    "hierarchical": Hierarchical,
+    "kmeans": KMeans,
+    "label_counts": LabelCounts,
+    "random": Random,
+    "rows": Rows,
+}
+STAGES = {
+    "signature": SIGNATURES,
+    "embed": EMBEDS,
+    "distance": DISTANCES,
+    "relate": RELATIONS,
+    "partition": PARTITIONS,
+}

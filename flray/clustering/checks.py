@@ -1,0 +1,57 @@
+"""What a stage asks of its input, said before the arithmetic says it worse."""
+
+import torch
+
+from flray.clustering.points import Matrix, Points
+from flray.clustering.related import Related
+
+LARGEST = 1e150  # squares of larger numbers leave float64
+CHUNK_BYTES = 2**24  # of float64 at a time: near a cache, and enough for matrix products
+
+
+def chunk_length(bytes_each: int) -> int:
+    """How many things of this size are worked on at a time, at least one.
+
+    >>> chunk_length(bytes_each=CHUNK_BYTES // 2)
+    2
+    """
+    return max(1, CHUNK_BYTES // bytes_each)
+
+
+def require_finite(points: Points) -> None:
+    """Raise if a point holds NaN, infinity or what squares to it, naming the first such client.
+
+    >>> import numpy as np
+    >>> require_finite(Points.vectors(np.array([4, 9]), torch.tensor([[1.0], [torch.nan]])))
+    Traceback (most recent call last):
+    ValueError: client 9 must send finite numbers, got NaN, infinity or > 1e+150 in 1 of 1
+    """
+    wrong = torch.zeros(len(points.values), dtype=torch.int64)  # (P,)
+    for part in torch.split(points.values.detach(), chunk_length(8 * len(wrong)), dim=1):
+        wrong += (~(part.double().abs() <= LARGEST)).sum(1).cpu()  # NaN is not <= either
+    if not wrong.any():
+        return
+    place = int(points.owner[int(wrong.nonzero()[0, 0])])
+    own = torch.from_numpy(points.owner == place)
+    raise ValueError(
+        f"client {points.clients[place]} must send finite numbers, got NaN, infinity or "
+        f"> {LARGEST} in {int(wrong[own].sum())} of {int(own.sum()) * points.values.shape[1]}"
+    )
+
+
+def require_relation(related: Related, who: str) -> Matrix:
+    """R, for a partition that cannot do without."""
+    if related.relation is None:
+        raise ValueError(
+            f"{who} needs a relation between clients, got relate: none; choose threshold or kernel"
+        )
+    return related.relation
+
+
+def require_at_most_clients(number: int, related: Related) -> None:
+    """Raise if more clusters are asked for than there are clients."""
+    if number > related.points.num_clients:
+        raise ValueError(
+            f"number must be at most the number of clients, {related.points.num_clients}, "
+            f"got {number}"
+        )

@@ -1,0 +1,127 @@
+"""Distance between clients that sent one vector each: D (m, m)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from flray.clustering.checks import chunk_length, require_finite
+from flray.clustering.points import Matrix, Points
+
+# |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
+# part of it is computed from x - y instead, so that every distance is right to about 1e-11.
+CANCELS = 1e-4
+# Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
+SAME_DIRECTION = 1e-30
+
+
+@dataclass(frozen=True)
+class L1:
+    """Sum of absolute differences."""
+
+    euclidean: ClassVar[bool] = False
+
+    def __call__(self, points: Points) -> Matrix:
+        """|x_i - x_j|_1.
+
+        >>> L1()(Points.vectors(np.arange(2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))).tolist()
+        [[0.0, 7.0], [7.0, 0.0]]
+        """
+        require_finite(points)
+        values = points.one_each("l1")
+        num = points.num_clients
+        total = torch.zeros(num * (num - 1) // 2, dtype=torch.float64, device=values.device)
+        for part in _parts(values):
+            total += torch.pdist(part, p=1.0)
+        return mirrored(squareform(total.cpu().numpy()))
+
+
+@dataclass(frozen=True)
+class L2:
+    """Euclidean distance."""
+
+    euclidean: ClassVar[bool] = True
+
+    def __call__(self, points: Points) -> Matrix:
+        """|x_i - x_j|_2.
+
+        >>> L2()(Points.vectors(np.arange(2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))).tolist()
+        [[0.0, 5.0], [5.0, 0.0]]
+        """
+        require_finite(points)
+        squared = _squared_distances(points.one_each("l2"))
+        return mirrored(squared.sqrt().cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """1 - cos of the angle; a zero vector is at 1 from every other and at 0 from another zero."""
+
+    euclidean: ClassVar[bool] = False
+
+    def __call__(self, points: Points) -> Matrix:
+        """1 - x_i x_j / (|x_i| |x_j|).
+
+        >>> D = Cosine()(Points.vectors(np.arange(2), torch.tensor([[1.0, 0.0], [0.0, 9.0]])))
+        >>> D.round(12).tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+        """
+        require_finite(points)
+        values = points.one_each("cosine")
+        norm = torch.zeros(len(values), 1, dtype=torch.float64, device=values.device)
+        for part in _parts(values):
+            norm += (part * part).sum(1, keepdim=True)
+        norm.sqrt_()
+        zero = norm == 0  # (m, 1)
+        # 1 - cos(x, y) = |x/|x| - y/|y||² / 2, which keeps small angles
+        distance = _squared_distances(values, norm.masked_fill(zero, 1.0)) / 2
+        distance[distance < SAME_DIRECTION] = 0.0
+        distance.clamp_(max=2.0)
+        distance = torch.where(zero | zero.T, (zero ^ zero.T).double(), distance)
+        return mirrored(distance.cpu().numpy())
+
+
+def mirrored(distance: Matrix) -> Matrix:
+    """D from what lies above the diagonal: exactly symmetric, exactly 0 on the diagonal.
+
+    >>> mirrored(np.array([[9.0, 2.0], [2.1, 9.0]])).tolist()
+    [[0.0, 2.0], [2.0, 0.0]]
+    """
+    upper = np.triu(distance, 1)
+    return upper + upper.T
+
+
+def _parts(values: Tensor, norm: Tensor | None = None) -> Iterator[Tensor]:
+    """The columns in float64, some at a time, each row divided by its norm."""
+    for part in torch.split(values.detach(), chunk_length(8 * len(values)), dim=1):
+        yield part.double() if norm is None else part.double() / norm
+
+
+def _squared_distances(values: Tensor, norm: Tensor | None = None) -> Tensor:
+    """(m, m) of |x_i/norm_i - x_j/norm_j|², by matrix products where these are exact enough."""
+    gram = torch.zeros(len(values), len(values), dtype=torch.float64, device=values.device)
+    for part in _parts(values, norm):
+        # Distances do not change with the origin, cancellation does.
+        centred = part - part.mean(0)
+        gram.addmm_(centred, centred.T)
+    length = gram.diagonal()
+    both = length[:, None] + length[None, :]
+    squared = both - 2 * gram
+    first, second = torch.triu(squared <= CANCELS * both, 1).nonzero(as_tuple=True)
+    squared[first, second] = _by_difference(values, norm, first, second)
+    return squared
+
+
+def _by_difference(values: Tensor, norm: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
+    """(pairs,) of the same, from the differences themselves."""
+    total = torch.zeros(len(first), dtype=torch.float64, device=values.device)
+    for part in _parts(values, norm) if len(first) else ():
+        pairs = torch.arange(len(first), device=values.device)
+        for some in torch.split(pairs, chunk_length(8 * part.shape[1])):
+            difference = part[first[some]] - part[second[some]]
+            total[some] += difference.square_().sum(1)
+    return total

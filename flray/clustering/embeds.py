@@ -1,0 +1,110 @@
+"""Embed: other coordinates for the points of all clients together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.decomposition import PCA
+
+from flray.clustering.checks import require_finite
+from flray.clustering.points import Points
+
+
+@dataclass(frozen=True)
+class NoEmbed:
+    """The points as they are."""
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        return points
+
+
+@dataclass(frozen=True)
+class Umap:
+    """UMAP (McInnes 2018, arXiv:1802.03426) of all points at once, as the server of FLT does.
+
+    Deviates from FLT's code, which calls `transform` per client: that is stochastic and depends on
+    which points come along. Fewer than n_components + 2 points (UMAP's spectral start needs as
+    many) are placed by PCA, which keeps their distances: they are on the scale of the input.
+    """
+
+    n_components: int = 2
+    n_neighbors: int = 15  # fewer where there are fewer points
+    min_dist: float = 0.1
+    seed: int | None = 42  # FLT's; null: the run's own
+
+    def __post_init__(self) -> None:
+        _require_whole("n_components", self.n_components, least=1)
+        _require_whole("n_neighbors", self.n_neighbors, least=2)
+        if not 0 <= self.min_dist <= 1:
+            raise ValueError(f"min_dist must lie between 0 and 1, got {self.min_dist}")
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        """n_components numbers a point.
+
+        >>> import torch
+        >>> line = Points.vectors(np.arange(3), torch.tensor([[0.0], [1.0], [5.0]]))
+        >>> abs(Umap()(line, seed=0).array()).round(6).tolist()  # three points: PCA
+        [[2.0], [1.0], [3.0]]
+        """
+        require_finite(points)
+        num_points = len(points.values)
+        if num_points < self.n_components + 2:
+            return Pca(self.n_components)(points, seed)
+        import umap  # compiles for seconds, and only this needs it
+
+        reducer = umap.UMAP(
+            n_components=self.n_components,
+            n_neighbors=max(2, min(self.n_neighbors, num_points - 1)),
+            min_dist=self.min_dist,
+            random_state=seed if self.seed is None else self.seed,
+            n_jobs=1,  # what a seed makes of it anyway, with a warning
+        )
+        return points.moved_to(reducer.fit_transform(points.array()).astype("float64"))
+
+
+@dataclass(frozen=True)
+class Pca:
+    """The first principal components of all points, as many as the points have."""
+
+    n_components: int = 2
+
+    def __post_init__(self) -> None:
+        _require_whole("n_components", self.n_components, least=1)
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        """min(n_components, P, e) numbers a point.
+
+        >>> import torch
+        >>> square = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+        >>> Pca(1)(Points.vectors(np.arange(2), square), seed=0).array().round(9).tolist()
+        [[-2.5], [2.5]]
+        """
+        require_finite(points)
+        pca = PCA(min(self.n_components, *points.values.shape), svd_solver="full")
+        with np.errstate(invalid="ignore"):  # sklearn's share of a variance of 0, unused here
+            return points.moved_to(pca.fit_transform(points.array()))
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """Mean 0 and variance 1 (ddof 0) for each feature over all points; a constant one becomes 0."""
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        """The features in units of their spread.
+
+        >>> import torch
+        >>> two = Points.vectors(np.arange(2), torch.tensor([[1.0, 0.1], [5.0, 0.1]]))
+        >>> Standardise()(two, seed=0).array().tolist()
+        [[-1.0, 0.0], [1.0, 0.0]]
+        """
+        require_finite(points)
+        values = points.values.detach().double()
+        # Not spread == 0, which would rest on how a sum is rounded.
+        constant = values.amin(0) == values.amax(0)  # (e,)
+        spread = values.std(0, correction=0).masked_fill(constant, 1.0)
+        centred = (values - values.mean(0)).masked_fill(constant, 0.0)
+        return Points(points.clients, centred / spread, points.owner)
+
+
+def _require_whole(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")

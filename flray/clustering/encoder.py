@@ -1,0 +1,329 @@
+"""An encoder trained centrally, before any federation: what FLT's clients embed their data with.
+
+Jamali-Rad, Abdizadeh, Singh: Federated Learning With Taskonomy for Non-IID Data. IEEE TNNLS 2022,
+arXiv 2103.15947, section IV. Enc1 knows the clients' kind of data, Enc2 a foreign dataset. Once
+trained, an encoder is kept on disk by a hash of its configuration.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from numpy.typing import NDArray
+from pytorch_lightning import LightningModule
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flray.client.embedding import (
+    EncoderTraining,
+    PixelScale,
+    mean_loss,
+    rescaled,
+    run_epoch,
+    seeded_generator,
+)
+from flray.data import DATASETS
+from flray.data.dataset import Dataset, Ids
+from flray.data.pixels import Examples, tensor_over
+from flray.errors import ExperimentError
+from flray.models import MODELS
+from flray.models.bank import Params, build_seeded, digest, params_of, stack
+from flray.randomness import generator, torch_seed
+
+FORMAT = 1  # of training and files: raise it when the same configuration gives other params
+NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
+PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
+_NEEDED = ("key", "image_shape", "num_classes", "params_sha256")  # of a record, to use it
+
+_log = logging.getLogger("flray")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """How pre-training went in one epoch."""
+
+    epoch: int  # from 1
+    epochs: int
+    lr: float
+    train_loss: float  # mean over the epoch's examples, while training
+    test_loss: float
+
+
+OnEpoch = Callable[[Epoch], None]
+
+
+@dataclass(frozen=True)
+class ImageKind:
+    """What a module is built for."""
+
+    image_shape: tuple[int, ...]  # channels, height, width
+    num_classes: int
+
+
+def log_epoch(epoch: Epoch) -> None:
+    _log.info(
+        "encoder: epoch %d/%d, train loss %.5f, test loss %.5f",
+        epoch.epoch,
+        epoch.epochs,
+        epoch.train_loss,
+        epoch.test_loss,
+    )
+
+
+def server_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An autoencoder of a dataset's training part; the epoch best on its test part is kept."""
+
+    # Any: what a registry or `package.module:Name` holds.
+    dataset: Annotated[Any, "dataset", DATASETS]
+    model: Annotated[Any, "model", MODELS, ("image_shape", "num_classes")]  # a class, not built yet
+    epochs: int = 40
+    batch_size: int = 64
+    lr: float = 1e-3  # of Adam
+    halve_every: int = 10  # epochs after which lr is halved; 0: never
+    pixels: PixelScale = "unit"  # [0, 1], or signed: [-1, 1], FLT's choice for CIFAR
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("halve_every", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")
+        target = _target(self.model)
+        if isinstance(target, type) and not hasattr(target, "encode"):
+            fit = ", ".join(sorted(name for name, m in MODELS.items() if hasattr(m, "encode")))
+            raise ValueError(f"model must have encode(x), got {target.__name__}; choose {fit}")
+
+    def load_or_train(self, device: str, on_epoch: OnEpoch = log_epoch) -> Params:
+        """The trained params on the CPU, from the cache or into it."""
+        if (cached := self._read_params()) is not None:
+            return cached
+        epochs: list[Epoch] = []
+
+        def note(epoch: Epoch) -> None:
+            epochs.append(epoch)
+            on_epoch(epoch)
+
+        dataset: Dataset = self.dataset.load()
+        params = self.train(device, note, dataset)
+        self._write(params, _kind_of(dataset), epochs, device)
+        return params
+
+    def train(
+        self, device: str, on_epoch: OnEpoch = log_epoch, dataset: Dataset | None = None
+    ) -> Params:
+        """The trained params on the CPU; the same ones for the same seed and kind of device.
+
+        `dataset` is the loaded one, where somebody has it already.
+        """
+        dataset = dataset or self.dataset.load()
+        place = torch.device(device)
+        with same_bits(torch_seed(self.seed, "encoder layers"), place):
+            return self._best_epoch(dataset, place, on_epoch)
+
+    def kind(self) -> ImageKind:
+        """Of the dataset, which need not be there once the encoder is in the cache."""
+        record = self._read_record()
+        if record is None:
+            return _kind_of(self.dataset.load())
+        return ImageKind(tuple(record["image_shape"]), record["num_classes"])
+
+    def module(self, kind: ImageKind) -> LightningModule:
+        """The module before training, its weights from the seed."""
+        wanted = inspect.signature(self.model).parameters
+        given = {k: v for k, v in dataclasses.asdict(kind).items() if k in wanted}
+        try:
+            return build_seeded(lambda: self.model(**given), torch_seed(self.seed, "encoder"))
+        except ValueError as error:
+            raise ExperimentError(f"encoder model {_path(_target(self.model))}: {error}") from error
+
+    def training(self, epochs: int) -> EncoderTraining:
+        return EncoderTraining(epochs, self.batch_size, self.lr, self.halve_every)
+
+    def examples(self, images: NDArray[Any], labels: Ids, device: torch.device) -> Examples:
+        """Images as the encoder sees them: pixels on its scale, not the dataset's."""
+        every = torch.arange(len(images), device=device)
+        ones = torch.ones(images.shape[1], 1, 1, device=device)
+        placed = [tensor_over(array).to(device) for array in (images, labels)]
+        return rescaled(Examples(placed[0], every, placed[1], ones, ones, "none"), self.pixels)
+
+    def configuration(self) -> dict[str, Any]:  # Any: JSON
+        """Everything that decides the result on one kind of device."""
+        numbers = ("epochs", "batch_size", "lr", "halve_every", "pixels", "seed")
+        return {
+            "format": FORMAT,
+            "dataset": _described(self.dataset),
+            "model": _described(self.model),
+            **{name: getattr(self, name) for name in numbers},
+        }
+
+    def key(self) -> str:
+        text = json.dumps(self.configuration(), sort_keys=True, default=repr)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def folder(self) -> Path:
+        """Where the cache has it, or would."""
+        return cache_folder() / "encoders" / self.key()[:NAME_LENGTH]
+
+    def is_cached(self) -> bool:
+        return self._read_params() is not None
+
+    def _best_epoch(self, dataset: Dataset, device: torch.device, on_epoch: OnEpoch) -> Params:
+        module = self.module(_kind_of(dataset)).to(device)
+        examples = self.examples(dataset.images, dataset.labels, device)
+        optimizer = torch.optim.Adam(module.parameters(), lr=self.lr)
+        training = self.training(self.epochs)
+        judged = dataset.test_ids if len(dataset.test_ids) else dataset.train_ids
+        lowest, kept = math.inf, None
+        for epoch in range(self.epochs):
+            order = generator(self.seed, "encoder order", epoch).permutation(dataset.num_train)
+            batches = torch.split(_placed(order, device), self.batch_size)
+            lr = training.lr_at(epoch)
+            train_loss = run_epoch(module, optimizer, examples, batches, lr)
+            test_loss = mean_loss(module, examples, _placed(judged, device))
+            if test_loss < lowest:
+                lowest, kept = test_loss, _copied(module)
+            on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, test_loss))
+        if kept is None:
+            raise ExperimentError(
+                f"the encoder's loss is not finite in any of {self.epochs} epochs; "
+                f"lower its lr, got {self.lr}"
+            )
+        return kept
+
+    def _read_params(self) -> Params | None:
+        """What the cache holds, or None where it has nothing that can be used."""
+        record = self._read_record()
+        if record is None:
+            return None
+        path = self.folder / PARAMS_FILE
+        try:
+            params = load_file(path)
+        except (OSError, SafetensorError) as error:
+            _log.warning("encoder in %s cannot be read, it is trained anew: %s", path, error)
+            return None
+        if _sha256(params) != record["params_sha256"]:
+            _log.warning("encoder in %s is not the one that was written, it is trained anew", path)
+            return None
+        return params
+
+    def _read_record(self) -> dict[str, Any] | None:  # Any: JSON
+        path = self.folder / RECORD_FILE
+        if not path.exists():
+            return None
+        try:
+            record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            needed = {name: record[name] for name in _NEEDED}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            _log.warning("encoder record %s cannot be read, it is trained anew: %s", path, error)
+            return None
+        return needed if needed["key"] == self.key() else None
+
+    def _write(self, params: Params, kind: ImageKind, epochs: list[Epoch], device: str) -> None:
+        record = {
+            "key": self.key(),
+            "configuration": self.configuration(),
+            **dataclasses.asdict(kind),
+            "epochs": [dataclasses.asdict(epoch) for epoch in epochs],
+            "params_sha256": _sha256(params),
+            "device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
+            "torch": torch.__version__,
+        }
+        text = json.dumps(record, indent=1, default=repr)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The record last: where it is, the params are too.
+        _replace(self.folder / PARAMS_FILE, lambda path: save_file(params, path))
+        _replace(self.folder / RECORD_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def cache_folder() -> Path:
+    """FLRAY_CACHE, or flray's folder among the user's caches."""
+    if own := os.environ.get("FLRAY_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flray"
+
+
+def _kind_of(dataset: Dataset) -> ImageKind:
+    return ImageKind(dataset.image_shape, dataset.num_classes)
+
+
+def _described(component: Any) -> dict[str, Any]:  # Any: a dataset, or a class of models; JSON
+    """The path of its class and its whole configuration, defaults included."""
+    if isinstance(component, functools.partial | type):
+        parameters = inspect.signature(_target(component)).parameters.values()
+        fields = {p.name: p.default for p in parameters if p.default is not p.empty}
+        fields |= getattr(component, "keywords", {})
+    elif dataclasses.is_dataclass(component) and not isinstance(component, type):
+        fields = dataclasses.asdict(component)
+    else:
+        fields = vars(component)
+    return {"class": _path(_target(component)), **fields}
+
+
+def _target(component: object) -> Callable[..., Any]:  # Any: what it builds
+    """The class behind an instance, or behind a class that is built later."""
+    if isinstance(component, functools.partial):
+        return component.func
+    return component if isinstance(component, type) else type(component)
+
+
+def _path(target: Callable[..., Any]) -> str:
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def _placed(ids: Ids, device: torch.device) -> Tensor:
+    return torch.from_numpy(ids).to(device)
+
+
+def _copied(module: LightningModule) -> Params:
+    return {name: leaf.cpu().clone() for name, leaf in params_of(module).items()}
+
+
+def _sha256(params: Params) -> str:
+    return digest(stack([params]), 0)
+
+
+@contextmanager
+def same_bits(seed: int, device: torch.device) -> Iterator[None]:
+    """The same result every time on one kind of device, whoever asks for it."""
+    exact = torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # their number changes the last bits of a convolution on a CPU
+    try:
+        with seeded_generator(seed, device), exact:
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Fill a file of this process's own, then put it in the place of `path`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        write(temporary)
+        temporary.chmod(mode)  # safetensors leaves a file that only its owner can read
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,158 @@
+"""Signature `encoder_centres`: a client is the k-means centres of its data in an encoder's latents.
+
+Jamali-Rad, Abdizadeh, Singh: Federated Learning With Taskonomy for Non-IID Data. IEEE TNNLS 2022,
+arXiv 2103.15947. Algorithm 2 (FCR), l. 1-12.
+
+Deviates: by default clients fine-tune one encoder in turn, as the authors' code did at the time of
+the paper, which says that each fine-tunes a copy of its own (`fine_tune: independent`); copies
+drift apart, and centres of different clients stop being comparable.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+
+from flray.client.embedding import (
+    EmbedCentres,
+    FineTuneCentres,
+    FineTuneInTurn,
+    Latents,
+    SendData,
+    TellImageShape,
+    run_epoch,
+)
+from flray.clustering.encoder import Encoder, same_bits, server_device
+from flray.clustering.points import Points
+from flray.data.datasets.downloaded import FashionMnist
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
+from flray.models.conv_ae import ConvAe
+from flray.randomness import torch_seed
+
+FineTune = Literal["none", "sequential", "independent", "central"]
+
+
+def foreign_encoder() -> Encoder:
+    """FLT's Enc2 for 28x28 images."""
+    return Encoder(dataset=FashionMnist(), model=ConvAe)
+
+
+@dataclass(frozen=True)
+class EncoderCentres:
+    """k centres a client, from latents of an encoder that may be fine-tuned first.
+
+    `sequential`: one encoder goes from client to client; `independent`: each trains a copy, always
+    from what the server holds; `central`: on everybody's data, gathered at the server.
+    """
+
+    encoder: Encoder = field(default_factory=foreign_encoder)  # G
+    k: int | Literal["label_count"] = 5  # label_count: as many as the client has labels
+    fine_tune: FineTune = "sequential"
+    epochs: int = 5  # J, of fine-tuning
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, int) and self.k < 1:
+            raise ValueError(f"k must be >= 1, got {self.k}")
+        if self.epochs < 1:
+            raise ValueError(
+                f"epochs must be >= 1, got {self.epochs}; fine_tune: none does without"
+            )
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        num_centres = self._num_centres(fed, cohort)
+        module = self._module(fed, cohort)
+        params = memory or self.encoder.load_or_train(server_device())
+        embed = EmbedCentres(module, self.encoder.pixels, cohort.t, num_centres)
+        self._count_download(fed, len(cohort.clients), params)
+        centres, params = self._embedded(fed, cohort, embed, params)
+        fed.meter.count_transfer("signature", up=sum(rows.nbytes for rows in centres.values()))
+        return points_of(centres), params
+
+    def _num_centres(self, fed: Federation, cohort: Cohort) -> dict[int, int]:
+        if self.k == "label_count":
+            held = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
+            return {int(i): int(k) for i, k in zip(cohort.clients, held, strict=True)}
+        return {int(i): self.k for i in cohort.clients}
+
+    def _module(self, fed: Federation, cohort: Cohort) -> LightningModule:
+        """The module, once it is known that it fits what the clients hold."""
+        kind = self.encoder.kind()
+        asked = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
+        for shape in asked.values():
+            if shape != kind.image_shape:
+                raise ExperimentError(
+                    f"the encoder is pre-trained on images {kind.image_shape} (channels, height, "
+                    f"width), the clients hold images {shape}; choose another encoder.dataset, or "
+                    "its size"
+                )
+        return self.encoder.module(kind)
+
+    def _embedded(
+        self, fed: Federation, cohort: Cohort, embed: EmbedCentres, params: Params
+    ) -> tuple[dict[int, Latents], Params]:
+        """Centres by client, and the encoder to go on from."""
+        training = self.encoder.training(self.epochs)
+        if self.fine_tune == "sequential":
+            order = fed.generator("fine-tune order", cohort.t).permutation(cohort.clients)
+            task = FineTuneInTurn(embed, training)
+            centres, carried = fed.chain(task, cohort.t, order, dict(params))
+            last = {name: carried[name].cpu() for name in params}
+            # All but the last send on encoder and Adam's state, for which Table VI has no term.
+            times, all_of_it = max(len(centres) - 1, 0), num_bytes(carried, 1)
+            state = all_of_it - num_bytes(last, 1)
+            fed.meter.count_transfer("fine_tuning", down=times * state, up=times * all_of_it)
+            return centres, last
+        if self.fine_tune == "independent":
+            return fed.map(FineTuneCentres(embed, training), cohort, params), params
+        if self.fine_tune == "central":
+            params = self._fine_tuned_centrally(fed, cohort, embed.module, params)
+        return fed.map(embed, cohort, params), params
+
+    def _fine_tuned_centrally(
+        self, fed: Federation, cohort: Cohort, module: LightningModule, params: Params
+    ) -> Params:
+        """The encoder trained on the data of all clients, which leaves them for that."""
+        gathered = fed.map(SendData(cohort.t), cohort).values()
+        if not gathered:
+            return params
+        images = np.concatenate([owned.images for owned in gathered])
+        labels = np.concatenate([owned.labels for owned in gathered])
+        fed.meter.count_transfer("fine_tuning", up=images.nbytes + labels.nbytes)
+        device = torch.device(server_device())
+        module = copy.deepcopy(module).to(device)
+        load_params(module, params)
+        examples = self.encoder.examples(images, labels, device)
+        optimizer = torch.optim.Adam(module.parameters(), lr=self.encoder.lr)
+        with same_bits(torch_seed(fed.seed, "fine-tune", cohort.t), device):
+            for epoch in range(self.epochs):
+                order = fed.generator("fine-tune batches", cohort.t, epoch).permutation(len(images))
+                batches = torch.split(torch.from_numpy(order).to(device), self.encoder.batch_size)
+                lr = self.encoder.training(self.epochs).lr_at(epoch)
+                run_epoch(module, optimizer, examples, batches, lr)
+        return {name: leaf.cpu().clone() for name, leaf in params_of(module).items()}
+
+    def _count_download(self, fed: Federation, num_clients: int, params: Params) -> None:
+        """FLT, Table VI: M W_enc; who trains needs the decoder too."""
+        sent = params
+        if self.fine_tune in ("none", "central"):
+            sent = {k: v for k, v in params.items() if k.startswith("encoder.")} or params
+        fed.meter.count_transfer("signature", down=num_clients * num_bytes(sent, 1))
+
+
+def points_of(centres: dict[int, Latents]) -> Points:
+    """The points of clients in ascending order, each with as many as it sent.
+
+    >>> points_of({3: np.zeros((2, 1)), 7: np.ones((1, 1))}).owner.tolist()
+    [0, 0, 1]
+    """
+    counts = [len(rows) for rows in centres.values()]
+    values = np.concatenate(list(centres.values())) if centres else np.empty((0, 1))
+    clients = np.array(list(centres), dtype=np.int64)
+    return Points(clients, torch.from_numpy(values), np.repeat(np.arange(len(counts)), counts))

@@ -1,0 +1,93 @@
+"""Agglomerative hierarchical clustering (FL+HC, Briggs 2020, arXiv:2004.11791; FLT with HC)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
+from sklearn.metrics import silhouette_score
+
+from flray.clustering.checks import require_at_most_clients, require_relation
+from flray.clustering.points import Matrix, Partition, by_smallest_member
+from flray.clustering.related import Related
+from flray.data.dataset import Ids
+
+
+@dataclass(frozen=True)
+class Hierarchical:
+    """Merge the two nearest clusters until a threshold or a number of clusters is reached.
+
+    Deviates from FLT's code, which lists a cluster's members in the order of the dendrogram's
+    leaves: here they are the clients that bear its label.
+    """
+
+    linkage: Literal["single", "complete", "average", "ward"] = "ward"  # ward: L2 only
+    threshold: float | None = None  # T: no merge above it; .inf: one cluster
+    number: int | Literal["auto"] | None = None  # of clusters, exactly
+    # How auto looks for 2 .. m - 1 clusters. gap: between successive merges; silhouette: of D.
+    choose_by: Literal["gap", "silhouette"] = "gap"
+    on: Literal["distance", "relation"] = "distance"  # relation: rows of R as vectors, as FLT does
+
+    def __post_init__(self) -> None:
+        if (self.threshold is None) == (self.number is None):
+            raise ValueError(
+                "hierarchical needs exactly one of threshold and number, "
+                f"got threshold {self.threshold} and number {self.number}"
+            )
+        if self.threshold is not None and not self.threshold >= 0:
+            raise ValueError(f"threshold must be >= 0, got {self.threshold}")
+        if isinstance(self.number, int) and self.number < 1:
+            raise ValueError(f"number must be >= 1 or auto, got {self.number}")
+
+    def __call__(self, related: Related) -> Partition:
+        tree = self.tree(related)
+        return Partition(self.cut(tree, related), tree)
+
+    def tree(self, related: Related) -> Matrix:
+        """(m - 1, 4) merges from low to high, as scipy writes them."""
+        if related.points.num_clients == 1:
+            return np.zeros((0, 4))
+        if self.on == "relation":
+            rows = require_relation(related, "hierarchical with on: relation")
+            return np.asarray(linkage(rows, self.linkage))
+        return np.asarray(linkage(squareform(related.distance, checks=False), self.linkage))
+
+    def cut(self, tree: Matrix, related: Related) -> Ids:
+        """(m,) labels of the clients; one tree serves every threshold and number."""
+        if self.threshold is not None:
+            return after_merges(tree, int(np.sum(tree[:, 2] <= self.threshold)))
+        number = self._chosen(tree, related) if self.number == "auto" else self.number
+        assert number is not None  # by __post_init__
+        require_at_most_clients(number, related)
+        # Merges are undone one by one: by height, equal ones would be undone together.
+        return after_merges(tree, related.points.num_clients - number)
+
+    def _chosen(self, tree: Matrix, related: Related) -> int:
+        """The best of 2 .. m - 1 clusters, the fewest of equals; 1 where all merges are alike."""
+        height = tree[:, 2]
+        if len(height) < 2 or height[0] == height[-1]:
+            return 1
+        numbers = range(2, len(height) + 1)
+        if self.choose_by == "gap":
+            score = np.diff(height)[::-1]  # n clusters end below merge m - n, counted from 0
+        else:
+            labels = (after_merges(tree, len(height) + 1 - n) for n in numbers)
+            score = np.array(
+                [silhouette_score(related.distance, c, metric="precomputed") for c in labels]
+            )
+        return numbers[int(score.argmax())]
+
+
+def after_merges(tree: Matrix, num_merges: int) -> Ids:
+    """(m,) labels once the lowest merges are done.
+
+    >>> tree = np.array([[0, 2, 1.0, 2], [1, 3, 4.0, 3]])  # 0 and 2 at height 1, then all at 4
+    >>> after_merges(tree, 1)
+    array([0, 1, 0])
+    """
+    num_clients = len(tree) + 1
+    label = np.arange(num_clients + num_merges)  # clients, then the cluster each merge makes
+    for merge in reversed(range(num_merges)):
+        label[tree[merge, :2].astype(np.int64)] = label[num_clients + merge]
+    return by_smallest_member(label[:num_clients])

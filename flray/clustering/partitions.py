@@ -1,0 +1,118 @@
+"""Partition: which clients share a model. The hierarchical one has its own file."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+from sklearn import cluster
+
+from flray.clustering.checks import require_at_most_clients, require_relation
+from flray.clustering.points import Partition, by_smallest_member
+from flray.clustering.related import Related
+from flray.data.dataset import Ids
+
+
+@dataclass(frozen=True)
+class Components:
+    """Clients that R connects, directly or over others."""
+
+    def __call__(self, related: Related) -> Partition:
+        relation = require_relation(related, "components")
+        _, labels = connected_components(csr_matrix(relation != 0), directed=False)
+        return Partition(by_smallest_member(labels))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Clients with the same neighbours, i.e. equal rows of R (FLT, Alg. 3, Case I).
+
+    Meant for a relation of 0 and 1: soft strengths are equal only for equal clients.
+    """
+
+    def __call__(self, related: Related) -> Partition:
+        return Partition(equal_rows(require_relation(related, "rows")))
+
+
+@dataclass(frozen=True)
+class KMeans:
+    """k-means on one vector a client; fewer clusters where fewer vectors differ."""
+
+    number: int  # of clusters
+    n_init: int = 10  # starts, of which the best is kept
+
+    def __post_init__(self) -> None:
+        _require_positive("number", self.number)
+        _require_positive("n_init", self.n_init)
+
+    def __call__(self, related: Related) -> Partition:
+        related.points.one_each("kmeans")
+        require_at_most_clients(self.number, related)
+        seed = int(related.rng.integers(2**31))
+        kmeans = cluster.KMeans(self.number, n_init=self.n_init, random_state=seed)
+        return Partition(by_smallest_member(kmeans.fit_predict(related.points.array())))
+
+
+@dataclass(frozen=True)
+class Hdbscan:
+    """Dense regions of D (Campello 2013); finds the number of clusters, at least two or none.
+
+    A client in no dense region (noise) is a cluster of its own: it keeps training, alone, rather
+    than with other outliers that it has nothing in common with.
+    """
+
+    min_cluster_size: int = 5  # fewer where there are fewer clients
+
+    def __post_init__(self) -> None:
+        if self.min_cluster_size < 2:
+            raise ValueError(f"min_cluster_size must be >= 2, got {self.min_cluster_size}")
+
+    def __call__(self, related: Related) -> Partition:
+        num_clients = related.points.num_clients
+        if num_clients == 1:
+            return Partition(np.zeros(1, np.int64))
+        size = min(self.min_cluster_size, num_clients)
+        hdbscan = cluster.HDBSCAN(min_cluster_size=size, metric="precomputed", copy=True)
+        labels = hdbscan.fit_predict(related.distance)
+        noise = labels < 0
+        labels[noise] = num_clients + np.arange(noise.sum())
+        return Partition(by_smallest_member(labels))
+
+
+@dataclass(frozen=True)
+class Random:
+    """Clusters of equal size, give or take one, drawn at random: what clustering must beat."""
+
+    number: int  # of clusters
+
+    def __post_init__(self) -> None:
+        _require_positive("number", self.number)
+
+    def __call__(self, related: Related) -> Partition:
+        require_at_most_clients(self.number, related)
+        places = related.rng.permutation(related.points.num_clients)
+        return Partition(by_smallest_member(places % self.number))
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """Clients that hold the same set of labels. Reads the ground truth: a reference."""
+
+    def __call__(self, related: Related) -> Partition:
+        return Partition(equal_rows(related.label_counts() > 0))
+
+
+def equal_rows(matrix: NDArray[np.generic]) -> Ids:
+    """(m,) one label for each distinct row.
+
+    >>> equal_rows(np.array([[1, 1], [0, 1], [1, 1]]))
+    array([0, 1, 0])
+    """
+    _, labels = np.unique(matrix, axis=0, return_inverse=True)
+    return by_smallest_member(labels.ravel())
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be >= 1, got {value}")

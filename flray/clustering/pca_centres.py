@@ -1,0 +1,31 @@
+"""Signature `pca_centres`: a client is the k-means centres of its pixels in a PCA of its own.
+
+The baseline PCA+kM+HC of FLT (Jamali-Rad et al., IEEE TNNLS 2022, section IV-C), after Dennis, Li,
+Smith (ICML 2021, arXiv 2103.00697). Bases differ between clients, and so do the coordinates.
+"""
+
+from dataclasses import dataclass
+
+from flray.client.embedding import ProjectCentres
+from flray.clustering.encoder_centres import points_of
+from flray.clustering.points import Points
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+
+
+@dataclass(frozen=True)
+class PcaCentres:
+    components: int = 128
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("components", "k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        centres = fed.map(ProjectCentres(self.components, self.k, cohort.t), cohort)
+        fed.meter.count_transfer("signature", up=sum(rows.nbytes for rows in centres.values()))
+        return points_of(centres), memory

@@ -1,0 +1,116 @@
+"""The pipeline: signature → embed → distance → relate → partition, each replaceable."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+
+from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
+from flray.clustering.distances import L2
+from flray.clustering.embeds import NoEmbed
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.points import Matrix, Partition, Points
+from flray.clustering.related import Related
+from flray.clustering.relations import NoRelation
+from flray.clustering.update import Update
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Evidence, Federation
+from flray.models.bank import ModelBank, Params
+
+LARGEST_KEPT = 1_000_000  # numbers of a clustering's points worth keeping in its evidence
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """One clustering of some clients and what it was decided by, in the order of `clients`."""
+
+    clients: Ids  # (m,)
+    points: Points  # as embedded
+    distance: Matrix  # D (m, m)
+    relation: Matrix | None  # R (m, m)
+    partition: Partition
+
+    @property
+    def labels(self) -> Ids:
+        return self.partition.labels
+
+    def evidence(self) -> Evidence:
+        arrays: Evidence = {"clients": self.clients, "labels": self.labels, "D": self.distance}
+        if self.relation is not None:
+            arrays["R"] = self.relation
+        if self.partition.linkage is not None:
+            arrays["linkage"] = self.partition.linkage
+        if self.points.values.numel() <= LARGEST_KEPT:
+            arrays |= {"points": self.points.array(), "point_owner": self.points.owner}
+        return arrays
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Five stages; an algorithm's own pipeline differs in its defaults alone."""
+
+    # Any: what a registry or `package.module:Name` holds; the protocols say what is called.
+    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Update)
+    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
+    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=L2)
+    relate: Annotated[Any, "relate", RELATIONS] = field(default_factory=NoRelation)
+    partition: Annotated[Any, "partition", PARTITIONS] = field(
+        default_factory=lambda: Hierarchical(threshold=1.0)
+    )
+
+    def __post_init__(self) -> None:
+        ward_on_distances = (
+            isinstance(self.partition, Hierarchical)
+            and self.partition.linkage == "ward"
+            and self.partition.on == "distance"
+        )
+        if ward_on_distances and not getattr(self.distance, "euclidean", True):
+            raise ValueError(
+                "ward merges clusters by squared L2 distances and needs distance l2, got "
+                f"{type(self.distance).__name__}; choose linkage single, complete or average, or "
+                "partition.on=relation"
+            )
+
+    def observe(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        """Ask the cohort for its signatures."""
+        with fed.meter.phase("signature"):
+            points, memory = self.signature(fed, bank, cohort, memory)
+        if not len(points.clients):
+            raise ExperimentError(f"no client answered with a signature in round {cohort.t}")
+        return points, memory
+
+    def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
+        """Cluster the clients by their signatures; the evidence goes to the server's records."""
+        with fed.meter.phase("cluster"):
+            try:
+                found = self._decide(points, fed, t)
+            except ValueError as error:
+                raise ExperimentError(f"clustering after round {t}: {error}") from error
+        fed.evidence.append(found.evidence())
+        return found
+
+    def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
+        embedded: Points = self.embed(points, fed.seed)
+        distance: Matrix = self.distance(embedded)
+        relation: Matrix | None = self.relate(distance)
+        related = Related(
+            points=embedded,
+            distance=distance,
+            relation=relation,
+            rng=fed.generator("partition", t),
+            label_counts=lambda: fed.oracle.label_counts(points.clients),
+        )
+        return Clustering(points.clients, embedded, distance, relation, self.partition(related))
+
+
+def nearest_cluster(distance: Any, means: Points, new: Points) -> Ids:  # Any: a distance stage
+    """The cluster each newcomer is nearest to, by the means of clusters and of newcomers."""
+    both = np.arange(means.num_clients + new.num_clients)
+    stacked = torch.cat([means.values, new.means().to(means.values)])
+    between: Matrix = distance(Points.vectors(both, stacked))
+    closest: Ids = between[means.num_clients :, : means.num_clients].argmin(1)
+    return closest

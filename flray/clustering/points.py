@@ -1,0 +1,110 @@
+"""Points: what a signature says of each client, a vector or a set of vectors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flray.data.dataset import Ids
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Client clients[c] is described by the rows of `values` whose `owner` is c, at least one."""
+
+    clients: Ids  # (m,) ascending
+    values: Tensor  # (P, e) on any device
+    owner: Ids  # (P,) places in `clients`, ascending
+
+    def __post_init__(self) -> None:
+        if not np.array_equal(np.unique(self.owner), np.arange(len(self.clients))):
+            raise ValueError("every client needs at least one point, and every point a client")
+        if np.any(np.diff(self.owner) < 0) or np.any(np.diff(self.clients) <= 0):
+            raise ValueError("clients and the owners of points must be in ascending order")
+        if len(self.values) != len(self.owner) or self.values.dim() != 2:
+            raise ValueError(
+                f"points are (P, e) with P owners, got {tuple(self.values.shape)} "
+                f"with {len(self.owner)} owners"
+            )
+
+    @classmethod
+    def vectors(cls, clients: Ids, values: Tensor) -> "Points":
+        """One vector for each client, in the order of clients."""
+        return cls(clients, values, np.arange(len(clients)))
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.clients)
+
+    def array(self) -> Matrix:
+        """(P, e) on the CPU in float64."""
+        return self.values.detach().cpu().double().numpy()
+
+    def moved_to(self, values: Matrix) -> "Points":
+        """The same clients, described by other points."""
+        return Points(self.clients, torch.from_numpy(np.ascontiguousarray(values)), self.owner)
+
+    def one_each(self, who: str) -> Tensor:
+        """(m, e), for a stage that compares vectors rather than sets."""
+        if len(self.values) != len(self.clients):
+            raise ValueError(
+                f"{who} needs one vector a client, got {len(self.values)} points of "
+                f"{len(self.clients)} clients; choose a signature that sends one (update, weights, "
+                "k: 1) or a stage for sets (matching, min_pair, wasserstein)"
+            )
+        return self.values
+
+    def means(self) -> Tensor:
+        """(m, e) the mean of each client's points."""
+        return _means(self.values, self.owner)
+
+    def cluster_means(self, labels: Ids) -> Tensor:
+        """(C, e) the mean over each cluster's clients of their means; labels 0 to C - 1."""
+        return _means(self.means(), labels)
+
+    def of(self, clients: Ids) -> "Points":
+        """The points of some of the clients only."""
+        is_kept = np.isin(self.clients, clients)
+        place = np.cumsum(is_kept) - 1
+        mine = is_kept[self.owner]
+        values = self.values[torch.from_numpy(mine).to(self.values.device)]
+        return Points(self.clients[is_kept], values, place[self.owner[mine]])
+
+    def updated_by(self, new: "Points") -> "Points":
+        """These points, those of the new's clients replaced or added."""
+        old = self.of(np.setdiff1d(self.clients, new.clients))
+        client = np.concatenate([old.clients[old.owner], new.clients[new.owner]])  # (P,)
+        order = np.argsort(client, kind="stable")
+        clients, owner = np.unique(client[order], return_inverse=True)
+        values = torch.cat([old.values, new.values.to(old.values)])
+        return Points(clients, values[torch.from_numpy(order).to(values.device)], owner)
+
+
+def _means(values: Tensor, owner: Ids) -> Tensor:
+    # Slice by slice: a scattered sum on a GPU adds in an order of its own.
+    order = torch.from_numpy(np.argsort(owner, kind="stable")).to(values.device)
+    parts = torch.split(values[order], np.bincount(owner).tolist())
+    return torch.stack([part.mean(0) for part in parts])
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which clients belong together; clusters are numbered by their smallest member."""
+
+    labels: Ids  # (m,) in the order of the clients clustered
+    linkage: Matrix | None = None  # (m - 1, 4) as scipy writes a dendrogram
+
+
+def by_smallest_member(labels: Ids) -> Ids:
+    """The same clusters, numbered in the order in which clients first meet them.
+
+    >>> by_smallest_member(np.array([7, 3, 7, 9]))
+    array([0, 1, 0, 2])
+    """
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(first))
+    return number[inverse].astype(np.int64)

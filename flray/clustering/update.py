@@ -1,0 +1,68 @@
+"""Signatures read off a model: what a client's training does to it, or the model itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flray.client.training import plain_gradient
+from flray.clustering.points import Points
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation, Trained
+from flray.models.bank import ModelBank, Params
+
+
+@dataclass(frozen=True)
+class Update:
+    """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8)."""
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        trained = _probe(fed, bank, cohort)
+        rows = bank.owner[trained.clients]
+        return Points.vectors(
+            trained.clients, difference(trained.params, bank.params, rows)
+        ), memory
+
+
+@dataclass(frozen=True)
+class Weights:
+    """w itself after the client's own training from its model."""
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        trained = _probe(fed, bank, cohort)
+        return Points.vectors(trained.clients, flatten(trained.params)), memory
+
+
+def _probe(fed: Federation, bank: ModelBank, cohort: Cohort) -> Trained:
+    """Train everybody for its update alone: the trained models are not kept."""
+    trained = fed.train(bank, Cohort(cohort.t, cohort.clients, is_probe=True), plain_gradient)
+    exchanged = len(cohort.clients) * bank.bytes_per_model
+    fed.meter.count_transfer("signature", down=exchanged, up=exchanged)
+    return trained
+
+
+def flatten(params: Params) -> Tensor:
+    """(K, p) the params of K models as vectors, leaves in name order.
+
+    >>> flatten({"b": torch.tensor([[1.0]]), "a": torch.tensor([[[2.0, 3.0]]])})
+    tensor([[2., 3., 1.]])
+    """
+    return torch.cat([params[name].flatten(1) for name in sorted(params)], dim=1)
+
+
+def difference(models: Params, bank: Params, rows: Ids) -> Tensor:
+    """(K, p) flattened models minus the rows of the bank they started from.
+
+    Leaf by leaf into one tensor: thousands of models are not held a third time.
+    """
+    some = next(iter(models.values()))
+    start = torch.from_numpy(rows).to(some.device)
+    sizes = {name: models[name][0].numel() for name in sorted(models)}
+    result = some.new_empty(len(rows), sum(sizes.values()))
+    for part, name in zip(torch.split(result, list(sizes.values()), dim=1), sizes, strict=True):
+        part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))
+    return result

@@ -1,0 +1,341 @@
+"""The papers' tables in one shape, however their YAML is laid out."""
+
+import difflib
+import functools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import yaml
+
+from flray.errors import ExperimentError
+from flray.published.costs import Cost, read_costs
+
+FOLDER = Path(__file__).parent
+
+Raw = Mapping[str, Any]  # Any: YAML
+Unit = Literal["percent", "percent²", "fraction", "rounds", "Mb", "formula"]
+
+_FILE = re.compile(r"(\w+)_table(\d+)")
+# What can be printed at all: the variance of numbers in 0..100 is at most 50².
+_RANGE: Mapping[Unit, tuple[float, float]] = {
+    "percent": (0, 100),
+    "percent²": (0, 2500),
+    "fraction": (0, 1),
+    "rounds": (1, 10_000),
+    "Mb": (0, 1e6),
+}
+_LARGEST_RATIO = 100.0
+_DECIMALS: Mapping[Unit, int] = {
+    "percent": 2,
+    "percent²": 2,
+    "fraction": 2,
+    "rounds": 0,
+    "Mb": 2,
+    "formula": 0,
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One printed cell; without a value it was left empty by the paper."""
+
+    value: float | None = None  # in the column's unit
+    spread: float | None = None  # what stands behind ±: standard error, or std over trials
+    ratio: float | None = None  # FL+HC: to FedAvg at the same round, None where that was 0
+    text: str | None = None  # a formula
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str
+    entry: str  # which of a row's entries: a dataset, a model, a method
+    statistic: str  # which number of it: acc, var, rounds, mb, or FL+HC's own names
+    group: str  # heading above several columns, "" where there is none
+    name: str  # heading
+    unit: Unit
+    decimals: int
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.unit in ("percent²", "rounds", "Mb")
+
+    @property
+    def title(self) -> str:
+        return f"{self.group} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Row:
+    labels: tuple[str, ...]  # as printed, below the table's `row_headings`
+    block: str  # heading above several rows, "" where there is none
+    method: str | None  # None where rows are settings of one method
+    settings: Raw
+    cells: Mapping[str, Published]  # by column key
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        return ", ".join((*filter(None, [self.block]), *self.labels))
+
+
+@dataclass(frozen=True)
+class Table:
+    key: str  # flhc.4
+    paper: str
+    number: str  # as the paper counts: IV
+    caption: str
+    metric: str
+    row_headings: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    settings: Raw
+    cost: Cost
+    note: str = ""
+
+    @property
+    def has_ratios(self) -> bool:
+        return self.key.startswith("flhc.")
+
+    @property
+    def is_formulas(self) -> bool:
+        return all(column.unit == "formula" for column in self.columns)
+
+
+@functools.cache
+def load_tables() -> Mapping[str, Table]:
+    """All of them by key, papers in alphabetical order; `repa_figures.yaml` holds no table."""
+    costs = read_costs(FOLDER / "costs.yaml")
+    tables = {}
+    for path in sorted(FOLDER.glob("*_table*.yaml")):
+        name = _FILE.fullmatch(path.stem)
+        assert name is not None, path
+        key = f"{name[1]}.{name[2]}"
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tables[key] = parse_table(key, raw, costs.get(key, Cost(None, "")))
+    return MappingProxyType(tables)
+
+
+def find_table(name: str) -> Table:
+    """A table by name; numerals may be roman, letters capital.
+
+    >>> find_table("FLHC.iv").key
+    'flhc.4'
+    """
+    tables = load_tables()
+    paper, _, number = name.strip().lower().rpartition(".")
+    key = f"{paper}.{number if number.isdigit() else _from_roman(number)}"
+    if key in tables:
+        return tables[key]
+    close = difflib.get_close_matches(key, list(tables), n=1)
+    suggestion = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ExperimentError(f"unknown table {name!r}{suggestion}; known: {', '.join(tables)}")
+
+
+def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
+    """One file's content in the common shape; what it lacks is left out for the check to find."""
+    columns = _columns(key, raw)
+    headings, rows = _rows(key, raw, columns)
+    settings = raw.get("settings", {})
+    return Table(
+        key=key,
+        paper=raw["paper"],
+        number=str(raw["table"]),
+        caption=raw["caption"],
+        metric=raw.get("metric", ""),
+        row_headings=headings,
+        columns=columns,
+        rows=rows,
+        settings=settings,
+        cost=cost,
+        note=raw.get("note") or settings.get("note", ""),
+    )
+
+
+def check_tables(tables: Mapping[str, Table]) -> list[str]:
+    """What is wrong with them, a line each: [] when nothing is."""
+    return [fault for table in tables.values() for fault in _faults(table)]
+
+
+def _faults(table: Table) -> list[str]:
+    faults = []
+    for what, names in (
+        ("column", [column.key for column in table.columns]),
+        ("row", [row.title for row in table.rows]),
+    ):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        faults += [f"{table.key}: {what} {name!r} is there twice" for name in twice]
+        if not names:
+            faults.append(f"{table.key}: no {what}s")
+    if table.cost.steps is None and not table.cost.note:
+        faults.append(f"{table.key}: neither a cost in costs.yaml nor a reason why there is none")
+    for row in table.rows:
+        keys = [column.key for column in table.columns]
+        faults += [
+            f"{table.key}: row {row.title!r} has {extra!r}, which is no column"
+            for extra in row.cells
+            if extra not in keys
+        ]
+        for column in table.columns:
+            where = f"{table.key}: row {row.title!r}, column {column.key!r}"
+            if column.key not in row.cells:
+                faults.append(f"{where} is missing; an empty cell is written as null")
+            else:
+                faults += [f"{where}: {what}" for what in _implausible(column, row)]
+    return faults
+
+
+def _implausible(column: Column, row: Row) -> list[str]:
+    cell = row.cells[column.key]
+    if column.unit == "formula":
+        return []
+    low, high = _RANGE[column.unit]
+    ranges = {"value": (low, high), "spread": (0, high - low), "ratio": (0, _LARGEST_RATIO)}
+    return [
+        f"{name} must be a number in {least:g}..{most:g} ({column.unit}), got {number!r}"
+        for name, (least, most) in ranges.items()
+        if (number := getattr(cell, name)) is not None and not _is_between(number, least, most)
+    ]
+
+
+def _is_between(number: object, least: float, most: float) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return least <= number <= most  # never true of NaN
+
+
+_FLHC_HEADINGS = {
+    "acc_post_cluster": ("test acc", "post cluster"),
+    "acc_round50": ("test acc", "50"),
+    "pct_clients_target_post_cluster": ("% clients", "post cluster"),
+    "pct_clients_target_round50": ("% clients", "50"),
+}
+_FLT_HEADINGS = {"FedSEM": ("", "FedSEM"), "FLT_enc1": ("FLT", "Enc1"), "FLT_enc2": ("FLT", "Enc2")}
+_SETTING_HEADINGS = {
+    "client_fraction": "cf",
+    "rounds_before_clustering": "n",
+    "distance": "dist",
+    "linkage": "link",
+}
+_BLOCKS = {
+    "label_skew_20": "Non-IID label skew (20%)",
+    "label_skew_30": "Non-IID label skew (30%)",
+    "dirichlet_0.1": "Non-IID Dir(0.1)",
+}
+
+
+def _columns(key: str, raw: Raw) -> tuple[Column, ...]:
+    if "formula" in raw["rows"][0]:
+        names = [name for name in raw.get("columns", ["formula"]) if name != "method"]
+        return tuple(Column(name, name, name, "", name, "formula", 0) for name in names)
+    columns = []
+    for name in raw["columns"]:
+        if name in _FLHC_HEADINGS:
+            columns.append(Column(name, name, name, *_FLHC_HEADINGS[name], "percent", 1))
+        elif "targets_percent" in raw:
+            group = f"{name} ({raw['targets_percent'][name]}%)"
+            columns += [
+                _column(f"{name}.rounds", name, group, "rounds", "rounds"),
+                _column(f"{name}.mb", name, group, "Mb", "Mb"),
+            ]
+        elif name.rpartition(".")[2] in ("acc", "var"):
+            entry, _, statistic = name.rpartition(".")
+            unit: Unit = "percent" if statistic == "acc" else "percent²"
+            only = next(iter(raw["rows"][0]["values"]))  # a table of one model does not name it
+            columns.append(_column(name, entry or only, entry, f"{statistic}.", unit))
+        else:
+            group, heading = _FLT_HEADINGS.get(name, ("", name.replace("_", " ")))
+            unit = "fraction" if key.startswith("repa") else "percent"
+            columns.append(_column(name, name, group, heading, unit))
+    return tuple(columns)
+
+
+def _column(key: str, entry: str, group: str, name: str, unit: Unit) -> Column:
+    statistic = {"percent²": "var", "rounds": "rounds", "Mb": "mb"}.get(unit, "acc")
+    return Column(key, entry, statistic, group, name, unit, _DECIMALS[unit])
+
+
+def _rows(key: str, raw: Raw, columns: Sequence[Column]) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    rows = tuple(
+        Row(
+            labels=_labels(entry),
+            block=_BLOCKS.get(entry.get("settings", {}).get("partition"), ""),
+            method=_method(entry),
+            settings=entry.get("settings", {}),
+            cells=_cells(entry, columns),
+            note=entry.get("note") or entry.get("provenance_warning", ""),
+        )
+        for entry in raw["rows"]
+    )
+    first = raw["rows"][0]
+    if "method" in first:
+        name = "Algorithm" if key.startswith("flis") else "Method"
+        return ((name, "variant") if "variant" in first else (name,)), rows
+    if "n_clients" in first["settings"]:
+        return ("(M, ρ, E, T)",), rows
+    return tuple(_SETTING_HEADINGS[name] for name in first["settings"]), rows
+
+
+def _labels(entry: Raw) -> tuple[str, ...]:
+    if "method" in entry:
+        return tuple(entry[name] for name in ("method", "variant") if name in entry)
+    values = [str(value) for value in entry["settings"].values()]
+    return (f"({', '.join(values)})",) if "n_clients" in entry["settings"] else tuple(values)
+
+
+def _method(entry: Raw) -> str | None:
+    return " ".join(_labels(entry)) if "method" in entry else None
+
+
+def _cells(entry: Raw, columns: Sequence[Column]) -> dict[str, Published]:
+    if "formula" in entry:
+        return {column.key: Published(text=entry[column.key]) for column in columns}
+    values = entry["values"]
+    if values is None:  # the paper's run did not complete
+        return {column.key: Published() for column in columns}
+    known = {column.entry for column in columns}
+    cells = {extra: Published() for extra in values if extra not in known}
+    for column in columns:
+        if column.entry not in values:
+            continue
+        cell = _cell(values[column.entry], column.statistic)
+        if cell is not None:
+            cells[column.key] = cell
+    return cells
+
+
+_FIELDS = {
+    "acc": ("mean", ("std", "stderr")),
+    "var": ("var", ()),
+    "rounds": ("rounds_skew20", ()),
+    "mb": ("cost_mb_skew30", ()),
+}
+
+
+def _cell(printed: Raw | None, statistic: str) -> Published | None:
+    """None where the number is not even there as null."""
+    if printed is None:
+        return Published()
+    field, spreads = _FIELDS.get(statistic, ("value", ()))
+    if field not in printed:
+        return None
+    spread = next((printed[name] for name in spreads if name in printed), None)
+    return Published(printed[field], spread, printed.get("ratio_to_FL"))
+
+
+def _from_roman(numeral: str) -> str:
+    """
+    >>> _from_roman("iv"), _from_roman("vi"), _from_roman("x?")
+    ('4', '6', 'x?')
+    """
+    values = {"i": 1, "v": 5, "x": 10}
+    if not numeral or set(numeral) - set(values):
+        return numeral
+    digits = [values[letter] for letter in numeral]
+    following = [*digits[1:], 0]
+    total = sum(-d if d < after else d for d, after in zip(digits, following, strict=True))
+    return str(total)

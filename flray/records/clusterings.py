@@ -1,0 +1,105 @@
+"""What a clustering found, kept below a run's clusterings/: a file for each time it happened."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.dataset import Ids
+from flray.records.atomic import replace_file
+
+FOLDER = "clusterings"  # in a run directory
+
+Array = NDArray[Any]  # Any: integers or floats
+
+_NAME = re.compile(r"round_(\d+)\.npz")
+_REQUIRED = ("clients", "labels", "D")
+_OPTIONAL = ("R", "points", "point_owner", "linkage", "groups")
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """One clustering; every array over clients is in the order of `clients`."""
+
+    clients: Ids  # (m,)
+    labels: Ids  # (m,)
+    D: Array  # (m, m)
+    R: Array | None = None  # (m, m) strengths; None: nothing was related
+    points: Array | None = None  # (P, e); None: too large to keep
+    point_owner: Ids | None = None  # (P,) places in `clients`
+    linkage: Array | None = None  # (m - 1, 4) as scipy writes a tree; None: a partition without
+    groups: Ids | None = None  # (m,) planted; None: none were
+
+    def __post_init__(self) -> None:
+        if (self.points is None) != (self.point_owner is None):
+            raise ValueError("points and point_owner come together, got one of them")
+        m = len(self.clients)
+        num_points = 0 if self.points is None else len(self.points)
+        expected = {
+            "clients": (m,),
+            "labels": (m,),
+            "D": (m, m),
+            "R": (m, m),
+            "point_owner": (num_points,),
+            "linkage": (m - 1, 4),
+            "groups": (m,),
+        }
+        for name, shape in expected.items():
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise ValueError(f"{name} of {m} clients must be {shape}, got {array.shape}")
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.clients)
+
+    @property
+    def num_clusters(self) -> int:
+        return len(np.unique(self.labels))
+
+
+def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array]) -> None:
+    """Write what was found after round t (0: before the first) to folder/round_<t>.npz.
+
+    Args:
+        arrays: the fields of `Clustering` by name; those that are None there are left out.
+    """
+    _checked(arrays)
+
+    def write(path: Path) -> None:
+        with path.open("wb") as file:  # given a path, numpy would add .npz to its name
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # none is its keyword
+
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / f"round_{t:06d}.npz", write)
+
+
+def clustering_files(run: Path) -> dict[int, Path]:
+    """The files of a run's clusterings by round, in order of rounds."""
+    named = ((_NAME.fullmatch(path.name), path) for path in (run / FOLDER).glob("*.npz"))
+    return dict(sorted((int(name[1]), path) for name, path in named if name))
+
+
+def read_clusterings(run: Path) -> dict[int, Clustering]:
+    """All clusterings of a run by round, in order of rounds."""
+    return {t: read_clustering(path) for t, path in clustering_files(run).items()}
+
+
+def read_clustering(path: Path) -> Clustering:
+    with np.load(path) as stored:
+        return _checked(dict(stored))
+
+
+def _checked(arrays: Mapping[str, Array]) -> Clustering:
+    missing = [name for name in _REQUIRED if name not in arrays]
+    if missing:
+        raise ValueError(f"a clustering needs {', '.join(_REQUIRED)}, got no {', '.join(missing)}")
+    unknown = sorted(set(arrays) - {*_REQUIRED, *_OPTIONAL})
+    if unknown:
+        known = ", ".join((*_REQUIRED, *_OPTIONAL))
+        raise ValueError(f"unknown array {unknown[0]!r} of a clustering; known: {known}")
+    return Clustering(**arrays)

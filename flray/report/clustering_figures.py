@@ -1,0 +1,290 @@
+"""Figures of a clustering: its distances, its clients in the plane, and its graph of clients."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from flray.data.dataset import Ids
+from flray.records.clusterings import Clustering
+from flray.report.colours import GREY, Colour, matched_colours
+from flray.report.geometry import (
+    Matrix,
+    circle_layout,
+    cluster_layout,
+    cluster_order,
+    dendrogram_brackets,
+    leaf_order,
+    merge_clusters,
+    plane,
+)
+from flray.scores import partition_scores
+
+MAX_NAMED_CLIENTS = 25  # more ids than this do not fit on an axis or into nodes
+MAX_LEGEND = 12  # categories
+MAX_EDGES = 20_000  # more than this say no more and take seconds each
+PANEL_POINTS = 270  # about the width of a graph, in points
+
+Colours = Mapping[int, Colour]
+
+
+def distance_figure(
+    clustering: Clustering, title: str = "", threshold: float | None = None
+) -> Figure:
+    """D three ways, as Fig. 3 of FLT: raw, reordered under its dendrogram, and flattened.
+
+    Args:
+        threshold: the height at which the dendrogram was cut.
+    """
+    of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
+    everyone, leaves = np.arange(clustering.num_clients), leaf_order(clustering)
+    order = cluster_order(clustering)
+    tree = clustering.linkage is not None and len(clustering.linkage) > 0
+    figure = Figure(figsize=(12, 6.9 if tree else 6.0), layout="constrained")
+    figure.suptitle(_headline(clustering, title), fontsize=12, wrap=True)
+    raw, reordered, flat = figure.subplots(1, 3)
+    top = float(clustering.D.max()) or 1.0
+    for axes, places in ((raw, everyone), (reordered, leaves)):
+        image = _show_matrix(axes, clustering.D, clustering.clients, places)
+        image.set(cmap="viridis", clim=(0, top))
+    figure.colorbar(image, ax=[raw, reordered], location="bottom", label="distance D", aspect=50)
+    raw.set_xlabel("(a) raw, by client")
+    image = _show_relation(flat, clustering, order)
+    name = _relation_name(clustering)
+    figure.colorbar(image, ax=flat, location="bottom", label=name, aspect=24)
+    flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters} outlined")
+    _outline_clusters(flat, clustering.labels[order])
+    if clustering.groups is not None:
+        for axes, places in ((raw, everyone), (reordered, leaves), (flat, order)):
+            _side_strip(axes, clustering.groups[places], of_group)
+        _legend_above(raw, "planted group (strip)", of_group)
+    _legend_above(flat, "cluster", of_cluster)
+    _top_strip(reordered, clustering.labels[leaves], of_cluster)
+    if clustering.linkage is None or not len(clustering.linkage):
+        reordered.set_xlabel("(b) reordered by cluster")
+    else:
+        reordered.set_xlabel("(b) reordered by the dendrogram")
+        brackets = dendrogram_brackets(clustering.linkage, leaves)
+        inside = merge_clusters(clustering.linkage, clustering.labels)
+        colours = [GREY if c is None else of_cluster[c] for c in inside]
+        _draw_dendrogram(reordered, brackets, colours, threshold)
+    return figure
+
+
+def embedding_figure(clustering: Clustering, title: str = "") -> Figure:
+    """Clients (or their points) in the plane, by cluster and by planted group where known."""
+    of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
+    points, owner, how = plane(clustering)
+    panels = 1 if clustering.groups is None else 2
+    figure = Figure(figsize=(1.6 + 4.4 * panels, 5.2))
+    figure.set_layout_engine("constrained", h_pad=0.1)
+    figure.suptitle(f"{_headline(clustering, title)}\n{how}", fontsize=11, wrap=True)
+    row = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False)[0]
+    _scatter(row[0], points, clustering.labels[owner], of_cluster)
+    row[0].set_title(f"by cluster (C = {clustering.num_clusters})", fontsize=10)
+    if clustering.groups is not None:
+        _scatter(row[1], points, clustering.groups[owner], of_group)
+        ari = partition_scores(clustering.labels, clustering.groups)["ari"]
+        row[1].set_title(f"by planted group ({len(of_group)}, ARI {ari:.2f})", fontsize=10)
+    return figure
+
+
+def graph_figure(clustering: Clustering, title: str = "") -> Figure:
+    """Who is related to whom, as Fig. 2 of FLT: matrix and graph, raw and reordered."""
+    of_cluster, _ = matched_colours(clustering.labels, clustering.groups)
+    order = cluster_order(clustering)
+    figure = Figure(figsize=(8.6, 9), layout="constrained")
+    grid = figure.subplots(2, 2)
+    for axes, places in zip(grid[0], (np.arange(clustering.num_clients), order), strict=True):
+        _show_relation(axes, clustering, places)
+    _outline_clusters(grid[0, 1], clustering.labels[order])
+    edges, num_edges = _edges(clustering)
+    layouts = (circle_layout(clustering.num_clients), cluster_layout(clustering.labels, order))
+    for axes, positions in zip(grid[1], layouts, strict=True):
+        _draw_graph(axes, clustering, positions, edges, of_cluster)
+    name = _relation_name(clustering)
+    grid[0, 0].set_title(f"(a) {name}, by client", fontsize=10)
+    grid[0, 1].set_title(f"(b) {name}, by cluster", fontsize=10)
+    drawn = f"{len(edges):,} of {num_edges:,}" if len(edges) < num_edges else f"{num_edges:,}"
+    grid[1, 0].set_title(f"(c) graph by client, {drawn} edges", fontsize=10)
+    grid[1, 1].set_title("(d) graph by cluster; between clusters grey", fontsize=10)
+    figure.suptitle(_headline(clustering, title), fontsize=12, wrap=True)
+    return figure
+
+
+def _headline(clustering: Clustering, title: str) -> str:
+    counts = ((clustering.num_clients, "client"), (clustering.num_clusters, "cluster"))
+    found = ", ".join(f"{count} {word}{'s' if count != 1 else ''}" for count, word in counts)
+    return f"{title}: {found}" if title else found
+
+
+def _relation(clustering: Clustering) -> Matrix:
+    """R; where nothing was related, 1 within a cluster."""
+    if clustering.R is not None:
+        return np.asarray(clustering.R, np.float64)
+    return np.equal.outer(clustering.labels, clustering.labels).astype(np.float64)
+
+
+def _relation_name(clustering: Clustering) -> str:
+    return "same cluster" if clustering.R is None else "relation R"
+
+
+def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places: Ids) -> AxesImage:
+    """The matrix with its clients in the order of places."""
+    image = axes.imshow(matrix[np.ix_(places, places)])
+    axes.set_yticks([])
+    all_fit = len(places) <= MAX_NAMED_CLIENTS
+    ticks = np.arange(0, len(places), 1 if all_fit else -(-len(places) // 50) * 10)
+    names = [str(i) for i in clients[places[ticks]]]
+    axes.set_xticks(ticks, names, fontsize=7, rotation=90 if all_fit else 0)
+    return image
+
+
+def _show_relation(axes: Axes, clustering: Clustering, places: Ids) -> AxesImage:
+    relation = _relation(clustering)
+    image = _show_matrix(axes, relation, clustering.clients, places)
+    image.set(cmap="Blues", clim=(0, float(relation.max()) or 1.0))
+    return image
+
+
+def _outline_clusters(axes: Axes, labels: Ids) -> None:
+    """Squares around runs of equal labels on the diagonal."""
+    starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
+    sizes = np.diff(starts, append=len(labels))
+    for start, size in zip(starts, sizes, strict=True):
+        corner = (start - 0.5, start - 0.5)
+        axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="#D55E00", linewidth=1))
+
+
+def _top_strip(axes: Axes, labels: Ids, colours: Colours) -> None:
+    strip = axes.inset_axes((0, 1.01, 1, 0.03), sharex=axes)
+    _fill_strip(strip, labels[None], colours)
+
+
+def _side_strip(axes: Axes, labels: Ids, colours: Colours) -> None:
+    strip = axes.inset_axes((-0.05, 0, 0.035, 1), sharey=axes)
+    _fill_strip(strip, labels[:, None], colours)
+
+
+def _fill_strip(strip: Axes, labels: Ids, colours: Colours) -> None:
+    names = list(colours)
+    place = np.searchsorted(names, labels)
+    cmap = ListedColormap(list(colours.values()))
+    strip.imshow(place, cmap=cmap, vmin=-0.5, vmax=len(names) - 0.5, aspect="auto")
+    strip.axis("off")
+
+
+def _draw_dendrogram(
+    axes: Axes, brackets: Matrix, colours: list[Colour], threshold: float | None
+) -> None:
+    tree = axes.inset_axes((0, 1.05, 1, 0.34))
+    tree.add_collection(LineCollection(list(brackets), colors=colours, linewidths=0.9))
+    highest = float(brackets[..., 1].max())
+    if threshold is not None:
+        tree.axhline(threshold, color="0.2", linewidth=1, linestyle="--")
+        tree.set_title(f"cut at {threshold:.4g} (dashed)", fontsize=9, loc="right")
+        highest = max(highest, threshold)
+    tree.set_xlim(-0.5, len(brackets) + 0.5)
+    tree.set_ylim(0, 1.06 * highest or 1.0)
+    tree.set_xticks([])
+    tree.tick_params(labelsize=8)
+    tree.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+def _legend_above(axes: Axes, title: str, colours: Colours) -> None:
+    if len(colours) > MAX_LEGEND:
+        return
+    handles = [_dot(str(name), colour) for name, colour in colours.items()]
+    axes.legend(
+        handles=handles,
+        title=title,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.02),
+        ncols=min(6, len(handles)),
+        frameon=False,
+        fontsize=8,
+        title_fontsize=9,
+        handletextpad=0.2,
+        columnspacing=1,
+    )
+
+
+def _dot(label: str, colour: Colour) -> Line2D:
+    return Line2D([], [], linestyle="", marker="o", color=colour, label=label)
+
+
+def _scatter(axes: Axes, points: Matrix, labels: Ids, colours: Colours) -> None:
+    size = 36 if len(points) <= 200 else 10
+    # One call: no category lies wholly above another.
+    axes.scatter(
+        points[:, 0],
+        points[:, 1],
+        s=size,
+        c=[colours[label] for label in labels.tolist()],
+        edgecolors="white",
+        linewidths=0.4,
+        alpha=0.9,
+    )
+    axes.set_aspect("equal", adjustable="box")
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(colours) <= MAX_LEGEND:
+        handles = [_dot(str(name), colour) for name, colour in colours.items()]
+        axes.legend(
+            handles=handles,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.08),
+            ncols=min(6, len(handles)),
+            frameon=False,
+            fontsize=9,
+            handletextpad=0.2,
+            columnspacing=1,
+        )
+
+
+def _edges(clustering: Clustering) -> tuple[Ids, int]:
+    """(E, 2) places of related clients, evenly thinned where they are many; and their number."""
+    related = _relation(clustering) > 0
+    found = np.argwhere(np.triu(related | related.T, 1))
+    if len(found) <= MAX_EDGES:
+        return found, len(found)
+    return found[np.linspace(0, len(found) - 1, MAX_EDGES).astype(np.int64)], len(found)
+
+
+def _draw_graph(
+    axes: Axes, clustering: Clustering, positions: Matrix, edges: Ids, colours: Colours
+) -> None:
+    """Nodes and edges in the colours of their clusters; edges between clusters are grey."""
+    inside = np.equal(*clustering.labels[edges].T)
+    edges = edges[np.argsort(inside, kind="stable")]  # grey ones below
+    ends = clustering.labels[edges].tolist()
+    lines = [colours[a] if a == b else GREY for a, b in ends]
+    alpha = float(np.clip(10 / np.sqrt(len(edges) + 1), 0.06, 0.6))
+    axes.add_collection(
+        LineCollection(list(positions[edges]), colors=lines, linewidths=0.7, alpha=alpha)
+    )
+    extent = float(np.ptp(positions, axis=0).max()) + 1.5
+    diameter = min(16.0, 0.62 * PANEL_POINTS / extent)  # neighbours are about 1 apart
+    nodes = [colours[label] for label in clustering.labels.tolist()]
+    x, y = positions.T
+    axes.scatter(x, y, s=diameter**2, c=nodes, edgecolors="white", linewidths=0.5, zorder=3)
+    if clustering.num_clients <= MAX_NAMED_CLIENTS:
+        for k, colour in enumerate(nodes):
+            ink = "black" if np.mean(colour) > 0.5 else "white"
+            name = axes.text(x[k], y[k], str(clustering.clients[k]), fontsize=7, color=ink)
+            name.set(ha="center", va="center", zorder=4)
+    for limit, centre in ((axes.set_xlim, _middle(x)), (axes.set_ylim, _middle(y))):
+        limit(centre - extent / 2, centre + extent / 2)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def _middle(values: Matrix) -> float:
+    return float(values.min() + values.max()) / 2

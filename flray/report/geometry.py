@@ -1,0 +1,130 @@
+"""Where the clients of a clustering are drawn: orders, a plane, a tree, layouts of a graph."""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import leaves_list
+
+from flray.data.dataset import Ids
+from flray.records.clusterings import Clustering
+
+Matrix = NDArray[np.float64]
+
+GAP = 1.25  # centres of neighbouring clusters, in sums of their radii
+
+
+def leaf_order(clustering: Clustering) -> Ids:
+    """Places of clients from left to right in the dendrogram; without one, cluster by cluster.
+
+    >>> leaf_order(Clustering(np.arange(3), np.array([0, 1, 0]), np.zeros((3, 3))))
+    array([0, 2, 1])
+    """
+    if clustering.linkage is None or not len(clustering.linkage):
+        return np.argsort(clustering.labels, kind="stable")
+    leaves: Ids = leaves_list(clustering.linkage).astype(np.int64)
+    return leaves
+
+
+def cluster_order(clustering: Clustering) -> Ids:
+    """The leaf order if clusters lie together in it (as in a cut tree), else the nearest such."""
+    leaves = leaf_order(clustering)
+    _, first, cluster = np.unique(clustering.labels[leaves], return_index=True, return_inverse=True)
+    return leaves[np.argsort(first[cluster], kind="stable")]
+
+
+def classical_scaling(D: Matrix) -> tuple[Matrix, float]:
+    """Points in the plane with distances near D, and the share of the variance that they keep.
+
+    >>> points, share = classical_scaling(np.array([[0.0, 2.0], [2.0, 0.0]]))
+    >>> float(np.linalg.norm(points[0] - points[1]).round(9)), share
+    (2.0, 1.0)
+    """
+    m = len(D)
+    centre = np.eye(m) - 1 / m
+    values, vectors = np.linalg.eigh(-0.5 * centre @ D**2 @ centre)  # ascending
+    values = np.maximum(values, 0)
+    points = np.zeros((m, 2))
+    points[:, : min(2, m)] = (vectors * np.sqrt(values))[:, ::-1][:, :2]
+    return points, float(values[-2:].sum() / values.sum()) if values.any() else 1.0
+
+
+def principal_plane(points: Matrix) -> tuple[Matrix, float]:
+    """The first two principal components, and the share of the variance that they keep."""
+    left, singular, _ = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
+    flat = np.zeros((len(points), 2))
+    flat[:, : min(2, len(singular))] = (left * singular)[:, :2]
+    variance = singular**2
+    return flat, float(variance[:2].sum() / variance.sum()) if variance.any() else 1.0
+
+
+def plane(clustering: Clustering) -> tuple[Matrix, Ids, str]:
+    """Points (n, 2), the place in `clients` of each, and how they came about."""
+    points, owner = clustering.points, clustering.point_owner
+    if points is None or owner is None or points.shape[1] < 2:
+        flat, share = classical_scaling(np.asarray(clustering.D, np.float64))
+        owner, how = np.arange(clustering.num_clients), "classical multidimensional scaling of D"
+    elif points.shape[1] == 2:
+        return np.asarray(points, np.float64), owner, "the points that were clustered"
+    else:
+        flat, share = principal_plane(np.asarray(points, np.float64))
+        how = f"first two principal components of {points.shape[1]}"
+    return flat, owner, f"{how} ({100 * share:.0f} % of the variance)"
+
+
+def dendrogram_brackets(linkage: Matrix, leaves: Ids) -> Matrix:
+    """(m - 1, 4, 2): the bracket of each merge; leaf leaves[k] stands at x = k.
+
+    Not scipy's `dendrogram`: that recurses, too deep for the chains of single linkage.
+    """
+    m = len(leaves)
+    x, height = np.zeros(2 * m - 1), np.zeros(2 * m - 1)
+    x[leaves] = np.arange(m)
+    brackets = np.empty((m - 1, 4, 2))
+    for k, (a, b, h, _) in enumerate(linkage):
+        i, j = int(a), int(b)
+        brackets[k] = [(x[i], height[i]), (x[i], h), (x[j], h), (x[j], height[j])]
+        x[m + k], height[m + k] = (x[i] + x[j]) / 2, h
+    return brackets
+
+
+def merge_clusters(linkage: Matrix, labels: Ids) -> list[int | None]:
+    """The cluster that each merge lies in, None where it joins clusters.
+
+    >>> merge_clusters(np.array([[0, 1, 0.5, 2], [2, 3, 9.0, 3]]), np.array([4, 4, 7]))
+    [4, None]
+    """
+    inside: list[int | None] = [int(label) for label in labels]
+    for a, b in linkage[:, :2].astype(np.int64):
+        inside.append(inside[a] if inside[a] == inside[b] else None)
+    return inside[len(labels) :]
+
+
+def circle(num_points: int, radius: float) -> Matrix:
+    """(num_points, 2) clockwise from the top."""
+    angle = 2 * np.pi * np.arange(num_points) / num_points
+    return radius * np.stack([np.sin(angle), np.cos(angle)], axis=1)
+
+
+def circle_layout(num_clients: int) -> Matrix:
+    """(m, 2) all clients on one circle, neighbours about 1 apart."""
+    return circle(num_clients, num_clients / (2 * np.pi))
+
+
+def cluster_layout(labels: Ids, order: Ids) -> Matrix:
+    """(m, 2) each cluster on a small circle, these on a large one; neighbours about 1 apart.
+
+    Args:
+        order: of places; clusters follow each other on the large circle as in it.
+    """
+    _, first = np.unique(labels[order], return_index=True)
+    members = [order[labels[order] == labels[order[k]]] for k in np.sort(first)]
+    radii = np.array([max(len(who) / (2 * np.pi), 0.5) for who in members])
+    middle = 2 * np.pi * (np.cumsum(radii) - radii / 2) / radii.sum()
+    centres = np.stack([np.sin(middle), np.cos(middle)], axis=1)
+    a, b = np.triu_indices(len(members), 1)
+    # The smallest large circle on which no two clusters touch.
+    needed = GAP * (radii[a] + radii[b]) / np.linalg.norm(centres[a] - centres[b], axis=1)
+    centres *= needed.max(initial=0)
+    positions = np.empty((len(labels), 2))
+    for who, centre in zip(members, centres, strict=True):
+        positions[who] = centre + circle(len(who), len(who) / (2 * np.pi) * (len(who) > 1))
+    return positions

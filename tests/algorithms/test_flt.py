@@ -1,0 +1,224 @@
+"""FLT and PCA+kM+HC: identities, groups found, stages, change and newcomers."""
+
+import numpy as np
+import pytest
+
+from flray.algorithms.change import Dynamic, Flags, part_of
+from flray.algorithms.flt import Flt
+from flray.errors import ExperimentError
+from flray.records.clusterings import read_clusterings
+
+# No encoder and no UMAP: PCA centres where only the relation and what follows are in question.
+SIGNATURE = "signature: {name: pca_centres, components: 16, k: 2}"
+LINEAR = f"algorithm={{name: flt, clustering: {{{SIGNATURE}, embed: none}}}}"
+
+
+def gamma(value: str) -> list[str]:
+    return [LINEAR, f"algorithm.clustering.relate={{name: threshold, gamma: {value}}}"]
+
+
+def sha(result) -> str:
+    return result.summary["params_sha256"]
+
+
+@pytest.mark.parametrize("case", ["rows", "clusters"])
+@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+def test_an_infinite_gamma_is_fedavg(tiny_run, case, unheard) -> None:
+    common = f"aggregate.unheard={unheard}"
+    flt = tiny_run(*gamma(".inf"), f"algorithm.case={case}", common)
+    assert sha(flt) == sha(tiny_run(common))
+
+
+@pytest.mark.parametrize("case", ["rows", "clusters"])
+@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+def test_a_tiny_gamma_is_local(tiny_run, case, unheard) -> None:
+    common = f"aggregate.unheard={unheard}"
+    flt = tiny_run(*gamma("1.0e-12"), f"algorithm.case={case}", common)
+    assert sha(flt) == sha(tiny_run("algorithm=local", common))
+    assert sha(flt) != sha(tiny_run(common))
+
+
+def test_pca_km_hc_is_flt_with_other_stages(tiny_run) -> None:
+    baseline = f"algorithm={{name: pca_km_hc, clustering: {{{SIGNATURE}}}}}"
+    assert sha(tiny_run(baseline)) == sha(tiny_run(*gamma("1.2")))
+
+
+def test_rows_and_clusters_differ_where_the_relation_is_not_transitive(tiny_run) -> None:
+    """Between all and nothing a γ exists at which somebody hears a part of its component."""
+    found = read_clusterings(tiny_run(*gamma(".inf"), "rounds=1").path)[0]
+    distances = np.unique(found.D)
+    for value in distances[1:]:
+        related = np.less(found.D, value)
+        reached = np.linalg.matrix_power(related.astype(float), len(related)) > 0
+        if (related != reached).any():
+            break
+    rows, clusters = (
+        tiny_run(*gamma(str(value)), f"algorithm.case={c}") for c in ("rows", "clusters")
+    )
+    assert sha(rows) != sha(clusters)
+    assert rows.summary["clusters"] > clusters.summary["clusters"]
+
+
+def test_a_soft_kernel_mixes_everybody_a_little(tiny_run) -> None:
+    soft = tiny_run(LINEAR, "algorithm.clustering.relate=kernel", "participation=1")
+    assert soft.summary["clusters"] == 6
+    assert sha(soft) != sha(tiny_run("algorithm=local", "participation=1"))
+
+
+class TestStages:
+    def test_all_are_heard_after_the_last_stage(self, tiny_run) -> None:
+        result = tiny_run(*gamma(".inf"), "algorithm.stages=3", "participation=1")
+        assert result.rounds["cohort_size"].tolist() == [2, 4, 6, 6]
+        found = read_clusterings(result.path)
+        assert {t: len(c.clients) for t, c in found.items()} == {0: 2, 1: 4, 2: 6}
+
+    def test_parts_are_disjoint_and_complete(self) -> None:
+        clients = np.array([2, 3, 5, 7, 11])
+        parts = [part_of(clients, k, 3, np.random.default_rng(4)) for k in range(3)]
+        assert sorted(np.concatenate(parts).tolist()) == clients.tolist()
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+    def test_more_stages_than_clients_is_refused(self, tiny_run) -> None:
+        with pytest.raises(ExperimentError, match="stages"):
+            tiny_run(*gamma(".inf"), "algorithm.stages=7")
+
+
+GROUPS = [
+    "dataset=digits",
+    "split={name: label_groups, clients: 20, groups: 5}",
+    "train={lr: 0.1, epochs: 2}",
+    "participation=1",
+    LINEAR,
+]
+# A reference that reads ground truth finds the groups in any round: what is tested is what happens
+# then, not the encoder.
+ORACLE = [
+    "uses_ground_truth=true",
+    "algorithm.clustering.partition=label_counts",
+    "algorithm.case=clusters",
+]
+# From round 4 a cluster holds clients of all groups: client 4g + j gets the data of group g + j.
+EXCHANGES = ", ".join(
+    f"{{round: 4, kind: exchange, clients: {[4 * g + j for g in range(5)]}}}"
+    for j in range(1, 4)
+    for _ in range(j)
+)
+MIXED = f"events=[{EXCHANGES}]"
+
+
+class TestChange:
+    def run(self, tiny_run, *overrides: str):
+        return tiny_run(*GROUPS, *ORACLE, MIXED, "rounds=8", *overrides)
+
+    def test_without_dynamic_clustering_it_does_not_recover(self, tiny_run) -> None:
+        result = self.run(tiny_run)
+        before, after = result.rounds["accuracy_mean"].iloc[[2, -1]]
+        assert before > 0.95
+        assert after < before - 0.05
+        assert result.summary["ari"] < 0.2
+        assert list(read_clusterings(result.path)) == [0]
+
+    @pytest.mark.parametrize(
+        "dynamic",
+        [
+            "{flags: events}",
+            "{flags: events, more_than: 10}",
+            "{flags: loss, more_than: 5}",
+            "{flags: update, more_than: 5, jump: 2.0}",
+            "{every: 4}",
+        ],
+    )
+    def test_with_it_the_groups_are_found_again(self, tiny_run, dynamic) -> None:
+        result = self.run(tiny_run, f"algorithm.dynamic={dynamic}")
+        assert result.summary["ari"] == 1.0
+        assert result.rounds["accuracy_mean"].iloc[-1] > 0.95
+        assert 4 in read_clusterings(result.path)
+
+    def test_too_few_flags_change_nothing(self, tiny_run) -> None:
+        """15 of the 20 clients got other data."""
+        result = self.run(tiny_run, "algorithm.dynamic={flags: events, more_than: 15}")
+        assert list(read_clusterings(result.path)) == [0]
+        assert sha(result) == sha(self.run(tiny_run))
+
+    def test_flags_come_down_after_a_clustering(self, tiny_run) -> None:
+        result = self.run(tiny_run, "algorithm.dynamic={flags: events}")
+        assert list(read_clusterings(result.path)) == [0, 4]
+
+    def test_resume_keeps_flags_and_centres(self, tiny_run, tmp_path) -> None:
+        common = ("algorithm.dynamic={flags: loss, more_than: 5}",)
+        whole = self.run(tiny_run, *common)
+        for stopped_after in (3, 4, 5):
+            out, seen = tmp_path / f"stopped_{stopped_after}", []
+            command = (*GROUPS, *ORACLE, MIXED, "rounds=8", *common)
+            tiny_run(
+                *command,
+                out=out,
+                on_round=seen.append,
+                should_stop=lambda n=stopped_after, seen=seen: len(seen) >= n,
+            )
+            assert sha(tiny_run(*command, out=out, resume=True)) == sha(whole)
+
+
+class TestNewcomers:
+    JOIN = "events=[{round: 3, kind: join, clients: [0, 9, 19]}]"
+
+    @pytest.mark.parametrize("way", ["fcr", "mean_embedding"])
+    def test_they_train_from_the_round_after(self, tiny_run, way) -> None:
+        result = tiny_run(*GROUPS, *ORACLE, self.JOIN, f"algorithm.newcomers={way}", "rounds=5")
+        assert result.rounds["cohort_size"].tolist() == [17] * 3 + [20] * 2
+        again = [3] if way == "fcr" else []
+        assert list(read_clusterings(result.path)) == [0, *again]
+        assert result.rounds.set_index("round")["bytes_up_signature"][3] > 0
+
+    def test_a_new_fcr_puts_them_where_they_belong(self, tiny_run) -> None:
+        result = tiny_run(*GROUPS, *ORACLE, self.JOIN, "algorithm.newcomers=fcr", "rounds=5")
+        assert result.summary["ari"] == 1.0
+
+    def test_holdout_clients_are_placed_by_mean_embedding(self, tiny_run) -> None:
+        split = "split={name: label_groups, clients: 20, groups: 5, holdout: 5}"
+        result = tiny_run(*GROUPS, split, *ORACLE, "rounds=3")
+        assert result.rounds["cohort_size"].max() == 15
+        assert result.summary["holdout_accuracy_mean"] >= 0.0
+
+
+def test_flags_by_hand() -> None:
+    """jump 3, floor 0.1: 0.05 counts as 0.1, so 0.31 is a change and 0.29 is not."""
+
+    class Heard:
+        clients = np.array([0, 1, 2])
+        loss = np.array([0.31, 0.29, 5.0])
+
+    last = np.array([0.05, 0.05, np.nan, np.nan])
+    flags = Flags(np.zeros(4, np.bool_), last)
+    dynamic = Dynamic(flags="loss")
+    new = dynamic.updated(flags, Heard, None, None)
+    assert new.raised.tolist() == [True, False, False, False]
+    assert new.last[:3].tolist() == [0.31, 0.29, 5.0]
+    assert dynamic.is_due(new, 7)
+    assert not Dynamic(flags="loss", more_than=1).is_due(new, 7)
+    assert Dynamic(every=7).is_due(flags, 7)
+    assert not Dynamic(every=7).is_due(flags, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"more_than": -1}, "more_than must be >= 0, got -1"),
+        ({"every": 0}, "every must be >= 1 or null, got 0"),
+        ({"jump": 1.0}, "jump must be > 1, got 1.0"),
+        ({"floor": -0.1}, "floor must be >= 0, got -0.1"),
+    ],
+)
+def test_bad_dynamic_fields(fields, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Dynamic(**fields)
+
+
+def test_bad_stages() -> None:
+    with pytest.raises(ValueError, match="stages must be >= 1, got 0"):
+        Flt(stages=0)
+
+
+def test_ground_truth_must_be_asked_for(tiny_run) -> None:
+    with pytest.raises(ExperimentError, match="uses_ground_truth: true"):
+        tiny_run(*GROUPS, "algorithm.clustering.partition=label_counts", "rounds=1")

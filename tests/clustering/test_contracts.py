@@ -1,0 +1,134 @@
+"""What every registered stage promises."""
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES, STAGES
+from flray.clustering.points import Points, by_smallest_member
+from flray.clustering.related import Related
+
+ALL = [(kind, name) for kind, registry in STAGES.items() for name in registry]
+# Fields without a default, or whose default asks for more than these few clients.
+FIELDS = {
+    "pca": {"n_components": 2},
+    "kmeans": {"number": 3},
+    "random": {"number": 3},
+    "hierarchical": {"number": 3},
+}
+NEEDS_RELATION = ("components", "rows")
+
+
+def make(kind: str, name: str):
+    return STAGES[kind][name](**FIELDS.get(name, {}))
+
+
+def vectors(num_clients: int = 12) -> Points:
+    """Three far groups of four clients, in ascending order."""
+    rng = np.random.default_rng(3)
+    centres = np.repeat(np.eye(3) * 20, num_clients // 3, axis=0)
+    values = centres + rng.normal(size=centres.shape)
+    return Points.vectors(np.arange(num_clients) * 5, torch.from_numpy(values))
+
+
+def related(points: Points) -> Related:
+    distance = DISTANCES["l2"]()(points)
+    labels = np.repeat(np.arange(4), 3)[: len(points.clients), None]
+    counts = (labels == np.arange(4)).astype(np.int64)
+    return Related(
+        points, distance, RELATIONS["threshold"](gamma=8.0)(distance),
+        np.random.default_rng(0), lambda: counts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+class TestEveryStage:
+    def test_is_a_frozen_dataclass_that_travels(self, kind, name) -> None:
+        stage = make(kind, name)
+        assert dataclasses.is_dataclass(stage)
+        assert type(stage).__dataclass_params__.frozen
+        assert pickle.loads(pickle.dumps(stage)) == stage
+
+    def test_says_what_it_is(self, kind, name) -> None:
+        said = STAGES[kind][name].__doc__ or ""
+        assert said
+        assert not said.startswith(f"{STAGES[kind][name].__name__}(")
+
+
+@pytest.mark.parametrize("name", sorted(set(EMBEDS) - {"umap"}))
+def test_an_embedding_keeps_clients_and_input(name) -> None:
+    points = vectors()
+    before = points.values.clone()
+    embedded = make("embed", name)(points, 0)
+    assert torch.equal(points.values, before)
+    assert (embedded.clients == points.clients).all()
+    assert (embedded.owner == points.owner).all()
+    assert torch.equal(embedded.values, make("embed", name)(points, 0).values)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_a_distance_is_one(name) -> None:
+    points = vectors()
+    before = points.values.clone()
+    distance = make("distance", name)(points)
+    assert torch.equal(points.values, before)
+    assert distance.dtype == np.float64
+    assert (distance == distance.T).all()
+    assert (np.diag(distance) == 0).all()
+    off = distance[~np.eye(len(distance), dtype=bool)]
+    assert (off > 0).all()
+    assert np.isfinite(off).all()
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_a_relation_is_symmetric_and_reflexive(name) -> None:
+    distance = make("distance", "l2")(vectors())
+    before = distance.copy()
+    relation = make("relate", name)(distance)
+    assert (distance == before).all()
+    if relation is not None:
+        assert (relation == relation.T).all()
+        assert (np.diag(relation) == 1).all()
+        assert relation.min() >= 0
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_partition_covers_everybody_in_order(name) -> None:
+    found = make("partition", name)(related(vectors()))
+    assert found.labels.shape == (12,)
+    assert found.labels.dtype == np.int64
+    assert (by_smallest_member(found.labels) == found.labels).all()
+    assert 1 < len(np.unique(found.labels)) <= 12
+    again = make("partition", name)(related(vectors()))
+    assert (again.labels == found.labels).all()
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"random", "label_counts"}))
+def test_three_far_groups_are_found(name) -> None:
+    labels = make("partition", name)(related(vectors())).labels
+    expected = np.repeat(np.arange(3), 4)
+    if name != "hdbscan":  # whose clusters have at least five
+        assert (labels == expected).all()
+
+
+@pytest.mark.parametrize("name", NEEDS_RELATION)
+def test_a_missing_relation_is_named(name) -> None:
+    nothing = dataclasses.replace(related(vectors()), relation=None)
+    with pytest.raises(ValueError, match="relat"):
+        make("partition", name)(nothing)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_one_client_is_one_cluster(name) -> None:
+    stage = PARTITIONS[name](number=1) if name in FIELDS else PARTITIONS[name]()
+    alone = related(Points.vectors(np.array([4]), torch.ones(1, 3, dtype=torch.float64)))
+    assert stage(alone).labels.tolist() == [0]
+
+
+def test_every_signature_is_registered_with_a_protocol_of_four_arguments() -> None:
+    for signature in SIGNATURES.values():
+        code = signature.__call__.__code__
+        assert code.co_varnames[1 : code.co_argcount] == ("fed", "bank", "cohort", "memory")

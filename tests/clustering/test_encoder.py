@@ -1,0 +1,231 @@
+"""Pre-training an encoder: the same one for the same words, trained once."""
+
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from flray.client.embedding import mean_loss
+from flray.clustering import encoder as encoder_module
+from flray.clustering.encoder import Encoder, Epoch, ImageKind, cache_folder
+from flray.data.dataset import Dataset, Normalization
+from flray.data.datasets.digits import Digits
+from flray.data.datasets.synthetic import Synthetic
+from flray.errors import ExperimentError
+from flray.models.bank import load_params
+from flray.models.conv_ae import ConvAe
+from flray.models.mlp200 import Mlp200
+from flray.models.residual_conv_ae import ResidualConvAe
+
+SMALL = functools.partial(ConvAe, latent=8)
+TINY = Encoder(Synthetic(num_train=96, num_test=32, size=8), SMALL, epochs=2, lr=1e-2)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def equal(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_came_before() -> None:
+    first = TINY.train("cpu")
+    torch.randn(7)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert equal(first, TINY.train("cpu"))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+    assert not equal(first, replace(TINY, seed=1).train("cpu"))
+
+
+def test_training_is_adam_on_shuffled_batches_by_hand() -> None:
+    """One epoch: its order is a permutation, so over one full batch it does not matter."""
+    one = replace(TINY, epochs=1, batch_size=96, lr=1e-3)
+    dataset = one.dataset.load()
+    model = one.module(ImageKind((1, 8, 8), 10))
+    x = torch.from_numpy(dataset.images[:96]).float() / 255
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    (model(x) - x).square().mean().backward()
+    optimizer.step()
+    found = one.train("cpu")
+    for name, leaf in model.state_dict().items():
+        torch.testing.assert_close(found[name], leaf, atol=1e-6, rtol=0)
+
+
+@dataclass(frozen=True)
+class OddTest:
+    """A dataset whose test part gets worse the better the training part is learned."""
+
+    def load(self) -> Dataset:
+        images = np.zeros((64, 1, 8, 8), np.uint8)
+        images[:48] = 255
+        scale = Normalization((0.0,), (1.0,))
+        return Dataset("odd", images, np.zeros(64, np.int64), 48, 1, scale)
+
+
+def test_the_epoch_with_the_lowest_test_loss_is_kept() -> None:
+    seen: list[Epoch] = []
+    encoder = Encoder(OddTest(), SMALL, epochs=6, lr=1e-2)
+    params = encoder.train("cpu", seen.append)
+    lowest = min(epoch.test_loss for epoch in seen)
+    assert lowest < seen[-1].test_loss
+    module = encoder.module(ImageKind((1, 8, 8), 1))
+    load_params(module, params)
+    dataset = OddTest().load()
+    examples = encoder.examples(dataset.images, dataset.labels, torch.device("cpu"))
+    assert mean_loss(module, examples, torch.arange(48, 64)) == lowest
+
+
+def test_the_rate_is_halved_on_schedule() -> None:
+    seen: list[Epoch] = []
+    replace(TINY, epochs=5, halve_every=2).train("cpu", seen.append)
+    assert [epoch.lr for epoch in seen] == [1e-2, 1e-2, 5e-3, 5e-3, 2.5e-3]
+    assert [epoch.epoch for epoch in seen] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "make", "epochs"), [("unit", ConvAe, 6), ("signed", ResidualConvAe, 2)]
+)
+def test_reconstructions_are_better_than_the_mean_image(pixels, make, epochs) -> None:
+    encoder = Encoder(Digits(size=8), make, epochs=epochs, lr=5e-3, pixels=pixels)
+    seen: list[Epoch] = []
+    encoder.train("cpu", seen.append)
+    dataset = encoder.dataset.load()
+    x = dataset.images / 255 if pixels == "unit" else dataset.images / 127.5 - 1
+    train, test = x[: dataset.num_train], x[dataset.num_train :]
+    mean_image = ((test - train.mean(0)) ** 2).mean()
+    assert min(epoch.test_loss for epoch in seen) < 0.8 * mean_image
+
+
+def test_a_cached_encoder_is_not_trained_again(monkeypatch) -> None:
+    assert not TINY.is_cached()
+    trained = TINY.load_or_train("cpu")
+    assert TINY.is_cached()
+    assert equal(trained, TINY.train("cpu"))
+
+    monkeypatch.setattr(Encoder, "train", pytest.fail)
+    monkeypatch.setattr(Synthetic, "load", pytest.fail)  # nor is the data needed
+    assert equal(TINY.load_or_train("cpu"), trained)
+    assert TINY.kind() == ImageKind((1, 8, 8), 10)
+    same = replace(TINY, model=functools.partial(ConvAe, latent=8, loss="mse"))
+    assert equal(same.load_or_train("cpu"), trained)
+
+
+def test_the_record_tells_how_it_went() -> None:
+    TINY.load_or_train("cpu")
+    record = json.loads((TINY.folder / "encoder.json").read_text())
+    assert TINY.folder.name == TINY.key()[:16] == record["key"][:16]
+    assert [epoch["epoch"] for epoch in record["epochs"]] == [1, 2]
+    assert record["configuration"]["dataset"]["num_train"] == 96
+    assert record["torch"] == torch.__version__
+    assert sorted(path.name for path in TINY.folder.iterdir()) == [
+        "encoder.json",
+        "encoder.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("file", ["encoder.safetensors", "encoder.json"])
+@pytest.mark.parametrize("harm", ["cut", "emptied", "garbled"])
+def test_a_broken_file_is_replaced_with_a_warning(file, harm, caplog) -> None:
+    trained = TINY.load_or_train("cpu")
+    path = TINY.folder / file
+    content = path.read_bytes()
+    harmed = {"cut": content[: len(content) // 2], "emptied": b"", "garbled": b"[1, 2]"}
+    path.write_bytes(harmed[harm])
+    _expect_new_training(trained)
+    assert f"{file} cannot be read, it is trained anew" in caplog.text
+
+
+def test_params_that_are_not_those_of_the_record_are_replaced(caplog) -> None:
+    trained = TINY.load_or_train("cpu")
+    path = TINY.folder / "encoder.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    _expect_new_training(trained)
+    assert "is not the one that was written" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["encoder.safetensors", "encoder.json"])
+def test_a_missing_file_is_written_again(file) -> None:
+    trained = TINY.load_or_train("cpu")
+    (TINY.folder / file).unlink()
+    _expect_new_training(trained)
+
+
+def _expect_new_training(trained) -> None:
+    seen: list[Epoch] = []
+    assert equal(TINY.load_or_train("cpu", seen.append), trained)
+    assert len(seen) == TINY.epochs
+    assert equal(TINY.load_or_train("cpu", pytest.fail), trained)
+
+
+class Renamed(ConvAe):
+    """The same fields in another class."""
+
+
+def test_the_key_changes_with_every_field() -> None:
+    changes = {
+        "dataset": Synthetic(num_train=97, num_test=32, size=8),
+        "model": functools.partial(ConvAe, latent=9),
+        "epochs": 3,
+        "batch_size": 32,
+        "lr": 2e-2,
+        "halve_every": 0,
+        "pixels": "signed",
+        "seed": 1,
+    }
+    assert changes.keys() == {field.name for field in dataclasses.fields(Encoder)}
+    keys = {replace(TINY, **{name: value}).key() for name, value in changes.items()}
+    other_class = replace(TINY, model=functools.partial(Renamed, latent=8))
+    keys |= {TINY.key(), other_class.key()}
+    assert len(keys) == len(changes) + 2
+
+
+def test_the_key_changes_with_the_format(monkeypatch) -> None:
+    before = TINY.key()
+    monkeypatch.setattr(encoder_module, "FORMAT", -1)
+    assert TINY.key() != before
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("FLRAY_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "flray"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "flray"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"lr": 0.0}, "lr must be > 0, got 0.0"),
+        ({"halve_every": -1}, "halve_every must be >= 0, got -1"),
+        ({"model": Mlp200}, r"model must have encode\(x\), got Mlp200; choose conv_ae, residual"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **change)
+
+
+def test_images_that_do_not_fit_the_model_are_named() -> None:
+    with pytest.raises(ExperimentError, match=r"ConvAe: height and width must be multiples of 4"):
+        replace(TINY, dataset=Synthetic(num_train=20, num_test=5, size=9)).train("cpu")
+
+
+def test_a_loss_that_is_never_finite_is_an_error() -> None:
+    with pytest.raises(ExperimentError, match=r"loss is not finite in any of 2 epochs; lower"):
+        replace(TINY, lr=1e30, model=functools.partial(ResidualConvAe, latent=8)).train("cpu")

@@ -1,0 +1,547 @@
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist, squareform
+
+import flray.report
+from flray.errors import ExperimentError
+from flray.records.clusterings import Clustering, read_clusterings, write_clustering
+from flray.records.run_directory import RunDirectory
+from flray.report.clustering_figures import (
+    MAX_EDGES,
+    distance_figure,
+    embedding_figure,
+    graph_figure,
+)
+from flray.report.colours import matched_colours, palette
+from flray.report.figures import Run, accuracy_figure, clients_figure, write_figures
+from flray.report.geometry import (
+    circle_layout,
+    classical_scaling,
+    cluster_layout,
+    cluster_order,
+    dendrogram_brackets,
+    leaf_order,
+    merge_clusters,
+    plane,
+)
+from flray.scores import ClientScores
+
+# Clients 10, 12, 14 lie near 0 on a line, clients 11 and 13 near 9.
+ON_A_LINE = np.array([0.0, 9.0, 1.0, 10.0, 0.5])
+CLIENTS = np.arange(10, 15)
+LABELS = np.array([0, 1, 0, 1, 0])
+GROUPS = np.array([7, 3, 7, 3, 7])
+D = np.abs(np.subtract.outer(ON_A_LINE, ON_A_LINE))
+
+
+def clustering(**changes):
+    tree = linkage(squareform(D), "average")
+    fields = {"clients": CLIENTS, "labels": LABELS, "D": D, "linkage": tree, "groups": GROUPS}
+    return Clustering(**(fields | changes))
+
+
+def bare():
+    return Clustering(CLIENTS, LABELS, D)
+
+
+def rounds(accuracy, clusters=None, worst=None):
+    accuracy = np.asarray(accuracy)
+    return pd.DataFrame(
+        {
+            "round": np.arange(1, len(accuracy) + 1),
+            "accuracy_mean": accuracy,
+            "accuracy_worst_decile": accuracy / 2 if worst is None else worst,
+            "clusters": np.ones(len(accuracy)) if clusters is None else clusters,
+        }
+    )
+
+
+def clients(accuracy, t=1, part="test", **columns):
+    fixed = {"round": t, "client": np.arange(len(accuracy)), "part": part, "accuracy": accuracy}
+    return pd.DataFrame(fixed | {"model": 0} | columns)
+
+
+def no_clients():
+    return clients(np.empty(0))
+
+
+def lines(axes, label):
+    return [line for line in axes.lines if line.get_label() == label]
+
+
+def dashed(axes):
+    return [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+
+
+def legend_texts(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def drawn(figure):
+    """Drawing finds what constructing does not."""
+    figure.draw_without_rendering()
+    return figure
+
+
+class TestClusterings:
+    def test_what_is_written_is_read_back_by_round(self, tmp_path):
+        full = {
+            "clients": CLIENTS,
+            "labels": LABELS,
+            "D": D,
+            "R": (D < 2).astype(np.float32),
+            "points": ON_A_LINE[:, None],
+            "point_owner": np.arange(5),
+            "linkage": linkage(squareform(D)),
+            "groups": GROUPS,
+        }
+        least = {name: full[name] for name in ("clients", "labels", "D")}
+        write_clustering(tmp_path / "clusterings", 10, full)
+        write_clustering(tmp_path / "clusterings", 2, least)
+        found = read_clusterings(tmp_path)
+        assert list(found) == [2, 10]
+        for name, array in full.items():
+            np.testing.assert_array_equal(getattr(found[10], name), array)
+            assert getattr(found[10], name).dtype == array.dtype
+        assert (found[2].R, found[2].points, found[2].linkage, found[2].groups) == (None,) * 4
+        names = sorted(path.name for path in (tmp_path / "clusterings").iterdir())
+        assert names == ["round_000002.npz", "round_000010.npz"]
+
+    def test_a_run_without_clusterings_has_none(self, tmp_path):
+        assert read_clusterings(tmp_path) == {}
+
+    def test_a_failed_write_leaves_the_old_file(self, tmp_path, monkeypatch):
+        arrays = {"clients": CLIENTS, "labels": LABELS, "D": D}
+        write_clustering(tmp_path / "clusterings", 1, arrays)
+
+        def full_disk(file, **_):
+            file.write(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setattr(np, "savez_compressed", full_disk)
+        with pytest.raises(OSError, match="disk full"):
+            write_clustering(tmp_path / "clusterings", 1, arrays | {"D": 2 * D})
+        np.testing.assert_array_equal(read_clusterings(tmp_path)[1].D, D)
+        assert len(list((tmp_path / "clusterings").iterdir())) == 1
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"labels": LABELS[:4]}, r"labels of 5 clients must be \(5,\), got \(4,\)"),
+            ({"R": D[:4]}, "R of 5 clients"),
+            ({"linkage": np.zeros((5, 4))}, r"must be \(4, 4\)"),
+            ({"points": D}, "points and point_owner come together"),
+            ({"points": D, "point_owner": np.arange(4)}, "point_owner"),
+            ({"distance": D}, "unknown array 'distance'"),
+        ],
+    )
+    def test_what_could_not_be_read_is_not_written(self, tmp_path, change, message):
+        arrays = {"clients": CLIENTS, "labels": LABELS, "D": D}
+        with pytest.raises(ValueError, match=message):
+            write_clustering(tmp_path, 1, arrays | change)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_missing_array_is_named(self, tmp_path):
+        with pytest.raises(ValueError, match="got no D"):
+            write_clustering(tmp_path, 1, {"clients": CLIENTS, "labels": LABELS})
+
+
+class TestOrders:
+    def test_without_a_tree_clients_follow_their_clusters(self):
+        assert leaf_order(bare()).tolist() == [0, 2, 4, 1, 3]
+        assert cluster_order(bare()).tolist() == [0, 2, 4, 1, 3]
+
+    def test_clusters_cut_from_a_tree_lie_together(self):
+        points = np.random.default_rng(0).normal(size=(30, 3))
+        tree = linkage(points, "complete")
+        labels = fcluster(tree, 6, "maxclust").astype(np.int64)
+        found = Clustering(np.arange(30), labels, squareform(pdist(points)), linkage=tree)
+        order = cluster_order(found)
+        assert sorted(order.tolist()) == list(range(30))
+        assert np.count_nonzero(np.diff(labels[order])) == 5
+        np.testing.assert_array_equal(order, leaf_order(found))
+
+    def test_clusters_that_are_not_of_the_tree_are_gathered(self):
+        crossed = clustering(labels=np.array([0, 0, 1, 1, 0]))  # the tree has {0, 2, 4}, {1, 3}
+        leaves, order = leaf_order(crossed), cluster_order(crossed)
+        assert np.count_nonzero(np.diff(crossed.labels[leaves])) > 1
+        assert np.count_nonzero(np.diff(crossed.labels[order])) == 1
+        assert sorted(order.tolist()) == [0, 1, 2, 3, 4]
+
+
+class TestGeometry:
+    def test_scaling_reproduces_distances_in_the_plane(self):
+        points = np.random.default_rng(1).normal(size=(12, 2))
+        exact = squareform(pdist(points))
+        scaled, share = classical_scaling(exact)
+        np.testing.assert_allclose(squareform(pdist(scaled)), exact, atol=1e-9)
+        assert share == pytest.approx(1)
+
+    def test_scaling_says_what_the_plane_leaves_out(self):
+        corners = np.eye(4)  # a tetrahedron: three equal axes of variance
+        _, share = classical_scaling(squareform(pdist(corners)))
+        assert share == pytest.approx(2 / 3)
+
+    def test_points_of_two_dimensions_are_drawn_as_they_are(self):
+        points, owner = np.arange(12.0).reshape(6, 2), np.array([0, 0, 1, 2, 3, 4])
+        flat, whose, how = plane(clustering(points=points, point_owner=owner))
+        np.testing.assert_array_equal(flat, points)
+        np.testing.assert_array_equal(whose, owner)
+        assert how == "the points that were clustered"
+
+    def test_points_of_more_dimensions_are_projected_on_the_largest_two(self):
+        flat = np.random.default_rng(2).normal(size=(5, 2))
+        turn = np.linalg.qr(np.random.default_rng(3).normal(size=(6, 6)))[0][:2]
+        found, _, how = plane(clustering(points=flat @ turn, point_owner=np.arange(5)))
+        np.testing.assert_allclose(pdist(found), pdist(flat), atol=1e-9)
+        assert how == "first two principal components of 6 (100 % of the variance)"
+
+    @pytest.mark.parametrize("points", [None, ON_A_LINE[:, None]])
+    def test_without_points_in_a_plane_distances_are_scaled(self, points):
+        owner = None if points is None else np.arange(5)
+        found, whose, how = plane(clustering(points=points, point_owner=owner))
+        np.testing.assert_allclose(squareform(pdist(found)), D, atol=1e-7)
+        assert whose.tolist() == [0, 1, 2, 3, 4]
+        assert how.startswith("classical multidimensional scaling of D (100 %")
+
+    def test_brackets_stand_over_their_leaves(self):
+        tree = np.array([[0, 2, 1.0, 2], [1, 3, 4.0, 3]])
+        brackets = dendrogram_brackets(tree, np.array([2, 0, 1]))
+        assert brackets[0].tolist() == [[1, 0], [1, 1], [0, 1], [0, 0]]
+        assert brackets[1].tolist() == [[2, 0], [2, 4], [0.5, 4], [0.5, 1]]
+        assert merge_clusters(tree, np.array([5, 6, 5])) == [5, None]
+
+    def test_a_chain_of_thousands_is_drawn(self):
+        tree = linkage(np.arange(3000.0)[:, None] ** 1.5, "single")
+        unused, labels = np.zeros((3000, 3000)), np.zeros(3000, np.int64)
+        found = Clustering(np.arange(3000), labels, unused, linkage=tree)
+        assert dendrogram_brackets(tree, leaf_order(found)).shape == (2999, 4, 2)
+
+    @pytest.mark.parametrize("sizes", [[1], [50, 50], [90, 1, 1, 1], [1] * 40, [20, 5, 1, 30]])
+    def test_clusters_do_not_touch(self, sizes):
+        labels = np.random.default_rng(4).permutation(np.repeat(np.arange(len(sizes)), sizes))
+        positions = cluster_layout(labels, np.argsort(labels, kind="stable"))
+        apart = squareform(pdist(positions)) + np.where(np.eye(len(labels)), np.inf, 0)
+        same = np.equal.outer(labels, labels)
+        assert np.isfinite(positions).all()
+        assert apart.min() > 0.7
+        if len(sizes) > 1:
+            assert apart[~same].min() > 0.9
+
+    def test_neighbours_on_the_circle_are_about_one_apart(self):
+        positions = circle_layout(40)
+        assert np.linalg.norm(positions[0] - positions[1]) == pytest.approx(1, abs=0.01)
+        assert len(np.unique(positions.round(6), axis=0)) == 40
+
+
+class TestColours:
+    @pytest.mark.parametrize("count", [0, 1, 8, 9, 20, 21, 300])
+    def test_categories_have_different_colours(self, count):
+        assert len(set(palette(count))) == len(palette(count)) == count
+
+    def test_a_perfect_partition_has_the_colours_of_its_groups(self):
+        clusters, planted = matched_colours(LABELS, GROUPS)
+        assert clusters == {0: planted[7], 1: planted[3]}
+        assert clusters[0] != clusters[1]
+
+    def test_clusters_without_a_group_of_their_own_differ_from_all(self):
+        clusters, planted = matched_colours(np.array([0, 1, 2, 3]), np.array([5, 5, 6, 6]))
+        assert len(set(clusters.values())) == 4
+        assert set(planted.values()) < set(clusters.values())
+
+
+class TestAccuracy:
+    def test_a_line_is_the_mean_in_percent(self):
+        figure = accuracy_figure({"a": Run(rounds([0.25, 0.5]), no_clients())})
+        (axes,) = figure.axes
+        (line,) = lines(axes, "a")
+        assert line.get_xydata().tolist() == [[1, 25], [2, 50]]
+        band = axes.collections[0].get_paths()[0].vertices
+        assert {12.5, 25, 50} <= set(band[:, 1].tolist())
+
+    def test_rounds_without_an_evaluation_are_skipped(self):
+        frame = rounds([np.nan, 0.5, np.nan, 0.75])
+        (axes,) = accuracy_figure({"a": Run(frame, no_clients())}).axes
+        assert lines(axes, "a")[0].get_xydata().tolist() == [[2, 50], [4, 75]]
+
+    def test_a_run_that_was_not_evaluated_yet_is_named(self):
+        runs = {
+            "a": Run(rounds([0.5]), no_clients()),
+            "b": Run(pd.DataFrame({"round": np.empty(0, np.int64)}), no_clients()),
+        }
+        assert "b (not evaluated yet)" in legend_texts(accuracy_figure(runs))
+
+    def test_clusterings_and_target_are_marked(self):
+        events = {0: Path(), 2: Path()}
+        runs = {
+            "a": Run(rounds([0.5] * 3, [1, 1, 2]), no_clients(), events, target=0.9),
+            "b": Run(rounds([0.4] * 3), no_clients(), {2: Path()}, target=0.9),
+        }
+        figure = accuracy_figure(runs)
+        top, counts = figure.axes
+        assert dashed(top) == dashed(counts) == [0, 2]
+        assert lines(top, "target 90 %")[0].get_ydata()[0] == 90
+        assert legend_texts(figure) == ["a", "b", "target 90 %", "clustering"]
+        assert counts.lines[0].get_ydata().tolist() == [1, 1, 2]
+
+    def test_nothing_is_marked_where_nothing_was_clustered(self):
+        figure = accuracy_figure({"a": Run(rounds([0.5]), no_clients())})
+        assert len(figure.axes) == 1
+        assert dashed(figure.axes[0]) == []
+        assert legend_texts(figure) == ["a"]
+
+    def test_many_clusterings_do_not_cover_the_curve(self):
+        events = {t: Path() for t in range(1, 31)}
+        run = Run(rounds([0.5] * 30, [2] * 30), no_clients(), events)
+        figure = accuracy_figure({"a": run})
+        assert dashed(figure.axes[0]) == []
+        assert legend_texts(figure) == ["a", "clustering (at the foot)"]
+
+    def test_many_clusters_are_counted_on_a_logarithmic_axis(self):
+        runs = {
+            "local": Run(rounds([0.5], [100]), no_clients()),
+            "b": Run(rounds([0.5], [2]), no_clients()),
+        }
+        assert drawn(accuracy_figure(runs)).axes[1].get_yscale() == "log"
+
+    def test_bands_of_many_runs_are_left_out(self):
+        runs = {str(k): Run(rounds([0.5, 0.6]), no_clients()) for k in range(12)}
+        (axes,) = accuracy_figure(runs).axes
+        assert len(axes.collections) == 0
+        assert len({line.get_color() for line in axes.lines}) == 12
+
+
+class TestClients:
+    def test_accuracies_are_sorted_and_their_variance_told(self):
+        run = Run(rounds([0.5]), clients([0.75, 0.25]))
+        figure = clients_figure({"a": run})
+        (axes,) = figure.axes
+        assert axes.lines[0].get_xydata().tolist() == [[25, 25], [75, 75]]
+        # Percent: mean 50, deviations of 25, variance 625.
+        assert legend_texts(figure) == ["a: mean 50.0 %, variance 625.0 %², round 1"]
+
+    def test_only_the_last_test_evaluation_counts(self):
+        frames = [clients([0.1, 0.1], 1), clients([0.5, 0.5], 3)]
+        frames.append(clients([0.9, 0.9], 3, part="validation"))
+        frames.append(clients([0.9, 0.9], 4, part="validation"))
+        figure = clients_figure({"a": Run(rounds([0.5]), pd.concat(frames))})
+        assert figure.axes[0].lines[0].get_ydata().tolist() == [50, 50]
+
+    def test_clusters_are_strips_in_the_colours_of_groups(self):
+        frame = clients([0.5, 0.6, 0.7, 0.8], model=[0, 0, 1, 1], group=[4, 4, 4, 5])
+        figure = clients_figure({"a": Run(rounds([0.5]), frame)})
+        _, strips = figure.axes
+        first, _, second, _ = strips.collections
+        assert first.get_offsets()[:, 1].tolist() == [50, 60]
+        assert np.abs(second.get_offsets()[:, 0] - 1).max() < 0.5
+        assert (first.get_facecolor()[0] == second.get_facecolor()[0]).all()
+        assert (second.get_facecolor()[0] != second.get_facecolor()[1]).any()
+        assert strips.get_xlabel() == "cluster"
+        assert legend_texts(figure)[1:] == ["4", "5"]
+
+    def test_one_model_is_told_apart_by_group(self):
+        frame = clients([0.5, 0.6], group=[0, 1])
+        figure = clients_figure({"a": Run(rounds([0.5]), frame)})
+        assert figure.axes[1].get_xlabel() == "planted group"
+
+    def test_as_many_models_as_clients_are_no_strips(self):
+        frame = clients(np.linspace(0, 1, 50), model=np.arange(50))
+        assert len(clients_figure({"a": Run(rounds([0.5]), frame)}).axes) == 1
+
+    def test_a_run_with_groups_beside_one_without(self):
+        mixed = {
+            "a": Run(rounds([0.5]), clients([0.5, 0.6], model=[0, 1], group=[0, 1])),
+            "b": Run(rounds([0.5]), clients([0.5, 0.6], model=[0, 1])),
+            "not yet": Run(rounds([0.5]), no_clients()),
+        }
+        figure = drawn(clients_figure(mixed))
+        own = {tuple(dots.get_facecolor()[0]) for dots in figure.axes[2].collections[::2]}
+        assert len(figure.axes) == 3
+        assert len(own) == 1  # grey: colours mean groups in this figure
+
+
+class TestDistance:
+    def test_the_matrix_is_shown_raw_and_in_the_order_of_the_tree(self):
+        found = clustering()
+        raw, reordered, flat = distance_figure(found).axes[:3]
+        leaves = leaf_order(found)
+        np.testing.assert_array_equal(raw.images[0].get_array(), D)
+        np.testing.assert_array_equal(reordered.images[0].get_array(), D[leaves][:, leaves])
+        assert [t.get_text() for t in raw.get_xticklabels()] == ["10", "11", "12", "13", "14"]
+        shown = [int(t.get_text()) for t in reordered.get_xticklabels()]
+        assert shown == CLIENTS[leaves].tolist()
+        blocks = np.asarray(flat.images[0].get_array())
+        # Clusters of 3 and 2 clients, whichever comes first.
+        expected = [np.kron(np.eye(2), np.ones((3, 3)))[k : k + 5, k : k + 5] for k in (0, 1)]
+        assert any(np.array_equal(blocks, block) for block in expected)
+
+    def test_the_tree_is_cut_where_the_config_says(self):
+        figure = distance_figure(clustering(), threshold=3.0)
+        (tree,) = [a for a in figure.axes[1].child_axes if a.collections]
+        (brackets,) = [c for c in tree.collections if isinstance(c, LineCollection)]
+        assert len(brackets.get_segments()) == 4
+        assert tree.lines[0].get_ydata()[0] == 3.0
+        assert tree.get_title(loc="right") == "cut at 3 (dashed)"
+        colours = {tuple(colour) for colour in brackets.get_colors()}
+        assert len(colours) == 3  # two clusters, and grey above them
+
+    def test_relations_take_the_place_of_blocks(self):
+        R = np.where(D < 0.6, 0.5, 0.0)
+        found = clustering(R=R)
+        flat = distance_figure(found).axes[2]
+        order = cluster_order(found)
+        np.testing.assert_array_equal(flat.images[0].get_array(), R[order][:, order])
+        assert len(flat.patches) == 2  # clusters outlined
+
+    def test_strips_tell_groups_where_they_are_known(self):
+        with_groups, without = distance_figure(clustering()), distance_figure(bare())
+        raw = with_groups.axes[0]
+        (strip,) = raw.child_axes
+        assert strip.images[0].get_array()[:, 0].tolist() == [1, 0, 1, 0, 1]  # 3 before 7
+        assert without.axes[0].child_axes == []
+        assert without.axes[1].get_xlabel() == "(b) reordered by cluster"
+
+
+class TestEmbedding:
+    def test_clusters_and_groups_stand_side_by_side(self):
+        points = np.random.default_rng(5).normal(size=(10, 2))
+        found = clustering(points=points, point_owner=np.repeat(np.arange(5), 2))
+        figure = embedding_figure(found, "flt")
+        left, right = figure.axes
+        np.testing.assert_array_equal(left.collections[0].get_offsets(), points)
+        colours = left.collections[0].get_facecolor()
+        assert (colours[0] == colours[1]).all()
+        assert (colours[0] != colours[2]).any()
+        np.testing.assert_array_equal(colours, right.collections[0].get_facecolor())
+        assert figure.get_suptitle().endswith("the points that were clustered")
+        assert right.get_title() == "by planted group (2, ARI 1.00)"
+
+    def test_without_groups_there_is_one_panel(self):
+        figure = embedding_figure(bare())
+        assert len(figure.axes) == 1
+        assert "classical multidimensional scaling" in figure.get_suptitle()
+
+
+class TestGraph:
+    def test_edges_join_related_clients(self):
+        R = np.eye(5)
+        R[0, 3] = 0.2  # in one direction only
+        figure = graph_figure(clustering(R=R))
+        circle = figure.axes[2]
+        (edges,) = [c for c in circle.collections if isinstance(c, LineCollection)]
+        positions = circle_layout(5)
+        np.testing.assert_allclose(edges.get_segments(), [positions[[0, 3]]])
+        assert circle.get_title() == "(c) graph by client, 1 edges"
+        assert {text.get_text() for text in circle.texts} == {"10", "11", "12", "13", "14"}
+
+    def test_without_relations_clusters_are_complete(self):
+        figure = graph_figure(bare())
+        (edges,) = [c for c in figure.axes[3].collections if isinstance(c, LineCollection)]
+        assert len(edges.get_segments()) == 3 + 1  # of 3 and of 2 clients
+        np.testing.assert_array_equal(figure.axes[1].images[0].get_array()[:3, :3], np.ones((3, 3)))
+
+    def test_many_edges_are_thinned_and_counted(self):
+        m = 400
+        found = Clustering(np.arange(m), np.zeros(m, np.int64), np.zeros((m, m)))
+        figure = graph_figure(found)
+        (edges,) = [c for c in figure.axes[2].collections if isinstance(c, LineCollection)]
+        assert len(edges.get_segments()) == MAX_EDGES
+        assert "20,000 of 79,800 edges" in figure.axes[2].get_title()
+
+
+@pytest.mark.parametrize("draw", [distance_figure, embedding_figure, graph_figure])
+@pytest.mark.parametrize(
+    "found",
+    [
+        Clustering(np.array([4]), np.array([0]), np.zeros((1, 1)), linkage=np.empty((0, 4))),
+        Clustering(np.arange(2), np.arange(2), np.zeros((2, 2)), groups=np.zeros(2, np.int64)),
+        bare(),
+        clustering(points=np.ones((5, 3)), point_owner=np.arange(5), R=np.zeros((5, 5))),
+        clustering(labels=np.array([4, -1, 4, 2, 0])),
+    ],
+    ids=["one client", "all equal", "the least", "one place", "any labels"],
+)
+def test_anything_a_clustering_may_lack_is_drawn(draw, found):
+    assert drawn(draw(found, "run")).axes
+
+
+CONFIG = {
+    "algorithm": {"name": "flhc", "clustering": {"partition": {"threshold": 3.0}}},
+    "evaluate": {"target": 0.9},
+}
+
+
+def write_run(path, events=(), config=CONFIG, num_rounds=2):
+    directory = RunDirectory(path)
+    directory.start(config, {}, "digest")
+    for t in range(1, num_rounds + 1):
+        directory.append_round({"round": t, "accuracy_mean": t / 4, "clusters": 2})
+        total = np.full(5, 4)
+        scores = ClientScores(np.arange(5), np.arange(5), total, np.zeros(5))
+        directory.append_clients(t, "test", scores, LABELS, GROUPS)
+    found = clustering()
+    for t in events:
+        names = ("clients", "labels", "D", "linkage", "groups")
+        arrays = {name: getattr(found, name) for name in names}
+        write_clustering(path / "clusterings", t, arrays)
+    return path
+
+
+def is_image(path):
+    return path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 5000
+
+
+class TestFiles:
+    def test_a_run_without_clusterings_has_the_two_accuracy_figures(self, tmp_path):
+        written = write_figures({"a": write_run(tmp_path / "a")}, tmp_path / "out")
+        assert [path.name for path in written] == ["accuracy.png", "clients.png"]
+        assert all(is_image(path) for path in written)
+        assert sorted((tmp_path / "out").iterdir()) == sorted(written)
+
+    def test_a_clustering_has_three_figures(self, tmp_path):
+        runs = {
+            "FL+HC / seed 1": write_run(tmp_path / "a", [1]),
+            "plain": write_run(tmp_path / "b", config={"algorithm": "fedavg"}),
+        }
+        written = write_figures(runs, tmp_path / "out")
+        assert [path.name for path in written[2:]] == [
+            f"FL+HC_seed_1_round_1_{kind}.png" for kind in ("distance", "embedding", "graph")
+        ]
+        assert all(is_image(path) for path in written)
+
+    @pytest.mark.parametrize(("events", "shown"), [([0, 1, 2], [0, 1, 2]), ([0, 1, 2, 3], [3])])
+    def test_of_many_clusterings_the_last_is_drawn(self, tmp_path, monkeypatch, events, shown):
+        for kind in ("accuracy", "clients", "distance", "embedding", "graph"):
+            monkeypatch.setattr(f"flray.report.figures.{kind}_figure", lambda *_: Figure((1, 1)))
+        path = write_run(tmp_path / "a", events)
+        names = [p.name for p in write_figures({"a": path}, tmp_path / "out")]
+        assert [n for n in names if "graph" in n] == [f"a_round_{t}_graph.png" for t in shown]
+
+    def test_a_run_that_has_only_begun_has_no_figures(self, tmp_path):
+        path = write_run(tmp_path / "a", num_rounds=0)
+        assert write_figures({"a": path}, tmp_path / "out") == []
+
+    def test_runs_that_would_overwrite_each_other_are_refused(self, tmp_path):
+        path = write_run(tmp_path / "a", [1])
+        with pytest.raises(ValueError, match="'a/b' and 'a b' would have one name"):
+            write_figures({"a/b": path, "a b": path}, tmp_path / "out")
+
+    def test_a_folder_without_a_run_is_refused(self, tmp_path):
+        with pytest.raises(ExperimentError, match="holds no run"):
+            write_figures({"a": tmp_path}, tmp_path / "out")
+
+    def test_global_state_is_left_alone(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+        before = dict(matplotlib.rcParams)
+        write_figures({"a": write_run(tmp_path / "a", [1])}, tmp_path / "out")
+        assert dict(matplotlib.rcParams) == before
+        sources = [path.read_text() for path in Path(flray.report.__file__).parent.glob("*.py")]
+        assert any("matplotlib.figure" in source for source in sources)
+        assert not any("pyplot" in source for source in sources)  # it would ask for a display
