@@ -22,7 +22,8 @@ from flray.errors import ExperimentError
 from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
 from flray.report.console import clustering_table, comparison_table, round_line
-from flray.report.figures import write_figures
+from flray.report.figures import figures_of, write_figures
+from flray.sweep.tracking import tracked
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
 
@@ -85,9 +86,9 @@ def run_all(
             return
         summaries.setdefault(planned.name, []).append(summary)
     console.print(comparison_table(summaries))
-    _show_clusterings(runs, console)
     for planned in runs:
         console.print(f"{planned.name}: {planned.out}", soft_wrap=True)
+    _show_clusterings(runs, console)
 
 
 def _show_clusterings(runs: Sequence[PlannedRun], console: Console) -> None:
@@ -129,7 +130,9 @@ def _run_one(
     with bar if console.is_terminal else nullcontext():
         if planned.experiment.settings.execution.executor == "ray":
             return _run_kept(planned, resume, show, console.print, should_stop)
-        return run_experiment(planned.experiment, planned.out, resume, show, should_stop).summary
+        with tracked(planned.experiment, planned.out, show, figures_of) as on_round:
+            out = planned.out
+            return run_experiment(planned.experiment, out, resume, on_round, should_stop).summary
 
 
 def _run_kept(

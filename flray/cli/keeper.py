@@ -17,7 +17,9 @@ from flray.config.build import run_experiment
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.run_directory import RunDirectory
+from flray.report.figures import figures_of
 from flray.server.loop import ignore
+from flray.sweep.tracking import tracked
 
 POLL_S = 0.3
 LOG = "server.log"
@@ -39,7 +41,8 @@ def keep(out: Path) -> None:
     wish = out / STOP
     wish.unlink(missing_ok=True)
     try:
-        run_experiment(experiment, out, request["resume"], ignore, wish.exists)
+        with tracked(experiment, out, ignore, figures_of) as on_round:
+            run_experiment(experiment, out, request["resume"], on_round, wish.exists)
     finally:
         wish.unlink(missing_ok=True)
 

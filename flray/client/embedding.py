@@ -20,7 +20,7 @@ from pytorch_lightning import LightningModule
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from flray.client.host import Host

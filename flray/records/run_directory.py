@@ -146,7 +146,8 @@ class RunDirectory:
         table = _read(other._rounds).filter(pc.field("round") <= num_rounds)
         if not len(table):
             return
-        replace_file(self._rounds, lambda path: pq.write_table(table, path))
+        seen = [name for name in table.column_names if table[name].null_count < len(table)]
+        replace_file(self._rounds, partial(pq.write_table, table.select(seen)))
         scores = other._client_table().filter(pc.field("round") <= num_rounds)
         self._parts.mkdir(parents=True, exist_ok=True)
         for t, part in itertools.product(pc.unique(scores["round"]).to_pylist(), PARTS):

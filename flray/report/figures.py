@@ -80,6 +80,11 @@ def write_figures(runs: Mapping[str, Path], folder: Path) -> list[Path]:
     return paths
 
 
+def figures_of(run: Path) -> list[Path]:
+    """The figures of one run, in its own directory."""
+    return write_figures({"run": run}, run / "figures")
+
+
 def _figures(runs: Mapping[str, Run]) -> Iterator[tuple[str, Figure]]:
     """What can be drawn, by file name; one at a time, for figures are large."""
     if any(len(run.evaluated()) for run in runs.values()):
