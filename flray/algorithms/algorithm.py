@@ -42,8 +42,13 @@ class Branching(Algorithm[State], Protocol[State]):
         ...
 
     @property
-    def clusters_once(self) -> bool:
-        """Is the pipeline never asked again, where nobody joins later?"""
+    def observed_by(self) -> tuple[str, ...]:
+        """The fields that `observe` reads, beside the pipeline's signature."""
+        ...
+
+    @property
+    def state_decides(self) -> bool:
+        """After the branch, do rounds depend on the state and on no field, if nobody joins?"""
         ...
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:

@@ -79,9 +79,8 @@ class Flhc:
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
 
-    @property
-    def clusters_once(self) -> bool:
-        return True
+    observed_by = ()
+    state_decides = True
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
         # l. 7-9: Δw^k of every client, which is not a round

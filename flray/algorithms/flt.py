@@ -100,8 +100,10 @@ class Flt:
     def rounds_before(self) -> int:
         return 0
 
+    observed_by = ("stages",)
+
     @property
-    def clusters_once(self) -> bool:
+    def state_decides(self) -> bool:
         return self.stages == 1 and self.dynamic.is_static
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:

@@ -1,5 +1,6 @@
 """The command line: what people type."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,8 @@ def cli() -> None:
     flray run                                  the embedded demo, no download
     flray run a.yaml b.yaml seeds=3            compare two experiments over three seeds
     flray run a.yaml train.lr=0.1 rounds=20    any key can be set as it stands in the file
+    flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
+    flray table flhc.4 · flray report runs/x   the paper's table, a page
     flray list algorithms                      what there is to choose from
     """
 
@@ -64,13 +67,71 @@ def run(
 
 
 @cli.command()
-@click.argument("arguments", nargs=-1, required=True, metavar="EXPERIMENT.yaml... [key=value]...")
-def check(arguments: tuple[str, ...]) -> None:
-    """Would these experiments run? Deals the data and builds the model, but trains nothing."""
-    from flray.cli.campaign import describe, plan_runs
+@click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the sweep.  [default: a new one below runs/]",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on where the sweep in --out, or the newest, stopped."
+)
+@click.option(
+    "--max-minutes",
+    type=click.FloatRange(min=0),
+    help="Stop after the rounds in which so many minutes have passed; --resume goes on.",
+)
+def sweep(
+    arguments: tuple[str, ...], out: Path | None, resume: bool, max_minutes: float | None
+) -> None:
+    """Run every experiment of a space with Ray Tune, and train nothing twice.
 
-    for planned in plan_runs(arguments, None, resume=False):
+    \b
+    flray sweep tune_spaces/flhc_digits.yaml                  on embedded data
+    flray sweep tune_spaces/flhc_table4.yaml seed=1 --out runs/table4
+    flray table flhc.4 --runs runs/table4                     the paper's table
+    flray report runs/table4                                  a page to look at
+    """
+    from flray.cli.sweeping import sweep
+
+    sweep(arguments, out, resume, max_minutes, _console())
+
+
+@cli.command()
+@click.argument(
+    "arguments", nargs=-1, required=True, metavar="EXPERIMENT.yaml|SPACE.yaml... [key=value]..."
+)
+def check(arguments: tuple[str, ...]) -> None:
+    """Would these run? Deals the data and builds the model, but trains nothing."""
+    from flray.cli.campaign import describe, plan_runs
+    from flray.cli.sweeping import describe_space, is_space, read_space
+
+    files = [Path(argument) for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    for path in filter(is_space, files):
+        _console().print(f"[green]ok[/] {path.stem}: {describe_space(read_space(path, overrides))}")
+    experiments = [str(path) for path in files if not is_space(path)]
+    for planned in plan_runs([*experiments, *overrides], None, False) if experiments else ():
         _console().print(f"[green]ok[/] {planned.name}: {describe(planned.experiment)}")
+
+
+@cli.command()
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page.  [default: report.html in the first folder]",
+)
+def report(folders: tuple[Path, ...], out: Path | None) -> None:
+    """One self-contained HTML page of a run, several runs, or a sweep."""
+    from flray.cli.reporting import write_report
+
+    write_report(folders, out, _console())
 
 
 @cli.command()
@@ -151,6 +212,8 @@ def _console() -> Console:
 def main() -> None:
     """Run the command line; what is wrong with an experiment is one message, not a traceback."""
     errors = Console(stderr=True, highlight=False, markup=False)
+    logging.basicConfig(format="%(message)s")  # to stderr
+    logging.getLogger("flray").setLevel(logging.INFO)  # an encoder being pre-trained
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:

@@ -69,3 +69,12 @@ def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour],
         },
         dict(zip(planted.tolist(), colours, strict=False)),
     )
+
+
+def for_figure(text: str) -> str:
+    r"""Text that matplotlib shows as it is: a dollar would begin a formula.
+
+    >>> for_figure("$5")
+    '\\$5'
+    """
+    return text.replace("$", r"\$")

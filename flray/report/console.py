@@ -80,7 +80,11 @@ def clustering_table(runs: Mapping[str, Sequence[Run]]) -> Table | None:
         table.add_column(column, justify="left" if column == "experiment" else "right")
     baseline = {summary["seed"]: rounds for summary, rounds in runs[first]}
     for name in clustered:
-        paired = [(s, r, baseline[s["seed"]]) for s, r in runs[name] if s["seed"] in baseline]
+        paired = [
+            (s, r, baseline[s["seed"]])
+            for s, r in runs[name]
+            if s["seed"] in baseline and "round_after_clustering" in s
+        ]
         if paired:
             table.add_row(name, *_clustering_cells(paired))
     return table
@@ -120,7 +124,7 @@ def _cells(summaries: Sequence[Summary]) -> list[str]:
         accuracy = f"{accuracy} ± {100 * summaries[0]['accuracy_se_clients']:.2f}"
     return [
         accuracy,
-        _spread([100 * s["validation_accuracy_mean"] for s in summaries]),
+        _spread([100 * s.get("validation_accuracy_mean", np.nan) for s in summaries]),
         _spread([100 * s["accuracy_worst"] for s in summaries]),
         _spread([1e4 * s["accuracy_variance"] for s in summaries]),
         f"{np.mean([s['clusters'] for s in summaries]):g}",

@@ -17,7 +17,7 @@ from flray.errors import ExperimentError
 from flray.records.clusterings import clustering_files, read_clustering
 from flray.records.run_directory import Config, RunDirectory
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.report.colours import GOLDEN_RATIO, GREY, Colour, palette
+from flray.report.colours import GOLDEN_RATIO, GREY, Colour, for_figure, palette
 
 DPI = 150
 MAX_BANDS = 4  # more runs than this would hide each other
@@ -74,7 +74,7 @@ def write_figures(runs: Mapping[str, Path], folder: Path) -> list[Path]:
     _check_names([name for name, run in read.items() if run.clusterings])
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for stem, figure in _figures(read):
+    for stem, figure in _figures({for_figure(name): run for name, run in read.items()}):
         paths.append(folder / f"{stem}.png")
         figure.savefig(paths[-1], dpi=DPI)
     return paths

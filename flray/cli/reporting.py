@@ -1,0 +1,17 @@
+"""`flray report`: one page of a run, several runs or a sweep."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from flray.report.page import write_page
+
+FILE = "report.html"
+
+
+def write_report(folders: tuple[Path, ...], out: Path | None, console: Console) -> None:
+    """Write the page of the folders, into the first of them unless told where, and say so."""
+    path = out or folders[0] / FILE
+    write_page(folders, path)
+    size = path.stat().st_size / 1e6
+    console.print(f"report: {path} ({size:.1f} MB)", soft_wrap=True, markup=False)

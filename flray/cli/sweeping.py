@@ -1,0 +1,152 @@
+"""`flray sweep`: progress while a sweep runs, then what was best, what failed and what it cost."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from flray.config.binding import YAML_FILES
+from flray.errors import ClientFailure, ExperimentError
+from flray.sweep.driver import Progress, SweepResult, describe_space, run_sweep
+from flray.sweep.space import read_space
+
+__all__ = ["describe_space", "is_space", "read_space", "sweep"]
+
+RUNS = Path("runs")
+FAILURES_SHOWN = 5
+
+
+def sweep(
+    arguments: Sequence[str],
+    out: Path | None,
+    resume: bool,
+    max_minutes: float | None,
+    console: Console,
+) -> None:
+    """Run the space among the arguments; the others are `key=value`."""
+    files = [argument for argument in arguments if "=" not in argument]
+    if len(files) != 1:
+        raise ExperimentError(f"flray sweep takes one space file, got {files or 'none'}")
+    path = Path(files[0])
+    space = read_space(path, [argument for argument in arguments if "=" in argument])
+    folder = out or _default_folder(path.stem, resume)
+    console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
+    try:
+        with _shown(console, space.options.metric) as show:
+            result = run_sweep(space, folder, resume, max_minutes, show)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command with --out and --resume goes on")
+        raise click.Abort from None
+    _conclude(result, console)
+
+
+def is_space(path: Path) -> bool:
+    """Does this file hold a space, which names an experiment, rather than one itself?"""
+    if path.suffix not in YAML_FILES or not path.is_file():
+        return False
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return any(line.startswith("experiment:") for line in lines)
+
+
+def progress_line(progress: Progress, metric: str, seconds: float) -> str:
+    """How far a sweep is, on one line.
+
+    >>> progress_line(Progress(rows=9, trunks=1, trunks_done=1, trials=4, done=2, failed=1,
+    ...                        running=1, shared=5, best=0.875), "accuracy_mean", 60.0)
+    '2/4 runs done · 1 running · 1 failed · 5 rows shared · best accuracy_mean 0.8750 · 0:30 left'
+    """
+    if not progress.trials:
+        return f"{progress.trunks_done}/{progress.trunks} trunks grown for {progress.rows} rows"
+    parts = [f"{progress.done}/{progress.trials} runs done", f"{progress.running} running"]
+    if progress.failed:
+        parts.append(f"{progress.failed} failed")
+    parts.append(f"{progress.shared} rows shared")
+    if progress.best is not None:
+        parts.append(f"best {metric} {progress.best:.4f}")
+    open_runs = progress.trials - progress.done - progress.failed
+    if progress.done and open_runs:
+        left = int(seconds * open_runs / progress.done)
+        parts.append(f"{left // 60}:{left % 60:02d} left")
+    return " · ".join(parts)
+
+
+@contextmanager
+def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]]:
+    """What to call with progress: a line that changes, or one more where there is no terminal."""
+    begin: list[float] = []  # when the trials began
+    last: list[Progress] = []
+
+    def line(progress: Progress) -> str:
+        if progress.trials and not begin:
+            begin.append(perf_counter())
+        return progress_line(progress, metric, perf_counter() - begin[0] if begin else 0.0)
+
+    def add_line(progress: Progress) -> None:
+        if not last or _is_news(last[-1], progress):
+            last[:] = [progress]
+            console.print(line(progress), soft_wrap=True)
+
+    if not console.is_terminal:
+        yield add_line
+        return
+    with Live(console=console, transient=True) as live:
+        yield lambda progress: live.update(line(progress))
+
+
+def _is_news(before: Progress, now: Progress) -> bool:
+    counts: list[Any] = [
+        (each.trunks_done, each.trials, each.done, each.failed) for each in (before, now)
+    ]
+    return bool(counts[0] != counts[1])
+
+
+def _conclude(result: SweepResult, console: Console) -> None:
+    report = result.report
+    num_rows, unfinished = report["rows"], report["unfinished"]
+    counted = ("done", "shared", "failed", "stopped", "unfinished")
+    parts = [f"{report[name]} {name}" for name in counted if report[name]]
+    console.print(f"{num_rows} rows: {', '.join(parts)}", soft_wrap=True)
+    trained, naive = report["client_steps_trained"], report["client_steps_naive"]
+    if not unfinished and report["ratio"]:
+        console.print(
+            f"{trained:,} client steps trained where {naive:,} would have been "
+            f"({report['ratio']:.1f} times fewer)",
+            soft_wrap=True,
+        )
+    best = report["best"]
+    if best is not None:
+        sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
+        value = f"{report['metric']} {best[report['metric']]:.4f}"
+        console.print(f"best {value} (rows {best['rows']}): {sets}", soft_wrap=True, markup=False)
+    elif report["done"]:
+        console.print(f"no row has the metric {report['metric']}", soft_wrap=True)
+    _show_failures(result, console)
+    if unfinished:
+        console.print("stopped; the same command with --out and --resume goes on")
+    console.print(str(result.path), soft_wrap=True)
+    if report["failed"] == num_rows:
+        raise ClientFailure(f"all {num_rows} rows failed: {result.table['error'].iloc[0]}")
+
+
+def _show_failures(result: SweepResult, console: Console) -> None:
+    failed = result.table[result.table["status"] == "failed"]
+    messages = Counter(failed["error"].tolist())
+    for message, count in messages.most_common(FAILURES_SHOWN):
+        rows = failed.loc[failed["error"] == message, "row"].tolist()
+        text = f"{count} failed (row {rows[0]}): {message}"
+        console.print(text, style="red", markup=False, soft_wrap=True)
+
+
+def _default_folder(name: str, resume: bool) -> Path:
+    """A new folder below runs/, or the newest one of this name to go on with."""
+    before = sorted((RUNS / name).glob("*"))
+    if resume and before:
+        return before[-1]
+    return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")

@@ -1,0 +1,202 @@
+"""A sweep's folder as figures and the page read it: rows, what was varied, what came out best."""
+
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from flray.errors import ExperimentError
+from flray.report.runs import Plain
+
+SEED, STATUS, ERROR, FAILED = "seed", "status", "error", "failed"
+RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
+TEST, VALIDATION = "accuracy_mean", "validation_accuracy_mean"
+# What a row may have measured, in the order of its columns on the page.
+MEASURED = (
+    VALIDATION,
+    TEST,
+    "accuracy_mean_after_clustering",
+    "clients_reaching_target",
+    "accuracy_worst",
+    "clusters",
+    "ari",
+    "client_steps",
+    "seconds",
+)
+# Thresholds between the merges of a seed's own tree are alike where their places are.
+THRESHOLD, MERGE_PLACE = "algorithm.clustering.partition.threshold", "merge_place"
+NUM_SEEDS, SPREAD = "seeds", "_sd"  # columns of `configurations`
+
+
+@dataclass(frozen=True)
+class Sweep:
+    path: Path
+    rows: pd.DataFrame  # settings are numbers or text
+    counts: Plain  # sweep.json
+    space: Plain  # space.yaml
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def metric(self) -> str:
+        """What the best row has the best of; test accuracy chooses nothing unless told to."""
+        metric = self.space.get("metric", VALIDATION)
+        if metric in self.rows:
+            return str(metric)
+        return VALIDATION if VALIDATION in self.rows else TEST
+
+    @property
+    def is_maximised(self) -> bool:
+        return bool(self.space.get("mode", "max") != "min")
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The settings that differ between rows, seeds aside."""
+        given = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
+        named = [c for c in self.rows if c in given or c == "experiment" or "." in str(c)]
+        varied = [c for c in named if c != SEED and self.rows[c].nunique(dropna=False) > 1]
+        return [str(column) for column in varied]
+
+    @cached_property
+    def telling(self) -> list[str]:
+        """The keys whose values tell configurations apart; seeds share all of them."""
+        if MERGE_PLACE not in self.rows:
+            return self.keys
+        return [MERGE_PLACE if key == THRESHOLD else key for key in self.keys]
+
+    @cached_property
+    def measured(self) -> list[str]:
+        """The numbers that at least one row has."""
+        wanted = dict.fromkeys((*MEASURED, self.metric))
+        return [c for c in wanted if c in self.rows and self.rows[c].notna().any()]
+
+    @cached_property
+    def finished(self) -> pd.DataFrame:
+        """The rows that came to an end with a number."""
+        rows = self.rows
+        if STATUS in rows:
+            rows = rows[rows[STATUS] != FAILED]
+        return rows.dropna(subset=[self.metric]) if self.metric in rows else rows[:0]
+
+    @cached_property
+    def failed(self) -> pd.DataFrame:
+        rows: pd.DataFrame = (
+            self.rows[self.rows[STATUS] == FAILED] if STATUS in self.rows else self.rows[:0]
+        )
+        return rows
+
+    @cached_property
+    def configurations(self) -> pd.DataFrame:
+        """A row for each setting of the keys: means over `seeds` seeds, spreads in `_sd`."""
+        own = [key for key in self.keys if key not in self.telling]
+        return averaged(self.finished, self.telling, [*self.measured, *own])
+
+    @cached_property
+    def has_seeds(self) -> bool:
+        """Were settings repeated with several seeds?"""
+        return bool(len(self.configurations) and self.configurations[NUM_SEEDS].max() > 1)
+
+    @cached_property
+    def best(self) -> pd.DataFrame:
+        """The configuration with the best metric, a row; none where nothing finished."""
+        return best_rows(self.configurations, [], self.metric, self.is_maximised)
+
+    def rows_of(self, configuration: pd.DataFrame) -> pd.DataFrame:
+        """The rows, a seed each, that a configuration is the mean of."""
+        if not self.telling:
+            return self.finished
+        return self.finished.merge(configuration[self.telling], on=self.telling)
+
+    def is_number(self, key: str) -> bool:
+        return pd.api.types.is_numeric_dtype(self.rows[key])
+
+    def values(self, key: str) -> list[Any]:  # Any: numbers or text
+        """What a setting was, ascending, or as it came where it is text."""
+        found = self.rows[key].dropna().unique().tolist()
+        return sorted(found) if self.is_number(key) else found
+
+    @property
+    def _baselines(self) -> list[Plain]:
+        given = self.space.get("baseline") or []
+        return [given] if isinstance(given, dict) else list(given)
+
+
+def holds_sweep(path: Path) -> bool:
+    files = ("sweep.json", "space.yaml")
+    return (path / "rows.parquet").is_file() and any((path / file).is_file() for file in files)
+
+
+def read_sweep(path: Path) -> Sweep:
+    rows = pd.read_parquet(path / "rows.parquet")
+    counts = _read_mapping(path / "sweep.json")
+    space = _read_mapping(path / "space.yaml")
+    return Sweep(path, rows.apply(_settings_column), counts, space)
+
+
+def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
+    """A row for each combination of the keys: means, spreads (ddof 1) and numbers of seeds."""
+    by = [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
+    grouped = rows.groupby(by, dropna=False, sort=False)
+    values = grouped[list(measured)]
+    parts = [values.mean(), values.std().add_suffix(SPREAD), grouped.size().rename(NUM_SEEDS)]
+    return pd.concat(parts, axis=1).reset_index(drop=not keys)
+
+
+def best_rows(
+    rows: pd.DataFrame, keys: Sequence[str], metric: str, is_maximised: bool
+) -> pd.DataFrame:
+    """The best row for each combination of the keys, the first of equal ones."""
+    if rows.empty:
+        return rows
+    ordered = rows.sort_values(metric, ascending=not is_maximised, kind="stable")
+    return ordered.drop_duplicates(list(keys)) if keys else ordered.head(1)
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The end of each dotted key, as long as it takes to tell them apart.
+
+    >>> short_names(["algorithm.clustering.distance.name", "train.lr", "pretrain.lr"])
+    {'algorithm.clustering.distance.name': 'distance', 'train.lr': 'train.lr', 'pretrain.lr': \
+'pretrain.lr'}
+    """
+    parts = {key: key.removesuffix(".name").split(".") for key in keys}
+    ends = [each[-1] for each in parts.values()]
+    return {
+        key: each[-1] if ends.count(each[-1]) == 1 else ".".join(each[-2:])
+        for key, each in parts.items()
+    }
+
+
+def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Numbers stay; anything else is text, or a number where all of it reads as one."""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        return column
+    text = column.map(_text, na_action="ignore").astype(object)
+    numbers = pd.to_numeric(text, errors="coerce")
+    whole = numbers.notna().sum() == text.notna().sum() > 0
+    return numbers if whole else text.where(text.notna(), None)
+
+
+def _text(value: Hashable) -> str:
+    if isinstance(value, str) and value.startswith('"') and value.endswith('"'):
+        return str(json.loads(value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _read_mapping(path: Path) -> Plain:
+    if not path.is_file():
+        return {}
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except yaml.YAMLError as error:
+        raise ExperimentError(
+            f"{path} cannot be read ({error}): remove it and resume the sweep"
+        ) from error
+    return held if isinstance(held, dict) else {}

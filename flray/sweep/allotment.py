@@ -1,0 +1,61 @@
+"""What a trial may use: bundles of CPUs and GPUs, refused with the arithmetic if none ever fits."""
+
+from collections.abc import Callable, Mapping
+
+import ray
+
+from flray.config.build import prepare
+from flray.config.experiment import Experiment
+from flray.errors import ExperimentError
+from flray.execution.resources import ROUNDING
+from flray.sweep.keys import device_of
+
+Bundle = dict[str, float]
+
+
+def cluster_resources() -> dict[str, float]:
+    """What there is in all, taken or free."""
+    ask: Callable[[], dict[str, float]] = ray.cluster_resources
+    return ask()
+
+
+def bundles(
+    experiment: Experiment, concurrency: int | None, there: Mapping[str, float]
+) -> list[Bundle]:
+    """The trial's own process first, then one bundle for each client actor it will start.
+
+    Args:
+        there: what the cluster has in all, as Ray counts it.
+    """
+    execution = experiment.settings.execution
+    if execution.executor == "ray":
+        plan = prepare(experiment).plan
+        assert plan is not None  # of executor ray
+        each = {"CPU": plan.actors.num_cpus, "GPU": plan.actors.num_gpus}
+        actor = {kind: share for kind, share in each.items() if share}
+        asked = [{"CPU": 1.0}, *(dict(actor) for _ in range(plan.num_actors))]
+    else:
+        asked = [{"CPU": float(execution.threads)}]
+        if execution.device not in ("auto", "cpu", "cuda"):
+            raise ExperimentError(
+                f"execution.device must be auto, cpu or cuda in a sweep, got {execution.device}: "
+                "Ray gives each trial its GPU"
+            )
+        num_gpus = there.get("GPU", 0.0)
+        if device_of(experiment, has_gpu=num_gpus > 0) == "cuda":
+            asked[0]["GPU"] = min(1.0, max(num_gpus, 1.0) / (concurrency or 1))
+    _check(asked, there)
+    return asked
+
+
+def _check(asked: list[Bundle], there: Mapping[str, float]) -> None:
+    for kind in ("CPU", "GPU"):
+        first, rest = asked[0].get(kind, 0.0), [each.get(kind, 0.0) for each in asked[1:]]
+        total, free = first + sum(rest), there.get(kind, 0.0)
+        if total > free + ROUNDING:
+            sum_of = f"{first:g} + {len(rest)} x {rest[0]:g} = " if rest else ""
+            remedy = "execution.actors" if rest else "execution.threads or execution.device"
+            raise ExperimentError(
+                f"a trial asks for {sum_of}{total:g} {kind}, the cluster has {free:g}: it would "
+                f"wait for ever; lower {remedy}"
+            )

@@ -1,0 +1,201 @@
+"""A sweep's folder: its space, its rows as a table, and what it cost."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from flray.errors import ExperimentError
+from flray.records import lock
+from flray.records.atomic import replace_file, replace_text
+from flray.records.environment import environment
+from flray.records.run_directory import RunDirectory, first_difference
+from flray.server.loop import of_one_round
+from flray.sweep.growth import row_folder
+from flray.sweep.rows import canonical
+from flray.sweep.space import THRESHOLD, Options, Space
+from flray.sweep.tree import run_path
+
+SPACE, REPORT, TABLE = "space.yaml", "sweep.json", "rows.parquet"
+FREE = ("concurrency",)  # keys of a space that a sweep may go on with otherwise
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What has become of a row."""
+
+    number: int
+    overrides: Mapping[str, Any]  # Any: YAML
+    plain: Mapping[str, Any]
+    run: str | None = None  # the key of its run, where it has got one
+    is_own: bool = True  # or it shares the run of another row
+    status: str = "unfinished"
+    error: str | None = None
+    merge_place: int | None = None  # of its threshold between the merges, where it has one
+
+    @property
+    def folder(self) -> str | None:
+        """Its run directory, or the folder that stands for one; relative to the sweep's."""
+        if self.run is None:
+            return None
+        return run_path(self.run) if self.is_own else row_folder(self.number)
+
+    def but_for_the_seed(self) -> dict[str, Any]:
+        """What rows that differ in their seed alone have in common.
+
+        Each seed has a tree of its own, so it is the place between the merges that is common.
+        """
+        sets = {key: value for key, value in self.overrides.items() if key != "seed"}
+        if self.merge_place is None:
+            return sets
+        return {k: v for k, v in sets.items() if k != THRESHOLD} | {"merge_place": self.merge_place}
+
+
+def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
+    """Refuse a folder that holds anything but this sweep or nothing."""
+    if (path / SPACE).is_file():
+        _check_same(path, space, code)
+        if not resume:
+            raise ExperimentError(
+                f"{path} already holds this sweep: pass --resume to go on with it, choose another "
+                "--out or remove it"
+            )
+        return
+    foreign = sorted(p.name for p in path.glob("*") if p.name != lock.NAME)
+    if foreign:
+        raise ExperimentError(
+            f"{path} holds something that is not a sweep ({foreign[0]}): choose another --out"
+        )
+    if resume:
+        raise ExperimentError(f"nothing to resume: {path} holds no sweep; leave out --resume")
+
+
+def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
+    """Make the folder of a sweep where there is none."""
+    if (path / SPACE).is_file():
+        return
+    for name in ("runs", "rows", "trunks"):
+        (path / name).mkdir(exist_ok=True)
+    write_report(path, {"code": dict(code), "seconds": 0.0})
+    text = yaml.safe_dump(space.plain, sort_keys=False, allow_unicode=True)
+    replace_text(path / SPACE, text)  # last: it is what makes this a sweep
+
+
+def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
+    held = yaml.safe_load((path / SPACE).read_text(encoding="utf-8"))
+    here = yaml.safe_load(yaml.safe_dump(space.plain))
+    kept = [{key: value for key, value in each.items() if key not in FREE} for each in (held, here)]
+    difference = first_difference(*kept)
+    if difference is not None:
+        raise ExperimentError(
+            f"{path} holds another sweep ({difference}): choose another --out or remove it"
+        )
+    difference = first_difference(read_report(path)["code"], code)
+    if difference is not None:
+        raise ExperimentError(
+            f"{path} was computed by other code ({difference}), whose numbers do not belong in "
+            "one table with this one's: choose another --out, or go back to that version"
+        )
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((path / REPORT).read_text(encoding="utf-8"))
+    return report
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    replace_text(path / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def fill_shared_row(folder: Path, state: RowState) -> None:
+    """Give a row that shares a run its numbers; its configuration and clustering are its own."""
+    assert state.run is not None
+    source, target = RunDirectory(folder / run_path(state.run)), folder / row_folder(state.number)
+    summary = source.summary()
+    row = RunDirectory(target)
+    if summary is None or row.summary() is not None:
+        return
+    if not row.holds_run():
+        row.start(state.plain, environment(), summary["split_sha256"])
+    for name in ("rounds.parquet", "clients.parquet"):
+        replace_file(target / name, partial(shutil.copyfile, source.path / name))
+    shared = {**summary, "shared_with": run_path(state.run)}
+    replace_text(target / "summary.json", json.dumps(shared, indent=2, ensure_ascii=False) + "\n")
+
+
+def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
+    """One row for each configuration: what it sets, what became of it, every number of its run."""
+    records = []
+    for state in states:
+        own = {"row": state.number, "status": state.status, "run": None, "folder": None}
+        if state.run is not None:
+            own |= {"run": run_path(state.run), "folder": state.folder}
+        numbers = {} if state.run is None else _numbers(RunDirectory(folder / run_path(state.run)))
+        chosen = {key: _cell(value) for key, value in state.overrides.items()}
+        if state.merge_place is not None:
+            chosen["merge_place"] = state.merge_place
+        records.append(numbers | own | {"error": state.error} | chosen)
+    first = ["row", "status", "run", "folder", "error"]
+    keys = [key for state in states for key in state.overrides]
+    columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
+    frame = pd.DataFrame(records, columns=list(columns))
+    return frame.assign(**{key: _one_kind(frame[key]) for key in dict.fromkeys(keys)})
+
+
+def _numbers(run: RunDirectory) -> dict[str, Any]:
+    """The summary; of a run that stopped before, the last round, in the same words."""
+    summary = run.summary()
+    if summary is not None:
+        return summary
+    rounds = run.rows()
+    if not rounds:
+        return {}
+    steps = sum(row.get("client_steps", 0) for row in rounds)
+    last = {key: value for key, value in rounds[-1].items() if not of_one_round(key)}
+    return last | {"rounds": rounds[-1]["round"], "client_steps": steps}
+
+
+def write_table(folder: Path, frame: pd.DataFrame) -> None:
+    replace_file(folder / TABLE, lambda path: frame.to_parquet(path))
+
+
+def best_of(
+    states: Sequence[RowState], frame: pd.DataFrame, options: Options
+) -> dict[str, Any] | None:
+    """The configuration with the best mean of the metric over its seeds; None: none has one."""
+    values = dict(zip(frame["row"], frame.get(options.metric, []), strict=False))
+    alike: dict[str, list[RowState]] = {}
+    for state in states:
+        if state.status in ("done", "shared") and pd.notna(values.get(state.number)):
+            alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
+    if not alike:
+        return None
+    means = {
+        key: float(np.mean([values[state.number] for state in members]))
+        for key, members in alike.items()
+    }
+    best = (max if options.mode == "max" else min)(means, key=lambda key: means[key])
+    rows = [state.number for state in alike[best]]
+    found = {"rows": rows, "sets": alike[best][0].but_for_the_seed(), options.metric: means[best]}
+    accuracy = frame.loc[frame["row"].isin(rows), "accuracy_mean"]
+    return {**found, "accuracy_mean": float(accuracy.mean())}
+
+
+def _cell(value: Any) -> Any:
+    """A value of YAML as one of a table: what is nested is written out."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _one_kind(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Parquet holds one type a column: numbers beside names become text."""
+    kinds = {type(value) for value in column.dropna()}
+    if len(kinds) < 2 or kinds <= {int, float}:
+        return column
+    return column.map(lambda value: value if value is None or value != value else str(value))

@@ -1,0 +1,73 @@
+"""Names for what a sweep computes: equal names, equal bits."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flray import __version__
+from flray.config.binding import Plain
+from flray.config.experiment import Experiment
+from flray.records.encoding import encode
+from flray.sweep.rows import canonical
+
+SHORT = 12  # characters of a name: 2^48 of them
+LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
+SHOWING = ("cli", "published", "report")  # rooms that change no number
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:SHORT]
+
+
+@cache
+def code_version() -> Mapping[str, str]:
+    """What computes: results of two versions do not belong in one sweep."""
+    sources = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE)
+        if name.parts[0] not in SHOWING:
+            sources.update(name.as_posix().encode())
+            sources.update(path.read_bytes())
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    versions = {"flray": __version__, "sources": sources.hexdigest()[:SHORT]}
+    return versions | {"torch": str(torch.__version__)} | libraries
+
+
+def deciding(plain: Plain) -> Plain:
+    """The keys of a resolved experiment that decide its numbers."""
+    free = ("executor", "actors")  # bits do not depend on them
+    execution = {key: value for key, value in plain["execution"].items() if key not in free}
+    rest = {key: value for key, value in plain.items() if key not in ("execution", "tracking")}
+    return rest | {"execution": execution}
+
+
+def device_of(experiment: Experiment, has_gpu: bool) -> str:
+    """The kind of device the clients of a trial train on."""
+    execution = experiment.settings.execution
+    if execution.executor == "inline" and execution.device == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if execution.executor == "inline":
+        return execution.device.split(":")[0]
+    return execution.resolve_device()
+
+
+def state_digest(state: object) -> str:
+    """A name for an algorithm's state, by its bits."""
+    tree, arrays = encode(state)
+    sha = hashlib.sha256(canonical(tree).encode())
+    for path, array in arrays.items():
+        sha.update(f"{path} {array.dtype} {array.shape}".encode())
+        sha.update(_bytes(array))
+    return sha.hexdigest()
+
+
+def _bytes(array: Any) -> bytes:  # Any: an array of any type
+    contents: bytes = array.tobytes()
+    return contents

@@ -1,0 +1,381 @@
+"""A space: experiments, the keys that a sweep varies, and how it searches; read from YAML."""
+
+import difflib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from flray.config.binding import Plain, bind_dataclass, read_mapping
+from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.errors import ExperimentError
+
+THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
+
+
+@dataclass(frozen=True)
+class Grid:
+    values: tuple[Any, ...]  # Any: YAML
+
+
+@dataclass(frozen=True)
+class BetweenMerges:
+    """Thresholds in equal ratios from the lowest to the highest merge of each row's own tree."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    values: tuple[Any, ...]  # Any: YAML
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        return self.values[int(rng.integers(len(self.values)))]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(rng.uniform(self.low, self.high))
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(np.exp(rng.uniform(np.log(self.low), np.log(self.high))))
+
+
+@dataclass(frozen=True)
+class RandInt:
+    low: int
+    high: int  # included
+
+    def draw(self, rng: np.random.Generator) -> int:
+        return int(rng.integers(self.low, self.high, endpoint=True))
+
+
+Drawn = Choice | Uniform | LogUniform | RandInt
+Values = Grid | BetweenMerges | Drawn
+
+
+@dataclass(frozen=True)
+class GridSearch:
+    """Every combination once."""
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """The same draws for every combination of the lists, so that rows can be compared in pairs."""
+
+    samples: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_at_least("samples", self.samples, 1)
+        _require_at_least("seed", self.seed, 0)
+
+
+@dataclass(frozen=True)
+class NoScheduler:
+    """Every trial runs to its end."""
+
+
+@dataclass(frozen=True)
+class Asha:
+    """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a trial."""
+
+    grace: int = 1  # rounds that every trial gets
+    reduction: int = 3  # one of so many goes on at each rung
+
+    def __post_init__(self) -> None:
+        _require_at_least("grace", self.grace, 1)
+        _require_at_least("reduction", self.reduction, 2)
+
+
+SEARCHES: dict[str, type] = {"grid": GridSearch, "random": RandomSearch}
+SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep searches, and what counts as best."""
+
+    metric: str = "validation_accuracy_mean"  # of summary.json; test data choose nothing
+    mode: Literal["max", "min"] = "max"
+    # Any: one of the registered classes above
+    search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
+    scheduler: Annotated[Any, "scheduler", SCHEDULERS] = field(default_factory=NoScheduler)
+    concurrency: int | None = None  # trials at a time; null: as many as fit
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            _require_at_least("concurrency", self.concurrency, 1)
+
+
+@dataclass(frozen=True)
+class Space:
+    experiments: dict[str, Plain]  # by name
+    varied: dict[str, Values]  # by dotted key
+    excluded: tuple[dict[str, tuple[Any, ...]], ...]  # a row that matches all keys of one is out
+    baselines: tuple[Plain, ...]  # what further rows set
+    options: Options
+    plain: Plain = field(repr=False)  # resolved, for space.yaml
+
+    @property
+    def shares_continuations(self) -> bool:
+        """A scheduler stops trials by their rank: each row must have one of its own."""
+        return isinstance(self.options.scheduler, NoScheduler)
+
+
+OPTIONS = tuple(Options.__dataclass_fields__)
+KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
+
+
+def read_space(path: Path, overrides: Sequence[str] = ()) -> Space:
+    """Read a space file; `key=value` sets a key of it, of its `space`, or of its experiments."""
+    plain, rest = _overridden(read_mapping(path, "the space"), overrides)
+    return parse_space(plain, path.parent, rest)
+
+
+def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:
+    """Check every key; experiment files are looked for from `folder`, overrides are theirs."""
+    for key in plain:
+        if key not in KNOWN:
+            raise ExperimentError(_unknown("key", key, KNOWN, "of a space"))
+    given = _require_mapping("space", plain.get("space", {}))
+    experiments = _experiments(plain, folder, overrides)
+    varied = {key: _values(key, value) for key, value in given.items() if key != "seeds"}
+    if "seeds" in given:
+        varied["seed"] = _seeds(given, experiments)
+    plain_options = {key: plain[key] for key in OPTIONS if key in plain}
+    options, resolved = bind_dataclass(Options, plain_options, "")
+    _check_search(varied, options)
+    excluded = _excluded(plain.get("except", []), varied)
+    baselines = _baselines(plain.get("baseline", []))
+    kept = {"except": plain.get("except", []), "baseline": list(baselines)}
+    everything = {"experiment": experiments, "space": given} | kept | resolved
+    return Space(experiments, varied, excluded, baselines, options, everything)
+
+
+def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
+    """The space with what it is told, and what is left for the experiments."""
+    varied = dict(_require_mapping("space", plain.get("space", {})))
+    own: list[str] = []
+    rest: list[str] = []
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        name = key.removeprefix("space.")
+        if not separator or not name:
+            raise ExperimentError(f"expected key=value, got {item!r}, as in train.lr=0.1")
+        if key != name or name in (*varied, "seeds"):
+            for same in {"seed": ("seeds",), "seeds": ("seed",)}.get(name, ()):
+                varied.pop(same, None)
+            varied[name] = override({}, [f"value={text}"])["value"]
+        elif key.split(".")[0] in KNOWN:
+            own.append(item)
+        else:
+            rest.append(item)
+    return override(plain, own) | {"space": varied}, rest
+
+
+def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[str, Plain]:
+    given = plain.get("experiment")
+    if isinstance(given, Mapping) and given and not _is_experiment(given):
+        named = {str(name): dict(_require_mapping(name, each)) for name, each in given.items()}
+    elif isinstance(given, Mapping) and given:
+        named = {"experiment": dict(given)}
+    else:
+        files = [given] if isinstance(given, str) else given
+        if not isinstance(files, list) or not files or not all(isinstance(f, str) for f in files):
+            raise ExperimentError(
+                "experiment must be a file, a list of files or an experiment's keys, "
+                f"got {given!r}; files are looked for from the folder of the space"
+            )
+        named = {Path(file).stem: read_yaml(folder / file) for file in files}
+        if len(named) < len(files):
+            raise ExperimentError(f"two experiment files have one name: {files}; rename one")
+    return {name: override(each, overrides) for name, each in named.items()}
+
+
+def _is_experiment(given: Mapping[str, Any]) -> bool:
+    """Or several by name, as a resolved space has them."""
+    return "dataset" in given or not all(isinstance(each, Mapping) for each in given.values())
+
+
+def _values(key: str, given: object) -> Values:
+    if isinstance(given, list):
+        return _grid(key, given)
+    if not isinstance(given, Mapping) or "name" in given:
+        return Grid((given,))
+    form, argument = next(iter(given.items()), (None, None))
+    if len(given) != 1 or form not in FORMS:
+        known = ", ".join(FORMS)
+        hint = _suggestion(str(form), FORMS)
+        raise ExperimentError(
+            f"space.{key}: a value, a list of values or one of the forms {known} was expected, "
+            f"got {dict(given)!r}{hint}"
+        )
+    if form == "between_merges":
+        return _between_merges(key, argument)
+    if form in ("grid", "choice"):
+        grid = _grid(key, argument)
+        return grid if form == "grid" else Choice(grid.values)
+    if form in ("linspace", "logspace"):
+        return _spaced(key, form, argument)
+    low, high = _numbers(key, form, argument, "[from, to]", 2)
+    if form == "uniform":
+        return Uniform(low, high)
+    if form == "loguniform":
+        _require_positive(key, form, low)
+        return LogUniform(low, high)
+    if int(low) != low or int(high) != high:
+        raise ExperimentError(f"space.{key}: randint takes whole numbers, got {argument!r}")
+    return RandInt(int(low), int(high))
+
+
+FORMS = (
+    *("grid", "choice", "uniform", "loguniform", "randint"),
+    *("linspace", "logspace", "between_merges"),
+)
+
+
+def _grid(key: str, given: object) -> Grid:
+    if not isinstance(given, list) or not given:
+        raise ExperimentError(f"space.{key} must be a list of at least one value, got {given!r}")
+    texts = [json.dumps(value, sort_keys=True) for value in given]
+    twice = [text for text in texts if texts.count(text) > 1]
+    if twice:
+        raise ExperimentError(f"space.{key} names {twice[0]} twice; leave one out")
+    return Grid(tuple(given))
+
+
+def _between_merges(key: str, number: object) -> BetweenMerges:
+    if key != THRESHOLD:
+        raise ExperimentError(
+            f"between_merges is for {THRESHOLD}, the height at which a tree is cut, got {key}"
+        )
+    if not isinstance(number, int) or isinstance(number, bool) or number < 2:
+        raise ExperimentError(
+            f"space.{key}: between_merges must be a whole number >= 2, got {number!r}: "
+            "how many thresholds, the lowest and the highest merge included"
+        )
+    return BetweenMerges(number)
+
+
+def _spaced(key: str, form: str, argument: object) -> Grid:
+    low, high, number = _numbers(key, form, argument, "[from, to, how many]", 3)
+    if int(number) != number or number < 2:
+        raise ExperimentError(f"space.{key}: {form} of at least 2 values, got {argument!r}")
+    if form == "logspace":
+        _require_positive(key, form, low)
+    spaced = (np.geomspace if form == "logspace" else np.linspace)(low, high, int(number))
+    return Grid(tuple(float(value) for value in spaced))
+
+
+def _numbers(key: str, form: str, argument: object, wanted: str, count: int) -> list[float]:
+    right = isinstance(argument, list) and len(argument) == count
+    if not right or not all(_is_number(value) for value in argument):  # type: ignore[attr-defined]
+        raise ExperimentError(f"space.{key}: {form} takes {wanted}, got {argument!r}")
+    numbers = [float(value) for value in argument]  # type: ignore[attr-defined]  # a list
+    if not numbers[0] < numbers[1]:
+        raise ExperimentError(f"space.{key}: {form} goes from low to high, got {argument!r}")
+    return numbers
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_positive(key: str, form: str, low: float) -> None:
+    if not low > 0:
+        raise ExperimentError(f"space.{key}: {form} must start above 0, got {low}")
+
+
+def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
+    if "seed" in given:
+        raise ExperimentError("space names both seed and seeds; leave one out")
+    number = given["seeds"]
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ExperimentError(f"seeds must be a whole number >= 1, got {number!r}")
+    firsts = {parse_experiment(plain).settings.seed for plain in experiments.values()}
+    if len(firsts) > 1:
+        raise ExperimentError(
+            f"seeds counts from the experiment's seed, but the experiments start at "
+            f"{sorted(firsts)}; list the seeds instead"
+        )
+    first = firsts.pop()
+    return Grid(tuple(range(first, first + number)))
+
+
+def _check_search(varied: Mapping[str, Values], options: Options) -> None:
+    drawn = [key for key, values in varied.items() if isinstance(values, Drawn)]
+    if drawn and isinstance(options.search, GridSearch):
+        raise ExperimentError(
+            f"space.{drawn[0]} is drawn at random, but search is grid; give a list, linspace or "
+            "logspace, or set search={name: random, samples: 20}"
+        )
+    if not drawn and isinstance(options.search, RandomSearch):
+        raise ExperimentError(
+            "search is random, but the space has nothing to draw; use uniform, loguniform, "
+            "choice or randint, or leave search out"
+        )
+
+
+def _excluded(
+    given: object, varied: Mapping[str, Values]
+) -> tuple[dict[str, tuple[Any, ...]], ...]:
+    if not isinstance(given, list):
+        raise ExperimentError(f"except must be a list of mappings from keys, got {given!r}")
+    patterns = []
+    for place, each in enumerate(given):
+        pattern = _require_mapping(f"except[{place}]", each)
+        for key in pattern:
+            if key not in varied:
+                raise ExperimentError(_unknown("key", key, list(varied), f"in except[{place}]"))
+            if not isinstance(varied[key], Grid | Choice):
+                raise ExperimentError(f"except[{place}]: the values of {key} are not known before")
+        patterns.append({k: tuple(v) if isinstance(v, list) else (v,) for k, v in pattern.items()})
+        for key, values in patterns[-1].items():
+            there: Any = varied[key]  # Grid or Choice
+            for value in values:
+                if value not in there.values:
+                    raise ExperimentError(
+                        f"except[{place}]: {key} is never {value!r}; it is one of "
+                        f"{', '.join(map(str, there.values))}"
+                    )
+    return tuple(patterns)
+
+
+def _baselines(given: object) -> tuple[Plain, ...]:
+    listed = given if isinstance(given, list) else [given]
+    return tuple(dict(_require_mapping("baseline", each)) for each in listed)
+
+
+def _require_mapping(where: object, given: object) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ExperimentError(f"{where} must be a mapping from keys to values, got {given!r}")
+    return given
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")
+
+
+def _unknown(what: str, name: object, known: Collection[str], where: str) -> str:
+    hint = _suggestion(str(name), known)
+    return f"unknown {what} {name!r} {where}{hint}; known: {', '.join(known) or 'none'}"
+
+
+def _suggestion(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

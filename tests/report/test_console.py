@@ -1,0 +1,54 @@
+"""Tables of the terminal."""
+
+import pandas as pd
+from rich.console import Console
+
+from flray.report.console import clustering_table, comparison_table
+
+
+def shown(table) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    return console.export_text()
+
+
+def run(seed: int, accuracy: list[float], after: int | None = None):
+    """A summary and its rounds; half as many clients reach the target as are right."""
+    rounds = pd.DataFrame({"round": range(1, len(accuracy) + 1), "accuracy_mean": accuracy})
+    rounds["clients_reaching_target"] = rounds["accuracy_mean"] / 2
+    summary = {"seed": seed, "rounds": len(accuracy), "ari": 0.5}
+    if after:
+        summary["round_after_clustering"] = after
+    return summary, rounds
+
+
+def test_the_ratio_is_to_the_same_seed_and_round() -> None:
+    """After: (0.8 / 0.4 + 0.9 / 0.6) / 2 = 1.75; at the end: (0.9 / 0.6 + 0.6 / 0.6) / 2 = 1.25."""
+    base = [run(0, [0.1, 0.4, 0.6]), run(1, [0.1, 0.6, 0.6])]
+    mine = [run(0, [0.1, 0.8, 0.9], after=2), run(1, [0.1, 0.9, 0.6], after=2)]
+    text = shown(clustering_table({"fedavg": base, "flhc": mine}))
+    assert "(1.75x)" in text
+    assert "(1.25x)" in text
+
+
+def test_a_seed_that_never_clustered_is_left_out() -> None:
+    base = [run(0, [0.2, 0.4]), run(1, [0.2, 0.4])]
+    mine = [run(0, [0.2, 0.8], after=2), run(1, [0.2, 0.4])]
+    assert "(2.00x)" in shown(clustering_table({"fedavg": base, "flhc": mine}))
+
+
+def test_a_baseline_of_nothing_gives_a_dash() -> None:
+    text = shown(clustering_table({"a": [run(0, [0.0, 0.0])], "b": [run(0, [0.5, 0.5], after=1)]}))
+    assert "(–)" in text
+
+
+def test_without_a_clustering_there_is_no_table() -> None:
+    assert clustering_table({"a": [run(0, [0.5])], "b": [run(0, [0.5])]}) is None
+    assert clustering_table({"a": [run(0, [0.5], after=1)]}) is None
+
+
+def test_a_split_without_validation_is_no_error() -> None:
+    numbers = ("accuracy_mean", "accuracy_se_clients", "accuracy_worst", "accuracy_variance")
+    counts = ("clusters", "bytes_up", "bytes_down", "seconds")
+    summary = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
+    assert "50.00" in shown(comparison_table({"a": [summary]}))

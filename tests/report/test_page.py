@@ -1,0 +1,677 @@
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
+
+from flray.cli.reporting import write_report
+from flray.errors import ExperimentError
+from flray.records.clusterings import Clustering, write_clustering
+from flray.records.run_directory import RunDirectory
+from flray.report.colours import for_figure
+from flray.report.figures import Run
+from flray.report.page import render_page, write_page
+from flray.report.page_clusterings import who_is_where
+from flray.report.page_costs import bytes_by_kind, efficiency_figure, seconds_by_phase
+from flray.report.page_elements import Number, element, html_of, table
+from flray.report.page_embed import embed
+from flray.report.page_folders import find
+from flray.report.page_run import headline
+from flray.report.page_runs import mean_over_seeds
+from flray.report.sweep_figures import (
+    curve_figure,
+    curve_keys,
+    dots_figure,
+    heatmap_figure,
+    heatmap_pairs,
+    parallel_figure,
+)
+from flray.report.sweep_record import VALIDATION, read_sweep
+from flray.scores import ClientScores
+
+VOID = {"meta", "link", "img", "input", "br"}
+LABELS = np.array([0, 0, 1, 1, 1])
+GROUPS = np.array([7, 7, 3, 3, 7])
+CORRECT = np.array([10, 9, 8, 7, 6])  # of 10: accuracies 1.0, 0.9, 0.8, 0.7, 0.6
+CONFIG = {
+    "dataset": {"name": "digits", "size": 28},
+    "split": {"name": "label_swap", "clients": 5},
+    "algorithm": {"name": "flhc", "clustering": {"partition": {"threshold": 3.0}}},
+    "rounds": 3,
+    "seed": 0,
+    "evaluate": {"target": 0.75},
+}
+SUMMARY = {
+    "algorithm": "flhc",
+    "seed": 0,
+    "rounds": 3,
+    "accuracy_mean": 0.8,
+    "accuracy_se_clients": 0.0632,
+    "accuracy_worst": 0.6,
+    "accuracy_variance": 0.02,
+    "validation_accuracy_mean": 0.7125,
+    "clients_reaching_target": 0.6,
+    "clusters": 2,
+    "ari": 0.25,
+    "client_steps": 1234,
+    "bytes_up": 3_000_000,
+    "bytes_down": 6_000_000,
+    "seconds": 61.0,
+    "params_sha256": "0123456789abcdef" * 4,
+}
+THRESHOLD = "algorithm.clustering.partition.threshold"
+LINKAGE = "algorithm.clustering.partition.linkage"
+DISTANCE = "algorithm.clustering.distance"
+
+
+class Reader(HTMLParser):
+    """What a page holds, and that it is well formed."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.open, self.ids, self.links, self.tags, self.alts = [], [], [], [], []
+        self.text, self.faults, self.unnamed = "", [], []
+        self.feed(page)
+        self.close()
+        self.faults += self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        held = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [held["id"]] if "id" in held else []
+        self.links += [held[name] for name in ("href", "src", "xlink:href") if name in held]
+        if tag in ("img", "svg"):
+            self.alts.append(held.get("alt") or held.get("aria-label"))
+        if tag == "th" and held.get("scope") not in ("row", "col"):
+            self.unnamed.append(held)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}>")
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.text += data + " "
+
+
+def is_sound(page):
+    read = Reader(page)
+    assert read.faults == []
+    assert len(read.ids) == len(set(read.ids))
+    assert read.tags.count("h1") == 1
+    assert read.links
+    assert all(link.startswith(("#", "data:")) for link in read.links)
+    assert {link[1:] for link in read.links if link[0] == "#"} <= set(read.ids)
+    assert all(read.alts)
+    assert read.unnamed == []
+    return read
+
+
+def clustering_arrays():
+    D = np.abs(np.subtract.outer([0.0, 1, 8, 9, 10], [0.0, 1, 8, 9, 10]))
+    tree = linkage(squareform(D), "average")
+    return {
+        "clients": np.arange(5),
+        "labels": LABELS,
+        "D": D,
+        "linkage": tree,
+        "groups": GROUPS,
+    }
+
+
+def write_run(path, events=(2,), summary=SUMMARY, num_rounds=3, **changes):
+    config = CONFIG | changes
+    directory = RunDirectory(path)
+    versions = {"versions": {"torch": "2.9.9"}, "commit": "c0ffee"}
+    directory.start(config, versions, "digest")
+    for t in range(1, num_rounds + 1):
+        row = {"round": t, "accuracy_mean": 0.2 + t / 5, "clusters": 1 + (t > 2), "seconds": 2.0}
+        row |= {"bytes_up_model": 1_000_000, "bytes_down_model": 2_000_000, "seconds_train": 1.5}
+        directory.append_round(row)
+        scores = ClientScores(np.arange(5), CORRECT, np.full(5, 10), np.zeros(5))
+        directory.append_clients(t, "test", scores, LABELS, GROUPS)
+    for t in events:
+        write_clustering(path / "clusterings", t, clustering_arrays())
+    if summary is not None:
+        directory.finish(summary | {"seed": config["seed"]})
+    return path
+
+
+def page_of(*folders):
+    return render_page(find(folders))
+
+
+def sweep_rows(seeds=(0, 1)):
+    rows = []
+    for linked in ("ward", "single"):
+        for distance in ("l1", "l2"):
+            for threshold in (0.1, 1.0, 10.0):
+                for seed in seeds:
+                    # ward, l2, 1.0 is best by validation; ward, l1, 1.0 by test.
+                    accuracy = 0.5 + 0.2 * (linked == "ward") - 0.1 * abs(np.log10(threshold))
+                    rows.append(
+                        {
+                            DISTANCE: distance,
+                            LINKAGE: linked,
+                            THRESHOLD: threshold,
+                            "seed": seed,
+                            "status": "shared" if seed else "done",
+                            "run": f"runs/{len(rows)}",
+                            "error": None,
+                            "accuracy_mean": accuracy + 0.02 * seed + 0.01 * (distance == "l1"),
+                            "validation_accuracy_mean": accuracy + 0.01 * (distance == "l2"),
+                            "clusters": round(4 / threshold),
+                        }
+                    )
+    return rows
+
+
+def write_sweep(path, rows=None, **space):
+    path.mkdir(parents=True)
+    frame = pd.DataFrame(sweep_rows() if rows is None else rows)
+    frame.to_parquet(path / "rows.parquet")
+    counts = {"rows": len(frame), "client_steps_trained": 250, "client_steps_naive": 1000}
+    (path / "sweep.json").write_text(json.dumps(counts))
+    given = [key for key in frame if "." in key]
+    plain = {"space": {key: frame[key].dropna().unique().tolist() for key in given}} | space
+    (path / "space.yaml").write_text(yaml.safe_dump(plain))
+    return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn, which takes most of the time of a page."""
+    blank = '<svg viewBox="0 0 1 1"></svg>'
+    monkeypatch.setattr("flray.report.page_embed._svg", lambda _: blank)
+
+
+class TestElements:
+    def test_text_is_escaped_once_and_html_never(self):
+        inner = element("b", "<&>")
+        assert element("p", inner, "<i>", title='a"b') == (
+            '<p title="a&quot;b"><b>&lt;&amp;&gt;</b>&lt;i&gt;</p>'
+        )
+
+    def test_a_terminal_table_keeps_its_cells_and_sorts_by_number(self):
+        rich = Table(title="two")
+        rich.add_column("name")
+        rich.add_column("accuracy", justify="right")
+        rich.add_row("<a>", "1,234.5 ± 2.0")
+        rich.add_row("b", "nan")
+        html = html_of(rich)
+        assert 'data-value="1234.5">1,234.5 ± 2.0<' in html
+        assert "&lt;a&gt;" in html
+        assert ">–<" in html
+
+    def test_columns_of_numbers_stand_on_the_right(self):
+        html = table(["name", "n"], [["a", Number("1", 1.0)]])
+        assert '<th scope="col" class="number">n</th>' in html
+        assert '<th scope="row">a</th>' in html
+
+
+class TestEmbed:
+    def test_figures_share_no_ids_and_keep_their_references(self):
+        def drawn(name):
+            figure = Figure((3, 2))
+            figure.subplots().plot([0, 1], marker="o", label="a")
+            return embed(figure, name, "a line")
+
+        both = drawn("first") + drawn("second")
+        read = Reader(both)
+        assert len(read.ids) == len(set(read.ids)) > 4
+        assert {link[1:] for link in read.links} <= set(read.ids)
+        assert "http" not in both
+        assert drawn("first") == drawn("first")
+
+    def test_a_large_figure_is_an_image(self):
+        figure = Figure((3, 2))
+        figure.subplots().scatter(*np.random.default_rng(0).normal(size=(2, 3000)), c=range(3000))
+        html = embed(figure, "many", "3000 points")
+        assert 'src="data:image/png;base64,' in html
+        assert len(html) < 200_000
+
+    def test_a_dollar_in_a_name_is_no_formula(self):
+        figure = Figure((3, 2))
+        figure.subplots().set_title(for_figure("$x_$"))
+        assert embed(figure, "dollar", "a title")
+
+    def test_global_state_is_left_alone(self):
+        before = dict(matplotlib.rcParams)
+        embed(Figure((1, 1)), "empty", "nothing")
+        assert dict(matplotlib.rcParams) == before
+
+
+class TestRun:
+    def test_everything_is_on_the_page(self, tmp_path):
+        page = page_of(write_run(tmp_path / "flhc" / "seed_0", events=(1, 2)))
+        read = is_sound(page)
+        for word in (
+            *("flhc · digits · label_swap", "Clustering after round 2", "Clustering after round 1"),
+            *("who is where", "Communication and time", "Settings", "c0ffee", "2.9.9"),
+            *("flray run flhc/seed_0/config.yaml --out again", "threshold: 3.0"),
+        ):
+            assert word in read.text, word
+        # Accuracy, clients, two clusterings of three, three of costs.
+        assert read.tags.count("figure") == 2 + 6 + 3
+
+    def test_headline_numbers_are_those_of_the_summary(self, tmp_path):
+        (run,) = find([write_run(tmp_path / "a")]).runs
+        shown = {label: value for label, value, _ in headline(run)}
+        assert shown == {
+            "test accuracy": "80.00 ± 6.32 %",
+            "validation accuracy": "71.25 %",
+            "worst client": "60.00 %",
+            "variance over clients": "200.00 %²",
+            "clusters": "2",
+            "ARI": "0.25",
+            "clients at target": "60.0 %",
+            "rounds": "3",
+            "client steps": "1,234",
+            "sent up": "3.0 MB",
+            "sent down": "6.0 MB",
+            "time": "1 min 1 s",
+            "params_sha256": "0123456789ab",
+        }
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_ground_truth_is_marked(self, tmp_path):
+        page = page_of(write_run(tmp_path / "a", (), uses_ground_truth=True))
+        assert "80.00 ± 6.32 % †" in is_sound(page).text
+        assert "†" not in page_of(write_run(tmp_path / "b", ()))
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_an_unfinished_run_shows_what_is_there_and_says_so(self, tmp_path):
+        read = is_sound(page_of(write_run(tmp_path / "a", summary=None, num_rounds=2, events=())))
+        assert "not finished: 2 of 3 rounds" in read.text
+        assert "60.00" in read.text  # the accuracy of round 2
+        assert "--resume" in read.text
+        assert "2.0 MB" in read.text  # up, of two rounds
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_a_run_that_has_only_begun_has_a_page(self, tmp_path):
+        read = is_sound(page_of(write_run(tmp_path / "a", summary=None, num_rounds=0, events=())))
+        assert "0 of 3 rounds" in read.text
+        assert "figure" not in read.tags
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_without_a_clustering_models_tell_who_is_where(self, tmp_path):
+        read = is_sound(page_of(write_run(tmp_path / "a", events=())))
+        assert "Who is where" in read.text
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_of_many_clusterings_three_are_drawn_and_all_listed(self, tmp_path):
+        read = is_sound(page_of(write_run(tmp_path / "a", events=(0, 1, 2, 3, 4))))
+        assert "Drawn are 3 of 5: after rounds 0, 2, 4." in read.text
+        assert "before the first round" in read.text
+        assert read.tags.count("figure") == 2 + 9 + 3
+
+    def test_who_is_where_names_members_groups_and_accuracy(self):
+        frame = pd.DataFrame({"client": range(5), "accuracy": CORRECT / 10})
+        run = Run(pd.DataFrame(), frame.assign(part="test", round=1))
+        read = Reader(who_is_where(Clustering(**clustering_arrays()), run))
+        words = " ".join(read.text.split())
+        # Cluster 0: clients 0, 1 of group 7, mean of 1.0 and 0.9.
+        assert "0 2 0 1 group 7: 2 95.00 %" in words
+        # Cluster 1: clients 2, 3 of group 3 and 4 of group 7, mean of 0.8, 0.7, 0.6.
+        assert "1 3 2 3 4 group 3: 2 group 7: 1 70.00 %" in words
+
+    def test_names_are_escaped(self, tmp_path):
+        name = '<b>&"x $y$'
+        page = page_of(
+            write_run(tmp_path / name, (), dataset={"name": "<script>alert(1)</script>"})
+        )
+        read = is_sound(page)
+        assert name in read.text
+        assert "<script>alert" not in page
+        assert "b" not in read.tags
+
+    @pytest.mark.slow
+    def test_a_page_of_a_hundred_clients_is_small(self, tmp_path):
+        rng = np.random.default_rng(0)
+        path = write_run(tmp_path / "a", events=())
+        points = rng.normal(size=(100, 8)) + 9 * np.eye(8)[np.arange(100) % 4]
+        D = np.linalg.norm(points[:, None] - points[None], axis=2)
+        tree = linkage(squareform(D, checks=False), "ward")
+        found = {"clients": np.arange(100), "labels": np.arange(100) % 4, "D": D, "linkage": tree}
+        write_clustering(path / "clusterings", 2, found | {"groups": np.arange(100) % 4})
+        assert len(page_of(path)) < 2_000_000
+
+
+class TestCosts:
+    ROUNDS = pd.DataFrame(
+        {
+            "round": [1, 2],
+            "accuracy_mean": [0.5, 0.75],
+            "bytes_up_model": [1.0, 2.0],
+            "bytes_up_labels": [0.0, 0.0],
+            "bytes_down_model": [3.0, np.nan],
+            "seconds": [10.0, 1.0],
+            "seconds_train": [4.0, 1.0],
+            "seconds_signature": [5.0, np.nan],
+            "seconds_probe": [3.0, np.nan],
+        }
+    )
+
+    def test_kinds_that_were_never_sent_are_left_out(self):
+        assert bytes_by_kind(self.ROUNDS, "bytes_up_").keys() == {"model"}
+
+    def test_a_phase_inside_another_is_not_counted_twice(self):
+        phases = seconds_by_phase(self.ROUNDS)
+        # 10 s: train 4, probe 3, the signature's other 2, and 1 that nobody claims.
+        assert {name: values[0] for name, values in phases.items()} == {
+            "train": 4,
+            "probe": 3,
+            "signature": 2,
+            "other": 1,
+        }
+
+    def test_accuracy_is_drawn_against_all_bytes_until_then(self):
+        figure = efficiency_figure({"a": Run(self.ROUNDS, pd.DataFrame())})
+        assert figure.axes[0].lines[0].get_xydata().tolist() == [[4, 50], [6, 75]]
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestSeveralRuns:
+    def folder(self, tmp_path):
+        for seed, better in ((0, 0.02), (1, 0.04)):
+            write_run(tmp_path / "x" / "fedavg" / f"seed_{seed}", events=(), seed=seed)
+            summary = SUMMARY | {"accuracy_mean": 0.8 + better, "round_after_clustering": 3}
+            write_run(tmp_path / "x" / "flhc" / f"seed_{seed}", (), summary, seed=seed)
+        return tmp_path / "x"
+
+    def test_seeds_are_averaged_and_differences_paired(self, tmp_path):
+        read = is_sound(page_of(self.folder(tmp_path)))
+        assert "2 experiments, 4 runs" in read.text
+        assert "mean and standard deviation over 2 seeds" in read.text
+        assert "83.00 ± 1.41" in read.text  # of 82 and 84
+        assert "+3.00 ± 1.00" in read.text  # of +2 and +4: sd 1.41, over the root of 2
+        for run in ("fedavg, seed 0", "fedavg, seed 1", "flhc, seed 0", "flhc, seed 1"):
+            assert run in read.text
+
+    def test_settings_that_differ_are_listed(self, tmp_path):
+        write_run(tmp_path / "a", (), train={"lr": 0.1})
+        write_run(tmp_path / "b", (), train={"lr": 0.5})
+        words = " ".join(is_sound(page_of(tmp_path / "a", tmp_path / "b")).text.split())
+        assert "setting a b train.lr 0.1 0.5" in words
+
+    def test_a_line_is_the_mean_over_seeds(self, tmp_path):
+        runs = find([self.folder(tmp_path)]).experiments["flhc"]
+        other = runs[1].shown.rounds.assign(accuracy_mean=[0.6, 0.8, 1.0])
+        object.__setattr__(runs[1].shown, "rounds", other)  # 0.4, 0.6, 0.8 in seed 0
+        assert mean_over_seeds(runs).rounds["accuracy_mean"].round(9).tolist() == [0.5, 0.7, 0.9]
+
+    def test_unfinished_runs_stand_apart(self, tmp_path):
+        write_run(tmp_path / "x" / "done", ())
+        write_run(tmp_path / "x" / "going", (), None, num_rounds=1)
+        read = is_sound(page_of(tmp_path / "x"))
+        assert "not finished" in read.text
+        assert "1 of 3" in read.text
+        assert "40.00 %" in read.text
+
+    def test_a_seed_that_did_not_cluster_and_a_summary_with_gaps_are_no_hindrance(self, tmp_path):
+        for seed in (0, 1):
+            write_run(tmp_path / "x" / "a" / f"seed_{seed}", events=(), seed=seed)
+        clustered = SUMMARY | {"round_after_clustering": 3, "validation_accuracy_mean": None}
+        write_run(tmp_path / "x" / "b" / "seed_0", (), clustered)
+        write_run(tmp_path / "x" / "b" / "seed_1", events=(), seed=1)
+        assert is_sound(page_of(tmp_path / "x"))
+
+    def test_of_many_runs_the_first_are_shown_one_by_one(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("flray.report.page_runs.MAX_DETAILED", 2)
+        read = is_sound(page_of(self.folder(tmp_path)))
+        assert "Shown are 2 of 4 runs" in read.text
+        assert read.ids.count("runs-run1") == 1
+        assert "runs-run2" not in read.ids
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestSweep:
+    def test_the_best_is_chosen_by_validation_and_told_as_a_command(self, tmp_path):
+        rows = sweep_rows()
+        read = is_sound(page_of(write_sweep(tmp_path / "s", rows)))
+        assert "Sweep over distance, linkage, threshold" in read.text
+        assert "Best by validation accuracy" in read.text
+        # ward, l2, 1.0 over seeds 0 and 1: test 0.70 and 0.72, validation 0.71 twice.
+        assert "71.00 ± 1.41 %" in read.text
+        (place,) = [
+            k
+            for k, row in enumerate(rows)
+            if (row[DISTANCE], row[LINKAGE], row[THRESHOLD], row["seed"]) == ("l2", "ward", 1.0, 0)
+        ]
+        words = " ".join(read.text.split())
+        assert f"{DISTANCE} l2 {LINKAGE} ward {THRESHOLD} 1 validation" in words
+        assert f"flray run s/runs/{place}/config.yaml --out best" in read.text
+        assert "75.0 %" in read.text  # of client steps saved: 250 of 1000
+
+    def test_the_run_of_the_best_row_is_there_to_open(self, tmp_path):
+        folder = write_sweep(tmp_path / "s", sweep_rows(seeds=(0,)))
+        before = is_sound(page_of(folder))
+        for k in range(12):
+            write_run(folder / "runs" / str(k), ())
+        after = is_sound(page_of(folder))
+        assert after.tags.count("figure") == before.tags.count("figure") + 2 + 3
+
+    def test_failed_rows_are_told_with_their_message(self, tmp_path):
+        rows = sweep_rows()
+        failed = {"status": "failed", "error": "ClientFailure: <nan> & more", "clusters": None}
+        rows[0] |= failed | {"accuracy_mean": None, "validation_accuracy_mean": 1.0, "run": None}
+        folder = write_sweep(tmp_path / "s", rows)
+        read = is_sound(page_of(folder))
+        assert read_sweep(folder).best[VALIDATION].tolist() == [0.71]  # not what it left behind
+        assert "Failed rows" in read.text
+        assert "ClientFailure: <nan> & more" in read.text
+        assert "distance=l1, linkage=ward, threshold=0.1, seed=0" in read.text
+
+    def test_a_sweep_of_which_nothing_finished_has_a_page(self, tmp_path):
+        rows = [row | {"status": "failed", "error": "no"} for row in sweep_rows(seeds=(0,))]
+        bare = pd.DataFrame(rows).drop(columns=["accuracy_mean", "validation_accuracy_mean"])
+        read = is_sound(page_of(write_sweep(tmp_path / "s", bare)))
+        assert "figure" not in read.tags
+
+    def test_curves_have_a_line_a_combination_and_a_spread_over_seeds(self, tmp_path):
+        sweep = read_sweep(write_sweep(tmp_path / "s"))
+        assert curve_keys(sweep) == [THRESHOLD]
+        test, validation, clusters, rest = curve_figure(sweep, THRESHOLD).axes
+        assert [line.get_label() for line in test.lines] == [
+            "l1, ward",
+            "l2, ward",
+            "l1, single",
+            "l2, single",
+        ]
+        # l2, ward: 0.6, 0.7, 0.6 in seed 0 and 0.02 more in seed 1.
+        np.testing.assert_allclose(test.lines[1].get_ydata(), [61, 71, 61])
+        np.testing.assert_allclose(validation.lines[1].get_ydata(), [61, 71, 61])
+        assert clusters.lines[0].get_ydata().tolist() == [40, 4, 0]
+        assert test.get_xscale() == "log"  # from 0.1 to 10
+        assert len(test.collections) == 4  # bands
+        assert not validation.collections  # seeds agree
+        assert not rest.axison
+
+    def test_rows_without_the_number_are_dashed(self, tmp_path):
+        rows = sweep_rows(seeds=(0,))
+        rows.append({"algorithm": "fedavg", "accuracy_mean": 0.3, "validation_accuracy_mean": 0.3})
+        folder = write_sweep(tmp_path / "s", rows, baseline=[{"algorithm": "fedavg"}])
+        sweep = read_sweep(folder)
+        dashed = [a for a in curve_figure(sweep, THRESHOLD).axes[0].lines if a.is_dashed()]
+        assert [line.get_label() for line in dashed] == ["fedavg"]
+        assert dashed[0].get_ydata()[0] == 30
+        assert ("algorithm", DISTANCE) not in heatmap_pairs(sweep)
+        is_sound(page_of(folder))
+
+    def test_seeds_with_numbers_of_their_own_are_lines_of_one_colour(self, tmp_path):
+        rows = [row | {THRESHOLD: row[THRESHOLD] * (1 + row["seed"])} for row in sweep_rows()]
+        figure = curve_figure(read_sweep(write_sweep(tmp_path / "s", rows)), THRESHOLD)
+        lines = figure.axes[0].lines
+        assert len(lines) == 8
+        assert len({line.get_color() for line in lines}) == 4
+
+    def test_thresholds_at_the_same_place_of_each_seeds_tree_are_averaged(self, tmp_path):
+        places = {0.1: 0, 1.0: 1, 10.0: 2}
+        own = [row | {"merge_place": places[row[THRESHOLD]]} for row in sweep_rows()]
+        rows = [row | {THRESHOLD: row[THRESHOLD] * (1 + 2 * row["seed"])} for row in own]
+        folder = write_sweep(tmp_path / "s", rows)
+        sweep = read_sweep(folder)
+        line = curve_figure(sweep, THRESHOLD).axes[0].lines[1]  # l2, ward
+        # Thresholds t and 3t of seeds 0 and 1, test accuracies as without places.
+        np.testing.assert_allclose(line.get_xydata(), [[0.2, 61], [2, 71], [20, 61]])
+        assert sweep.rows_of(sweep.best)[THRESHOLD].tolist() == [1.0, 3.0]
+        assert f"{THRESHOLD} 2 merge_place 1" in " ".join(is_sound(page_of(folder)).text.split())
+
+    def test_a_cell_of_a_heatmap_is_the_best_by_validation_over_the_others(self, tmp_path):
+        sweep = read_sweep(write_sweep(tmp_path / "s"))
+        assert heatmap_pairs(sweep)[0] == (DISTANCE, LINKAGE)
+        axes = heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0]
+        # Across l1, l2; down ward, single; threshold 1.0 is best, test is the mean over seeds.
+        shown = np.asarray(axes.images[0].get_array())
+        np.testing.assert_allclose(shown, [[72, 71], [52, 51]])
+        assert {text.get_text() for text in axes.texts} >= {"72.0\n4 clusters"}
+
+    def test_a_setting_that_was_never_combined_is_an_empty_cell(self, tmp_path):
+        rows = [r for r in sweep_rows() if (r[LINKAGE], r[DISTANCE]) != ("ward", "l1")]
+        axes = heatmap_figure(
+            read_sweep(write_sweep(tmp_path / "s", rows)), DISTANCE, LINKAGE
+        ).axes[0]
+        assert np.isnan(np.asarray(axes.images[0].get_array())).sum() == 1
+
+    def test_every_configuration_is_a_line_through_all_settings(self, tmp_path):
+        axes = parallel_figure(read_sweep(write_sweep(tmp_path / "s"))).axes[0]
+        through = [line for line in axes.lines if len(line.get_ydata()) == 6]
+        assert len(through) == 12 + 1  # and the best once more, thick
+        assert through[-1].get_linewidth() > 2
+        np.testing.assert_array_equal(through[-1].get_ydata(), through[-2].get_ydata())
+
+    def test_one_setting_with_names_is_dots(self, tmp_path):
+        rows = [row for row in sweep_rows() if row[THRESHOLD] == 1.0 and row[DISTANCE] == "l2"]
+        folder = write_sweep(tmp_path / "s", rows)
+        figure = dots_figure(read_sweep(folder), LINKAGE)
+        shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+        assert shown == ["single", "ward"]  # the best on top
+        assert "figure" in is_sound(page_of(folder)).tags
+
+    def test_the_metric_and_its_direction_are_the_spaces(self, tmp_path):
+        folder = write_sweep(tmp_path / "s", metric="clusters", mode="min")
+        best = read_sweep(folder).best
+        assert best["clusters"].tolist() == [0]
+        is_sound(page_of(folder))
+
+    def test_columns_may_be_missing(self, tmp_path):
+        folder = tmp_path / "s"
+        folder.mkdir()
+        frame = pd.DataFrame({"train.lr": [0.1, 0.2, 0.4], "accuracy_mean": [0.1, 0.3, 0.2]})
+        frame.to_parquet(folder / "rows.parquet")
+        (folder / "sweep.json").write_text("{}")
+        read = is_sound(page_of(folder))
+        assert "Best by test accuracy" in read.text
+        assert "30.00 %" in read.text
+
+    def test_runs_and_sweeps_share_a_page(self, tmp_path):
+        write_run(tmp_path / "x" / "a", ())
+        write_sweep(tmp_path / "x" / "s1", sweep_rows(seeds=(0,)))
+        write_sweep(tmp_path / "x" / "s2", sweep_rows(seeds=(0,)))
+        read = is_sound(page_of(tmp_path / "x"))
+        assert {"run", "sweep0", "sweep1"} <= set(read.ids)
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestFolders:
+    def test_a_folder_without_anything_is_refused_with_what_was_expected(self, tmp_path):
+        with pytest.raises(ExperimentError, match=r"nothing to report in .*config\.yaml"):
+            find([tmp_path])
+
+    def test_a_folder_that_is_not_there_is_refused(self, tmp_path):
+        with pytest.raises(ExperimentError, match="no folder"):
+            find([write_run(tmp_path / "a"), tmp_path / "b"])
+
+    def test_a_sweep_that_cannot_be_read_is_named(self, tmp_path):
+        folder = write_sweep(tmp_path / "s")
+        (folder / "sweep.json").write_text("{")
+        with pytest.raises(ExperimentError, match=r"sweep\.json cannot be read"):
+            find([folder])
+
+    def test_what_is_given_twice_is_shown_once(self, tmp_path):
+        path = write_run(tmp_path / "a")
+        assert len(find([path, tmp_path]).runs) == 1
+
+    def test_the_page_goes_into_the_first_folder(self, tmp_path, capsys):
+        path = write_run(tmp_path / "a", events=())
+        write_report((path,), None, Console(width=200))
+        assert (path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+        assert "report.html" in capsys.readouterr().out
+        assert len(find([tmp_path]).runs) == 1
+
+    def test_the_page_goes_where_it_is_told(self, tmp_path):
+        path = write_run(tmp_path / "a", events=())
+        write_report((path,), tmp_path / "new" / "p.html", Console(quiet=True))
+        assert (tmp_path / "new" / "p.html").is_file()
+        assert not (path / "report.html").exists()
+
+
+def test_figures_of_runs_and_sweeps_are_drawn_on_one_page(tmp_path):
+    write_run(tmp_path / "x" / "$a_$", events=())
+    write_run(tmp_path / "x" / "b", events=())
+    rows = [row | {LINKAGE: f"${row[LINKAGE]}_$ <&>"} for row in sweep_rows()]
+    write_sweep(tmp_path / "x" / "s", rows)
+    read = is_sound(page_of(tmp_path / "x"))
+    assert read.tags.count("svg") == read.tags.count("figure") > 10
+
+
+def browse(page, *options):
+    """What Chromium says of a page: on its console, and to us."""
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line], done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+class TestBrowser:
+    def test_a_fault_would_be_seen(self, tmp_path):
+        page = tmp_path / "wrong.html"
+        page.write_text("<script>throw new Error('wrong')</script>")
+        (said,), _ = browse(page, "--screenshot=" + str(tmp_path / "wrong.png"))
+        assert "wrong" in said
+
+    @pytest.mark.parametrize("kind", ["run", "runs", "sweep"])
+    def test_the_page_loads_without_a_word_on_the_console(self, tmp_path, kind):
+        folder = tmp_path / kind
+        if kind == "sweep":
+            write_sweep(folder)
+        else:
+            for number in range(1 if kind == "run" else 2):
+                write_run(folder / f"a{number}")
+        page, image = tmp_path / "page.html", tmp_path / "page.png"
+        write_page([folder], page)
+        said, _ = browse(page, f"--screenshot={image}", "--window-size=1400,2000")
+        assert said == []
+        assert image.stat().st_size > 50_000
+
+    def test_the_script_makes_tables_sortable(self, tmp_path):
+        page = tmp_path / "page.html"
+        write_page([write_sweep(tmp_path / "s")], page)
+        clicked = "<script>document.querySelector('table.sortable th:nth-child(6) button').click()"
+        text = page.read_text(encoding="utf-8").replace("</body>", f"{clicked}</script></body>")
+        Path(page).write_text(text, encoding="utf-8")
+        said, dom = browse(page, "--dump-dom")
+        assert said == []
+        assert 'aria-sort="ascending"' in dom
+        first = dom[dom.index("<tbody>", dom.index('class="sortable"')) :]
+        rows = sweep_rows()
+        worst = min(range(len(rows)), key=lambda k: rows[k]["validation_accuracy_mean"])
+        assert first[: first.index("</th>")].endswith(f">{worst}")

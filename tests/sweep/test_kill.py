@@ -1,0 +1,75 @@
+"""A sweep whose driver is killed goes on to the same numbers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from flray.config.build import run_experiment
+from flray.config.experiment import parse_experiment
+from flray.records.run_directory import RunDirectory
+
+from scenarios import TINY
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from flray.sweep.driver import run_sweep
+from flray.sweep.space import read_space
+space, out, resume = sys.argv[1:]
+run_sweep(read_space(Path(space)), Path(out), resume=resume == "resume")
+"""
+PATIENCE_S = 240
+
+
+def start(space: Path, out: Path, how: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", PROGRAM, str(space), str(out), how]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+def finished(out: Path) -> dict[Path, int]:
+    return {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")}
+
+
+def test_killed_after_some_trials_it_goes_on_to_the_same_numbers(tmp_path) -> None:
+    space, out = tmp_path / "space.yaml", tmp_path / "out"
+    plain = {
+        "experiment": {**TINY, "rounds": 60},
+        "space": {
+            "algorithm": [{"name": "flhc", "rounds_before": 2}],
+            "algorithm.clustering.partition.threshold": {"between_merges": 3},
+            "train.lr": [0.1, 0.05],
+        },
+        "concurrency": 1,
+    }
+    space.write_text(yaml.safe_dump(plain))
+    process = start(space, out, "start")
+    deadline = time.monotonic() + PATIENCE_S
+    while len(finished(out)) < 2 and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = finished(out)
+    started = [path for path in (out / "runs").iterdir() if RunDirectory(path).rows()]
+    assert 2 <= len(done) < len(started)
+    assert not (out / "rows.parquet").exists()
+
+    assert start(space, out, "resume").wait(PATIENCE_S) == 0
+    assert {path: stamp for path, stamp in finished(out).items() if path in done} == done
+    table = pd.read_parquet(out / "rows.parquet")
+    assert len(table) == 6
+    assert set(table["status"]) <= {"done", "shared"}
+    for row in table.itertuples():
+        config = yaml.safe_load((out / row.folder / "config.yaml").read_text())
+        alone = run_experiment(parse_experiment(config), tmp_path / "naive" / str(row.row))
+        assert row.params_sha256 == alone.summary["params_sha256"]

@@ -1,0 +1,220 @@
+"""The tree: what is computed once, and that nothing of a row shows it."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flray.config.build import run_experiment
+from flray.config.experiment import parse_experiment
+from flray.records.clusterings import read_clusterings
+from flray.records.run_directory import RunDirectory
+from flray.sweep.growth import branches, grow, row_folder
+from flray.sweep.rows import expand
+from flray.sweep.space import THRESHOLD, parse_space
+from flray.sweep.tree import plan, run_path
+
+from scenarios import TINY
+
+DISTANCE = "algorithm.clustering.distance"
+LINKAGE = "algorithm.clustering.partition.linkage"
+VERSION = {"sources": "of a test"}
+
+
+def planned(experiment, varied, **more):
+    rows = expand(parse_space({"experiment": {**TINY, **experiment}, "space": varied, **more}))
+    return plan(rows, VERSION, has_gpu=False)
+
+
+def grown(tree, folder: Path, shared: bool = True) -> list[dict]:
+    """The records of all observations; everything must have gone well."""
+    records = []
+    for trunk in tree.trunks:
+        assert grow(trunk, folder, shared, lambda: False).is_done
+        records += branches(trunk, folder)
+    assert not any(record["errors"] for record in records)
+    return records
+
+
+def without_seconds(frame):
+    return frame[[column for column in frame if not column.startswith("seconds")]]
+
+
+def assert_same_run(found, naive) -> None:
+    """Everything recorded is equal to the last bit, but for what the clock said."""
+    assert {k: v for k, v in found.summary.items() if k != "seconds"} == {
+        k: v for k, v in naive.summary.items() if k != "seconds"
+    }
+    pd.testing.assert_frame_equal(
+        without_seconds(found.rounds), without_seconds(naive.rounds), check_exact=True
+    )
+    pd.testing.assert_frame_equal(found.clients, naive.clients, check_exact=True)
+
+
+def assert_rows_equal_naive_runs(records, folder: Path, tmp_path: Path) -> None:
+    for record in records:
+        for number, row in record["rows"].items():
+            run = folder / run_path(row["run"])
+            held = parse_experiment(RunDirectory(run).config())
+            naive = run_experiment(parse_experiment(row["plain"]), tmp_path / "naive" / number)
+            assert_same_run(run_experiment(held, run, resume=True), naive)
+            own = run if row["own"] else folder / row_folder(int(number))
+            found, expected = read_clusterings(own), read_clusterings(naive.path)
+            assert list(found) == list(expected) != []
+            for t, clustering in expected.items():
+                for name, array in vars(clustering).items():
+                    same = getattr(found[t], name)
+                    assert (array is None) == (same is None)
+                    assert array is None or (array == same).all(), name
+
+
+def test_rows_of_one_trunk_by_hand() -> None:
+    """2 seeds are 2 trunks; on each 2 rounds to cluster after, so 2 observations of 4 rows.
+
+    FedAvg is a run of its own for each seed, and the trunk is that run.
+    """
+    varied = {"algorithm.rounds_before": [1, 2], THRESHOLD: [0.5, 1, 2, 4], "seed": [0, 1]}
+    tree = planned({"algorithm": "flhc"}, varied, baseline={"algorithm": "fedavg"})
+    assert len(tree.trunks) == 2
+    for trunk in tree.trunks:
+        assert [(each.round, len(each.rows)) for each in trunk.observations] == [(1, 4), (2, 4)]
+        assert trunk.last_round == 2
+        assert trunk.rounds_kept == {1, 2}
+    assert [run.path for run in tree.runs] == [trunk.run for trunk in tree.trunks]
+    assert len(tree.run_of) == 2
+    alone = planned({"algorithm": "flhc"}, varied)
+    assert [trunk.run for trunk in alone.trunks] == [f"trunks/{t.key}/run" for t in alone.trunks]
+
+
+def test_whatever_changes_the_trunk_is_another_trunk() -> None:
+    for key, values, trunks in (
+        ("train.lr", [0.1, 0.2], 2),
+        ("participation", [0.5, 1.0], 2),
+        ("execution.block", [2, 3], 2),
+        ("rounds", [4, 5], 1),
+        ("execution.actors.count", [1, 2], 1),
+        ("algorithm.clustering.signature", ["update", "weights"], 1),
+    ):
+        tree = planned({"algorithm": "flhc"}, {key: values, "algorithm.rounds_before": 2})
+        assert len(tree.trunks) == trunks, key
+
+
+def test_a_clustering_that_never_comes_is_a_run_of_its_own() -> None:
+    tree = planned({"algorithm": "flhc"}, {"algorithm.rounds_before": [3, 4, 5]})
+    assert [each.round for each in tree.trunks[0].observations] == [3, 4]
+    assert len(tree.runs) == 1
+
+
+def test_other_code_has_other_names() -> None:
+    flhc = {**TINY, "algorithm": {"name": "flhc", "rounds_before": 1}}
+    rows = expand(parse_space({"experiment": flhc, "space": {}}))
+    keys = {
+        plan(rows, version, gpu).trunks[0].key
+        for version, gpu in ((VERSION, False), ({"sources": "newer"}, False), (VERSION, True))
+    }
+    assert len(keys) == 3
+
+
+def test_stages_are_computed_once(tmp_path) -> None:
+    """3 metrics by 2 linkages are 3 distances and 6 trees, however many thresholds."""
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}}
+    varied = {
+        DISTANCE: ["l1", "l2", "cosine"],
+        LINKAGE: ["single", "complete"],
+        THRESHOLD: {"between_merges": 3},
+    }
+    (record,) = grown(planned(flhc, varied), tmp_path)
+    assert (record["distances"], record["trees"], len(record["rows"])) == (3, 6, 18)
+    # The highest merge leaves one cluster, whatever the metric and the linkage.
+    last = [row["run"] for row in list(record["rows"].values())[2::3]]
+    assert len(set(last)) == 1
+    assert 1 < len({row["run"] for row in record["rows"].values()}) < 18
+    assert record["client_steps"] > 0
+
+
+EVERY_ROUND = {
+    "algorithm.rounds_before": 2,
+    LINKAGE: ["complete", "ward"],
+    THRESHOLD: {"between_merges": 4},
+}
+AT_THE_ENDS = {"algorithm.rounds_before": [1, 3], THRESHOLD: {"linspace": [0.2, 1.2, 5]}}
+
+
+@pytest.mark.parametrize(("every", "varied"), [(1, EVERY_ROUND), (3, AT_THE_ENDS)])
+def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
+    """Clustering after the first, a middle and the last round, rounds evaluated or not."""
+    experiment = {"algorithm": "flhc", "rounds": 3, "evaluate": {"every": every, "target": 0.2}}
+    tree = planned(experiment, varied)
+    records = grown(tree, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
+    assert len(list((tmp_path / "sweep" / "runs").iterdir())) < len(tree.trunks[0].rows)
+    hashes = {RunDirectory(p).summary()["params_sha256"] for p in (tmp_path / "naive").iterdir()}
+    assert len(hashes) > 2
+
+
+def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
+    """A holdout client and one who joins later: the metric decides where they go."""
+    joins = [{"round": 3, "kind": "join", "clients": [5]}]
+    split = {**TINY["split"], "holdout": 1}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 3}
+    experiment |= {"events": joins, "split": split}
+    varied = {DISTANCE: ["l1", "l2"], LINKAGE: "complete", THRESHOLD: {"between_merges": 2}}
+    records = grown(planned(experiment, varied), tmp_path / "sweep")
+    assert len({row["run"] for row in records[0]["rows"].values()}) == 4
+    assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
+
+
+def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
+    """Clustering before the first round: what it cost is in the first row."""
+    clustering = {"signature": {"name": "pca_centres", "components": 4, "k": 2}, "embed": "none"}
+    experiment = {"algorithm": {"name": "flt", "clustering": clustering}, "rounds": 2}
+    varied = {
+        "algorithm.dynamic.every": [None, 1],
+        "algorithm.case": ["rows", "clusters"],
+        "algorithm.clustering.relate.gamma": {"logspace": [0.01, 100, 4]},
+    }
+    tree = planned(experiment, varied)
+    records = grown(tree, tmp_path / "sweep")
+    assert [(each.round, len(each.rows)) for each in tree.trunks[0].observations] == [(0, 16)]
+    assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
+    runs = [row["run"] for row in records[0]["rows"].values()]
+    assert 1 < len(set(runs[:8])) < 5  # by what the clustering found, not how it is asked for
+    assert len(set(runs[8:])) == 8  # who clusters again will need to know
+
+
+def test_growth_that_was_cut_short_goes_on(tmp_path) -> None:
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 3}}
+    tree = planned(flhc, {THRESHOLD: [0.0, 1e9]})
+    (trunk,) = tree.trunks
+    assert not grow(trunk, tmp_path / "cut", True, lambda: True).is_done
+    assert len(RunDirectory(tmp_path / "cut" / trunk.run).rows()) == 1
+    assert branches(trunk, tmp_path / "cut") == []
+    at_once, cut = grown(tree, tmp_path / "whole"), grown(tree, tmp_path / "cut")
+    assert at_once == cut
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "cut").rglob("*.json")}
+    assert grown(tree, tmp_path / "cut") == cut
+    assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "cut").rglob("*.json")}
+
+
+def test_without_sharing_every_row_has_its_own_run(tmp_path) -> None:
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}}
+    (record,) = grown(planned(flhc, {THRESHOLD: [1e8, 1e9]}), tmp_path, shared=False)
+    assert len({row["run"] for row in record["rows"].values()}) == 2
+
+
+def test_a_clustering_that_fails_is_told_of_its_row_alone(tmp_path) -> None:
+    partitions = [{"name": "kmeans", "number": 99}, {"name": "kmeans", "number": 2}]
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}}
+    tree = planned(flhc, {"algorithm.clustering.partition": partitions})
+    assert grow(tree.trunks[0], tmp_path, True, lambda: False).is_done
+    (record,) = branches(tree.trunks[0], tmp_path)
+    assert list(record["rows"]) == ["1"]
+    assert "number must be at most the number of clients, 6, got 99" in record["errors"]["0"]
+
+
+def test_a_trunk_that_fails_is_told_of_all_its_rows(tmp_path) -> None:
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "train": {"lr": 1e30}}
+    tree = planned(flhc, {THRESHOLD: [1.0, 2.0]})
+    growth = grow(tree.trunks[0], tmp_path, True, lambda: False)
+    assert sorted(growth.errors) == [0, 1]
+    assert "NaN or infinite; lower train.lr" in growth.errors[0]
