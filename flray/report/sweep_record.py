@@ -13,7 +13,7 @@ import yaml
 from flray.errors import ExperimentError
 from flray.report.runs import Plain
 
-SEED, STATUS, ERROR, FAILED = "seed", "status", "error", "failed"
+SEED, STATUS, ERROR, FAILED, UNFINISHED = "seed", "status", "error", "failed", "unfinished"
 RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
 TEST, VALIDATION = "accuracy_mean", "validation_accuracy_mean"
 # What a row may have measured, in the order of its columns on the page.
@@ -79,10 +79,10 @@ class Sweep:
 
     @cached_property
     def finished(self) -> pd.DataFrame:
-        """The rows that came to an end with a number."""
+        """The rows that came to an end with a number; one that still runs has its last round's."""
         rows = self.rows
         if STATUS in rows:
-            rows = rows[rows[STATUS] != FAILED]
+            rows = rows[~rows[STATUS].isin((FAILED, UNFINISHED))]
         return rows.dropna(subset=[self.metric]) if self.metric in rows else rows[:0]
 
     @cached_property

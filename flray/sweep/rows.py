@@ -73,6 +73,8 @@ def expand(space: Space) -> tuple[Row, ...]:
     for overrides, plain, point in itertools.chain(_varied(space), _baselines(space)):
         key = canonical([plain, None if point is None else [point.place, point.number]])
         found.setdefault(key, Row(len(found), overrides, plain, point))
+    if not found:
+        raise ExperimentError("the space has no rows: `except` leaves no combination")
     return tuple(found.values())
 
 

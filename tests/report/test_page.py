@@ -467,6 +467,13 @@ class TestSweep:
         after = is_sound(page_of(folder))
         assert after.tags.count("figure") == before.tags.count("figure") + 2 + 3
 
+    def test_a_row_that_still_runs_is_not_the_best_and_not_drawn(self, tmp_path):
+        rows = sweep_rows()
+        rows[0] |= {"status": "unfinished", "validation_accuracy_mean": 1.0, "accuracy_mean": 1.0}
+        sweep = read_sweep(write_sweep(tmp_path / "s", rows))
+        assert len(sweep.finished) == len(rows) - 1
+        assert float(sweep.best["validation_accuracy_mean"].iloc[0]) < 1.0
+
     def test_failed_rows_are_told_with_their_message(self, tmp_path):
         rows = sweep_rows()
         failed = {"status": "failed", "error": "ClientFailure: <nan> & more", "clusters": None}

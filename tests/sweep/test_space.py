@@ -145,6 +145,7 @@ def test_random_draws_are_the_same_for_every_seed_and_grow_by_adding() -> None:
         ({"concurrency": 0}, "concurrency must be >= 1"),
         ({"except": [{"seed": 1}]}, r"unknown key 'seed' in except\[0\]"),
         ({"space": {"seed": [0]}, "except": [{"seed": 1}]}, "seed is never 1; it is one of 0"),
+        ({"space": {"seed": [0]}, "except": [{"seed": 0}]}, "the space has no rows"),
         ({"experiment": 3}, "experiment must be a file"),
         ({"experiment": "nowhere.yaml"}, "no experiment file"),
         ({"baseline": "fedavg"}, "baseline must be a mapping"),

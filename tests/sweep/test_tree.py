@@ -168,6 +168,7 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     """Clustering before the first round: what it cost is in the first row."""
     clustering = {"signature": {"name": "pca_centres", "components": 4, "k": 2}, "embed": "none"}
     experiment = {"algorithm": {"name": "flt", "clustering": clustering}, "rounds": 2}
+    experiment["split"] = {"name": "label_swap", "clients": 8, "groups": 4}  # planted
     varied = {
         "algorithm.dynamic.every": [None, 1],
         "algorithm.case": ["rows", "clusters"],
@@ -178,7 +179,10 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     assert [(each.round, len(each.rows)) for each in tree.trunks[0].observations] == [(0, 16)]
     assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
     runs = [row["run"] for row in records[0]["rows"].values()]
-    assert 1 < len(set(runs[:8])) < 5  # by what the clustering found, not how it is asked for
+    first = RunDirectory(tmp_path / "sweep" / run_path(runs[0])).rows()[0]
+    assert {"clustering_clusters", "clustering_ari", "bytes_up_signature"} <= set(first)
+    assert runs[3] == runs[7]  # everybody hears everybody, by rows or by clusters
+    assert 1 < len(set(runs[:8])) < 8
     assert len(set(runs[8:])) == 8  # who clusters again will need to know
 
 

@@ -1,0 +1,88 @@
+"""What `flray sweep` says."""
+
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from rich.console import Console
+
+from flray.cli import sweeping
+from flray.cli.campaign import demo_files
+from flray.errors import ClientFailure, ExperimentError
+from flray.sweep.driver import Progress, SweepResult
+
+from scenarios import TINY
+
+REPORT = {
+    **{"rows": 3, "done": 1, "shared": 1, "failed": 1, "stopped": 0, "unfinished": 0},
+    **{"client_steps_trained": 1000, "client_steps_naive": 2500, "ratio": 2.5},
+    "metric": "validation_accuracy_mean",
+    "best": {"rows": [0, 1], "sets": {"train.lr": 0.1}, "validation_accuracy_mean": 0.9},
+}
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """Run the command over a sweep that only pretends: what it printed."""
+    (tmp_path / "space.yaml").write_text(
+        yaml.safe_dump({"experiment": TINY, "space": {"train.lr": [0.1, 0.2]}})
+    )
+
+    def say(report) -> str:
+        table = pd.DataFrame({"row": [0, 1, 2], "status": "failed", "error": "no luck"})
+        table.loc[: 2 - report["failed"], ["status", "error"]] = ["done", None]
+
+        def pretend(_space, folder, *rest) -> SweepResult:
+            show = rest[-1]
+            show(Progress(rows=3, trunks=1, trunks_done=0))
+            show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, running=2, shared=1))
+            show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, running=1, shared=1))
+            show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, done=1, shared=1, best=0.9))
+            return SweepResult(folder, report, table)
+
+        monkeypatch.setattr(sweeping, "run_sweep", pretend)
+        text = StringIO()
+        console = Console(file=text, width=200, highlight=False)
+        space = str(tmp_path / "space.yaml")
+        sweeping.sweep([space, "rounds=2"], tmp_path / "out", False, None, console)
+        return text.getvalue()
+
+    return say
+
+
+def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
+    lines = said(REPORT).splitlines()
+    assert lines[1] == "0/1 trunks grown for 3 rows"
+    assert lines[2:4] == [
+        "0/2 runs done · 2 running · 1 rows shared",
+        "1/2 runs done · 0 running · 1 rows shared · best validation_accuracy_mean 0.9000 · "
+        "0:00 left",
+    ]
+    assert lines[4:8] == [
+        "3 rows: 1 done, 1 shared, 1 failed",
+        "1,000 client steps trained where 2,500 would have been (2.5 times fewer)",
+        "best validation_accuracy_mean 0.9000 (rows [0, 1]): train.lr=0.1",
+        "1 failed (row 2): no luck",
+    ]
+
+
+def test_a_sweep_of_failures_alone_has_failed(said) -> None:
+    nothing = {"done": 0, "shared": 0, "failed": 3, "best": None, "ratio": None}
+    with pytest.raises(ClientFailure, match="all 3 rows failed: no luck"):
+        said(REPORT | nothing)
+
+
+def test_a_sweep_out_of_time_says_how_to_go_on(said) -> None:
+    assert "--resume goes on" in said(REPORT | {"unfinished": 1})
+
+
+def test_spaces_and_experiments_are_told_apart(tmp_path) -> None:
+    spaces = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
+    assert len(spaces) > 0
+    assert all(sweeping.is_space(path) for path in spaces)
+    assert len(demo_files()) > 0
+    assert not any(sweeping.is_space(path) for path in demo_files())
+    with pytest.raises(ExperimentError, match="takes one space file"):
+        sweeping.sweep(["a=1"], tmp_path, False, None, Console())
