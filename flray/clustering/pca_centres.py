@@ -15,6 +15,8 @@ from flray.models.bank import ModelBank, Params
 
 @dataclass(frozen=True)
 class PcaCentres:
+    """k centres a client, in the coordinates of the client's own PCA; no model travels."""
+
     components: int = 128
     k: int = 5
 
