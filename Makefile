@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check format bench clean
+.PHONY: help demo test long quick check format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -20,10 +20,13 @@ demo: $(STAMP)  ## set up and run the default experiment on embedded data
 	$(BIN)/flray run
 
 test: $(STAMP) check  ## set up, check and run all tests that need no GPU
-	$(BIN)/pytest -m 'not gpu'
+	$(BIN)/pytest -m 'not gpu and not long'
+
+long: $(STAMP)  ## the tests that `make test` leaves out for their length
+	$(BIN)/pytest -m long
 
 quick: $(STAMP)  ## the tests that take no more than a minute together
-	$(BIN)/pytest -m 'not gpu and not slow'
+	$(BIN)/pytest -m 'not gpu and not slow and not long'
 
 check: $(STAMP)  ## format, lint, types and import directions
 	$(BIN)/ruff format --check .

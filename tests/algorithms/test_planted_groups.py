@@ -66,6 +66,7 @@ def found(run):
 
 @pytest.mark.slow
 class TestDigits:
+    @pytest.mark.long
     def test_flt_finds_label_groups_by_min_pair(self, found) -> None:
         assert found(*MIN_PAIR) >= 0.95
 
@@ -99,12 +100,13 @@ ON_MNIST = ["dataset=mnist", "split.clients=40", "split.samples_per_client=300"]
 
 @pytest.mark.data
 class TestMnist:
-    """FL+HC with an MLP; FLT and the paper's CNN need a GPU: tests/algorithms/test_gpu.py."""
+    """FL+HC with an MLP; what FLT and the paper's CNN find is in the experiments' own files."""
 
     def test_flhc_finds_label_groups(self, found) -> None:
         auto = "algorithm.clustering.partition={name: hierarchical, number: auto}"
         assert found(*ON_MNIST, *FLHC, auto) >= 0.95
 
+    @pytest.mark.long
     def test_flhc_finds_swapped_labels(self, found) -> None:
         split = "split={name: label_swap, clients: 40, groups: 4}"
         auto = "algorithm.clustering.partition={name: hierarchical, number: auto}"

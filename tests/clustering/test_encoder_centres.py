@@ -215,6 +215,7 @@ def test_what_cannot_be_is_refused(wrong, message) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_on_actors_as_in_process() -> None:
     """Encoder, carried state and centres go through memory that processes share."""
     os.environ["RAY_AUTH_MODE"] = "disabled"

@@ -17,7 +17,7 @@ from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PROGRAM = """
 import sys
