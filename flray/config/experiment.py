@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -12,7 +12,14 @@ from yaml import YAMLError
 
 from flray.algorithms import ALGORITHMS
 from flray.client.training import Training
-from flray.config.binding import Component, Plain, Registry, bind_component, bind_dataclass
+from flray.config.binding import (
+    Component,
+    Plain,
+    Registry,
+    bind_component,
+    bind_dataclass,
+    read_mapping,
+)
 from flray.config.tracking import TRACKING, NoTracking, Wandb
 from flray.data import DATASETS, SPLITS
 from flray.data.events import Event
@@ -76,13 +83,7 @@ class Experiment:
 def read_yaml(path: Path) -> Plain:
     if not path.is_file():
         raise ExperimentError(f"no experiment file {path}; `flray run` without one runs the demo")
-    try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ExperimentError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(plain, dict):
-        raise ExperimentError(f"{path} must hold keys and values, got {type(plain).__name__}")
-    return cast(Plain, plain)
+    return read_mapping(path, "the experiment")
 
 
 def parse_experiment(plain: Plain) -> Experiment:
