@@ -271,7 +271,7 @@ def first_difference(held: Config, config: Config) -> str | None:
     >>> first_difference({"seed": 0, "model": {"name": "a"}}, {"seed": 0, "model": {"name": "b"}})
     "model.name is 'a' there and 'b' here"
     """
-    there, here = _leaves(held), _leaves(config)
+    there, here = leaves(held), leaves(config)
     for key in here | there:
         if key not in there or key not in here or there[key] != here[key]:
             old = repr(there[key]) if key in there else "absent"
@@ -280,14 +280,19 @@ def first_difference(held: Config, config: Config) -> str | None:
     return None
 
 
-def _leaves(config: Config, prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def leaves(config: Config, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested mapping by their dotted keys.
+
+    >>> leaves({"train": {"lr": 0.1}, "seed": 0})
+    {'train.lr': 0.1, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
+            found |= leaves(value, f"{prefix}{key}.")
         else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _client_rows(t: int, part: str, scores: ClientScores) -> pa.Table:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from flray.published.tables import Column, Row, Table
+from flray.records.run_directory import leaves
 from flray.report.matching import MATCHERS, Matcher, Metric, fits
-from flray.report.runs import RunRecord, flatten, look_up
+from flray.report.runs import RunRecord, look_up
 
 VALIDATION = "validation_accuracy_mean"
 # Keys that tell no experiment from another; a key stands for those below it.
@@ -183,6 +184,6 @@ def _varied(rivals: Sequence[Sequence[_Candidate]]) -> tuple[str, ...]:
 def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
     return {
         key: value
-        for key, value in flatten(config).items()
+        for key, value in leaves(config).items()
         if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in keys)
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
+from flray.records.run_directory import leaves
 from flray.report.page_elements import (
     MISSING,
     Html,
@@ -18,7 +19,7 @@ from flray.report.page_elements import (
     table,
 )
 from flray.report.page_folders import PageRun
-from flray.report.runs import Plain, flatten
+from flray.report.runs import Plain
 
 # Says where and how a run computes, not what.
 _NO_MATTER = ("seed", "execution", "tracking")
@@ -86,7 +87,7 @@ def setting_text(value: object) -> str:
 
 def _telling(config: Plain) -> dict[str, object]:
     kept = {key: value for key, value in config.items() if key not in _NO_MATTER}
-    return flatten(kept)
+    return leaves(kept)
 
 
 def _setting_tables(config: Plain) -> Iterator[Html]:
@@ -96,7 +97,7 @@ def _setting_tables(config: Plain) -> Iterator[Html]:
         if not isinstance(value, Mapping) or not value:
             alone[key] = value
             continue
-        inner = flatten(value)
+        inner = leaves(value)
         title = setting_text(inner.pop("name", ""))
         yield _setting_table(f"{key}: {title}" if title else key, inner)
     if alone:
@@ -113,7 +114,7 @@ def _setting_table(caption: str, values: Plain) -> Html:
 
 
 def _described(start: Plain) -> dict[str, str]:
-    flat = flatten({key: value for key, value in start.items() if key != "resumed"})
+    flat = leaves({key: value for key, value in start.items() if key != "resumed"})
     return {
         key.removeprefix("versions.").removeprefix("hardware."): setting_text(value)
         for key, value in flat.items()

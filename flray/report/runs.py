@@ -72,17 +72,3 @@ def look_up(config: Plain, key: str) -> Any:  # Any: whatever stands there
             return None
         node = node.get(part)
     return node
-
-
-def flatten(config: Plain, prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flatten({"train": {"lr": 0.1}, "seed": 0})
-    {'train.lr': 0.1, 'seed': 0}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
