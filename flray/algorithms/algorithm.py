@@ -1,6 +1,6 @@
 """What an algorithm is: four methods over a state that is data."""
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
@@ -59,6 +59,20 @@ class Branching(Algorithm[State], Protocol[State]):
         self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
     ) -> State:
         """The state after round `rounds_before` in which clients go on as the clustering says."""
+        ...
+
+
+@runtime_checkable
+class Apart(Protocol):
+    """A branching algorithm some of whose clients never hear others once they were clustered.
+
+    Another clustering in which such clients go on in the same way need not train them again.
+    """
+
+    def strands(self, state: Any, fed: Federation) -> list[tuple[Ids, object]]:  # Any: its own
+        """Clients that hear each other and nobody else, with all that decides how they go on
+        beside their models; every client is in one strand. Empty: no such thing can be said.
+        """
         ...
 
 

@@ -98,6 +98,13 @@ class Flhc:
         state = replace(state, joint=bank, means=Points.vectors(np.unique(found.labels), means))
         return self._place(state, self.rounds_before, fed)
 
+    def strands(self, state: FlhcState, fed: Federation) -> list[tuple[Ids, object]]:
+        """Clusters: each samples, trains and averages its own."""
+        if state.joint is not None:
+            return []  # somebody may still come
+        clusters = np.unique(state.labels)
+        return [(np.flatnonzero(state.labels == c), None) for c in clusters]
+
     def _place(self, state: FlhcState, t: int, fed: Federation) -> FlhcState:
         """Put who came later, or never trains, into the cluster whose mean Δ is nearest to its."""
         present = np.union1d(fed.clients, fed.holdout)

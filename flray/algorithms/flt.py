@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from flray.algorithms.algorithm import Metrics, cluster
 from flray.algorithms.change import Dynamic, Flags, part_of
@@ -115,6 +116,15 @@ class Flt:
     ) -> FltState:
         state = self._related(bank, observed, found, Flags.none(fed.num_clients))
         return self._after(state, 0, fed)
+
+    def strands(self, state: FltState, fed: Federation) -> list[tuple[Ids, object]]:
+        """Components of Ã, of which each round's sample takes clients whatever Ã is."""
+        if not self.state_decides or (state.labels < 0).any():
+            return []
+        strengths = state.relation.rows[state.relation.of]  # (M, M)
+        _, component = connected_components(strengths, directed=True, connection="weak")
+        members = [np.flatnonzero(component == c) for c in np.unique(component)]
+        return [(some, strengths[np.ix_(some, some)].tolist()) for some in members]
 
     def _form(self, state: FltState, t: int, clients: Ids, fed: Federation) -> FltState:
         """FCR (Alg. 2): hear some clients, then relate all that have answered and are there."""

@@ -1,5 +1,6 @@
 """The tasks: pure functions of (a host's data, models, a job), run wherever a host is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self, cast
 
@@ -67,6 +68,10 @@ class Train:
     is_probe: bool = False  # beside the round's own training, with an order of its own
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> BlockResult:
+        return host.engine.train(self.block(host, bank, job), self.training, self.gradient)
+
+    def block(self, host: Host, bank: Params, job: TrainJob) -> Block:
+        """What the engine is to do: every batch of every client, from its row of the bank."""
         rows = torch.from_numpy(job.rows).to(host.examples.device)
         train = host.timeline.at(self.t).train
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
@@ -74,7 +79,33 @@ class Train:
             plan_client(train[i], self.training, seed, self.t, int(i)) for i in job.clients
         )
         w0 = {name: leaf.index_select(0, rows) for name, leaf in bank.items()}
-        return host.engine.train(Block(plans, w0, job.memo), self.training, self.gradient)
+        return Block(plans, w0, job.memo)
+
+
+def train_together(
+    host: Host, parts: Sequence[tuple[Train, Params, TrainJob]]
+) -> list[BlockResult]:
+    """Jobs of several experiments as one block, each with the bits it would have alone.
+
+    They may differ in round, models and clients; training, gradient and memo are alike.
+    """
+    blocks = [task.block(host, bank, job) for task, bank, job in parts]
+    together = Block(
+        plans=tuple(plan for block in blocks for plan in block.plans),
+        w0={name: torch.cat([block.w0[name] for block in blocks]) for name in blocks[0].w0},
+        memo={name: torch.cat([block.memo[name] for block in blocks]) for name in blocks[0].memo},
+    )
+    task = parts[0][0]
+    result = host.engine.train(together, task.training, task.gradient)
+    sizes = [len(block.plans) for block in blocks]
+    ends = np.cumsum(sizes)
+    return [
+        BlockResult(
+            {name: leaf[end - size : end] for name, leaf in result.params.items()},
+            result.loss[end - size : end],
+        )
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Build an experiment: from checked configuration to a server ready to run."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,13 +25,16 @@ from flray.execution.federation import Federation, Oracle
 from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
 from flray.execution.resources import Plan
 from flray.execution.settings import default_block
+from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import build_seeded, params_of, stack
 from flray.randomness import torch_seed
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
+from flray.records.strands import Strands
 from flray.server.actor import run_in_actor
-from flray.server.loop import Row, Server, ignore, never
+from flray.server.evaluation import Row
+from flray.server.loop import Server, ignore, never
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,21 @@ def build_server(
     directory: RunDirectory,
     on_round: Callable[[Row], None],
     should_stop: Callable[[], bool],
+    pool: Any = None,  # Any: the handle of a dispatcher
 ) -> Server:
-    """Everything an experiment needs; refuses before the run directory is made."""
+    """Everything an experiment needs; refuses before the run directory is made.
+
+    A directory with strands is of a run that trains only these.
+
+    Args:
+        pool: of client actors to share with other experiments; None: actors of its own.
+    """
     parts = prepare(experiment)
-    if parts.plan:
+    if parts.plan and pool is None:
         wait_for_resources(parts.plan)
     open_directory(experiment, parts, directory)
-    fed = build_federation(experiment, parts, start_executor(parts))
+    fed = build_federation(experiment, parts, start_executor(parts, pool))
+    fed = replace(fed, only=Strands(directory.path).only())
     return replace(
         assemble(experiment, parts, fed, directory), on_round=on_round, should_stop=should_stop
     )
@@ -99,7 +112,7 @@ def assemble(
         evaluation=settings.evaluate,
         num_rounds=settings.rounds,
         directory=directory,
-        facts=_facts(experiment, parts.payload),
+        facts=facts_of(experiment, parts.payload),
         device="cpu" if parts.plan else parts.payload.settings.device,
     )
 
@@ -110,6 +123,7 @@ class Prepared:
 
     payload: Payload
     plan: Plan | None  # of the client actors, where there are any
+    host: str  # names the payload: equal names, equal hosts
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -136,15 +150,26 @@ def prepare(experiment: Experiment) -> Prepared:
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
     payload = Payload(module, dataset, make_timeline(split, settings.events), host)
+    name = _host_name(experiment, host)
     if execution.executor == "inline":
-        return Prepared(payload, None)
+        return Prepared(payload, None, name)
     actors = execution.actors
     per_job = 1 if actors.count == "per_client" else block
     num_actors = actors.number(split.num_clients)
-    return Prepared(payload, Plan(num_actors, actors, block, -(-cohort_size // per_job)))
+    plan = Plan(num_actors, actors, block, -(-cohort_size // per_job))
+    return Prepared(payload, plan, name)
 
 
-def start_executor(parts: Prepared) -> Executor:
+def _host_name(experiment: Experiment, host: HostSettings) -> str:
+    plain = experiment.plain
+    decides = [plain[key] for key in ("dataset", "split", "model", "events", "seed")]
+    text = json.dumps([decides, repr(host)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def start_executor(parts: Prepared, pool: Any = None) -> Executor:  # Any: a dispatcher's handle
+    if pool is not None:
+        return join_shared_pool(pool, parts.host, parts.payload)
     if parts.plan:
         return start_pool(parts.payload, parts.plan)
     payload = parts.payload
@@ -198,7 +223,7 @@ def describe(experiment: Experiment) -> str:
     return f"{text}; {parts.plan}" if parts.plan else text
 
 
-def _facts(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
+def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
     """What a summary says of the run beside its numbers: names, and what decides its bits."""
     names = {
         kind: experiment.plain[kind]["name"] for kind in ("algorithm", "dataset", "split", "model")

@@ -55,6 +55,15 @@ class Trained:
         return {"train_loss": float(self.loss.mean())} if len(self.loss) else {}
 
 
+@dataclass(frozen=True)
+class Heard:
+    """Of one client's training in a round."""
+
+    client: int
+    loss: float
+    num_steps: int
+
+
 @dataclass
 class Meter:
     """What a round cost: bytes by kind, steps, failures, seconds by phase. Read and reset by it."""
@@ -118,6 +127,8 @@ class Federation:
     ground_truth: Oracle | None = None  # None: not for this experiment
     meter: Meter = field(default_factory=Meter)
     evidence: list[Evidence] = field(default_factory=list)  # of clusterings, taken by the server
+    only: Ids | None = None  # train and score no others, whom another run trains; None: everybody
+    heard: list[Heard] = field(default_factory=list)  # of the round, taken by the server
 
     def during(self, timeline: Timeline, t: int) -> "Federation":
         """The same federation as it is in round t."""
@@ -164,12 +175,18 @@ class Federation:
         self, bank: ModelBank, cohort: Cohort, gradient: Gradient, memo: Params | None = None
     ) -> Trained:
         """Local training of the cohort, each from its row of the bank; memo leaves (K, ...)."""
+        memo = memo or {}
+        if self.only is not None:
+            wanted = np.isin(cohort.clients, self.only)
+            cohort = replace(cohort, clients=cohort.clients[wanted])
+            memo = {name: leaf[torch.from_numpy(wanted)] for name, leaf in memo.items()}
+            bank = bank.of_some(cohort.clients)
         size = self.executor.clients_per_job or self.block
         jobs = [
             TrainJob(
                 cohort.clients[some],
                 bank.owner[cohort.clients[some]],
-                {name: leaf[some] for name, leaf in (memo or {}).items()},
+                {name: leaf[some] for name, leaf in memo.items()},
             )
             for some in _slices(len(cohort.clients), size)
         ]
@@ -181,6 +198,9 @@ class Federation:
             self._decide(failed, cohort.t, cohort.clients)
         trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)))
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
+        if self.only is not None:
+            each = zip(trained.clients, trained.loss, trained.num_steps, strict=True)
+            self.heard.extend(Heard(int(i), float(loss), int(steps)) for i, loss, steps in each)
         return trained
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:

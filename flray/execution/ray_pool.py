@@ -105,27 +105,14 @@ class RayPool:
     def _result(self, ref: Any, place: int) -> Any:
         try:
             return ray.get(ref)
-        except RayTaskError as error:
-            if isinstance(error.cause, ExperimentError):
-                raise error.cause from None
-            return Failed(error.cause or error)
-        except RayActorError as error:
-            self.actors[place] = self._start_one()
-            return Failed(error)
+        except (RayActorError, RayTaskError) as error:
+            if isinstance(error, RayActorError):
+                self.actors[place] = self._start_one()
+            return failure(error)
 
     def start(self) -> None:
         """Start all actors and wait until each is there."""
-        self.actors.extend(self._start_one() for _ in range(self.plan.num_actors))
-        ready: list[Any] = [actor.ready.remote() for actor in self.actors]  # ObjectRefs
-        try:
-            ray.get(ready, timeout=START_TIMEOUT_S)
-        except GetTimeoutError as error:
-            done, _ = ray.wait(ready, num_returns=len(ready), timeout=0)
-            self.close()
-            raise ExperimentError(
-                f"only {len(done)} of {self.plan.num_actors} client actors started within "
-                f"{START_TIMEOUT_S:.0f} s ({self.plan}); lower execution.actors.count"
-            ) from error
+        self.actors.extend(started(self._start_one, self.plan))
 
     def _start_one(self) -> Any:
         actor_class = ray.remote(ClientActor).options(
@@ -140,6 +127,31 @@ class RayPool:
         for actor in self.actors:
             ray.kill(actor)
         self.actors.clear()
+
+
+def started(start_one: Callable[[], Any], plan: Plan) -> list[Any]:
+    """As many actors as planned, each of them ready; or none and an error."""
+    actors = [start_one() for _ in range(plan.num_actors)]
+    ready: list[Any] = [actor.ready.remote() for actor in actors]  # ObjectRefs
+    try:
+        ray.get(ready, timeout=START_TIMEOUT_S)
+    except GetTimeoutError as error:
+        done, _ = ray.wait(ready, num_returns=len(ready), timeout=0)
+        for actor in actors:
+            ray.kill(actor)
+        raise ExperimentError(
+            f"only {len(done)} of {plan.num_actors} client actors started within "
+            f"{START_TIMEOUT_S:.0f} s ({plan}); lower execution.actors.count"
+        ) from error
+    return actors
+
+
+def failure(error: RayActorError | RayTaskError) -> Failed:
+    """In the place of an output; what is wrong with the experiment itself is raised."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ExperimentError):
+        raise cause from None
+    return Failed(cause or error)
 
 
 def start_pool(payload: Payload, plan: Plan) -> RayPool:

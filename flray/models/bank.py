@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
@@ -54,6 +55,11 @@ def digest(params: Params, row: int) -> str:
         sha.update(name.encode())
         sha.update(params[name][row].contiguous().cpu().numpy().tobytes())
     return sha.hexdigest()
+
+
+def sha256_of(digests: list[str]) -> str:
+    """One hash for the digests of all clients in id order."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,24 @@ class ModelBank:
                 owner[i] = self.owner[same[0]]
         return _without_unused_rows(replace(self, owner=owner))
 
+    def of_some(self, clients: Ids) -> "ModelBank":
+        """The models these clients use and no others; whom another client uses is left open."""
+        used, rows = np.unique(self.owner[clients], return_inverse=True)
+        if len(used) == self.num_rows:
+            return self
+        owner = np.zeros_like(self.owner)
+        owner[clients] = rows.reshape(-1)
+        any_leaf = next(iter(self.params.values()))
+        keep = torch.from_numpy(used).to(any_leaf.device)
+        return ModelBank({k: v.index_select(0, keep) for k, v in self.params.items()}, owner)
+
+    def digests(self, clients: Ids) -> list[str]:
+        """SHA-256 of the params of each of the clients."""
+        rows = {int(u): digest(self.params, int(u)) for u in np.unique(self.owner[clients])}
+        return [rows[int(u)] for u in self.owner[clients]]
+
     def sha256(self) -> str:
-        """Hash over clients in id order of the digest of each one's params."""
-        rows = {int(u): digest(self.params, int(u)) for u in np.unique(self.owner)}
-        return hashlib.sha256("".join(rows[int(u)] for u in self.owner).encode()).hexdigest()
+        return sha256_of(self.digests(np.arange(len(self.owner))))
 
 
 def _without_unused_rows(bank: ModelBank) -> ModelBank:
@@ -134,11 +154,11 @@ def _without_unused_rows(bank: ModelBank) -> ModelBank:
     return replace(bank, params=params, owner=owner.astype(np.int64))
 
 
-def squared_change(new: ModelBank, old: ModelBank) -> float:
-    """||W^t - W^(t-1)||^2 over the params of all clients (FLT, Theorem 2)."""
-    pairs, counts = np.unique(np.stack([new.owner, old.owner]), axis=1, return_counts=True)
-    total = 0.0
-    for u, v, count in zip(pairs[0], pairs[1], counts, strict=True):
-        moved = (new.params[k][u] - old.params[k][v] for k in new.params)
-        total += float(count) * sum(float(d.double().square().sum()) for d in moved)
-    return total
+def squared_changes(new: ModelBank, old: ModelBank) -> NDArray[np.float64]:
+    """(M,) ||w_i^t - w_i^(t-1)||^2 of each client's params; FLT's Theorem 2 has their sum."""
+    pairs, of = np.unique(np.stack([new.owner, old.owner]), axis=1, return_inverse=True)
+    moved = np.zeros(pairs.shape[1])
+    for k, (u, v) in enumerate(pairs.T):
+        leaves = (new.params[name][u] - old.params[name][v] for name in new.params)
+        moved[k] = sum(float(leaf.double().square().sum()) for leaf in leaves)
+    return moved[of.reshape(-1)]

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,17 @@ class RunDirectory:
         if self._parts.is_dir():
             shutil.rmtree(self._parts)
 
+    def replace_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the rows of all rounds anew."""
+        table = _join([pa.Table.from_pylist([dict(row)]) for row in rows])
+        replace_file(self._rounds, lambda path: pq.write_table(table, path))
+
+    def conclude(self, scores: pd.DataFrame, summary: Mapping[str, Any]) -> None:
+        """Finish with scores that were recorded elsewhere."""
+        table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
+        replace_file(self._clients, lambda path: pq.write_table(table, path))
+        replace_text(self._summary, _to_json(summary))
+
     def summary(self) -> dict[str, Any] | None:
         """What `finish` wrote, None while the run is unfinished."""
         if not self._summary.is_file():
@@ -317,7 +328,9 @@ def _round_of(path: Path) -> int:
 
 
 def _read(path: Path) -> pa.Table:
-    return pq.read_table(path)
+    # `read_table` opens by name more than once, and a run puts new files in the place of old ones.
+    with pq.ParquetFile(path) as file:
+        return file.read()
 
 
 def _join(tables: list[pa.Table]) -> pa.Table:

@@ -9,7 +9,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flray.errors import ClientFailure, ExperimentError, ServerLost
 from flray.execution.cluster import actor_environment
-from flray.server.loop import Row, Server
+from flray.server.evaluation import Row
+from flray.server.loop import Server
 
 POLL_S = 0.2
 

@@ -1,14 +1,19 @@
 """Evaluation: every client's model on the client's own examples, grouped by distinct model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from flray.client.tasks import ExampleScores, ScoreJob
 from flray.data.dataset import Ids
+from flray.data.split import Split
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank
-from flray.scores import ClientScores
+from flray.scores import ClientScores, partition_scores, summarise
+
+Row = dict[str, Any]  # Any: one value a column, numbers mostly
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,34 @@ class Evaluation:
             raise ValueError(
                 f"target must be in (0, 1], got {self.target}: a fraction, not percent"
             )
+
+
+def evaluation_row(
+    scores: Mapping[str, ClientScores], owner: Ids, split: Split, target: float | None
+) -> Row:
+    """What a round's row says of the scores, which are given by part (test, validation).
+
+    Args:
+        owner: (M,) the model each client uses.
+    """
+    clients = split.clients
+    holdout = np.setdiff1d(split.holdout, split.absent)
+    row: Row = {"clusters": len(np.unique(owner[clients]))}
+    parts = {"test": split.test, "validation": split.validation}
+    for prefix, name, who in (
+        ("", "test", clients),
+        ("holdout_", "test", holdout),
+        ("validation_", "validation", clients),
+    ):
+        found = scores[name].of(who)
+        if len(found.clients):
+            ids = np.concatenate([parts[name][i] for i in found.clients])
+            num_images = len(np.unique(split.image_ids[ids]))
+            summary = summarise(found, num_images, target)
+            row |= {prefix + key: value for key, value in summary.items()}
+    if split.groups is not None:
+        row |= partition_scores(owner[clients], split.groups[clients])
+    return row
 
 
 def score_clients(

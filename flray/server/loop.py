@@ -6,20 +6,18 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from flray.algorithms.algorithm import Algorithm
-from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
 from flray.execution.federation import Federation
-from flray.models.bank import ModelBank, squared_change
+from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
-from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
-from flray.server.evaluation import Evaluation, score_clients
-
-Row = dict[str, Any]  # Any: one value a column, numbers mostly
+from flray.records.strands import Strands
+from flray.scores import partition_scores
+from flray.server.evaluation import Evaluation, Row, evaluation_row, score_clients
+from flray.server.summary import summarise_run
 
 
 def ignore(row: Row) -> None:
@@ -53,6 +51,7 @@ class Server:
             found = self.begin(store)
         else:
             self.directory.truncate(found.round)
+            Strands(self.directory.path).truncate(found.round)
             self.fed.meter.counts.update(found.extra.get("counts", {}))
         state, before = found.state, found.extra.get("row", {})
         begin = perf_counter()
@@ -69,7 +68,7 @@ class Server:
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 return False
-        self.directory.finish(self._summary(self._deployed(state)))
+        self._finish(self._deployed(state))
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
@@ -91,11 +90,13 @@ class Server:
         new, metrics = self.algorithm.round(state, cohort, fed)
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **metrics}
         row |= self._record_clustering(t)
+        banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                bank = self._deployed(new)
-                row |= self._evaluate(bank, split, t)
-                row["params_change_sq"] = squared_change(bank, self._deployed(state))
+                banks = self._deployed(new), self._deployed(state)
+                row |= self._evaluate(banks[0], split, t)
+                row["params_change_sq"] = float(squared_changes(*banks).sum())
+        self._record_strands(t, banks)
         return new, row
 
     def _is_evaluated(self, t: int) -> bool:
@@ -129,76 +130,41 @@ class Server:
 
     def _evaluate(self, bank: ModelBank, split: Split, t: int) -> Row:
         """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
-        clients = split.clients
-        row: Row = {"clusters": len(np.unique(bank.owner[clients]))}
         present = np.setdiff1d(np.arange(split.num_clients), split.absent)
-        holdout = np.setdiff1d(split.holdout, split.absent)
-        for name, prefix, part in (
-            ("test", "", split.test),
-            ("validation", "validation_", split.validation),
-        ):
-            scores = score_clients(self.fed, bank, present, part)
-            self.directory.append_clients(t, name, scores, bank.owner, split.groups)
-            row |= self._summarised(prefix, scores.of(clients), split, part)
-            if name == "test":
-                row |= self._summarised("holdout_", scores.of(holdout), split, part)
-        if split.groups is not None:
-            row |= partition_scores(bank.owner[clients], split.groups[clients])
-        return row
+        scored = bank
+        if self.fed.only is not None:
+            present = np.intersect1d(present, self.fed.only)
+            scored = bank.of_some(present)
+        scores = {}
+        for name, part in (("test", split.test), ("validation", split.validation)):
+            scores[name] = score_clients(self.fed, scored, present, part)
+            self.directory.append_clients(t, name, scores[name], bank.owner, split.groups)
+        return evaluation_row(scores, bank.owner, split, self.evaluation.target)
 
-    def _summarised(
-        self, prefix: str, scores: ClientScores, split: Split, part: tuple[Ids, ...]
-    ) -> Row:
-        if not len(scores.clients):
-            return {}
-        images = np.unique(split.image_ids[np.concatenate([part[i] for i in scores.clients])])
-        found = summarise(scores, len(images), self.evaluation.target)
-        return {prefix + key: value for key, value in found.items()}
+    def _record_strands(self, t: int, banks: tuple[ModelBank, ModelBank] | None) -> None:
+        """Keep what other runs with the same strands will need of this round."""
+        only = self.fed.only
+        if only is None:
+            return
+        heard = sorted(self.fed.heard, key=lambda each: each.client)
+        self.fed.heard.clear()
+        steps = self.fed.meter.counts["client_steps"]  # of a clustering before round 1 too
+        arrays = {
+            "other_steps": np.array(steps - sum(each.num_steps for each in heard)),
+            "clients": np.array([each.client for each in heard], dtype=np.int64),
+            "loss": np.array([each.loss for each in heard], dtype=np.float64),
+            "steps": np.array([each.num_steps for each in heard], dtype=np.int64),
+        }
+        if banks is not None:
+            arrays |= {"owner": banks[0].owner, "moved": squared_changes(*banks)[only]}
+        Strands(self.directory.path).append(t, arrays)
 
-    def _summary(self, bank: ModelBank) -> Row:
-        rounds = self.directory.rounds()
-        last: Row = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
-        totals = {
-            name: int(rounds.filter(regex=pattern).sum().sum())
-            for name, pattern in (
-                ("bytes_up", "^bytes_up"),
-                ("bytes_down", "^bytes_down"),
-                ("client_steps", "^client_steps$"),
-                ("clients_dropped", "^clients_dropped$"),
+    def _finish(self, bank: ModelBank) -> None:
+        only = self.fed.only
+        if only is None:
+            found = summarise_run(
+                self.directory, self.timeline, self.evaluation.target, bank.sha256()
             )
-        }
-        target = self.evaluation.target
-        reached = rounds["round"].to_numpy(), rounds["accuracy_mean"].to_numpy()
-        return {
-            **self.facts,
-            "rounds": self.num_rounds,
-            "clients": len(self.timeline.at(self.num_rounds).clients),
-            "ari": None,  # where no groups were planted
-            "nmi": None,
-            **{key: value for key, value in last.items() if not of_one_round(key)},
-            "clusters": int(last["clusters"]),
-            "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
-            **self._after_clustering(rounds),
-            **totals,
-            "seconds": float(rounds["seconds"].sum()),
-            "split_sha256": self.timeline.digest(),
-            "params_sha256": bank.sha256(),
-        }
-
-    def _after_clustering(self, rounds: pd.DataFrame) -> Row:
-        """FL+HC reports the round after the (first) clustering beside the last one."""
-        clustered = self.directory.clustering_rounds()
-        after = rounds[rounds["round"] == clustered[0] + 1] if clustered else rounds[:0]
-        if after.empty:
-            return {}
-        row: Row = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
-        reported = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
-        return {"round_after_clustering": row["round"]} | {
-            f"{name}_after_clustering": row[name] for name in reported if name in row
-        }
-
-
-def of_one_round(column: str) -> bool:
-    """Columns that mean something for a round and nothing for the run."""
-    prefixes = ("round", "seconds", "bytes", "client_steps", "cohort_size", "clustering")
-    return column.startswith(prefixes)
+            return self.directory.finish({**self.facts, **found})
+        digests = dict(zip(map(int, only), bank.digests(only), strict=True))
+        return Strands(self.directory.path).finish(self.directory.clients(), digests)

@@ -1,14 +1,15 @@
 """What a trial may use: bundles of CPUs and GPUs, refused with the arithmetic if none ever fits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import ray
 
 from flray.config.build import prepare
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
-from flray.execution.resources import ROUNDING
+from flray.execution.resources import ROUNDING, Plan
 from flray.sweep.keys import device_of
+from flray.sweep.space import Options
 
 Bundle = dict[str, float]
 
@@ -19,15 +20,15 @@ def cluster_resources() -> dict[str, float]:
     return ask()
 
 
-def bundles(
-    experiment: Experiment, concurrency: int | None, there: Mapping[str, float]
-) -> list[Bundle]:
+def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]) -> list[Bundle]:
     """The trial's own process first, then one bundle for each client actor it will start.
 
     Args:
         there: what the cluster has in all, as Ray counts it.
     """
-    execution = experiment.settings.execution
+    execution, concurrency = experiment.settings.execution, options.concurrency
+    if options.client_actors == "shared":
+        return [_beside_the_pool(shared_plan([experiment]), concurrency, there)]
     if execution.executor == "ray":
         plan = prepare(experiment).plan
         assert plan is not None  # of executor ray
@@ -46,6 +47,44 @@ def bundles(
             asked[0]["GPU"] = min(1.0, max(num_gpus, 1.0) / (concurrency or 1))
     _check(asked, there)
     return asked
+
+
+def shared_plan(experiments: Sequence[Experiment]) -> Plan:
+    """What the pool of a sweep asks for; all its experiments must ask for the same."""
+    asked = {
+        (execution.executor, execution.actors, execution.threads): experiment
+        for experiment in experiments
+        if (execution := experiment.settings.execution)
+    }
+    (executor, actors, _), first = next(iter(asked.items()))
+    if len(asked) > 1:
+        raise ExperimentError(
+            "client_actors is shared, but rows differ in execution.executor, execution.actors or "
+            "execution.threads: one pool has one form; choose client_actors=own"
+        )
+    if executor != "ray" or actors.count == "per_client":
+        raise ExperimentError(
+            f"client_actors is shared, but execution.executor is {executor} with "
+            f"{actors.count} actors; set execution.executor=ray and a number of actors"
+        )
+    plan = prepare(first).plan
+    assert plan is not None  # of executor ray
+    return plan
+
+
+def _beside_the_pool(plan: Plan, concurrency: int | None, there: Mapping[str, float]) -> Bundle:
+    """A trial that trains elsewhere: what the pool leaves, divided by the trials at a time."""
+    for kind, each in (("CPU", plan.actors.num_cpus), ("GPU", plan.actors.num_gpus)):
+        total, has = plan.num_actors * each, there.get(kind, 0.0)
+        left = has - total
+        if left < -ROUNDING or (kind == "CPU" and left < ROUNDING):
+            beside = " and its trials need a part of one" if kind == "CPU" else ""
+            raise ExperimentError(
+                f"the shared client actors ask for {plan.num_actors} x {each:g} = {total:g} "
+                f"{kind}{beside}, the cluster has {has:g}; lower execution.actors"
+            )
+    left = there.get("CPU", 0.0) - plan.num_actors * plan.actors.num_cpus
+    return {"CPU": min(1.0, left / (concurrency or 1))}
 
 
 def _check(asked: list[Bundle], there: Mapping[str, float]) -> None:

@@ -1,8 +1,9 @@
 """The driver of a sweep: rows, tree, growth, trials, table. Nothing is trained twice."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -16,10 +17,13 @@ from flray.client.plan import num_local_steps
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.execution.cluster import connected
+from flray.execution.federation import nobody
+from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.sweep.allotment import bundles, cluster_resources
+from flray.records.strands import Strands
+from flray.sweep.allotment import bundles, cluster_resources, shared_plan
 from flray.sweep.folder import (
     RowState,
     best_of,
@@ -35,11 +39,13 @@ from flray.sweep.growth import Growth, branches, grow, is_grown, said
 from flray.sweep.keys import code_version, device_of, digest
 from flray.sweep.rows import Row, expand
 from flray.sweep.space import Space
-from flray.sweep.tracking import track_table
-from flray.sweep.tree import Run, Tree, Trunk, plan
+from flray.sweep.strands import Weaver, is_trained
+from flray.sweep.tracking import track_table, tracked
+from flray.sweep.tree import Run, Tree, Trunk, plan, run_path
 from flray.sweep.trials import Job, Outcome, outcome_of, run_trials
 
 POLL_S = 0.5
+WORST_FIRST = ("failed", "unfinished", "stopped", "done")
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,13 @@ def run_sweep(
     with connected():
         there = cluster_resources()
         tree = plan(rows, code, has_gpu=there.get("GPU", 0.0) > 0)
-        sweep = _Sweep(space, out, rows, tree, there, deadline, show)
-        for plain in {digest(row.plain["execution"]): row.plain for row in rows}.values():
-            bundles(parse_experiment(plain), space.options.concurrency, there)  # or refuse
-        with locked(out):
+        asked = {digest(row.plain["execution"]): parse_experiment(row.plain) for row in rows}
+        if space.options.client_actors == "shared":
+            shared_plan(list(asked.values()))  # or refuse
+        for experiment in asked.values():
+            bundles(experiment, space.options, there)
+        with locked(out), _client_actors(space, list(asked.values())) as pool:
+            sweep = _Sweep(space, out, rows, tree, there, deadline, show, pool)
             open_folder(out, space, code)
             errors = sweep.grow()
             if errors is not None:
@@ -104,6 +113,8 @@ class _Sweep:
     there: Mapping[str, float]  # what the cluster has
     deadline: float
     show: Callable[[Progress], None]
+    pool: Any  # the dispatcher of shared client actors, or None
+    weaver: Weaver = field(default_factory=Weaver)
 
     def grow(self) -> dict[int, str] | None:
         """Grow every trunk; errors by row, or None if time ran out."""
@@ -134,21 +145,25 @@ class _Sweep:
         """Clients may be actors; what trains here must not hold a GPU that trials will use."""
         experiment = parse_experiment(trunk.plain)
         has_gpu = self.there.get("GPU", 0.0) > 0
+        if self.pool is not None:
+            return is_alone
         trains_elsewhere = experiment.settings.execution.executor == "ray"
         return trains_elsewhere or (is_alone and device_of(experiment, has_gpu) == "cpu")
 
     def _grown_here(self, trunk: Trunk) -> Growth:
-        return _grow_until(trunk, self.folder, self.space.shares_continuations, self.deadline)
+        return _grow_until(*self._growing(trunk))
 
     def _start(self, trunk: Trunk) -> Any:  # Any: ObjectRef
-        (asked,) = bundles(
-            parse_experiment(trunk.plain), self.space.options.concurrency, self.there
-        )
+        (asked,) = bundles(parse_experiment(trunk.plain), self.space.options, self.there)
         task = ray.remote(_grow_until).options(
             num_cpus=asked["CPU"], num_gpus=asked.get("GPU", 0.0), max_retries=0
         )
+        return task.remote(*self._growing(trunk))
+
+    def _growing(self, trunk: Trunk) -> tuple[Trunk, Path, bool, float, Any]:
+        """What `_grow_until` takes, here or in a process of its own."""
         shared = self.space.shares_continuations
-        return task.remote(trunk, self.folder, shared, self.deadline)
+        return trunk, self.folder, shared, self.deadline, self.pool
 
     def run(self, errors: Mapping[int, str]) -> None:
         """Bring the distinct runs to their ends."""
@@ -159,9 +174,34 @@ class _Sweep:
         ]
         scheduled = not self.space.shares_continuations
         options = self.space.options
-        job = Job(self.folder, options.metric if scheduled else None, self.deadline)
-        run_trials(open_runs, job, options, lambda now: self.show(self._progress(states, now)))
-        self.show(self._progress(states, []))
+        metric = options.metric if scheduled else None
+        job = Job(self.folder, metric, self.deadline, self.pool)
+
+        def show(running: Sequence[str]) -> None:
+            self._weave(states)
+            self.show(self._progress(states, running))
+
+        run_trials(open_runs, job, options, show)
+        show([])
+
+    def _weave(self, states: Sequence[RowState]) -> None:
+        """Put rows together of which all clients are trained by now."""
+        for state in states:
+            if not state.sources or not state.is_own or state.run is None:
+                continue
+            directory = RunDirectory(self.folder / run_path(state.run))
+            sources = {
+                self.folder / run_path(run): np.array(clients, dtype=np.int64)
+                for run, clients in state.sources.items()
+            }
+            if directory.summary() is None and is_trained({directory.path: nobody(), **sources}):
+                self.weaver.weave(directory, sources)
+                self._mirror(state, directory.path)
+
+    def _mirror(self, state: RowState, path: Path) -> None:
+        """Tell W&B of a run that was put together, if the experiment says so."""
+        with tracked(parse_experiment(dict(state.plain)), path, group=self.folder.name):
+            pass
 
     def _progress(self, states: Sequence[RowState], running: Sequence[str]) -> Progress:
         runs = self._runs(states)
@@ -212,6 +252,7 @@ class _Sweep:
                     is_own=found["own"],
                     overrides=found["overrides"],
                     plain=found["plain"],
+                    sources=found["sources"],
                 )
             elif row.number in wrong:
                 state = replace(state, status="failed", error=wrong[row.number])
@@ -247,7 +288,10 @@ class _Sweep:
     def _ended(self, state: RowState) -> RowState:
         if state.run is None:
             return state
-        outcome: Outcome = outcome_of(Run(state.run, dict(state.plain)), self.folder)
+        trainers = dict.fromkeys([state.run, *state.sources])
+        outcomes = [outcome_of(Run(key, {}), self.folder) for key in trainers]
+        # A row is what the worst of those is that train its clients.
+        outcome: Outcome = min(outcomes, key=lambda each: WORST_FIRST.index(each.status))
         shared = outcome.status == "done" and not state.is_own
         return replace(state, status="shared" if shared else outcome.status, error=outcome.error)
 
@@ -260,6 +304,8 @@ class _Sweep:
             "distances": sum(record["distances"] for record in records),
             "trees": sum(record["trees"] for record in records),
             "runs": len({state.run for state in states if state.run is not None}),
+            "strands": sum(found["strands"] for each in records for found in each["rows"].values()),
+            "strands_trained": sum(record["strands"] for record in records),
         }
 
     def _costs(self, states: Sequence[RowState], frame: pd.DataFrame) -> dict[str, Any]:
@@ -281,15 +327,30 @@ class _Sweep:
             total += seen
             for found in record["rows"].values():
                 total += found["client_steps"]  # of placing who is not clustered
-                if found["own"]:
-                    path = self.folder / Run(found["run"], {}).path
+                path = self.folder / run_path(found["run"])
+                if found["own"] and found["sources"]:
+                    total += sum(int(a["steps"].sum()) for a in Strands(path).rounds().values())
+                elif found["own"]:
                     # Before the first round there is no row: what it cost is in the next.
                     total += _steps(path, after=n) - (0 if n else seen + found["client_steps"])
         return total
 
 
-def _grow_until(trunk: Trunk, folder: Path, shared: bool, deadline: float) -> Growth:
-    return grow(trunk, folder, shared, lambda: time() > deadline)
+def _grow_until(trunk: Trunk, folder: Path, shared: bool, deadline: float, pool: Any) -> Growth:
+    return grow(trunk, folder, shared, lambda: time() > deadline, pool)
+
+
+@contextmanager
+def _client_actors(space: Space, experiments: Sequence[Experiment]) -> Iterator[Any]:
+    """The dispatcher of one pool for all trials, if the space asks for it; gone at the end."""
+    if space.options.client_actors == "own":
+        yield None
+        return
+    pool = start_shared_pool(shared_plan(experiments), experiments[0].settings.execution.threads)
+    try:
+        yield pool
+    finally:
+        ray.kill(pool)  # and with it the actors it owns
 
 
 def _result(ref: Any, trunk: Trunk) -> Growth:  # Any: ObjectRef

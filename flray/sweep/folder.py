@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
 from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory, first_difference
-from flray.server.loop import of_one_round
+from flray.records.strands import Strands
+from flray.server.summary import of_one_round
 from flray.sweep.growth import row_folder
 from flray.sweep.rows import canonical
 from flray.sweep.space import THRESHOLD, Options, Space
 from flray.sweep.tree import run_path
 
 SPACE, REPORT, TABLE = "space.yaml", "sweep.json", "rows.parquet"
-FREE = ("concurrency",)  # keys of a space that a sweep may go on with otherwise
+FREE = ("concurrency", "client_actors")  # keys of a space that a sweep may go on with otherwise
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class RowState:
     status: str = "unfinished"
     error: str | None = None
     merge_place: int | None = None  # of its threshold between the merges, where it has one
+    sources: Mapping[str, list[int]] = field(default_factory=dict)  # run -> clients it trained
 
     @property
     def folder(self) -> str | None:
@@ -154,7 +156,8 @@ def _numbers(run: RunDirectory) -> dict[str, Any]:
     summary = run.summary()
     if summary is not None:
         return summary
-    rounds = run.rows()
+    # The rounds of a run that trains some clients only are not the row's.
+    rounds = run.rows() if Strands(run.path).only() is None else []
     if not rounds:
         return {}
     steps = sum(row.get("client_steps", 0) for row in rounds)

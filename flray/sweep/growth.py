@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flray.algorithms.algorithm import Branching, Metrics
+import numpy as np
+
+from flray.algorithms.algorithm import Apart, Branching, Metrics
 from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.clustering.pipeline import Clustering
 from flray.config.build import (
@@ -28,7 +30,7 @@ from flray.config.build import (
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Ids
 from flray.execution.executor import CLIENT_ERRORS
-from flray.execution.federation import Cohort, Evidence, Federation
+from flray.execution.federation import Cohort, Evidence, Federation, nobody
 from flray.execution.ray_pool import wait_for_resources
 from flray.models.bank import ModelBank
 from flray.records.atomic import replace_text
@@ -36,12 +38,13 @@ from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.sweep.keys import state_digest
+from flray.records.strands import Strands
+from flray.sweep.keys import digest, state_digest
 from flray.sweep.rows import Row, canonical
 from flray.sweep.stages import Stages
 from flray.sweep.tree import Observation, Trunk, continuation_key, run_path
 
-NOTHING_COUNTED = {"client_steps": 0, "distances": 0, "trees": 0}
+NOTHING_COUNTED = {"client_steps": 0, "distances": 0, "trees": 0, "strands": 0}
 COUNTED = ("client_steps", "clients_dropped", "bytes_")  # how columns of a round's cost begin
 
 
@@ -62,14 +65,21 @@ def trunk_folder(key: str) -> str:
     return f"trunks/{key}"
 
 
-def grow(trunk: Trunk, folder: Path, shared: bool, should_stop: Callable[[], bool]) -> Growth:
-    """Run a trunk and branch all its rows; what goes wrong is told of the rows it concerns."""
+def grow(
+    trunk: Trunk, folder: Path, shared: bool, should_stop: Callable[[], bool], pool: Any = None
+) -> Growth:
+    """Run a trunk and branch all its rows; what goes wrong is told of the rows it concerns.
+
+    Args:
+        shared: do rows whose clusterings lead to one state go on as one run?
+        pool: the dispatcher of the sweep's shared client actors, if it has them.
+    """
     home = folder / trunk_folder(trunk.key)
     with locked(home):
         if is_grown(trunk, folder):
             return Growth(is_done=True)
         try:
-            grower = _start(trunk, folder, shared)
+            grower = _start(trunk, folder, shared, pool)
         except CLIENT_ERRORS as error:
             return Growth(True, {row.number: said(error) for row in trunk.rows})
         try:
@@ -112,12 +122,12 @@ def _is_branched(home: Path, observation: Observation) -> bool:
     return record is not None and not record["errors"]
 
 
-def _start(trunk: Trunk, folder: Path, shared: bool) -> "_Grower":
+def _start(trunk: Trunk, folder: Path, shared: bool, pool: Any) -> "_Grower":
     experiment = parse_experiment(trunk.plain)
     parts = prepare(experiment)
-    if parts.plan:
+    if parts.plan and pool is None:
         wait_for_resources(parts.plan)
-    fed = build_federation(experiment, parts, start_executor(parts))
+    fed = build_federation(experiment, parts, start_executor(parts, pool))
     return _Grower(trunk, folder, shared, experiment, parts, fed)
 
 
@@ -211,7 +221,8 @@ class _Grower:
         except CLIENT_ERRORS as error:
             errors = {str(row.number): said(error) for row in observation.rows}
             return {"round": n, "rows": {}, "errors": errors} | NOTHING_COUNTED
-        seen = _Seen(n, fed, bank, observed, self._counts(), Stages(observed[0], fed, n))
+        splits = self._may_split(observation)
+        seen = _Seen(n, fed, bank, observed, self._counts(), Stages(observed[0], fed, n), splits)
         found: dict[str, Any] = {}
         errors = {}
         for row in observation.rows:
@@ -226,6 +237,7 @@ class _Grower:
             "client_steps": seen.counts["client_steps"],
             "distances": seen.stages.number("distance"),
             "trees": seen.stages.number("tree"),
+            "strands": len(seen.trained_by),
         }
 
     def _branch(self, row: Row, seen: "_Seen", found: dict[str, Any]) -> dict[str, Any]:
@@ -236,14 +248,21 @@ class _Grower:
         algorithm: Branching[Any] = experiment.algorithm.build()
         state = algorithm.branch(seen.bank, seen.observed, clustering, seen.fed)
         placed = self._counts()
-        digest = state_digest(state)
-        key = continuation_key(self.trunk, row, seen.round, digest, self.shared)
+        of_state = state_digest(state)
+        key = continuation_key(self.trunk, row, seen.round, of_state, self.shared)
         counts = seen.counts.copy()
         counts.update(placed)  # not +, which drops what is 0
         graft = Graft(algorithm, state, evidence, counts)
         path = self.folder / run_path(key)
+        strands = self._strands(row, algorithm, state, seen)
+        new = [clients for name, clients in strands.items() if name not in seen.trained_by]
         if not path.exists():
-            self._graft(experiment, graft, seen.round, path)
+            only = np.sort(np.concatenate([nobody(), *new])) if strands else None
+            self._graft(experiment, graft, seen.round, path, only)
+        sources: dict[str, list[int]] = {}
+        for name, clients in strands.items():
+            trainer = seen.trained_by.setdefault(name, key)
+            sources[trainer] = sorted([*sources.get(trainer, []), *map(int, clients)])
         owners = {each["run"] for each in found.values() if each["own"]}
         own = key not in owners and canonical(RunDirectory(path).config()) == canonical(row.plain)
         if not own:
@@ -254,6 +273,30 @@ class _Grower:
             "overrides": row.overrides,
             "plain": row.plain,
             "client_steps": placed["client_steps"],
+            "sources": sources,  # the clients that other runs train too, by run; {}: none
+            "strands": len(strands),
+        }
+
+    def _may_split(self, observation: Observation) -> bool:
+        """May clusters that several rows have be trained once? Not if anybody comes or goes."""
+        settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
+        everybody = len(split.clients) == split.num_clients and not settings.events
+        is_worth_it = self.shared and len(observation.rows) > 1
+        return is_worth_it and everybody and settings.on_client_failure == "raise"
+
+    def _strands(
+        self, row: Row, algorithm: Branching[Any], state: Any, seen: "_Seen"
+    ) -> dict[str, Ids]:
+        """Clients that never hear others after the branch, by a name for all that decides them."""
+        ends_here = row.plain["rounds"] <= seen.round
+        if not seen.splits or ends_here or not isinstance(algorithm, Apart):
+            return {}
+        bank = algorithm.deploy(state, np.arange(seen.fed.num_clients), seen.fed)
+        own = row.plain["algorithm"]["name"] if algorithm.state_decides else row.plain["algorithm"]
+        decided = [seen.round, own, row.plain["rounds"]]
+        return {
+            digest([*decided, clients.tolist(), beside, bank.digests(clients)]): clients
+            for clients, beside in algorithm.strands(state, seen.fed)
         }
 
     def _decided(self, row: Row, seen: "_Seen") -> tuple[Row, Clustering]:
@@ -265,7 +308,9 @@ class _Grower:
         row = row.at(row.merge_point.threshold(tree))
         return row, seen.decide(row)
 
-    def _graft(self, experiment: Experiment, graft: "Graft", n: int, path: Path) -> None:
+    def _graft(
+        self, experiment: Experiment, graft: "Graft", n: int, path: Path, only: Ids | None
+    ) -> None:
         """Make the run directory as it is after round n; it appears in full or not at all."""
         temporary = path.with_name(f".{path.name}")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -283,6 +328,8 @@ class _Grower:
             graft = replace(graft, row=kept.extra["row"])
             replace(server, algorithm=graft, should_stop=lambda: True).run()
         self._forget()
+        if only is not None:
+            Strands(temporary).start(only)
         os.replace(temporary, path)
 
     def _write_row(self, row: Row, experiment: Experiment, n: int, evidence: Evidence) -> None:
@@ -315,6 +362,8 @@ class _Seen:
     observed: Any  # points of the clients, and the signature's memory
     counts: Counter[str]
     stages: Stages
+    splits: bool  # may rows share some of their clusters?
+    trained_by: dict[str, str] = field(default_factory=dict)  # strand -> run
 
     def decide(self, row: Row) -> Clustering:
         algorithm = parse_experiment(row.plain).algorithm.build()

@@ -115,6 +115,8 @@ class Options:
     search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
     scheduler: Annotated[Any, "scheduler", SCHEDULERS] = field(default_factory=NoScheduler)
     concurrency: int | None = None  # trials at a time; null: as many as fit
+    # With executor ray: has each trial client actors of its own, or do all share one pool?
+    client_actors: Literal["own", "shared"] = "own"
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:

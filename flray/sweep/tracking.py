@@ -7,7 +7,8 @@ packages, code, commit or console output; what remains is its own version, Pytho
 (`linux-x86_64`), and for a table the folder in which wandb keeps its copy (WANDB_DATA_DIR).
 
 All of it happens in a thread of its own: training hands rows over and goes on. A server that does
-not answer leaves the run offline; what is below `wandb/` can be sent later with `wandb sync`.
+not answer leaves the run offline; what is below `wandb/` can be sent later with
+`wandb sync --include-online`.
 """
 
 import json
@@ -32,7 +33,8 @@ from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.clusterings import Clustering, read_clusterings
 from flray.records.run_directory import Config, RunDirectory
-from flray.server.loop import Row, ignore
+from flray.server.evaluation import Row
+from flray.server.loop import ignore
 
 if TYPE_CHECKING:
     import wandb
@@ -46,6 +48,7 @@ MODES = ("online", "offline", "disabled")
 STAYS_HERE: dict[str, Any] = {  # Any: settings of wandb
     "console": "off",
     "host": "",
+    "program": "flray",  # else the path of what was called
     "save_code": False,
     "silent": True,
     "symlink": False,
@@ -272,16 +275,14 @@ class Tracker:
 
     def _work(self) -> None:
         """Do what is asked in order; after a failure listen only."""
-        import wandb
-
-        is_on = True
+        errors, is_on = _errors_of_wandb(), True
         while (job := self._jobs.get()) is not None:
             if not is_on:
                 continue
             try:
                 self._run = self._run or self._start()
                 job(self._run)
-            except (wandb.errors.Error, OSError) as error:  # OSError: its service is gone
+            except errors as error:
                 is_on = False
                 _log.warning("tracking is off (%s): %s", _in_a_line(error), self._where_it_is())
 
@@ -291,7 +292,7 @@ class Tracker:
         self._write(self._mark)
         try:
             return wandb.init(settings=self._settings, config=dict(self._config))
-        except (wandb.errors.Error, OSError) as error:
+        except _errors_of_wandb() as error:
             if self._settings.mode == "offline":
                 raise
             _log.warning("W&B does not answer (%s): %s", _in_a_line(error), self._where_it_is())
@@ -300,8 +301,8 @@ class Tracker:
         return wandb.init(settings=self._settings, config=dict(self._config))
 
     def _where_it_is(self) -> str:
-        folder = self._directory.path
-        return f"the run directory holds everything; `wandb sync {folder}/wandb/*run-*` sends it"
+        command = f"wandb sync --include-online {self._directory.path}/wandb/*run-*"
+        return f"the run directory holds everything; `{command}` sends it"
 
     def _log_round(self, run: "wandb.Run", row: Row) -> None:
         t = row["round"]
@@ -346,8 +347,16 @@ class Tracker:
         self._mark = mark
 
 
+def _errors_of_wandb() -> tuple[type[Exception], ...]:
+    """What it raises when its server or its service is gone."""
+    import wandb
+    from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
+
+    return wandb.errors.Error, OSError, HandleAbandonedError, MailboxClosedError
+
+
 def _in_a_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _import_wandb() -> Any:  # Any: a module

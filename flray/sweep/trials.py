@@ -10,8 +10,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Literal
@@ -21,13 +22,14 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from flray.config.build import build_server
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import CLIENT_ERRORS
 from flray.records.atomic import replace_text
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
-from flray.server.loop import Row
+from flray.records.strands import Strands
+from flray.server.evaluation import Row
 from flray.sweep.allotment import bundles, cluster_resources
 from flray.sweep.growth import said
 from flray.sweep.space import Asha, Options
@@ -66,16 +68,18 @@ class Job:
     folder: Path  # of the sweep
     metric: str | None  # that a scheduler looks at
     deadline: float  # by the clock; .inf: none
+    pool: Any = None  # the dispatcher of shared client actors; None: a trial has its own
 
 
 def outcome_of(run: Run, folder: Path) -> Outcome:
     """How the run's last trial ended, by what it left behind."""
-    if RunDirectory(folder / run.path).summary() is not None:
+    path = folder / run.path
+    if RunDirectory(path).summary() is not None or Strands(path).is_finished():
         return Outcome("done")
-    path = _outcome_path(folder, run.key)
-    if not path.is_file():
+    told = _outcome_path(folder, run.key)
+    if not told.is_file():
         return Outcome("unfinished")
-    return Outcome(**json.loads(path.read_text(encoding="utf-8")))
+    return Outcome(**json.loads(told.read_text(encoding="utf-8")))
 
 
 def run_trials(
@@ -113,7 +117,7 @@ def run_trials(
 
 def _placement(run: Run, options: Options) -> tune.PlacementGroupFactory:
     experiment = parse_experiment(run.plain)
-    return tune.PlacementGroupFactory(bundles(experiment, options.concurrency, cluster_resources()))
+    return tune.PlacementGroupFactory(bundles(experiment, options, cluster_resources()))
 
 
 def _scheduler(runs: Sequence[Run], options: Options) -> TrialScheduler | None:
@@ -154,7 +158,7 @@ def _crash(error: Exception) -> str:
 def run_trial(config: Mapping[str, str], runs: Mapping[str, Run], job: Job) -> None:
     """What Tune calls: go on with a run directory and report its rounds."""
     run = runs[config["run"]]
-    if time() > job.deadline:
+    if _is_over(job.deadline):
         return _write_outcome(job.folder, run.key, Outcome("unfinished"))
     _outcome_path(job.folder, run.key).unlink(missing_ok=True)
     try:
@@ -173,8 +177,16 @@ def _run(run: Run, job: Job) -> bool:
     directory.check_resume(experiment.plain)
     _wait_for_lock(path)
     report = _Report(run, job, experiment.settings.rounds)
-    with tracked(experiment, path, report, group=job.folder.name) as on_round, locked(path):
-        is_done = _run_server(experiment, directory, on_round, lambda: time() > job.deadline)
+    followed: AbstractContextManager[Callable[[Row], None]] = nullcontext(report)
+    if Strands(path).only() is None:  # the numbers of some clients alone are not yet a run's
+        followed = tracked(experiment, path, report, group=job.folder.name)
+    with followed as on_round, locked(path):
+        should_stop = partial(_is_over, job.deadline)
+        server = build_server(experiment, directory, on_round, should_stop, job.pool)
+        try:  # in this very process: actors of its clients are in the trial's placement group
+            is_done = server.run()
+        finally:
+            server.fed.executor.close()
     report.last()
     if is_done:
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
@@ -182,18 +194,8 @@ def _run(run: Run, job: Job) -> bool:
     return is_done
 
 
-def _run_server(
-    experiment: Experiment,
-    directory: RunDirectory,
-    on_round: Callable[[Row], None],
-    should_stop: Callable[[], bool],
-) -> bool:
-    """The server in this very process: actors of its clients are in the trial's placement group."""
-    server = build_server(experiment, directory, on_round, should_stop)
-    try:
-        return server.run()
-    finally:
-        server.fed.executor.close()
+def _is_over(deadline: float) -> bool:
+    return time() > deadline
 
 
 class _Report:

@@ -1,5 +1,7 @@
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from unittest.mock import patch
 
 import numpy as np
@@ -281,3 +283,24 @@ def test_names_of_folders_add_no_columns(tmp_path):
     record(run, 0)
     run.finish({})
     assert "seed" not in {*run.rounds().columns, *run.clients().columns}
+
+
+def test_rows_can_be_read_while_others_are_written(run):
+    """A reader that opened the file by name twice would meet two files in a read out of twenty."""
+    over = Event()
+
+    def write() -> None:
+        while not over.is_set():
+            for t in range(2, 40):
+                run.append_round({"round": t, "accuracy_mean": t / 10})
+            run.truncate(1)
+
+    run.append_round({"round": 1})
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            lengths = {len(run.rows()) for _ in range(500)}
+        finally:
+            over.set()
+        writing.result()
+    assert len(lengths) > 1

@@ -2,15 +2,20 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import ray
 import yaml
 
-from flray.config.build import run_experiment
+from flray.config.build import deal, run_experiment
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
+from flray.randomness import generator
+from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.runs import collect_runs
 from flray.sweep import driver, trials
@@ -76,24 +81,41 @@ def test_every_row_is_the_run_it_stands_for(swept, naive) -> None:
     assert table["params_sha256"].nunique() > 10
 
 
+def steps_of_a_cluster(seed: int, members: list[int], rounds: range) -> int:
+    """Half of the members a round, at least one; 2 epochs of batches of 10."""
+    experiment = parse_experiment({**FLHC, "seed": seed})
+    sizes = deal(experiment, experiment.dataset.build().load()).num_train_examples
+    total = 0
+    for t in rounds:
+        size = max(len(members) // 2, 1)
+        rng = generator(seed, "cohort", t, members[0])
+        total += sum(2 * -(-int(sizes[i]) // 10) for i in rng.choice(members, size, replace=False))
+    return total
+
+
 def test_what_was_trained_is_counted_against_the_naive_sweep(swept, naive) -> None:
-    """Trained: each distinct run after its clustering, the two FedAvg runs, four observations."""
+    """Trained: each distinct cluster after its clustering, two FedAvg runs, four observations."""
     report, table = swept[0].report, swept[0].table.iloc[:NUM_ROWS]
     assert report["client_steps_naive"] == sum(s["client_steps"] for s in naive.values())
-    trained = 0
-    for row in table[table["status"] == "done"].itertuples():
-        rounds = RunDirectory(swept[0].path / row.run).rounds()
-        start = 0 if pd.isna(row.merge_place) else row.round_after_clustering - 1
-        trained += rounds.loc[rounds["round"] > start, "client_steps"].sum()
-    for (n, _), group in table[table["merge_place"].notna()].groupby(
-        ["algorithm.rounds_before", "seed"]
-    ):
-        rounds = RunDirectory(swept[0].path / group.iloc[0]["run"]).rounds().set_index("round")
-        fedavg = table[(table["algorithm"] == "fedavg") & (table["seed"] == group.iloc[0]["seed"])]
-        alone = RunDirectory(swept[0].path / fedavg.iloc[0]["run"]).rounds().set_index("round")
+    is_fedavg = table["algorithm"] == "fedavg"
+    trained = table.loc[is_fedavg, "client_steps"].sum()
+    clusters: set[tuple] = set()
+    num_clusters = 0
+    for (n, seed), group in table[~is_fedavg].groupby(["algorithm.rounds_before", "seed"]):
+        rounds = RunDirectory(swept[0].path / group.iloc[0]["folder"]).rounds().set_index("round")
+        fedavg = table[is_fedavg & (table["seed"] == seed)].iloc[0]
+        alone = RunDirectory(swept[0].path / fedavg["run"]).rounds().set_index("round")
         trained += rounds.loc[n, "client_steps"] - alone.loc[n, "client_steps"]
+        for folder in group["folder"]:
+            (found,) = read_clusterings(swept[0].path / folder).values()
+            for label in np.unique(found.labels):
+                members = found.clients[found.labels == label].tolist()
+                clusters.add((int(n), int(seed), tuple(members)))
+                num_clusters += 1
+    trained += sum(steps_of_a_cluster(seed, list(m), range(n + 1, 4)) for n, seed, m in clusters)
     assert report["client_steps_trained"] == trained
-    assert report["ratio"] == report["client_steps_naive"] / trained > 2
+    assert report["ratio"] == report["client_steps_naive"] / trained > 3
+    assert (report["strands_trained"], report["strands"]) == (len(clusters), num_clusters)
     counts = {key: report[key] for key in ("trunks", "observations", "distances", "trees")}
     assert counts == {"trunks": 2, "observations": 4, "distances": 12, "trees": 16}
     assert report["done"] == report["runs"] - NUM_FAILING < NUM_ROWS
@@ -241,7 +263,7 @@ def test_a_space_is_described_without_training() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_actors_of_a_trial_live_in_its_placement_group(tmp_path) -> None:
     """Two trials of more than half of the machine each: they must wait for each other."""
-    actors = {"count": 2, "num_cpus": 0.3}
+    actors = {"count": 1, "num_cpus": 0.6}
     plain = {
         "experiment": {**TINY, "execution": {"executor": "ray", "actors": actors}},
         "space": {"seed": [0, 1]},
@@ -252,6 +274,49 @@ def test_actors_of_a_trial_live_in_its_placement_group(tmp_path) -> None:
         inline = {**TINY, "seed": row.seed}
         alone = run_experiment(parse_experiment(inline), tmp_path / str(row.row))
         assert row.params_sha256 == alone.summary["params_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_trials_that_share_client_actors_have_the_bits_of_runs_alone(tmp_path) -> None:
+    """Two seeds are two trunks and two hosts; trials of both meet in one pool of one actor."""
+    actors = {"executor": "ray", "actors": {"count": 1, "num_cpus": 0.5}}
+    space = {"algorithm.rounds_before": 1, THRESHOLD: {"between_merges": 3}, "seed": [0, 1]}
+    plain = {
+        "experiment": {**FLHC, "execution": actors},
+        "space": space,
+        "client_actors": "shared",
+        "concurrency": 3,
+    }
+    result = run_sweep(parse_space(plain), tmp_path / "out")
+    assert set(result.table["status"]) <= {"done", "shared"}
+    assert len(result.table) == 6
+    for row in result.table.itertuples():
+        config = yaml.safe_load((result.path / row.folder / "config.yaml").read_text())
+        inline = config | {"execution": {}}
+        alone = run_experiment(parse_experiment(inline), tmp_path / str(row.row))
+        assert row.params_sha256 == alone.summary["params_sha256"]
+    deadline = time.monotonic() + 30
+    while ray.available_resources()["CPU"] < ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, "the pool is still there"
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_cannot_be_shared_is_refused(tmp_path) -> None:
+    def ray_of(**actors):
+        return {**TINY, "execution": {"executor": "ray", "actors": actors}}
+
+    for experiment, varied, message in (
+        (TINY, {"seed": [0, 1]}, "execution.executor is inline .* set execution.executor=ray"),
+        (ray_of(count="per_client"), {"seed": [0, 1]}, "with per_client actors"),
+        (ray_of(), {"execution.actors.count": [1, 2]}, "rows differ in execution"),
+        (ray_of(count=90), {"seed": [0, 1]}, r"90 x 1 = 90 CPU .* the cluster has"),
+    ):
+        plain = {"experiment": experiment, "space": varied, "client_actors": "shared"}
+        with pytest.raises(ExperimentError, match=message):
+            run_sweep(parse_space(plain), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_shipped_spaces_can_be_read() -> None:

@@ -1,0 +1,288 @@
+"""A pool of client actors that several experiments share: their jobs may be one block.
+
+A block does not care whose clients it holds. A dispatcher keeps the jobs of all experiments in one
+queue; an actor that becomes free is handed what has gathered of one kind, up to a block's slots.
+Results lie in the object store and go from the actor that computed them to the experiment.
+"""
+
+import asyncio
+import copy
+import hashlib
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeVar
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayActorError, RayTaskError
+
+from flray.client.host import Host, start_host
+from flray.client.tasks import Train, train_together
+from flray.execution.cluster import actor_environment
+from flray.execution.executor import Failed, Job, Output
+from flray.execution.ray_pool import (
+    Payload,
+    failure,
+    share_tensors_without_copies,
+    started,
+    wait_for_resources,
+)
+from flray.execution.resources import Plan
+from flray.models.bank import Params
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+HOSTS_KEPT = 4  # by an actor; each has a data set on its device
+BANKS_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job of one experiment, with what it needs in the object store."""
+
+    task: Any  # ObjectRef
+    bank: Any  # ObjectRef
+    job: Any
+    size: int  # client slots it takes
+
+
+class SharedClientActor:
+    """One process that runs clients of any experiment; hosts and models are caches."""
+
+    def __init__(self) -> None:
+        share_tensors_without_copies()
+        self.hosts: OrderedDict[str, Host] = OrderedDict()
+        self.banks: OrderedDict[tuple[str, Any], Params] = OrderedDict()  # by host and ObjectRef
+
+    def ready(self) -> int:
+        return os.getpid()
+
+    def run(self, name: str, payload: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
+        """One output a part, after a None that is there when all of them are."""
+        host = self._host(name, payload)
+        tasks: list[Any] = ray.get([part.task for part in parts])
+        banks = [self._bank(name, part.bank, host) for part in parts]
+        jobs = [part.job for part in parts]
+        whole = list(zip(tasks, banks, jobs, strict=True))
+        if len(parts) > 1 and all(isinstance(task, Train) for task in tasks):
+            return [None, *train_together(host, whole)]
+        return [None, *(task(host, bank, job) for task, bank, job in whole)]
+
+    def _host(self, name: str, payload: Sequence[Any]) -> Host:
+        def start() -> Host:
+            held: Payload = ray.get(payload[0])
+            # Its weights lie in memory that all actors of the node map.
+            module = copy.deepcopy(held.module)
+            return start_host(module, held.dataset, held.timeline, held.settings)
+
+        return _kept(self.hosts, name, start, HOSTS_KEPT)
+
+    def _bank(self, name: str, ref: Any, host: Host) -> Params:
+        def place() -> Params:
+            bank: Params = ray.get(ref)
+            return {leaf: value.to(host.examples.device) for leaf, value in bank.items()}
+
+        return _kept(self.banks, (name, ref), place, BANKS_KEPT)
+
+
+def _kept(cache: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+    """The entry of the key, made if it is not there; the one longest unused makes room."""
+    if key not in cache:
+        while len(cache) >= most:
+            cache.popitem(last=False)
+        cache[key] = make()
+    cache.move_to_end(key)
+    return cache[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A part in the queue."""
+
+    kind: tuple[Any, ...]  # parts of one kind may be computed together
+    capacity: int  # how many slots of this kind one actor takes at a time
+    host: str
+    part: Part
+    trains: bool
+    answer: "asyncio.Future[Any]" = field(repr=False)  # of an ObjectRef
+
+
+class Dispatcher:
+    """Hands parts to actors as these become free; a Ray actor that computes nothing itself."""
+
+    def __init__(self, plan: Plan, threads: int) -> None:
+        self.plan, self.threads = plan, threads
+        self.payloads: dict[str, Any] = {}  # ObjectRefs
+        self.waiting: deque[Waiting] = deque()
+        self.actors: list[Any] = []
+        self.idle: deque[int] = deque()  # places in actors
+        self.maps = count()  # tells maps apart whose parts stay among themselves
+        self.running: set[asyncio.Task[None]] = set()
+        self.counted: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self.actors = started(self._start_one, self.plan)
+        self.idle.extend(range(len(self.actors)))
+
+    def _start_one(self) -> Any:
+        return (
+            ray.remote(SharedClientActor)
+            .options(
+                num_cpus=self.plan.actors.num_cpus,
+                num_gpus=self.plan.actors.num_gpus,
+                runtime_env=actor_environment(self.threads),
+                scheduling_strategy="SPREAD",
+            )
+            .remote()
+        )
+
+    async def knows(self, host: str) -> bool:
+        return host in self.payloads
+
+    async def add_host(self, host: str, payload: Payload) -> None:
+        if host not in self.payloads:
+            self.payloads[host] = ray.put(payload)  # ours: the experiment may end before us
+
+    async def counts(self) -> dict[str, int]:
+        """How many training jobs there were, in how many blocks; blocks that were taken apart."""
+        return dict(self.counted)
+
+    async def pids(self) -> list[int]:
+        """The processes of the actors."""
+        return list(await asyncio.gather(*(actor.ready.remote() for actor in self.actors)))
+
+    async def map(
+        self, host: str, parts: Sequence[Part], kind: tuple[Any, ...] | None, capacity: int
+    ) -> list[Any]:
+        """ObjectRefs of the outputs; kind None: parts of this call stay among themselves."""
+        trains = kind is not None
+        if kind is None:
+            kind, capacity = (next(self.maps),), -(-len(parts) // len(self.actors))
+        loop = asyncio.get_running_loop()
+        units = [
+            Waiting((host, *kind), capacity, host, part, trains, loop.create_future())
+            for part in parts
+        ]
+        self.waiting.extend(units)
+        self._dispatch()
+        return list(await asyncio.gather(*(unit.answer for unit in units)))
+
+    def _dispatch(self) -> None:
+        while self.waiting and self.idle:
+            batch = gathered(self.waiting, len(self.idle))
+            task = asyncio.ensure_future(self._run(self.idle.popleft(), batch))
+            self.running.add(task)  # the loop itself holds on to no task
+            task.add_done_callback(self.running.discard)
+
+    async def _run(self, place: int, batch: Sequence[Waiting]) -> None:
+        parts = [unit.part for unit in batch]
+        host = batch[0].host
+        if batch[0].trains:
+            self.counted.update(jobs=len(parts), blocks=1)
+        run = self.actors[place].run.options(num_returns=1 + len(parts))
+        done, *outputs = run.remote(host, [self.payloads[host]], parts)
+        try:
+            await done
+        except (RayActorError, RayTaskError) as error:
+            if isinstance(error, RayActorError):
+                self.actors[place] = self._start_one()
+            if len(batch) > 1:
+                # One of them is to blame, and the others are of experiments it has no part in.
+                self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
+                self.counted.update(taken_apart=1)
+                batch = []
+        for unit, output in zip(batch, outputs, strict=False):
+            if not unit.answer.done():
+                unit.answer.set_result(output)
+        self.idle.append(place)
+        self._dispatch()
+
+
+def gathered(waiting: deque[Waiting], num_idle: int) -> list[Waiting]:
+    """Take what is computed next out of the queue: parts of the first one's kind.
+
+    Other actors that are idle get their share; what is left over keeps its order.
+    """
+    first = waiting[0]
+    alike = [unit for unit in waiting if unit.kind == first.kind]
+    chosen: list[Waiting] = []
+    free = first.capacity
+    for unit in alike[: -(-len(alike) // num_idle)]:
+        if unit is first or unit.part.size <= free:
+            chosen.append(unit)
+            free -= unit.part.size
+    taken = set(map(id, chosen))
+    rest = [unit for unit in waiting if id(unit) not in taken]
+    waiting.clear()
+    waiting.extend(rest)
+    return chosen
+
+
+@dataclass
+class SharedPool:
+    """The executor of one of the experiments that share a pool."""
+
+    dispatcher: Any  # actor handle
+    host: str
+    num_slots: int
+    retries: int = 1
+    clients_per_job: int | None = None
+    last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
+
+    def map(
+        self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
+    ) -> list[Output | Failed]:
+        if not jobs:
+            return []
+        if self.last_sent is None or self.last_sent[0] is not bank:
+            self.last_sent = bank, ray.put(bank)
+        sent_task = ray.put(task)
+        parts = [Part(sent_task, self.last_sent[1], job, _size(job)) for job in jobs]
+        kind = _kind(task, jobs[0])
+        asked = self.dispatcher.map.remote(self.host, parts, kind, self.num_slots)
+        outputs: list[Any] = ray.get(asked)
+        return [self._result(output) for output in outputs]
+
+    def _result(self, output: Any) -> Any:
+        try:
+            return ray.get(output)
+        except (RayActorError, RayTaskError) as error:
+            return failure(error)
+
+    def close(self) -> None:
+        """The pool is others' too."""
+
+
+def _size(job: Any) -> int:
+    return len(job.clients) if hasattr(job, "clients") else 1
+
+
+def _kind(task: Any, job: Any) -> tuple[Any, ...] | None:
+    """What training jobs must have in common to be one block."""
+    if not isinstance(task, Train):
+        return None
+    pickled: bytes = cloudpickle.dumps((task.training, task.gradient))  # type: ignore[no-untyped-call]  # ray's own
+    memo = tuple((name, leaf.shape[1:]) for name, leaf in job.memo.items())
+    return hashlib.sha256(pickled).hexdigest(), memo
+
+
+def start_shared_pool(plan: Plan, threads: int) -> Any:
+    """A dispatcher with its client actors, each of them ready to work; ends with this process."""
+    share_tensors_without_copies()
+    wait_for_resources(plan)
+    options = {"num_cpus": 0, "runtime_env": actor_environment(threads=1)}
+    dispatcher: Any = ray.remote(Dispatcher).options(**options).remote(plan, threads)
+    ray.get(dispatcher.start.remote())
+    return dispatcher
+
+
+def join_shared_pool(dispatcher: Any, host: str, payload: Payload) -> SharedPool:
+    """An executor over the pool for an experiment with this payload, which `host` names."""
+    share_tensors_without_copies()
+    if not ray.get(dispatcher.knows.remote(host)):
+        ray.get(dispatcher.add_host.remote(host, payload))
+    return SharedPool(dispatcher, host, payload.settings.num_slots)

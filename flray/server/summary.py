@@ -1,0 +1,59 @@
+"""The summary of a run: its last round, its totals, and the round after a clustering."""
+
+import pandas as pd
+
+from flray.data.events import Timeline
+from flray.records.run_directory import RunDirectory
+from flray.scores import rounds_to_target
+from flray.server.evaluation import Row
+
+TOTALS = {
+    "bytes_up": "^bytes_up",
+    "bytes_down": "^bytes_down",
+    "client_steps": "^client_steps$",
+    "clients_dropped": "^clients_dropped$",
+}
+
+
+def summarise_run(
+    directory: RunDirectory, timeline: Timeline, target: float | None, params_sha256: str
+) -> Row:
+    """What summary.json says beside names: numbers of a directory with all its rounds."""
+    rounds = directory.rounds()
+    last: Row = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
+    totals = {
+        name: int(rounds.filter(regex=pattern).sum().sum()) for name, pattern in TOTALS.items()
+    }
+    reached = rounds["round"].to_numpy(), rounds["accuracy_mean"].to_numpy()
+    return {
+        "rounds": last["round"],
+        "clients": len(timeline.at(last["round"]).clients),
+        "ari": None,  # where no groups were planted
+        "nmi": None,
+        **{key: value for key, value in last.items() if not of_one_round(key)},
+        "clusters": int(last["clusters"]),
+        "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
+        **_after_clustering(rounds, directory.clustering_rounds()),
+        **totals,
+        "seconds": float(rounds["seconds"].sum()),
+        "split_sha256": timeline.digest(),
+        "params_sha256": params_sha256,
+    }
+
+
+def of_one_round(column: str) -> bool:
+    """Columns that mean something for a round and nothing for the run."""
+    prefixes = ("round", "seconds", "bytes", "client_steps", "cohort_size", "clustering")
+    return column.startswith(prefixes)
+
+
+def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:
+    """FL+HC reports the round after the (first) clustering beside the last one."""
+    after = rounds[rounds["round"] == clustered[0] + 1] if clustered else rounds[:0]
+    if after.empty:
+        return {}
+    row: Row = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
+    reported = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
+    return {"round_after_clustering": row["round"]} | {
+        f"{name}_after_clustering": row[name] for name in reported if name in row
+    }

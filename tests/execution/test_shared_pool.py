@@ -1,0 +1,194 @@
+"""A pool that several experiments share: whose clients are in a block changes no bit."""
+
+import math
+import os
+import signal
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+import flray
+from flray.algorithms.fedavg import FedAvg
+from flray.client.host import start_host
+from flray.client.tasks import Train, TrainJob
+from flray.client.training import Training
+from flray.config.build import build_server, prepare
+from flray.config.experiment import override, parse_experiment
+from flray.errors import ExperimentError
+from flray.execution.cluster import connected
+from flray.execution.shared_pool import (
+    Part,
+    Waiting,
+    gathered,
+    join_shared_pool,
+    start_shared_pool,
+)
+from flray.models.bank import params_of, stack
+from flray.records.run_directory import RunDirectory
+
+from scenarios import TINY
+
+HARD = ["dataset.size=28", "train.momentum=0.9", "model.dropout=0.5", "execution.block=12"]
+ACTORS = "execution={executor: ray, actors: {count: %d, num_cpus: 0.1}}"
+
+
+def waiting(kinds: str, capacity: int, size: int = 1) -> deque[Waiting]:
+    """A queue of parts; a letter is a kind."""
+    return deque(
+        Waiting((kind,), capacity, "host", Part(None, None, place, size), True, SimpleNamespace())
+        for place, kind in enumerate(kinds)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "capacity", "size", "num_idle", "taken", "left"),
+    [
+        ("aabca", 5, 1, 1, [0, 1, 4], "bc"),
+        ("aabca", 5, 2, 1, [0, 1], "bca"),  # a third part of two would need a sixth slot
+        ("aabca", 5, 1, 2, [0, 1], "bca"),  # another idle actor gets its share
+        ("aab", 3, 7, 1, [0], "ab"),  # larger than a block: alone
+    ],
+)
+def test_an_actor_takes_what_is_alike_in_order(
+    kinds, capacity, size, num_idle, taken, left
+) -> None:
+    queue = waiting(kinds, capacity, size)
+    assert [unit.part.job for unit in gathered(queue, num_idle)] == taken
+    assert "".join(unit.kind[0] for unit in queue) == left
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    with connected():
+        yield
+
+
+@contextmanager
+def started(num_actors: int):
+    """The dispatcher of a pool."""
+    experiment = parse_experiment(override(TINY, [ACTORS % num_actors]))
+    dispatcher = start_shared_pool(prepare(experiment).plan, threads=1)
+    yield dispatcher
+    ray.kill(dispatcher)
+
+
+def run_together(pool, overrides: list[list[str]], folder: Path, on_round=lambda _: None):
+    """Each list of overrides is an experiment; all of them at once, in threads of this process."""
+
+    servers = []
+    for place, given in enumerate(overrides):  # one by one: torch's seeds are the process's
+        experiment = parse_experiment(override(TINY, [ACTORS % 1, *given]))
+        directory = RunDirectory(folder / str(place))
+        servers.append(build_server(experiment, directory, on_round, lambda: False, pool))
+    with ThreadPoolExecutor(len(servers)) as threads:
+        assert all(threads.map(lambda server: server.run(), servers))
+    return [server.directory.summary() for server in servers]
+
+
+def alone(overrides: list[str], folder: Path) -> str:
+    return flray.run(TINY, folder, overrides).summary["params_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_experiments_together_have_the_bits_they_have_alone(tmp_path) -> None:
+    """Ragged clients, momentum, dropout, another gradient, other rounds, another seed and split."""
+    slow = [*HARD, "train.epochs=20"]  # so that others gather while one is computed
+    together = [
+        [*slow],
+        [*slow, "algorithm=local"],
+        [*slow, "algorithm={name: flhc, rounds_before: 2}", "rounds=5"],
+        [*slow, "algorithm={name: fedprox, mu: 0.5}"],
+        [*slow, "seed=1"],
+    ]
+    with started(1) as pool:
+        found = run_together(pool, together, tmp_path / "pool")
+        counts = ray.get(pool.counts.remote())
+    for place, overrides in enumerate(together):
+        assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
+    assert len({summary["params_sha256"] for summary in found}) == len(together)
+    assert counts["blocks"] < counts["jobs"], "nothing was computed together"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_actor_costs_no_experiment_anything(tmp_path) -> None:
+    killed: list[int] = []
+
+    def kill_one(row) -> None:
+        if row["round"] == 2:
+            pids = ray.get(pool.pids.remote())
+            os.kill(pids[0], signal.SIGKILL)
+            killed.append(pids[0])
+
+    together = [[*HARD, "train.epochs=10"], [*HARD, "train.epochs=10", "algorithm=local"]]
+    with started(2) as pool:
+        found = run_together(pool, together, tmp_path / "pool", kill_one)
+    assert len(killed) == 2
+    for place, overrides in enumerate(together):
+        assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
+
+
+SENSITIVE = '''
+from flray.models.mlp200 import Mlp200
+
+
+class Sensitive(Mlp200):
+    """Cannot stand weights that are not finite."""
+
+    def example_losses(self, batch):
+        if not bool(self.layers[1].weight.isfinite().all()):
+            raise ArithmeticError("such weights cannot be trained")
+        return super().example_losses(batch)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_who_shares_a_block_with_a_failing_job_is_not_blamed(tmp_path, monkeypatch) -> None:
+    """Jobs of six callers, every other with weights that fail: the rest have their own results."""
+    (tmp_path / "sensitive_of_tests.py").write_text(SENSITIVE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["model={name: 'sensitive_of_tests:Sensitive', hidden: 16}", "execution.engine=loop"]
+    parts = prepare(parse_experiment(override(TINY, [ACTORS % 1, *own, "execution.block=6"])))
+    good = stack([params_of(parts.payload.module)])
+    bad = {name: leaf * math.inf for name, leaf in good.items()}
+    training = Training(lr=0.1, epochs=30)
+    jobs = [TrainJob(np.array([i]), np.array([0])) for i in (2, 4)]
+    task = Train(training, FedAvg().gradient, 1)
+
+    def ask(place: int) -> list:
+        executor = join_shared_pool(pool, parts.host, parts.payload)
+        return executor.map(task, bad if place % 2 else good, jobs)
+
+    with started(1) as pool, ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(ask, range(6)))
+        counts = ray.get(pool.counts.remote())
+    payload = parts.payload
+    host = start_host(payload.module, payload.dataset, payload.timeline, payload.settings)
+    expected = [task(host, good, job) for job in jobs]
+    for place, outputs in enumerate(answers):
+        for output, alone in zip(outputs, expected, strict=True):
+            if place % 2:
+                assert "such weights cannot be trained" in output.reason
+            else:
+                assert all(torch.equal(output.params[k], alone.params[k]) for k in good)
+    assert counts["taken_apart"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_pool_that_does_not_fit_is_refused() -> None:
+    experiment = parse_experiment(
+        override(TINY, ["execution={executor: ray, actors: {count: 64}}"])
+    )
+    with pytest.raises(ExperimentError, match=r"64 x 1 = 64 CPU, the cluster has"):
+        start_shared_pool(prepare(experiment).plan, threads=1)
