@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from flray.cli.keeper import stop
-from flray.config.experiment import override
+from flray.config.build import run_experiment
+from flray.config.experiment import override, parse_experiment
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
 
@@ -19,71 +20,108 @@ from scenarios import TINY
 
 pytestmark = pytest.mark.slow
 
-RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}", "train.epochs=20"]
+# Rounds that take their time, and leave the processor to the processes that are being started.
+SLEEPY = """
+from time import sleep
+
+from flray.algorithms.fedavg import FedAvg
 
 
-@pytest.fixture
-def flray(tmp_path):
-    """Start the command line in a process of its own, its standard input a pipe."""
-    (tmp_path / "slow.yaml").write_text(yaml.safe_dump(override(TINY, [*RAY, "rounds=2000"])))
+class Sleepy(FedAvg):
+    def round(self, state, cohort, fed):
+        sleep(0.2)
+        return super().round(state, cohort, fed)
+"""
+SLOW = override(TINY, ["algorithm=sleepy_of_tests:Sleepy", "rounds=2000"])
+RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}"]
+MARK = "FOLDER_OF_TESTS"  # an environment variable, by which their processes are known
 
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        started.append(
-            process := subprocess.Popen(
-                [sys.executable, "-m", "flray", *arguments],
-                cwd=tmp_path,
-                env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-    for folder in tmp_path.iterdir():
-        if folder.is_dir() and holder(folder):
-            stop(folder)
-            wait_until(lambda folder=folder: holder(folder) is None, "a keeper did not stop")
+Process = subprocess.Popen[str]
 
 
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """Where the command lines run; what is still there of them at the end is killed."""
+    folder = tmp_path_factory.mktemp("attach")
+    (folder / "sleepy_of_tests.py").write_text(SLEEPY)
+    (folder / "slow.yaml").write_text(yaml.safe_dump(override(SLOW, RAY)))
+    yield folder
+    for pid in processes_of(folder):
+        os.kill(pid, signal.SIGKILL)
 
 
-def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
-    """Read what a process prints until a line has the text."""
-    for line in process.stdout:
-        if text in line:
-            return line
-    raise AssertionError(f"{text!r} was never printed")
-
-
-def ray_processes() -> set[str]:
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+def processes_of(folder: Path) -> list[int]:
+    """Command lines started there, keepers, and everything of their Ray clusters."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            title = (folder / "cmdline").read_bytes().decode(errors="replace")
+            environment = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if "raylet" in title or title.startswith("ray::"):
-            found.add(folder.name)
+        if f"{MARK}={folder}\0".encode() in environment:
+            found.append(int(entry.name))
     return found
 
 
-def test_interrupt_detach_attach_stop_resume(flray, tmp_path) -> None:
-    before = ray_processes()
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def flray(folder) -> Iterator[Callable[..., Process]]:
+    """Start the command line in a process of its own, its standard input a pipe."""
+    # Where tests run in the background it is ignored, which processes would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def start(*arguments: str) -> Process:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flray", *arguments],
+            cwd=folder,
+            env={
+                **os.environ,
+                "RAY_AUTH_MODE": "disabled",
+                "PYTHONUNBUFFERED": "1",
+                MARK: str(folder),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    yield start
+    signal.signal(signal.SIGINT, before)
+
+
+def one_more_round(out: Path) -> int:
+    """Run a round in this process, without Ray, and stop; how many there are then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out.parent)
+        experiment = parse_experiment(SLOW)
+        run_experiment(experiment, out, resume=out.exists(), should_stop=lambda: True)
+    return len(RunDirectory(out).rows())
+
+
+@pytest.fixture(scope="module")
+def runs(flray, folder) -> dict[str, Process]:
+    """Three at once: each spends its time on starting one process after another."""
+    assert one_more_round(folder / "resumed") == 1
+    return {
+        "first": flray("run", "slow.yaml", "--out", "run"),
+        "resumed": flray("run", "slow.yaml", "--out", "resumed", "--resume"),
+        "refused": flray("run", "slow.yaml", "execution.actors.num_cpus=999", "--out", "no"),
+    }
+
+
+def wait_for_line(process: Process, text: str) -> str:
+    """Read what a process prints until a line has the text."""
+    seen = []
+    for line in process.stdout:
+        if text in line:
+            return line
+        seen.append(line)
+    raise AssertionError(f"{text!r} was never printed, but {seen}")
+
+
+def test_interrupt_detach_attach_stop_resume(runs, flray, folder) -> None:
+    out, first = folder / "run", runs["first"]
     directory = RunDirectory(out)
-    first = flray("run", "slow.yaml", "--out", "run")
     assert "1 client actors of 0.5 CPU each" in wait_for_line(first, "client actors")
     wait_for_line(first, "/2000")
     first.send_signal(signal.SIGINT)  # asks
@@ -112,25 +150,34 @@ def test_interrupt_detach_attach_stop_resume(flray, tmp_path) -> None:
     assert "stopping after the round in progress" in said
     assert "go on with" in said
     assert directory.summary() is None
-    assert 2 <= len(directory.rows()) < 2000
-
     done = len(directory.rows())
-    third = flray("run", "slow.yaml", "--out", "run", "--resume")
-    assert f"round {done + 1:4d}/2000" in wait_for_line(third, "/2000")
-    third.send_signal(signal.SIGINT)
-    said, _ = third.communicate(input="s\n", timeout=120)
-    assert third.returncode == 0, said + (out / "server.log").read_text()[-3000:]
+    assert 2 <= done < 2000
+    assert one_more_round(out) == done + 1
+
+
+def test_resume_goes_on_and_who_started_it_may_stop_it(runs, folder) -> None:
+    resumed = runs["resumed"]
+    assert "round    2/2000" in wait_for_line(resumed, "/2000")
+    resumed.send_signal(signal.SIGINT)
+    said, _ = resumed.communicate(input="s\n", timeout=120)
+    assert resumed.returncode == 0, said + (folder / "resumed/server.log").read_text()[-3000:]
     assert "stopped; the same command with --out and --resume goes on" in said
-    wait_until(lambda: ray_processes() <= before, "Ray processes were left behind")
 
 
-def test_what_does_not_fit_leaves_nothing_behind(flray, tmp_path) -> None:
-    run = flray("run", "slow.yaml", "execution.actors.num_cpus=999", "--out", "no")
-    said, _ = run.communicate(timeout=120)
-    assert run.returncode == 2
+def test_what_does_not_fit_leaves_nothing_behind(runs, folder) -> None:
+    said, _ = runs["refused"].communicate(timeout=120)
+    assert runs["refused"].returncode == 2
     assert "1 x 999 = 999 CPU" in said
     assert "Traceback" not in said
-    assert not (tmp_path / "no").exists()
+    assert not (folder / "no").exists()
+
+
+@pytest.mark.usefixtures("runs")
+def test_when_all_are_done_no_process_is_left(folder) -> None:
+    deadline = time.monotonic() + 60
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
 
 
 def test_a_lock_is_gone_with_its_holder(tmp_path) -> None:

@@ -1,12 +1,13 @@
 """What the guides show works as it stands there, from a folder outside the package."""
 
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flray.cli import main
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 
@@ -23,17 +24,23 @@ def unpack(guide: str, folder: Path) -> list[str]:
     return names
 
 
-def run(folder: Path, *arguments: str) -> RunDirectory:
-    command = [sys.executable, "-m", "flray", "run", *arguments, "--out", "out"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return RunDirectory(folder / "out")
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Callable[..., RunDirectory]:
+    """The command of a guide, given in the folder of its files."""
+
+    def run_here(*arguments: str) -> RunDirectory:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["flray", "run", *arguments, "--out", "out"])
+        main()
+        return RunDirectory(tmp_path / "out")
+
+    return run_here
 
 
 @pytest.mark.slow
-def test_stages_of_ones_own(tmp_path) -> None:
+def test_stages_of_ones_own(run, tmp_path) -> None:
     assert unpack("adding_a_stage.md", tmp_path) == ["mine.py", "mine.yaml"]
-    found = run(tmp_path, "mine.yaml")
+    found = run("mine.yaml")
     assert found.summary()["ari"] == 1.0
     assert read_clusterings(found.path)[5].D.max() <= 2.0
     config = found.config()["algorithm"]["clustering"]
@@ -42,8 +49,8 @@ def test_stages_of_ones_own(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_an_algorithm_of_ones_own(tmp_path) -> None:
+def test_an_algorithm_of_ones_own(run, tmp_path) -> None:
     assert unpack("adding_an_algorithm.md", tmp_path) == ["ring.py", "ring.yaml"]
-    summary = run(tmp_path, "ring.yaml", "algorithm.reach=3").summary()
+    summary = run("ring.yaml", "algorithm.reach=3").summary()
     assert summary["clusters"] == 20  # everybody hears others
     assert summary["accuracy_mean"] > 0.5

@@ -2,18 +2,22 @@
 
 import os
 import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import ray
 
 import flray
-from flray.config.build import run_experiment
+from flray.config.build import Result, run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.cluster import connected
+from flray.execution.ray_pool import wait_for_resources
+from flray.execution.resources import Actors, Plan
+from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
@@ -45,34 +49,42 @@ def reference(tmp_path_factory) -> str:
     return result.summary["params_sha256"]
 
 
-def run_on_ray(out: Path, count: object, *more: str):
-    pool = ["execution.executor=ray", f"execution.actors={{count: {count}, {LIGHT}}}"]
-    return flray.run(TINY, out, [*HARD, *pool, *more])
+# How many actors, and what else is set.
+CASES: dict[str, tuple[object, list[str]]] = {
+    "fewer actors than blocks": (1, []),
+    "more actors than blocks": (4, []),
+    "fedavg": (2, ["algorithm=fedavg"]),
+    "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
+    # An engine that trains in the module itself, whose weights came through the object store:
+    # actors do not write to memory they share.
+    "loop": (2, ["execution.engine=loop", "execution.block=1", "participation=1"]),
+}
 
 
-@pytest.mark.usefixtures("cluster")
-def test_fedavg_on_actors_is_fedavg_in_process(tmp_path) -> None:
-    spread = run_on_ray(tmp_path / "ray", 2, "algorithm=fedavg")
-    alone = flray.run(TINY, tmp_path / "inline", [*HARD, "algorithm=fedavg"])
+@pytest.fixture(scope="module")
+def on_actors(request, tmp_path_factory) -> dict[str, Future[Result]]:
+    """The cases, several at once: most of their time goes into starting actors."""
+    request.getfixturevalue("cluster")
+    folder = tmp_path_factory.mktemp("ray")
+
+    def run(name: str) -> Result:
+        count, more = CASES[name]
+        pool = ["execution.executor=ray", f"execution.actors={{count: {count}, {LIGHT}}}"]
+        return flray.run(TINY, folder / name, [*HARD, *more, *pool])
+
+    with ThreadPoolExecutor(3) as at_once:
+        return {name: at_once.submit(run, name) for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_on_actors_are_those_of_one_process(name, on_actors, tmp_path) -> None:
+    count, more = CASES[name]
+    spread = on_actors[name].result()
+    alone = flray.run(TINY, tmp_path / "inline", [*HARD, *more])
     assert spread.summary["params_sha256"] == alone.summary["params_sha256"]
-
-
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("count", [1, 2, 5, "per_client"])
-def test_bits_do_not_depend_on_the_number_of_actors(count, reference, tmp_path) -> None:
-    result = run_on_ray(tmp_path / "run", count)
-    assert result.summary["params_sha256"] == reference
-    assert result.rounds["round"].tolist() == [1, 2, 3, 4]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_actors_do_not_write_to_memory_they_share(tmp_path) -> None:
-    """This engine trains in the module itself, whose weights came through the object store."""
-    alone = [*HARD, "execution.engine=loop", "execution.block=1", "participation=1"]
-    expected = flray.run(TINY, tmp_path / "inline", alone).summary["params_sha256"]
-    pool = ["execution.executor=ray", f"execution.actors={{count: 4, {LIGHT}}}"]
-    found = flray.run(TINY, tmp_path / "ray", [*alone, *pool]).summary["params_sha256"]
-    assert found == expected
+    assert spread.rounds["round"].tolist() == [1, 2, 3, 4]
+    (plan,) = RunDirectory(spread.path).plans()
+    assert plan.startswith(f"{3 if count == 'per_client' else count} client actors")
 
 
 FAULTY = '''
@@ -103,7 +115,7 @@ def own_code(tmp_path, monkeypatch) -> Path:
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_actor_loses_nothing(tmp_path) -> None:
     """Processes of client actors are killed from outside while the run goes on."""
-    times = 3
+    times = 2
     seen: list[int] = []
 
     def kill_one(row) -> None:
@@ -140,13 +152,14 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path) -> None:
     ):
         flray.run(TINY, tmp_path / "a", ["execution={executor: ray, actors: {count: 50}}"])
     assert not (tmp_path / "a").exists()
+    plan = Plan(2, Actors(num_gpus=0.5), block=1, blocks_per_round=1)
     with pytest.raises(ExperimentError, match=r"2 x 0.5 = 1 GPU, the cluster has .* free: 0 such"):
-        flray.run(TINY, tmp_path / "b", ["execution={executor: ray, actors: {num_gpus: 0.5}}"])
+        wait_for_resources(plan)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_run_may_go_on_with_another_number_of_actors(reference, tmp_path) -> None:
-    pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
+    pool = ["execution.executor=ray", f"execution.actors={{count: 1, {LIGHT}}}"]
     experiment = parse_experiment(override(TINY, [*HARD, *pool]))
     part = run_experiment(experiment, tmp_path / "run", should_stop=lambda: True)
     assert part.summary is None
@@ -166,9 +179,13 @@ def test_a_faulty_client_is_named_or_dropped(executor, tmp_path) -> None:
         "participation=1",
         "rounds=2",
     ]
+    with ThreadPoolExecutor(2 if executor == "ray" else 1) as at_once:
+        raising = at_once.submit(flray.run, TINY, tmp_path / "raise", overrides)
+        drop = [*overrides, "on_client_failure=drop"]
+        dropping = at_once.submit(flray.run, TINY, tmp_path / "drop", drop)
     with pytest.raises(ClientFailure, match=r"client \d failed: ArithmeticError: label 3 is not"):
-        flray.run(TINY, tmp_path / "raise", overrides)
-    result = flray.run(TINY, tmp_path / "drop", [*overrides, "on_client_failure=drop"])
+        raising.result()
+    result = dropping.result()
     dataset = Synthetic(num_train=300, num_test=100, size=8).load()
     split = Pathological(clients=6).split(dataset, 0)
     holders = sum(bool((split.labels[ids] == 3).any()) for ids in split.train)
