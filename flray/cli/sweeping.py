@@ -14,7 +14,8 @@ from rich.live import Live
 
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
-from flray.sweep.driver import Progress, SweepResult, describe_space, run_sweep
+from flray.report.figures import figures_of
+from flray.sweep.driver import Progress, SweepResult, Watch, describe_space, run_sweep
 from flray.sweep.space import read_space
 
 __all__ = ["describe_space", "is_space", "read_space", "sweep"]
@@ -40,7 +41,8 @@ def sweep(
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
     try:
         with _shown(console, space.options.metric) as show:
-            result = run_sweep(space, folder, resume, max_minutes, show)
+            watch = Watch(show, figures_of)
+            result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --out and --resume goes on")
         raise click.Abort from None

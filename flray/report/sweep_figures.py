@@ -147,7 +147,8 @@ def parallel_figure(sweep: Sweep) -> Figure:
     results = [c for c in (sweep.metric, TEST, "clusters") if c in sweep.measured]
     columns = list(dict.fromkeys([*keys, *results]))
     rows = sweep.configurations.dropna(subset=columns)
-    rows = rows.sort_values(sweep.metric, ascending=sweep.is_maximised)  # the best on top
+    # The best on top; of several that are equally good the first, as everywhere.
+    rows = rows[::-1].sort_values(sweep.metric, ascending=sweep.is_maximised, kind="stable")
     figure = Figure(figsize=(max(8.0, 1.7 * len(columns) + 1.5), 4.6), layout="constrained")
     axes = figure.subplots()
     heights = np.stack([_heights(rows[column]) for column in columns], axis=1)  # (rows, columns)

@@ -40,7 +40,7 @@ from flray.sweep.keys import code_version, device_of, digest
 from flray.sweep.rows import Row, expand
 from flray.sweep.space import Space
 from flray.sweep.strands import Weaver, is_trained
-from flray.sweep.tracking import track_table, tracked
+from flray.sweep.tracking import Draw, no_figures, track_table, tracked
 from flray.sweep.tree import Run, Tree, Trunk, plan, run_path
 from flray.sweep.trials import Job, Outcome, outcome_of, run_trials
 
@@ -64,10 +64,21 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """What is told of a sweep while it runs."""
+
+    show: Callable[[Progress], None] = lambda _: None
+    draw: Draw = no_figures  # the figures that W&B gets of a run
+
+
+@dataclass(frozen=True)
 class SweepResult:
     path: Path
     report: dict[str, Any]  # Any: JSON; what sweep.json holds
     table: pd.DataFrame  # what rows.parquet holds
+
+
+WATCH_NOTHING = Watch()
 
 
 def run_sweep(
@@ -75,7 +86,7 @@ def run_sweep(
     out: Path,
     resume: bool = False,
     max_minutes: float | None = None,
-    show: Callable[[Progress], None] = lambda _: None,
+    watch: Watch = WATCH_NOTHING,
 ) -> SweepResult:
     """Run a sweep into the folder `out`; with resume, go on where it stopped."""
     deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
@@ -95,7 +106,7 @@ def run_sweep(
         for experiment in asked.values():
             bundles(experiment, space.options, there)
         with locked(out), _client_actors(space, list(asked.values())) as pool:
-            sweep = _Sweep(space, out, rows, tree, there, deadline, show, pool)
+            sweep = _Sweep(space, out, rows, tree, there, deadline, watch, pool)
             open_folder(out, space, code)
             errors = sweep.grow()
             if errors is not None:
@@ -112,7 +123,7 @@ class _Sweep:
     tree: Tree
     there: Mapping[str, float]  # what the cluster has
     deadline: float
-    show: Callable[[Progress], None]
+    watch: Watch
     pool: Any  # the dispatcher of shared client actors, or None
     weaver: Weaver = field(default_factory=Weaver)
 
@@ -127,7 +138,8 @@ class _Sweep:
         is_alone = len(waiting) == 1
         at_a_time = self.space.options.concurrency or len(waiting)
         while waiting or running:
-            self.show(Progress(len(self.rows), len(self.tree.trunks), grown_before + len(growths)))
+            grown = grown_before + len(growths)
+            self.watch.show(Progress(len(self.rows), len(self.tree.trunks), grown))
             while waiting and len(running) < at_a_time:
                 trunk = waiting.pop(0)
                 if self._needs_no_process(trunk, is_alone):
@@ -175,11 +187,11 @@ class _Sweep:
         scheduled = not self.space.shares_continuations
         options = self.space.options
         metric = options.metric if scheduled else None
-        job = Job(self.folder, metric, self.deadline, self.pool)
+        job = Job(self.folder, metric, self.deadline, self.pool, self.watch.draw)
 
         def show(running: Sequence[str]) -> None:
             self._weave(states)
-            self.show(self._progress(states, running))
+            self.watch.show(self._progress(states, running))
 
         run_trials(open_runs, job, options, show)
         show([])
@@ -196,12 +208,19 @@ class _Sweep:
             }
             if directory.summary() is None and is_trained({directory.path: nobody(), **sources}):
                 self.weaver.weave(directory, sources)
-                self._mirror(state, directory.path)
 
-    def _mirror(self, state: RowState, path: Path) -> None:
-        """Tell W&B of a run that was put together, if the experiment says so."""
-        with tracked(parse_experiment(dict(state.plain)), path, group=self.folder.name):
-            pass
+    def _mirror(self, states: Sequence[RowState]) -> None:
+        """Tell W&B of runs that were put together, if the experiment says so.
+
+        Only when all is trained: an upload takes seconds, for which a trial would have to wait.
+        """
+        for state in states:
+            if state.sources and state.is_own and state.status == "done" and state.run is not None:
+                experiment = parse_experiment(dict(state.plain))
+                path = self.folder / run_path(state.run)
+                group = self.folder.name
+                with tracked(experiment, path, draw=self.watch.draw, group=group):
+                    pass
 
     def _progress(self, states: Sequence[RowState], running: Sequence[str]) -> Progress:
         runs = self._runs(states)
@@ -265,6 +284,7 @@ class _Sweep:
         for state in states:
             if state.status == "shared":
                 fill_shared_row(self.folder, state)
+        self._mirror(states)
         frame = table_of(self.folder, states)
         write_table(self.folder, frame)
         counts = Counter(state.status for state in states)

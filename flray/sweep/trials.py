@@ -33,7 +33,7 @@ from flray.server.evaluation import Row
 from flray.sweep.allotment import bundles, cluster_resources
 from flray.sweep.growth import said
 from flray.sweep.space import Asha, Options
-from flray.sweep.tracking import tracked
+from flray.sweep.tracking import Draw, no_figures, tracked
 from flray.sweep.tree import Run
 
 STATE = "tune"  # Tune's own files, of no use once it has ended
@@ -69,6 +69,7 @@ class Job:
     metric: str | None  # that a scheduler looks at
     deadline: float  # by the clock; .inf: none
     pool: Any = None  # the dispatcher of shared client actors; None: a trial has its own
+    draw: Draw = no_figures  # what W&B is shown of a run
 
 
 def outcome_of(run: Run, folder: Path) -> Outcome:
@@ -179,7 +180,7 @@ def _run(run: Run, job: Job) -> bool:
     report = _Report(run, job, experiment.settings.rounds)
     followed: AbstractContextManager[Callable[[Row], None]] = nullcontext(report)
     if Strands(path).only() is None:  # the numbers of some clients alone are not yet a run's
-        followed = tracked(experiment, path, report, group=job.folder.name)
+        followed = tracked(experiment, path, report, job.draw, job.folder.name)
     with followed as on_round, locked(path):
         should_stop = partial(_is_over, job.deadline)
         server = build_server(experiment, directory, on_round, should_stop, job.pool)

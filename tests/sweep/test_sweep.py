@@ -19,7 +19,7 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.runs import collect_runs
 from flray.sweep import driver, trials
-from flray.sweep.driver import Progress, describe_space, run_sweep
+from flray.sweep.driver import Progress, Watch, describe_space, run_sweep
 from flray.sweep.rows import expand
 from flray.sweep.space import THRESHOLD, parse_space, read_space
 from flray.sweep.tree import Run
@@ -54,7 +54,7 @@ def swept(request, tmp_path_factory):
     request.getfixturevalue("cluster")
     seen: list[Progress] = []
     folder = tmp_path_factory.mktemp("sweep") / "out"
-    return run_sweep(SPACE, folder, show=seen.append), seen
+    return run_sweep(SPACE, folder, watch=Watch(seen.append)), seen
 
 
 @pytest.fixture(scope="module")

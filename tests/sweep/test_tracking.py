@@ -24,7 +24,10 @@ from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
+from flray.report.figures import figures_of
 from flray.sweep import tracking
+from flray.sweep.driver import Watch, run_sweep
+from flray.sweep.space import THRESHOLD, parse_space
 from flray.sweep.tracking import MARK, chosen_mode, track_table, tracked, without_secrets
 
 from scenarios import TINY
@@ -254,6 +257,37 @@ def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:
     (table,) = folder.glob("wandb/*/files/media/table/*.json")
     content = json.loads(table.read_text())
     assert content == {"columns": ["lr", "accuracy"], "data": [[0.1, 0.5], [0.2, 0.75]]}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> None:
+    """Of FedAvg, and of two clusterings: rounds and figures, though others trained a part."""
+    tracking = {"name": "wandb", "mode": "offline"}
+    experiment = override(TINY, FLHC) | {"tracking": tracking}
+    space = {
+        "experiment": experiment,
+        "space": {THRESHOLD: {"between_merges": 2}},
+        "baseline": {"algorithm": "fedavg"},
+    }
+    result = run_sweep(parse_space(space), tmp_path / "mine", watch=Watch(draw=figures_of))
+    assert result.table["status"].tolist() == ["done"] * 3
+    assert result.report["strands_trained"] > 2
+    for row in result.table.itertuples():
+        out = result.path / row.run
+        (segment,) = segments(out)
+        told = next(r.run for r in segment if r.WhichOneof("record_type") == "run")
+        assert told.run_group == "mine"
+        logged = {each["step"]: each for each in history(segment)}
+        for held in RunDirectory(out).rows():
+            assert held["round"] in logged
+            for name, value in held.items():
+                assert logged[held["round"]][name] == value or value != value, name
+        assert summary_of(segment)["params_sha256"] == row.params_sha256
+        images = list(out.glob("wandb/*/files/media/images/figures/*.png"))
+        assert (len(images) > 2) == (row.algorithm != "fedavg")
+    (table,) = result.path.glob("wandb/*/files/media/table/*.json")
+    assert len(json.loads(table.read_text())["data"]) == 3
 
 
 UNREACHABLE = """
