@@ -178,6 +178,27 @@ def test_a_failing_trial_is_a_row_and_the_others_go_on(swept) -> None:
     assert result.report["failed"] == seen[-1].failed == NUM_FAILING
 
 
+def test_rows_fail_with_the_run_that_trains_their_clients(swept, tmp_path, monkeypatch) -> None:
+    """As if the trial of the first row had failed: whoever has one of its clusters fails too."""
+    folder = tmp_path / "copy"
+    shutil.copytree(swept[0].path, folder)
+    records = [json.loads(p.read_text()) for p in folder.glob("trunks/*/*.json")]
+    sources = {int(i): set(row["sources"]) for each in records for i, row in each["rows"].items()}
+    key = Path(swept[0].table["run"].iloc[0]).name
+    concerned = {i for i, runs in sources.items() if key in runs}
+    assert 1 < len(concerned) < len(sources)
+    (folder / "runs" / key / "strands" / "digests.json").unlink()
+    for row in swept[0].table.itertuples():
+        if row.row in concerned:
+            (folder / row.folder / "summary.json").unlink()
+    (folder / "trials" / f"{key}.json").write_text('{"status": "failed", "error": "a flood"}')
+    monkeypatch.setattr(driver, "run_trials", lambda *_: None)
+    table = run_sweep(SPACE, folder, resume=True).table.iloc[:NUM_ROWS]
+    assert set(table.index[table["status"] == "failed"]) == concerned
+    assert (table.loc[sorted(concerned), "error"] == "a flood").all()
+    assert table.loc[table["status"] != "failed", "accuracy_mean"].notna().all()
+
+
 @pytest.mark.usefixtures("cluster")
 def test_asha_gives_every_row_a_trial_and_stops_some(tmp_path) -> None:
     plain = {

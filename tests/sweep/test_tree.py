@@ -240,3 +240,50 @@ def test_a_trunk_that_fails_is_told_of_all_its_rows(tmp_path) -> None:
     growth = grow(tree.trunks[0], tmp_path, True, lambda: False)
     assert sorted(growth.errors) == [0, 1]
     assert "NaN or infinite; lower train.lr" in growth.errors[0]
+
+
+NOT_APART = {
+    "a client that never trains": {"split": {**TINY["split"], "holdout": 1}},
+    "a client that joins": {"events": [{"round": 3, "kind": "join", "clients": [5]}]},
+    "clients that may be dropped": {"on_client_failure": "drop"},
+}
+
+
+@pytest.mark.parametrize("more", NOT_APART.values(), ids=NOT_APART)
+def test_rows_are_not_taken_apart_where_clients_come_and_go(tmp_path, more) -> None:
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 3}
+    varied = {THRESHOLD: {"between_merges": 3}}
+    (whole,) = grown(planned({**flhc, **more}, varied), tmp_path / "whole")
+    (apart,) = grown(planned(flhc, varied), tmp_path / "apart")
+    assert all(row["sources"] == {} for row in whole["rows"].values())
+    assert all(row["sources"] != {} for row in apart["rows"].values())
+
+
+def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
+    """Cuts of one tree: every client of a row has one run that trains it, and no cluster two."""
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 3}
+    (record,) = grown(planned(flhc, {THRESHOLD: {"between_merges": 5}}), tmp_path)
+    rows = record["rows"].values()
+    assert record["strands"] < sum(row["strands"] for row in rows)
+    trained = {row["run"]: Strands(tmp_path / run_path(row["run"])).only() for row in rows}
+    assert sum(map(len, trained.values())) < len(trained) * 6
+    for row in rows:
+        clients = sorted(i for who in row["sources"].values() for i in who)
+        assert clients == list(range(6))
+        for run, who in row["sources"].items():
+            assert set(who) <= set(trained[run].tolist())
+
+
+def test_a_run_of_strands_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path) -> None:
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 4}
+    (record,) = grown(planned(flhc, {THRESHOLD: {"between_merges": 3}}), tmp_path)
+    row = list(record["rows"].values())[1]
+    trainers = [tmp_path / run_path(key) for key in row["sources"]]
+    assert len(trainers) > 1
+    for trainer in trainers:
+        held = parse_experiment(RunDirectory(trainer).config())
+        run_experiment(held, trainer, resume=True, should_stop=lambda: True)
+        assert not Strands(trainer).is_finished()
+        assert max(Strands(trainer).rounds()) == 2
+    naive = run_experiment(parse_experiment(row["plain"]), tmp_path / "naive")
+    assert_same_run(finished(row, tmp_path), naive)
