@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Most tests wait for processes to start: two files at a time. A file is for one process.
+TOGETHER := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test long quick check format bench clean
@@ -20,7 +22,7 @@ demo: $(STAMP)  ## set up and run the default experiment on embedded data
 	$(BIN)/flray run
 
 test: $(STAMP) check  ## set up, check and run all tests that need no GPU
-	$(BIN)/pytest -m 'not gpu and not long'
+	$(BIN)/pytest -m 'not gpu and not long' $(TOGETHER)
 
 long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/pytest -m long

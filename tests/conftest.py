@@ -1,16 +1,30 @@
 """Fixtures of all tests."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from flray.config.build import Result, run_experiment
 from flray.config.experiment import override, parse_experiment
 
 from scenarios import TINY
+
+# The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
+# new ones.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("explore")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_data(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("data") and "FLRAY_DATA" not in os.environ:
+        pytest.skip("needs the real data sets below FLRAY_DATA")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """`flray table` and `flray list tables`: the papers' tables, what fills them, what they cost."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +13,14 @@ from flray.report.cells import fill
 from flray.report.matching import MATCHERS, required_algorithms
 from flray.report.runs import collect_runs
 from flray.report.tables import Format, render
+
+# The space of the repository whose runs fill a table; those of the workshop are in the journal's.
+SPACES: Mapping[str, str] = {
+    **{f"flhc.{n}": f"tune_spaces/flhc_table{n}.yaml" for n in range(1, 7)},
+    **{f"flt.{n}": f"tune_spaces/flt_table{n}.yaml" for n in range(1, 6)},
+    "flt_workshop.1": "tune_spaces/flt_table3.yaml",
+    "flt_workshop.2": "tune_spaces/flt_table4.yaml",
+}
 
 
 def show_table(name: str, runs: Path, form: Format, console: Console) -> None:
@@ -29,13 +37,15 @@ def show_table(name: str, runs: Path, form: Format, console: Console) -> None:
 
 
 def tables_listing() -> RichTable:
-    """Every published table: what it takes, and whether its methods are there."""
+    """Every published table: what it takes, whether its methods are there, what fills it."""
     listing = RichTable(title="tables", title_justify="left", title_style="bold")
     for column in ("name", "what it is", "client SGD steps", "state"):
         listing.add_column(column, overflow="fold")
     for table in load_tables().values():
         what = f"{table.paper}, Table {table.number}. {table.caption}"
-        listing.add_row(table.key, Text(what), _cost(table), _state(table, ALGORITHMS))
+        sweep = f"\nflray sweep {SPACES[table.key]}" if table.key in SPACES else ""
+        state = _state(table, ALGORITHMS) + sweep
+        listing.add_row(table.key, Text(what), _cost(table), state)
     return listing
 
 

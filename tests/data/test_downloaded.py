@@ -1,7 +1,5 @@
 """Facts about the published datasets; needs them below FLRAY_DATA."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -12,10 +10,7 @@ from flray.data.datasets.prepared import Cifar100Jpeg, SvhnRecut, Usps
 from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.pathological import Pathological
 
-pytestmark = [
-    pytest.mark.data,
-    pytest.mark.skipif("FLRAY_DATA" not in os.environ, reason="FLRAY_DATA is not set"),
-]
+pytestmark = pytest.mark.data
 
 
 def train_counts(dataset: Dataset) -> list[int]:

@@ -35,9 +35,13 @@ HARD = [
 LIGHT = "num_cpus: 0.1"  # several actors on a small machine
 
 
+OURS = "FLRAY_CLUSTER_OF_TESTS"  # what processes of this cluster have in their environment
+
+
 @pytest.fixture(scope="module")
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ[OURS] = str(os.getpid())
     with connected():
         yield
     assert not ray.is_initialized()
@@ -138,9 +142,10 @@ def _client_actor_pids() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             title = (folder / "cmdline").read_bytes().decode(errors="replace")
+            is_ours = f"{OURS}={os.getpid()}".encode() in (folder / "environ").read_bytes()
         except OSError:
             continue
-        if title.startswith("ray::ClientActor"):
+        if is_ours and title.startswith("ray::ClientActor"):
             pids.append(int(folder.name))
     return sorted(pids)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.models.bank import ModelBank, squared_change
+from flray.models.bank import ModelBank, squared_changes
 from flray.models.mixing import Aggregation, Relation, mix, mix_bank, mixing_row
 
 
@@ -83,10 +83,20 @@ def test_hash_sees_models_not_rows() -> None:
     assert shared.sha256() != bank_of([1.0, 2.0 + 1e-6], [0, 0, 1]).sha256()
 
 
-def test_squared_change_counts_every_client() -> None:
-    """Two clients move by 2, one by 1: 4 + 4 + 1."""
-    old, new = bank_of([1.0], [0, 0, 0]), bank_of([3.0, 2.0], [0, 0, 1])
-    assert squared_change(new, old) == 9
+def test_squared_changes_are_of_every_client() -> None:
+    """Clients 0 and 2 move by 2, client 1 by 1."""
+    old, new = bank_of([1.0], [0, 0, 0]), bank_of([3.0, 2.0], [0, 1, 0])
+    assert squared_changes(new, old).tolist() == [4, 1, 4]
+
+
+def test_the_models_of_some_clients_by_hand() -> None:
+    bank = bank_of([1.0, 2.0, 3.0], [2, 0, 2, 1])
+    some = bank.of_some(np.array([0, 1]))
+    assert some.params["w"].flatten().tolist() == [1.0, 3.0]
+    assert some.owner[[0, 1]].tolist() == [1, 0]
+    assert bank.of_some(np.arange(4)) is bank
+    assert some.digests(np.array([0, 1])) == bank.digests(np.array([0, 1]))
+    assert len(set(bank.digests(np.arange(4)))) == 3
 
 
 def test_rows_of_a_relation_by_hand() -> None:

@@ -165,7 +165,7 @@ def test_int_keys_are_refused():
         (np.zeros(1, dtype=np.complex128), "dtype complex128 .*known: bool"),
         (np.ma.zeros(1), "MaskedArray at"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_cannot_survive_is_refused_with_its_path(value, message):
     with pytest.raises(TypeError, match=f"cannot checkpoint.*{message}"):

@@ -35,7 +35,7 @@ def said(tmp_path, monkeypatch):
         table.loc[: 2 - report["failed"], ["status", "error"]] = ["done", None]
 
         def pretend(_space, folder, *rest) -> SweepResult:
-            show = rest[-1]
+            show = rest[-1].show
             show(Progress(rows=3, trunks=1, trunks_done=0))
             show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, running=2, shared=1))
             show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, running=1, shared=1))

@@ -1,0 +1,223 @@
+"""The spaces in tune_spaces/: what they vary, and that table spaces fill their tables."""
+
+import functools
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray.algorithms import ALGORITHMS
+from flray.cli.tables import SPACES, tables_listing
+from flray.clustering import STAGES
+from flray.config.experiment import with_value
+from flray.data import DATASETS
+from flray.published import find_table, load_tables
+from flray.report.matching import MATCHERS, fits
+from flray.report.runs import RunRecord, look_up
+from flray.sweep.rows import Row, canonical, expand
+from flray.sweep.space import THRESHOLD, BetweenMerges, Drawn, Grid, RandomSearch, Space, read_space
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "tune_spaces").rglob("*.yaml"))
+OF_TABLES = [path for path in FILES if re.fullmatch(r"\w+_table\d+", path.stem)]
+OF_PARAMETERS = [path for path in FILES if path not in OF_TABLES]
+EMBEDDED = {"digits", "synthetic"}
+
+CLUSTERING = "algorithm.clustering"
+PARAMETERS = [
+    f"{CLUSTERING}.relate.gamma",
+    f"{CLUSTERING}.distance",
+    f"{CLUSTERING}.partition.linkage",
+    THRESHOLD,
+    f"{CLUSTERING}.partition.number",
+    f"{CLUSTERING}.signature.k",
+    f"{CLUSTERING}.signature.epochs",  # J
+    f"{CLUSTERING}.embed.n_components",
+    "algorithm.rounds_before",
+    "participation",
+    "train.epochs",
+    "split.clients",  # M
+]
+
+# (table, method, entry of the column) whose encoder is pre-trained on a dataset we do not have.
+WAITING = {
+    ("flt.1", "FLT (Enc1)", "CIFAR10"): "cifar20",
+    ("flt.2", "FLT (Enc1)", "CIFAR10"): "cifar20",
+    ("flt.5", None, "FLT_enc1"): "cifar20",
+}
+
+by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+@functools.cache
+def rows_of(path: Path, baselines: tuple[int, ...] | None = None) -> tuple[Row, ...]:
+    """The rows of a space with all its baselines, or with some of them."""
+    space = read_space(path)
+    if baselines is not None:
+        space = replace(space, baselines=tuple(space.baselines[place] for place in baselines))
+    return expand(space)
+
+
+def test_there_are_spaces_of_both_kinds() -> None:
+    assert len(OF_TABLES) > 0
+    assert len(OF_PARAMETERS) > 0
+
+
+@by_name
+def test_a_space_opens_with_its_command(path: Path) -> None:
+    command = rf"# flray sweep tune_spaces/{path.stem}\.yaml( .*)?\n# "
+    assert re.match(command, path.read_text()), "and says what it shows"
+
+
+@by_name
+def test_every_combination_is_a_row_of_its_own(path: Path) -> None:
+    """Rows that repeat are folded into one: a key without effect would make fewer of them."""
+    assert len(rows_of(path, ())) == num_combinations(read_space(path))
+    assert len(rows_of(path)) >= 2
+
+
+@by_name
+def test_every_baseline_adds_a_row(path: Path) -> None:
+    places = range(len(read_space(path).baselines))
+    for one in places:
+        others = tuple(place for place in places if place != one)
+        assert len(rows_of(path)) > len(rows_of(path, others)), one
+
+
+def num_combinations(space: Space) -> int:
+    """What the lists multiply to, less what `except` leaves out."""
+    lists: dict[str, list[Any]] = {}
+    for key, values in space.varied.items():
+        if isinstance(values, Grid):
+            lists[key] = list(values.values)
+        elif isinstance(values, BetweenMerges):
+            lists[key] = list(range(values.number))
+    combinations = [dict(zip(lists, v, strict=True)) for v in itertools.product(*lists.values())]
+    left = [
+        each
+        for each in combinations
+        if not any(all(each[k] in v for k, v in out.items()) for out in space.excluded)
+    ]
+    search = space.options.search
+    drawn = any(isinstance(values, Drawn) for values in space.varied.values())
+    draws = search.samples if drawn and isinstance(search, RandomSearch) else 1
+    return math.prod([len(space.experiments), len(left), draws])
+
+
+# --- parameters
+
+
+@pytest.mark.parametrize("key", PARAMETERS)
+def test_a_parameter_is_varied_while_everything_else_stays(key: str) -> None:
+    assert any(len({value_of(row, key) for row in rows}) > 1 for rows in differing_in(key))
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_every_registered_stage_is_compared_while_the_others_stay(stage: str) -> None:
+    key = f"{CLUSTERING}.{stage}"
+    names = [{look_up(row.plain, f"{key}.name") for row in rows} for rows in differing_in(key)]
+    assert set().union(*(found for found in names if len(found) > 1)) == set(STAGES[stage])
+
+
+def test_parameter_spaces_need_no_download() -> None:
+    for row in itertools.chain(*map(rows_of, OF_PARAMETERS)):
+        keys = ("dataset.name", f"{CLUSTERING}.signature.encoder.dataset.name")
+        assert {look_up(row.plain, key) for key in keys} <= EMBEDDED | {None}
+
+
+def differing_in(key: str) -> list[list[Row]]:
+    """Rows of a parameter space that agree in everything but this key and what is below it."""
+    groups = defaultdict(list)
+    for path in OF_PARAMETERS:
+        for row in rows_of(path):
+            point = None if key == THRESHOLD else str(row.merge_point)
+            rest = canonical([with_value(row.plain, key, None), point])
+            groups[path, rest].append(row)
+    return list(groups.values())
+
+
+def value_of(row: Row, key: str) -> str:
+    """What the row says; for a threshold between merges something stands in for what is found."""
+    if key == THRESHOLD and row.merge_point is not None:
+        return str(row.merge_point)
+    return canonical(look_up(row.plain, key))
+
+
+# --- tables
+
+
+def cells(key: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Every cell of a table that a run could fill, with what a run must be for that."""
+    matcher, table = MATCHERS[key], find_table(key)
+    for row, column in itertools.product(table.rows, table.columns):
+        if matcher.metric(column) is not None:
+            place = (key, row.method, column.entry, row.title, column.key)
+            yield place, matcher.conditions(row, column)
+
+
+def would_fit(row: Row, conditions: dict[str, Any]) -> bool:
+    """As far as can be said before it is run: of a summary only the number of clients is known."""
+    clients = look_up(row.plain, "split.clients")
+    summary = {} if clients is None else {"clients": clients}
+    known = {
+        key: wanted
+        for key, wanted in conditions.items()
+        if not key.startswith("summary.") or key.removeprefix("summary.") in summary
+    }
+    return fits(RunRecord(Path(), row.plain, summary), known)
+
+
+def is_divisor(row: Row, fitting: list[Row]) -> bool:
+    """Is it the FedAvg run of the same problem, to which the table gives ratios?"""
+    problems = [{**each.plain, "algorithm": None} for each in fitting]
+    is_fedavg = look_up(row.plain, "algorithm.name") == "fedavg"
+    return is_fedavg and {**row.plain, "algorithm": None} in problems
+
+
+def key_of(path: Path) -> str:
+    paper, _, number = path.stem.rpartition("_table")
+    return f"{paper}.{number}"
+
+
+@pytest.mark.parametrize("path", OF_TABLES, ids=lambda path: path.stem)
+def test_every_row_of_a_table_space_belongs_in_its_table(path: Path) -> None:
+    wanted = [conditions for _, conditions in cells(key_of(path))]
+    rows = rows_of(path)
+    fitting = [row for row in rows if any(would_fit(row, each) for each in wanted)]
+    others = [row for row in rows if row not in fitting]
+    if find_table(key_of(path)).has_ratios:
+        assert others, "FedAvg, for the ratios"
+        others = [row for row in others if not is_divisor(row, fitting)]
+    assert [row.overrides for row in others] == []
+
+
+@pytest.mark.parametrize("key", list(SPACES))
+def test_a_table_space_fills_every_cell_whose_method_is_there(key: str) -> None:
+    rows = rows_of(ROOT / SPACES[key])
+    places = {
+        place: any(would_fit(row, conditions) for row in rows)
+        for place, conditions in cells(key)
+        if conditions["algorithm.name"] in ALGORITHMS
+    }
+    assert any(places.values())
+    empty = {place for place, is_filled in places.items() if not is_filled}
+    assert {place[:3] for place in empty} == {each for each in WAITING if each[0] == key}
+
+
+def test_what_waits_for_a_dataset_really_does() -> None:
+    assert set(WAITING.values()).isdisjoint(DATASETS)
+
+
+def test_the_listing_names_the_space_of_every_table_that_has_one() -> None:
+    assert {ROOT / path for path in SPACES.values()} == set(OF_TABLES)
+    assert {key_of(path) for path in OF_TABLES} <= set(SPACES) <= set(load_tables())
+    names, _, _, states = (column.cells for column in tables_listing().columns)
+    for key, state in zip(names, states, strict=True):
+        named = re.findall(r"flray sweep (\S+)", str(state))
+        assert named == ([SPACES[str(key)]] if key in SPACES else [])
