@@ -121,18 +121,17 @@ def test_experiments_together_have_the_bits_they_have_alone(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_actor_costs_no_experiment_anything(tmp_path) -> None:
-    killed: list[int] = []
+    pids: list[int] = []
 
     def kill_one(row) -> None:
-        if row["round"] == 2:
-            pids = ray.get(pool.pids.remote())
-            os.kill(pids[0], signal.SIGKILL)
-            killed.append(pids[0])
+        if row["round"] == 2 and pids:
+            os.kill(pids.pop(), signal.SIGKILL)
 
     together = [[*HARD, "train.epochs=10"], [*HARD, "train.epochs=10", "algorithm=local"]]
     with started(2) as pool:
+        pids.extend(ray.get(pool.pids.remote()))
         found = run_together(pool, together, tmp_path / "pool", kill_one)
-    assert len(killed) == 2
+    assert not pids, "both were killed"
     for place, overrides in enumerate(together):
         assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
 

@@ -1,4 +1,4 @@
-"""One Ray cluster for all sweeps of these tests."""
+"""A Ray cluster for the sweeps of a file, gone at its end."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from flray.execution.cluster import connected
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with connected():
