@@ -17,7 +17,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util import get_current_placement_group, register_serializer
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -146,7 +146,7 @@ def started(start_one: Callable[[], Any], plan: Plan) -> list[Any]:
     return actors
 
 
-def failure(error: RayActorError | RayTaskError) -> Failed:
+def failure(error: RayError) -> Failed:
     """In the place of an output; what is wrong with the experiment itself is raised."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, ExperimentError):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
 from flray.client.host import Host, start_host
 from flray.client.tasks import Train, train_together
@@ -187,7 +187,7 @@ class Dispatcher:
         done, *outputs = run.remote(host, [self.payloads[host]], parts)
         try:
             await done
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:  # whatever it is: the actor's place must become idle again
             if isinstance(error, RayActorError):
                 self.actors[place] = self._start_one()
             if len(batch) > 1:
@@ -250,7 +250,7 @@ class SharedPool:
     def _result(self, output: Any) -> Any:
         try:
             return ray.get(output)
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             return failure(error)
 
     def close(self) -> None:
