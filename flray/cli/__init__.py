@@ -58,8 +58,8 @@ def run(
     groups of clients swapped labels.
 
     \b
-    flray run experiments/flhc/mnist_iid.yaml execution.device=cpu --out runs/iid
-    flray run experiments/flhc/mnist_iid.yaml execution.device=cpu --out runs/iid --resume
+    flray run experiments/flhc/mnist_label_swap.yaml execution.device=cpu --out runs/swap
+    flray run experiments/flhc/mnist_label_swap.yaml execution.device=cpu --out runs/swap --resume
     """
     from flray.cli.campaign import plan_runs, run_all
 
