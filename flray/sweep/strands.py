@@ -21,6 +21,7 @@ from flray.records.strands import Arrays, Strands
 from flray.scores import ClientScores
 from flray.server.evaluation import Row, evaluation_row
 from flray.server.summary import summarise_run
+from flray.sweep.rows import canonical
 
 COSTS = ("client_steps", "clients_dropped", "bytes_", "seconds")  # how their columns begin
 
@@ -82,9 +83,9 @@ class Weaver:
         return self.records[run]
 
     def _prepared(self, experiment: Experiment) -> Prepared:
-        key = repr(
-            [experiment.plain[k] for k in ("dataset", "split", "model", "seed", "execution")]
-        )
+        # Participation too: a block's default size follows the cohort.
+        decides = ("dataset", "split", "model", "seed", "execution", "participation")
+        key = canonical([experiment.plain[name] for name in decides])
         if key not in self.prepared:
             self.prepared[key] = prepare(experiment)
         return self.prepared[key]

@@ -54,7 +54,7 @@ def assert_same_run(found, naive) -> None:
     pd.testing.assert_frame_equal(found.clients, naive.clients, check_exact=True)
 
 
-def finished(row, folder: Path) -> Result:
+def finished(row, folder: Path, weaver: Weaver | None = None) -> Result:
     """The run of a row, brought to its end: all that train its clients, then put together."""
     run = folder / run_path(row["run"])
     for trainer in {run, *(folder / run_path(key) for key in row["sources"])}:
@@ -63,9 +63,9 @@ def finished(row, folder: Path) -> Result:
             run_experiment(held, trainer, resume=True)
     if row["sources"] and RunDirectory(run).summary() is None:
         sources = {folder / run_path(key): np.array(who) for key, who in row["sources"].items()}
-        Weaver().weave(RunDirectory(run), sources)
+        (weaver or Weaver()).weave(RunDirectory(run), sources)
         (run / "summary.json").unlink()  # as if it had been cut short
-        Weaver().weave(RunDirectory(run), sources)
+        (weaver or Weaver()).weave(RunDirectory(run), sources)
     held = parse_experiment(RunDirectory(run).config())
     return run_experiment(held, run, resume=True)
 
@@ -287,3 +287,16 @@ def test_a_run_of_strands_that_was_cut_short_goes_on_to_the_same_numbers(tmp_pat
         assert max(Strands(trainer).rounds()) == 2
     naive = run_experiment(parse_experiment(row["plain"]), tmp_path / "naive")
     assert_same_run(finished(row, tmp_path), naive)
+
+
+def test_one_weaver_serves_trunks_that_differ_in_their_cohorts(tmp_path) -> None:
+    """Half of six clients a round are blocks of 3, all of them blocks of 6."""
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 2}
+    varied = {"participation": [0.5, 1.0], THRESHOLD: {"between_merges": 2}}
+    weaver, blocks = Weaver(), []
+    for record in grown(planned(flhc, varied), tmp_path):
+        for number, row in record["rows"].items():
+            naive = run_experiment(parse_experiment(row["plain"]), tmp_path / "naive" / number)
+            assert_same_run(finished(row, tmp_path, weaver), naive)
+            blocks.append(naive.summary["block"])
+    assert blocks == [3, 3, 6, 6]
