@@ -21,7 +21,7 @@ from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
-from flray.execution.federation import Federation, Oracle
+from flray.execution.federation import Federation, Oracle, cohort_size
 from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
 from flray.execution.resources import Plan
 from flray.execution.settings import default_block
@@ -138,8 +138,8 @@ def prepare(experiment: Experiment) -> Prepared:
     ).to(dtype=execution.dtype)
     device = execution.resolve_device()
     num_params = sum(p.numel() for p in module.parameters())
-    cohort_size = max(int(settings.participation * len(split.clients)), 1)
-    block = execution.block or default_block(num_params, cohort_size, device)
+    num_heard = cohort_size(len(split.clients), settings.participation)
+    block = execution.block or default_block(num_params, num_heard, device)
     host = HostSettings(
         engine=execution.engine,
         device=device,
@@ -156,7 +156,7 @@ def prepare(experiment: Experiment) -> Prepared:
     actors = execution.actors
     per_job = 1 if actors.count == "per_client" else block
     num_actors = actors.number(split.num_clients)
-    plan = Plan(num_actors, actors, block, -(-cohort_size // per_job))
+    plan = Plan(num_actors, actors, block, -(-num_heard // per_job))
     return Prepared(payload, plan, name)
 
 

@@ -1,6 +1,5 @@
 """Cutting what each client was dealt into training, validation and test examples."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import server_images
+from flray.data.dealing import server_images, whole_share
 from flray.data.options import PartOptions
 from flray.data.split import Split
 from flray.data.testing import tested_images
@@ -62,13 +61,10 @@ def num_cut(num_images: int, share: float, num_left: int) -> int:
 
     >>> [num_cut(n, 0.1, n) for n in (1, 2, 19, 20)]
     [0, 1, 1, 2]
-    >>> num_cut(100, 0.29, 100)
-    29
     """
     if share == 0:
         return 0
-    wanted = math.floor(round(num_images * share, 9))  # 100 * 0.29 is 28.999999999999996
-    return min(max(wanted, 1), max(num_left - 1, 0))
+    return min(max(whole_share(num_images, share), 1), max(num_left - 1, 0))
 
 
 def _cut_owned(owned: list[Ids], num_images: int, options: PartOptions, seed: int) -> Parts:

@@ -17,6 +17,7 @@ from flray.client.plan import num_local_steps
 from flray.client.tasks import ClientsJob, ExampleScores, Score, ScoreJob, Train, TrainJob
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
+from flray.data.dealing import whole_share
 from flray.data.events import Timeline
 from flray.data.split import Split
 from flray.errors import ClientFailure, ExperimentError
@@ -160,7 +161,7 @@ class Federation:
 
     def sample(self, t: int, members: Ids) -> Ids:
         """A cohort of max(rho |members|, 1) of the members, keyed by round and smallest member."""
-        size = max(int(self.participation * len(members)), 1)
+        size = cohort_size(len(members), self.participation)
         chosen = self.generator("cohort", t, int(members.min())).choice(
             members, size, replace=False
         )
@@ -303,6 +304,11 @@ class Federation:
             loss=losses[order],
             num_steps=num_local_steps(self.num_examples[clients], self.training),
         )
+
+
+def cohort_size(num_clients: int, participation: float) -> int:
+    """How many of the clients take part in a round: max(rho K, 1), rounded down."""
+    return max(whole_share(num_clients, participation), 1)
 
 
 def _slices(length: int, size: int) -> list[slice]:

@@ -17,7 +17,7 @@ from flray.client.plan import num_local_steps
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.execution.cluster import connected
-from flray.execution.federation import nobody
+from flray.execution.federation import cohort_size, nobody
 from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
@@ -415,5 +415,5 @@ def _steps_a_round(experiment: Experiment) -> float:
     """Expected client steps of a cohort drawn from all clients."""
     split = deal(experiment, experiment.dataset.build().load())
     sizes = split.num_train_examples[split.clients]
-    cohort = max(int(experiment.settings.participation * len(sizes)), 1)
-    return cohort * float(np.mean(num_local_steps(sizes, experiment.settings.train)))
+    num_heard = cohort_size(len(sizes), experiment.settings.participation)
+    return num_heard * float(np.mean(num_local_steps(sizes, experiment.settings.train)))
