@@ -23,7 +23,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class BetweenMerges:
-    """Thresholds in equal ratios from the lowest to the highest merge of each row's own tree."""
+    """Thresholds in equal ratios from the lowest to the highest merge of each row's own tree.
+
+    None of them lies on a merge.
+    """
 
     number: int
 
