@@ -1,4 +1,4 @@
-"""What an algorithm is: four methods over a state that is data."""
+"""What an algorithm is: five methods over a state that is data."""
 
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -23,6 +23,10 @@ class Algorithm(Protocol[State]):
 
     def deploy(self, state: State, clients: Ids, fed: Federation) -> ModelBank:
         """The model each of the clients uses at test time, in the bank's `owner`."""
+        ...
+
+    def partition(self, state: State) -> Ids:
+        """(M,) the cluster of each client, -1 for none: what `clusters` and ARI describe."""
         ...
 
 

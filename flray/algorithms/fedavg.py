@@ -41,3 +41,6 @@ class FedAvg:
 
     def deploy(self, state: FedAvgState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
+
+    def partition(self, state: FedAvgState) -> Ids:
+        return state.bank.owner

@@ -79,6 +79,9 @@ class Flhc:
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
 
+    def partition(self, state: FlhcState) -> Ids:
+        return state.labels
+
     observed_by = ()
     state_decides = True
 

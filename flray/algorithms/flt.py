@@ -175,6 +175,9 @@ class Flt:
     def deploy(self, state: FltState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
 
+    def partition(self, state: FltState) -> Ids:
+        return state.labels
+
     def _awaits_newcomers(self, state: FltState, t: int, fed: Federation) -> bool:
         all_heard_once = t >= self.stages
         return self.newcomers == "fcr" and all_heard_once and len(_unplaced(state, fed.clients)) > 0

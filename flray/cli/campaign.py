@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper, watch
 from flray.config.build import describe, run_experiment
-from flray.config.experiment import Experiment, override, parse_experiment, read_yaml
+from flray.config.experiment import (
+    Experiment,
+    evaluated_together,
+    override,
+    parse_experiment,
+    read_yaml,
+)
 from flray.errors import ExperimentError
 from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
@@ -55,7 +61,8 @@ def plan_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[
         for seed in range(first_seed, first_seed + num_seeds):
             folder = root if alone else root / name / f"seed_{seed}"
             runs.append(PlannedRun(name, parse_experiment({**plain, "seed": seed}), folder))
-    return runs
+    together = evaluated_together([run.experiment for run in runs])
+    return [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
 
 
 def demo_files() -> list[Path]:

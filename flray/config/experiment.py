@@ -1,7 +1,7 @@
 """An experiment: everything that decides a result, read from YAML and checked."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,6 +104,28 @@ def parse_experiment(plain: Plain) -> Experiment:
         parts[kind].build()  # its own checks, now rather than after the data was loaded
     resolved = {kind: part.plain for kind, part in parts.items()} | plain_rest
     return Experiment(**parts, settings=settings, plain=resolved)
+
+
+def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The experiments, each also evaluated in the rounds right after any of them clusters.
+
+    A method is compared with FedAvg in the round after its clustering, so FedAvg needs that round
+    too. The rounds are added to `evaluate.also` where `evaluate.every` leaves them out.
+    """
+    algorithms = [experiment.algorithm.build() for experiment in experiments]
+    after = {a.rounds_before + 1 for a in algorithms if hasattr(a, "rounds_before")}
+    return [_also_evaluated(experiment, after) for experiment in experiments]
+
+
+def _also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experiment:
+    settings = experiment.settings
+    own = settings.evaluate
+    missing = {t for t in rounds if t % own.every and t < settings.rounds} - set(own.also)
+    if not missing:
+        return experiment
+    return parse_experiment(
+        with_value(experiment.plain, "evaluate.also", sorted({*own.also, *missing}))
+    )
 
 
 def _injected(kind: str) -> tuple[str, ...]:

@@ -32,16 +32,17 @@ class Evaluation:
 
 
 def evaluation_row(
-    scores: Mapping[str, ClientScores], owner: Ids, split: Split, target: float | None
+    scores: Mapping[str, ClientScores], partition: Ids, split: Split, target: float | None
 ) -> Row:
     """What a round's row says of the scores, which are given by part (test, validation).
 
     Args:
-        owner: (M,) the model each client uses.
+        partition: (M,) the cluster of each client; one without (-1) counts in no cluster.
     """
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
-    row: Row = {"clusters": len(np.unique(owner[clients]))}
+    placed = clients[partition[clients] >= 0]
+    row: Row = {"clusters": len(np.unique(partition[placed]))}
     parts = {"test": split.test, "validation": split.validation}
     for prefix, name, who in (
         ("", "test", clients),
@@ -54,8 +55,8 @@ def evaluation_row(
             num_images = len(np.unique(split.image_ids[ids]))
             summary = summarise(found, num_images, target)
             row |= {prefix + key: value for key, value in summary.items()}
-    if split.groups is not None:
-        row |= partition_scores(owner[clients], split.groups[clients])
+    if split.groups is not None and len(placed):
+        row |= partition_scores(partition[placed], split.groups[placed])
     return row
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flray.algorithms.algorithm import Algorithm
+from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
 from flray.execution.federation import Federation
@@ -94,9 +95,9 @@ class Server:
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
                 banks = self._deployed(new), self._deployed(state)
-                row |= self._evaluate(banks[0], split, t)
+                row |= self._evaluate(banks[0], self.algorithm.partition(new), split, t)
                 row["params_change_sq"] = float(squared_changes(*banks).sum())
-        self._record_strands(t, banks)
+        self._record_strands(t, banks, self.algorithm.partition(new))
         return new, row
 
     def _is_evaluated(self, t: int) -> bool:
@@ -128,7 +129,7 @@ class Server:
     def _deployed(self, state: Any) -> ModelBank:
         return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
 
-    def _evaluate(self, bank: ModelBank, split: Split, t: int) -> Row:
+    def _evaluate(self, bank: ModelBank, partition: Ids, split: Split, t: int) -> Row:
         """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
         present = np.setdiff1d(np.arange(split.num_clients), split.absent)
         scored = bank
@@ -139,9 +140,11 @@ class Server:
         for name, part in (("test", split.test), ("validation", split.validation)):
             scores[name] = score_clients(self.fed, scored, present, part)
             self.directory.append_clients(t, name, scores[name], bank.owner, split.groups)
-        return evaluation_row(scores, bank.owner, split, self.evaluation.target)
+        return evaluation_row(scores, partition, split, self.evaluation.target)
 
-    def _record_strands(self, t: int, banks: tuple[ModelBank, ModelBank] | None) -> None:
+    def _record_strands(
+        self, t: int, banks: tuple[ModelBank, ModelBank] | None, partition: Ids
+    ) -> None:
         """Keep what other runs with the same strands will need of this round."""
         only = self.fed.only
         if only is None:
@@ -156,7 +159,8 @@ class Server:
             "steps": np.array([each.num_steps for each in heard], dtype=np.int64),
         }
         if banks is not None:
-            arrays |= {"owner": banks[0].owner, "moved": squared_changes(*banks)[only]}
+            arrays |= {"owner": banks[0].owner, "partition": partition}
+            arrays |= {"moved": squared_changes(*banks)[only]}
         Strands(self.directory.path).append(t, arrays)
 
     def _finish(self, bank: ModelBank) -> None:

@@ -401,6 +401,9 @@ class Graft:
             return state.bank
         return self.algorithm.deploy(state, clients, fed)
 
+    def partition(self, state: Any) -> Ids:
+        return self.algorithm.partition(state)
+
     def _tell(self, fed: Federation) -> None:
         fed.meter.counts.update(self.counts)
         fed.evidence.append(self.evidence)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,12 @@ import numpy as np
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.points import Matrix
 from flray.config.binding import Plain
-from flray.config.experiment import Experiment, parse_experiment, with_value
+from flray.config.experiment import (
+    Experiment,
+    evaluated_together,
+    parse_experiment,
+    with_value,
+)
 from flray.errors import ExperimentError
 from flray.randomness import generator
 from flray.sweep.space import (
@@ -24,6 +30,8 @@ from flray.sweep.space import (
     Values,
 )
 
+SAME_HEIGHT = 1e-6  # relative difference below which a threshold counts as on a merge
+SINGLE_MERGE_SPACING = 2.0  # of thresholds where all merges have one height
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 
@@ -52,19 +60,35 @@ class Row:
 
 
 def between_merges(tree: Matrix, number: int) -> Matrix:
-    """(number,) thresholds in equal ratios from the lowest to the highest merge.
+    """(number,) thresholds in equal ratios from the lowest to the highest merge, never on a merge.
 
-    Merges of equal clients, at height 0, happen at any threshold and are left out.
+    Whether a merge at exactly the threshold happens differs between libraries (scipy: yes,
+    scikit-learn: no), so a threshold that meets a merge is raised to lie between it and the next:
+    the merge happens under both rules. Merges of equal clients, at height 0, happen at any
+    threshold and are left out.
 
     >>> tree = np.array([[0, 1, 0.0, 2], [2, 4, 1.0, 3], [3, 5, 4.0, 4]])
-    >>> between_merges(tree, 3).tolist()
-    [1.0, 2.0, 4.0]
+    >>> between_merges(tree, 3).round(3).tolist()  # 1, 2 and 4 before they are raised
+    [1.414, 2.0, 5.657]
     """
     height = tree[:, 2]
-    above = height[height > 0]
-    if not len(above):
+    merges = np.unique(height[height > 0])
+    if not len(merges):
         return np.zeros(number)
-    return np.geomspace(above.min(), above.max(), number)
+    thresholds = np.geomspace(merges[0], merges[-1], number)
+    spacing = thresholds[1] / thresholds[0] if len(merges) > 1 else SINGLE_MERGE_SPACING
+    return np.array([_off_merges(each, merges, spacing) for each in thresholds])
+
+
+def _off_merges(threshold: float, merges: Matrix, spacing: float) -> float:
+    """The threshold, raised by less than the spacing where it meets one of the merges."""
+    met = np.isclose(merges, threshold, rtol=SAME_HEIGHT, atol=0)
+    if not met.any():
+        return threshold
+    merge = float(merges[met].max())
+    higher = merges[merges > merge * (1 + 2 * SAME_HEIGHT)]
+    room = min(spacing, float(higher[0]) / merge) if len(higher) else spacing
+    return merge * math.sqrt(room)
 
 
 def expand(space: Space) -> tuple[Row, ...]:
@@ -75,7 +99,9 @@ def expand(space: Space) -> tuple[Row, ...]:
         found.setdefault(key, Row(len(found), overrides, plain, point))
     if not found:
         raise ExperimentError("the space has no rows: `except` leaves no combination")
-    return tuple(found.values())
+    rows = found.values()
+    together = evaluated_together([parse_experiment(row.plain) for row in rows])
+    return tuple(replace(row, plain=each.plain) for row, each in zip(rows, together, strict=True))
 
 
 def canonical(value: object) -> str:

@@ -66,7 +66,8 @@ class Weaver:
                 evaluated = {}
                 if "owner" in own:
                     found = _by_part(scores[scores["round"] == t])
-                    evaluated = evaluation_row(found, own["owner"], payload.timeline.at(t), target)
+                    split = payload.timeline.at(t)
+                    evaluated = evaluation_row(found, own["partition"], split, target)
                 row = _whole(row, own, self._heard(t, sources), evaluated)
             rows.append(row)
         directory.replace_rounds(rows)

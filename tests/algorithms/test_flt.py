@@ -7,6 +7,7 @@ from flray.algorithms.change import Dynamic, Flags, part_of
 from flray.algorithms.flt import Flt
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
+from flray.scores import partition_scores
 
 # No encoder and no UMAP: PCA centres where only the relation and what follows are in question.
 SIGNATURE = "signature: {name: pca_centres, components: 16, k: 2}"
@@ -56,13 +57,33 @@ def test_rows_and_clusters_differ_where_the_relation_is_not_transitive(tiny_run)
         tiny_run(*gamma(str(value)), f"algorithm.case={c}") for c in ("rows", "clusters")
     )
     assert sha(rows) != sha(clusters)
-    assert rows.summary["clusters"] > clusters.summary["clusters"]
+    assert rows.clients["model"].nunique() > clusters.clients["model"].nunique()
+    assert rows.summary["clusters"] == clusters.summary["clusters"]  # of one partition
 
 
 def test_a_soft_kernel_mixes_everybody_a_little(tiny_run) -> None:
+    """Six models, for every client hears the others in proportions of its own; one component."""
     soft = tiny_run(LINEAR, "algorithm.clustering.relate=kernel", "participation=1")
-    assert soft.summary["clusters"] == 6
+    assert soft.clients["model"].nunique() == 6
+    assert soft.summary["clusters"] == 1
     assert sha(soft) != sha(tiny_run("algorithm=local", "participation=1"))
+
+
+def test_the_summary_describes_the_partition_and_not_the_distinct_models(tiny_run) -> None:
+    """With a soft relation every client has a model of its own, whatever the partition is."""
+    result = tiny_run(
+        "dataset={name: synthetic, num_train: 400, num_test: 100, num_groups: 2}",
+        "split={name: iid, clients: 6, by_source: true}",
+        "algorithm={name: pca_km_hc, clustering: {signature: {components: 8}, relate: kernel, "
+        "partition: {name: hierarchical, linkage: average, number: 2}}}",
+        "participation=1",
+    )
+    (clustering,) = read_clusterings(result.path).values()
+    scores = partition_scores(clustering.labels, clustering.groups)
+    assert result.clients["model"].nunique() == 6
+    assert result.summary["clusters"] == 2
+    assert result.summary["ari"] == scores["ari"]
+    assert result.summary["nmi"] == scores["nmi"]
 
 
 class TestStages:

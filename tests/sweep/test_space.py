@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import yaml
+from scipy.cluster.hierarchy import fcluster
+from scipy.cluster.hierarchy import linkage as scipy_linkage
+from sklearn.cluster import AgglomerativeClustering
 
 from flray.errors import ExperimentError
 from flray.sweep.rows import MergePoint, between_merges, expand
@@ -87,12 +90,27 @@ def test_a_configuration_that_repeats_is_one_row() -> None:
     assert len(rows) == 2
 
 
+def test_every_row_is_evaluated_in_the_rounds_after_clusterings() -> None:
+    """FedAvg too, or the ratio to it would be missing there; round 5 is evaluated anyway."""
+    given = {"algorithm.rounds_before": [1, 2, 4], "evaluate.every": 5, "rounds": 10}
+    rows = expand(space(given, baseline={"algorithm": "fedavg"}))
+    assert [row.plain["algorithm"]["name"] for row in rows] == ["flhc"] * 3 + ["fedavg"]
+    assert [row.plain["evaluate"]["also"] for row in rows] == [[2, 3]] * 4
+
+
 def test_thresholds_between_merges_by_hand() -> None:
-    """Heights 0.5, 2 and 8: three thresholds in equal ratios, the ends included."""
+    """Heights 0.5, 2 and 8: equal ratios from 0.5 to 8, raised by half a step where they meet one.
+
+    Half of a step that is a factor of 4 is a factor of 2, of one that is 2 a factor of sqrt(2).
+    """
     tree = np.array([[0, 1, 0.5, 2], [2, 4, 2.0, 3], [3, 5, 8.0, 4]])
-    assert between_merges(tree, 3) == pytest.approx([0.5, 2.0, 8.0])
-    assert between_merges(tree, 5) == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0])
+    assert between_merges(tree, 3) == pytest.approx([1.0, 4.0, 16.0])
+    root = 2**0.5
+    expected = [0.5 * root, 1.0, 2.0 * root, 4.0, 8.0 * root]
+    assert between_merges(tree, 5) == pytest.approx(expected)
     assert between_merges(tree[:0], 2).tolist() == [0.0, 0.0]  # one client
+    same_height = np.array([[0, 1, 3.0, 2], [2, 3, 3.0, 3]])
+    assert (between_merges(same_height, 2) > 3.0).all()
     parsed = space({THRESHOLD: {"between_merges": 3}, "seed": [0, 1]})
     assert parsed.varied[THRESHOLD] == BetweenMerges(3)
     assert [row.merge_point for row in expand(parsed)[:3]] == [
@@ -103,6 +121,26 @@ def test_thresholds_between_merges_by_hand() -> None:
     row = expand(parsed)[0].at(0.25)
     assert row.plain["algorithm"]["clustering"]["partition"]["threshold"] == 0.25
     assert row.overrides[THRESHOLD] == 0.25
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete", "average", "ward"])
+def test_scipy_and_sklearn_agree_at_thresholds_between_merges(linkage) -> None:
+    """They differ on a merge: there scipy merges and scikit-learn does not."""
+    points = np.random.default_rng(0).normal(size=(8, 3))
+    tree = scipy_linkage(points, linkage)
+
+    def of_sklearn(threshold: float) -> int:
+        fit = AgglomerativeClustering(None, linkage=linkage, distance_threshold=threshold)
+        return int(fit.fit(points).n_clusters_)
+
+    lowest = float(tree[0, 2])
+    on_a_merge = int(fcluster(tree, lowest, "distance").max())
+    assert on_a_merge != of_sklearn(lowest)
+    found = [int(fcluster(tree, t, "distance").max()) for t in between_merges(tree, 5)]
+    assert found == [of_sklearn(t) for t in between_merges(tree, 5)]
+    assert found[0] == 7
+    assert found[-1] == 1
+    assert len(set(found)) > 2
 
 
 def test_random_draws_are_the_same_for_every_seed_and_grow_by_adding() -> None:
