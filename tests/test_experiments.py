@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flray.cli.campaign import demo_files
-from flray.config.build import run_experiment
+from flray.config.build import deal, run_experiment
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.pretrain import parse_encoder
+from flray.data.split import Split
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ENCODERS = sorted((EXPERIMENTS / "encoders").glob("*.yaml"))
 FILES = sorted(set(EXPERIMENTS.rglob("*.yaml")) - set(ENCODERS))
 TOY = [
-    "dataset={name: synthetic, num_train: 400, num_test: 200, num_groups: 10}",
+    "dataset={name: synthetic, num_train: 400, num_test: 500, num_groups: 10}",
     "split.clients=10",
     "rounds=1",
     "train.epochs=1",
@@ -51,3 +53,38 @@ def test_an_encoder_is_read(path) -> None:
     encoder = parse_encoder(read_yaml(path))
     assert encoder.epochs > 0
     assert path.read_text().startswith("# flray pretrain"), "the file opens with its command"
+
+
+PAPERS = [path for path in FILES if path.parent.name in ("flhc", "flt")]
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_experiments_of_papers_hold_nothing_out(path) -> None:
+    """Their clients train on everything they hold; where a space chooses, the space says so."""
+    assert parse_experiment(read_yaml(path)).split.build().validation == 0
+
+
+def dealt(path: Path) -> Split:
+    experiment = parse_experiment(read_yaml(path))
+    return deal(experiment, experiment.dataset.build().load())
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("path", sorted((EXPERIMENTS / "flhc").glob("mnist_*.yaml")), ids=str)
+def test_clients_of_flhc_are_tested_on_a_hundred_images(path) -> None:
+    """So that 99 % allows one error, for every client alike."""
+    split = dealt(path)
+    assert [len(ids) for ids in split.test] == [100] * 100
+    assert sum(len(ids) for ids in split.train) == 60_000
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    "path", sorted((EXPERIMENTS / "flt").glob("mnist_scenario2*.yaml")), ids=str
+)
+def test_clients_of_flts_second_scenario_have_200_images_of_three_labels(path) -> None:
+    split = dealt(path)
+    for ids in split.train:
+        labels, counts = np.unique(split.labels[ids], return_counts=True)
+        assert len(labels) == 3
+        assert counts.tolist() == [200, 200, 200]
