@@ -27,7 +27,7 @@ from flray.clustering.relations import Threshold
 from flray.clustering.set_distances import Matching
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Federation
+from flray.execution.federation import Cohort, Federation, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
 
@@ -87,15 +87,23 @@ class Flt:
         bank = fed.mix(state.relation, trained, state.bank)  # l. 15-20
         flags = self.dynamic.updated(state.flags, trained, state.bank, fed)  # l. 22
         state = replace(state, bank=bank, flags=flags)
+        asked = nobody()
         if self.dynamic.is_due(flags, t) or self._awaits_newcomers(state, t, fed):
-            state = self._form(state, t, fed.clients, fed)  # l. 23-27
+            asked = fed.clients
+            state = self._form(state, t, asked, fed)  # l. 23-27
             state = replace(state, flags=Flags.none(fed.num_clients))
         elif t < self.stages:
-            state = self._form(state, t, self._stage(t, fed), fed)
-        return self._after(state, t, fed), trained.metrics()
+            asked = _unplaced(state, self._stages_until(t, fed))
+            state = self._form(state, t, asked, fed)
+        return self._after(state, t, asked, fed), trained.metrics()
 
-    def _stage(self, stage: int, fed: Federation) -> Ids:
-        return part_of(fed.clients, stage, self.stages, fed.generator("stages"))
+    def _stages_until(self, last: int, fed: Federation) -> Ids:
+        """The clients of stages 0 to `last`."""
+        parts = (
+            part_of(fed.clients, stage, self.stages, fed.generator("stages"))
+            for stage in range(last + 1)
+        )
+        return np.sort(np.concatenate(list(parts)))
 
     @property
     def rounds_before(self) -> int:
@@ -109,13 +117,14 @@ class Flt:
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
         # FCR (Alg. 2) l. 1-12, of the first stage
-        return self.clustering.observe(fed, bank, Cohort(max(t, 1), self._stage(0, fed)), {})
+        first = self._stages_until(0, fed)
+        return self.clustering.observe(fed, bank, Cohort(max(t, 1), first), {})
 
     def branch(
         self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
     ) -> FltState:
         state = self._related(bank, observed, found, Flags.none(fed.num_clients))
-        return self._after(state, 0, fed)
+        return self._after(state, 0, self._stages_until(0, fed), fed)
 
     def strands(self, state: FltState, fed: Federation) -> list[tuple[Ids, object]]:
         """Components of Ã, of which each round's sample takes clients whatever Ã is."""
@@ -149,15 +158,21 @@ class Flt:
         strengths[np.ix_(found.clients, found.clients)] = found.relation
         return Relation.of_matrix(strengths)
 
-    def _after(self, state: FltState, t: int, fed: Federation) -> FltState:
-        """Place whoever is there without a cluster by the mean latent embedding of clusters."""
-        new = _unplaced(state, np.union1d(fed.clients, fed.holdout))
+    def _after(self, state: FltState, t: int, asked: Ids, fed: Federation) -> FltState:
+        """Place whoever is there without a cluster by the mean latent embedding of clusters.
+
+        Those asked in this round's FCR already failed and were dropped: they keep the model they
+        have and do not train until they answer in a later round.
+        """
+        new = np.setdiff1d(_unplaced(state, np.union1d(fed.clients, fed.holdout)), asked)
         if t + 1 < self.stages:
             new = np.intersect1d(new, fed.holdout)  # the others are still to be heard
         if not len(new):
             return state
         cohort = Cohort(max(t, 1), new)
         heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)
+        if not heard.num_clients:
+            return state
         known = state.centres.of(np.flatnonzero(state.labels >= 0))
         means = known.cluster_means(state.labels[known.clients])
         place = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
