@@ -41,6 +41,12 @@ class FlhcState:
 
 @dataclass(frozen=True)
 class Flhc:
+    """Alg. 1. Who joins after the clustering is placed at the end of its first round.
+
+    Clusters outlive their members: where all clients leave, nobody trains until the newcomers are
+    placed, who then go on with the models of the clusters they join.
+    """
+
     rounds_before: int = 10  # n
     clustering: UpdateClustering = field(default_factory=UpdateClustering)
 

@@ -55,6 +55,14 @@ class FltState:
 
 @dataclass(frozen=True)
 class Flt:
+    """Alg. 3. A client trains once it has a cluster; who joins gets one at the end of a round.
+
+    Where nobody who is there has a cluster yet, because all others left, nobody trains in that
+    round, and the newcomers are placed as ever: `mean_embedding` gives them the models of the
+    clusters that were left, `fcr` relates them to each other alone. A stage that finds nobody left
+    to hear is skipped.
+    """
+
     case: Literal["rows", "clusters"] = "rows"  # Alg. 3: Case I, by Ã; Case II, by clusters
     clustering: Taskonomy = field(default_factory=Taskonomy)
     stages: int = 1  # FCR hears a part of the clients before each of the first rounds
@@ -87,13 +95,12 @@ class Flt:
         bank = fed.mix(state.relation, trained, state.bank)  # l. 15-20
         flags = self.dynamic.updated(state.flags, trained, state.bank, fed)  # l. 22
         state = replace(state, bank=bank, flags=flags)
-        asked = nobody()
+        asked = _unplaced(state, self._stages_until(t, fed)) if t < self.stages else nobody()
         if self.dynamic.is_due(flags, t) or self._awaits_newcomers(state, t, fed):
             asked = fed.clients
             state = self._form(state, t, asked, fed)  # l. 23-27
             state = replace(state, flags=Flags.none(fed.num_clients))
-        elif t < self.stages:
-            asked = _unplaced(state, self._stages_until(t, fed))
+        elif len(asked):
             state = self._form(state, t, asked, fed)
         return self._after(state, t, asked, fed), trained.metrics()
 

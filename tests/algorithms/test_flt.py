@@ -78,11 +78,35 @@ class TestStages:
         assert sorted(np.concatenate(parts).tolist()) == clients.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
+    @pytest.mark.parametrize("leaving", [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4]])
+    def test_a_stage_without_clients_is_skipped(self, tiny_run, leaving) -> None:
+        """Three stages, of which the last, after round 2, finds two clients or one."""
+        leave = f"{{round: 2, kind: leave, clients: {leaving}}}"
+        back = f"{{round: 4, kind: join, clients: {leaving}}}"
+        result = tiny_run(
+            *gamma(".inf"),
+            "algorithm.stages=3",
+            "participation=1",
+            f"events=[{leave}, {back}]",
+            "rounds=5",
+        )
+        staying, sizes = 6 - len(leaving), result.rounds["cohort_size"].tolist()
+        assert (sizes[2], sizes[4]) == (staying, 6)
+        all_placed = sizes[1] == staying
+        assert list(read_clusterings(result.path)) == ([0, 1] if all_placed else [0, 1, 2])
+
     def test_more_stages_than_clients_is_refused(self, tiny_run) -> None:
         with pytest.raises(ExperimentError, match="stages"):
             tiny_run(*gamma(".inf"), "algorithm.stages=7")
 
 
+# In round 3 all clients leave, and others come.
+ALL_NEW = [
+    "events=[{round: 3, kind: leave, clients: [0, 1, 2]},"
+    " {round: 3, kind: join, clients: [3, 4, 5]}]",
+    "participation=1",
+    "rounds=5",
+]
 GROUPS = [
     "dataset=digits",
     "split={name: label_groups, clients: 20, groups: 5}",
@@ -169,6 +193,27 @@ class TestNewcomers:
         again = [3] if way == "fcr" else []
         assert list(read_clusterings(result.path)) == [0, *again]
         assert result.rounds.set_index("round")["bytes_up_signature"][3] > 0
+
+    @pytest.mark.parametrize("way", ["fcr", "mean_embedding"])
+    def test_they_may_come_when_everybody_else_leaves(self, tiny_run, way) -> None:
+        """In round 3 nobody who is there has a cluster: nobody trains, and they are placed."""
+        result = tiny_run(*gamma(".inf"), f"algorithm.newcomers={way}", *ALL_NEW)
+        assert result.rounds["cohort_size"].tolist() == [3, 3, 0, 3, 3]
+        assert result.rounds["train_loss"].isna().tolist() == [False, False, True, False, False]
+        assert result.rounds["client_steps"][2] == 0
+        assert result.rounds["bytes_up_model"][2] == 0
+        assert result.rounds["accuracy_mean"].notna().all()
+        assert sorted(read_clusterings(result.path)) == ([0, 3] if way == "fcr" else [0])
+
+    def test_they_go_on_with_the_models_of_those_who_left(self, tiny_run) -> None:
+        """Placed by mean embedding; a new FCR relates them alone, so they begin anew."""
+        joined, anew = (
+            tiny_run(*gamma(".inf"), f"algorithm.newcomers={way}", *ALL_NEW, "rounds=3")
+            for way in ("mean_embedding", "fcr")
+        )
+        before = tiny_run(*ALL_NEW, "rounds=2")
+        assert sha(joined) == sha(before)  # one model, of everybody
+        assert sha(anew) != sha(joined)
 
     def test_a_new_fcr_puts_them_where_they_belong(self, tiny_run) -> None:
         result = tiny_run(*GROUPS, *ORACLE, self.JOIN, "algorithm.newcomers=fcr", "rounds=5")
