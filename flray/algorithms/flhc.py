@@ -126,4 +126,6 @@ class Flhc:
             return state
         labels = state.labels.copy()
         labels[deltas.clients] = nearest_cluster(self.clustering.distance, state.means, deltas)
-        return replace(state, labels=labels, bank=state.bank.joined(deltas.clients, labels))
+        members = np.flatnonzero(state.labels >= 0)
+        bank = state.bank.joined(deltas.clients, labels, members)
+        return replace(state, labels=labels, bank=bank)

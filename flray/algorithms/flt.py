@@ -169,28 +169,35 @@ class Flt:
         """Place whoever is there without a cluster by the mean latent embedding of clusters.
 
         Those asked in this round's FCR already failed and were dropped: they keep the model they
-        have and do not train until they answer in a later round.
+        have and do not train until they answer in a later round. Holdout clients come last, and
+        what they do to the signature's memory is forgotten: nobody else depends on their data.
         """
-        new = np.setdiff1d(_unplaced(state, np.union1d(fed.clients, fed.holdout)), asked)
+        new = np.setdiff1d(_unplaced(state, fed.clients), asked)
         if t + 1 < self.stages:
-            new = np.intersect1d(new, fed.holdout)  # the others are still to be heard
+            new = nobody()  # they are still to be heard
+        state = self._place(state, t, new, fed)
+        return replace(self._place(state, t, fed.holdout, fed), memory=state.memory)
+
+    def _place(self, state: FltState, t: int, clients: Ids, fed: Federation) -> FltState:
+        new = _unplaced(state, clients)
         if not len(new):
             return state
         cohort = Cohort(max(t, 1), new)
         heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)
         if not heard.num_clients:
             return state
-        known = state.centres.of(np.flatnonzero(state.labels >= 0))
+        known = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
         means = known.cluster_means(state.labels[known.clients])
         place = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
         labels = state.labels.copy()
         labels[heard.clients] = place
+        centres = known.updated_by(heard.of(fed.clients))
         return replace(
             state,
             labels=labels,
-            relation=_admitted(state.relation, labels, heard.clients),
-            bank=state.bank.joined(heard.clients, labels),
-            centres=known.updated_by(heard.of(fed.clients)),
+            relation=_admitted(state.relation, labels, heard.clients, centres.clients),
+            bank=state.bank.joined(heard.clients, labels, known.clients),
+            centres=centres,
             memory=memory,
         )
 
@@ -206,11 +213,12 @@ def _unplaced(state: FltState, clients: Ids) -> Ids:
     return clients[state.labels[clients] < 0]
 
 
-def _admitted(relation: Relation, labels: Ids, new: Ids) -> Relation:
-    """The relation in which newcomers and the members of their cluster hear each other."""
+def _admitted(relation: Relation, labels: Ids, new: Ids, may_train: Ids) -> Relation:
+    """The relation in which newcomers hear their cluster, and are heard by it if they may train."""
     strengths = relation.rows[relation.of]  # (M, M)
     for i in new:
-        members = np.flatnonzero(labels == labels[i])
+        members = may_train[labels[may_train] == labels[i]]
         strengths[i, members] = 1.0
-        strengths[members, i] = 1.0
+        if i in may_train:
+            strengths[members, i] = 1.0
     return Relation.of_matrix(strengths)

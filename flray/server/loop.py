@@ -95,7 +95,7 @@ class Server:
             with self.fed.meter.phase("evaluate"):
                 banks = self._deployed(new), self._deployed(state)
                 row |= self._evaluate(banks[0], split, t)
-                row["params_change_sq"] = float(squared_changes(*banks).sum())
+                row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         self._record_strands(t, banks)
         return new, row
 
