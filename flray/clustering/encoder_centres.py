@@ -74,6 +74,7 @@ class EncoderCentres:
         embed = EmbedCentres(self.encoder.module(kind), self.encoder.pixels, cohort.t, num_centres)
         self._count_download(fed, len(cohort.clients), params)
         centres, params = self._embedded(fed, cohort, embed, params)
+        self._count_steps(fed, list(centres))
         fed.meter.count_transfer("signature", up=sum(rows.nbytes for rows in centres.values()))
         return points_of(centres), params
 
@@ -126,6 +127,14 @@ class EncoderCentres:
                 lr = self.encoder.training(self.epochs).lr_at(epoch)
                 run_epoch(module, optimizer, examples, batches, lr)
         return {name: leaf.cpu().clone() for name, leaf in params_of(module).items()}
+
+    def _count_steps(self, fed: Federation, clients: list[int]) -> None:
+        """Of the clients' own fine-tuning: in the total, and in a count of their own."""
+        if self.fine_tune in ("sequential", "independent"):
+            batches = np.ceil(fed.num_examples[clients] / self.encoder.batch_size)
+            steps = self.epochs * int(batches.sum())
+            fed.meter.counts["client_steps"] += steps
+            fed.meter.counts["client_steps_fine_tuning"] += steps
 
     def _count_download(self, fed: Federation, num_clients: int, params: Params) -> None:
         """FLT, Table VI: M W_enc; who trains needs the decoder too."""

@@ -107,6 +107,34 @@ ALL_NEW = [
     "participation=1",
     "rounds=5",
 ]
+
+
+@pytest.mark.parametrize("dynamic", ["{}", "{every: 2}"])
+def test_steps_count_fine_tuning_in_the_round_it_happens_in(
+    tiny_run, tmp_path, monkeypatch, dynamic
+) -> None:
+    """6 clients of 20 examples, 18 to train on: 5 batches of 4 in each of 2 epochs."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    equal = ["split={name: iid, clients: 6, samples_per_client: 20}", "participation=1"]
+    encoder = "{dataset: {name: synthetic, num_train: 64, size: 8}, model: conv_ae, epochs: 1}"
+    signature = f"{{name: encoder_centres, encoder: {encoder}, k: 2, epochs: 2}}"
+    result = tiny_run(
+        *equal,
+        f"algorithm={{name: flt, clustering: {{signature: {signature}, embed: none}}}}",
+        "algorithm.clustering.signature.encoder.batch_size=4",
+        f"algorithm.dynamic={dynamic}",
+        "rounds=3",
+    )
+    pass_of_all = 6 * 2 * 5
+    fine_tuning = [pass_of_all, 0 if dynamic == "{}" else pass_of_all, 0]
+    training = tiny_run(*equal, "rounds=3").rounds["client_steps"]
+    found = result.rounds
+    assert found["client_steps_fine_tuning"].fillna(0).tolist() == fine_tuning
+    assert (found["client_steps"] - training).tolist() == fine_tuning
+    assert result.summary["client_steps"] == found["client_steps"].sum()
+    assert "client_steps_fine_tuning" not in result.summary
+
+
 GROUPS = [
     "dataset=digits",
     "split={name: label_groups, clients: 20, groups: 5}",
