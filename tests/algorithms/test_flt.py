@@ -247,11 +247,18 @@ class TestNewcomers:
         result = tiny_run(*GROUPS, *ORACLE, self.JOIN, "algorithm.newcomers=fcr", "rounds=5")
         assert result.summary["ari"] == 1.0
 
-    def test_holdout_clients_are_placed_by_mean_embedding(self, tiny_run) -> None:
+    def test_holdout_clients_get_the_model_of_their_group(self, tiny_run) -> None:
+        """Updates tell the groups apart, so the nearest mean is that of the client's own group."""
         split = "split={name: label_groups, clients: 20, groups: 5, holdout: 5}"
-        result = tiny_run(*GROUPS, split, *ORACLE, "rounds=3")
-        assert result.rounds["cohort_size"].max() == 15
-        assert result.summary["holdout_accuracy_mean"] >= 0.0
+        update = "algorithm.clustering.signature=update"
+        result = tiny_run(*GROUPS, split, *ORACLE, update, "rounds=3")
+        assert result.rounds["cohort_size"].tolist() == [15] * 3
+        for t in (1, 2, 3):
+            scores = result.clients.query(f"part == 'test' and round == {t}")
+            assert len(scores) == 20
+            assert (scores.groupby("group")["model"].nunique() == 1).all()
+            assert scores["model"].nunique() == 5
+        assert result.summary["holdout_accuracy_mean"] > 0.9
 
 
 def test_flags_by_hand() -> None:
