@@ -41,6 +41,12 @@ class FlhcState:
 
 @dataclass(frozen=True)
 class Flhc:
+    """Alg. 1. Who joins after the clustering is placed at the end of its first round.
+
+    Clusters outlive their members: where all clients leave, nobody trains until the newcomers are
+    placed, who then go on with the models of the clusters they join.
+    """
+
     rounds_before: int = 10  # n
     clustering: UpdateClustering = field(default_factory=UpdateClustering)
 
@@ -73,7 +79,7 @@ class Flhc:
         if cohort.t == self.rounds_before:
             state = cluster(self, bank, fed)
         elif cohort.t > self.rounds_before:
-            state = self._place(state, cohort.t, fed)
+            state = self._place(state, np.union1d(fed.clients, fed.holdout), cohort.t, fed)
         return state, trained.metrics()
 
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
@@ -99,7 +105,7 @@ class Flhc:
             return state
         means = observed[0].cluster_means(found.labels)
         state = replace(state, joint=bank, means=Points.vectors(np.unique(found.labels), means))
-        return self._place(state, self.rounds_before, fed)
+        return self._place(state, fed.holdout, self.rounds_before, fed)
 
     def strands(self, state: FlhcState, fed: Federation) -> list[tuple[Ids, object]]:
         """Clusters: each samples, trains and averages its own."""
@@ -108,14 +114,21 @@ class Flhc:
         clusters = np.unique(state.labels)
         return [(np.flatnonzero(state.labels == c), None) for c in clusters]
 
-    def _place(self, state: FlhcState, t: int, fed: Federation) -> FlhcState:
-        """Put who came later, or never trains, into the cluster whose mean Δ is nearest to its."""
-        present = np.union1d(fed.clients, fed.holdout)
-        new = present[state.labels[present] < 0]
+    def _place(self, state: FlhcState, clients: Ids, t: int, fed: Federation) -> FlhcState:
+        """Put each of the clients that has no cluster into the one whose mean Δ is nearest to its.
+
+        A client that failed in the clustering, or fails here, and is dropped keeps the model it has
+        and does not train; the next round asks it again.
+        """
+        new = clients[state.labels[clients] < 0]
         if not len(new) or state.joint is None or state.means is None:
             return state
         cohort = Cohort(max(t, 1), new)
         deltas, _ = self.clustering.observe(fed, state.joint, cohort, {})
+        if not deltas.num_clients:
+            return state
         labels = state.labels.copy()
         labels[deltas.clients] = nearest_cluster(self.clustering.distance, state.means, deltas)
-        return replace(state, labels=labels, bank=state.bank.joined(deltas.clients, labels))
+        members = np.flatnonzero(state.labels >= 0)
+        bank = state.bank.joined(deltas.clients, labels, members)
+        return replace(state, labels=labels, bank=bank)

@@ -27,7 +27,7 @@ from flray.clustering.relations import Threshold
 from flray.clustering.set_distances import Matching
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Federation
+from flray.execution.federation import Cohort, Federation, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
 
@@ -55,6 +55,14 @@ class FltState:
 
 @dataclass(frozen=True)
 class Flt:
+    """Alg. 3. A client trains once it has a cluster; who joins gets one at the end of a round.
+
+    Where nobody who is there has a cluster yet, because all others left, nobody trains in that
+    round, and the newcomers are placed as ever: `mean_embedding` gives them the models of the
+    clusters that were left, `fcr` relates them to each other alone. A stage that finds nobody left
+    to hear is skipped.
+    """
+
     case: Literal["rows", "clusters"] = "rows"  # Alg. 3: Case I, by Ã; Case II, by clusters
     clustering: Taskonomy = field(default_factory=Taskonomy)
     stages: int = 1  # FCR hears a part of the clients before each of the first rounds
@@ -87,15 +95,22 @@ class Flt:
         bank = fed.mix(state.relation, trained, state.bank)  # l. 15-20
         flags = self.dynamic.updated(state.flags, trained, state.bank, fed)  # l. 22
         state = replace(state, bank=bank, flags=flags)
+        asked = _unplaced(state, self._stages_until(t, fed)) if t < self.stages else nobody()
         if self.dynamic.is_due(flags, t) or self._awaits_newcomers(state, t, fed):
-            state = self._form(state, t, fed.clients, fed)  # l. 23-27
+            asked = fed.clients
+            state = self._form(state, t, asked, fed)  # l. 23-27
             state = replace(state, flags=Flags.none(fed.num_clients))
-        elif t < self.stages:
-            state = self._form(state, t, self._stage(t, fed), fed)
-        return self._after(state, t, fed), trained.metrics()
+        elif len(asked):
+            state = self._form(state, t, asked, fed)
+        return self._after(state, t, asked, fed), trained.metrics()
 
-    def _stage(self, stage: int, fed: Federation) -> Ids:
-        return part_of(fed.clients, stage, self.stages, fed.generator("stages"))
+    def _stages_until(self, last: int, fed: Federation) -> Ids:
+        """The clients of stages 0 to `last`."""
+        parts = (
+            part_of(fed.clients, stage, self.stages, fed.generator("stages"))
+            for stage in range(last + 1)
+        )
+        return np.sort(np.concatenate(list(parts)))
 
     @property
     def rounds_before(self) -> int:
@@ -109,13 +124,14 @@ class Flt:
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
         # FCR (Alg. 2) l. 1-12, of the first stage
-        return self.clustering.observe(fed, bank, Cohort(max(t, 1), self._stage(0, fed)), {})
+        first = self._stages_until(0, fed)
+        return self.clustering.observe(fed, bank, Cohort(max(t, 1), first), {})
 
     def branch(
         self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
     ) -> FltState:
         state = self._related(bank, observed, found, Flags.none(fed.num_clients))
-        return self._after(state, 0, fed)
+        return self._after(state, 0, self._stages_until(0, fed), fed)
 
     def strands(self, state: FltState, fed: Federation) -> list[tuple[Ids, object]]:
         """Components of Ã, of which each round's sample takes clients whatever Ã is."""
@@ -149,26 +165,39 @@ class Flt:
         strengths[np.ix_(found.clients, found.clients)] = found.relation
         return Relation.of_matrix(strengths)
 
-    def _after(self, state: FltState, t: int, fed: Federation) -> FltState:
-        """Place whoever is there without a cluster by the mean latent embedding of clusters."""
-        new = _unplaced(state, np.union1d(fed.clients, fed.holdout))
+    def _after(self, state: FltState, t: int, asked: Ids, fed: Federation) -> FltState:
+        """Place whoever is there without a cluster by the mean latent embedding of clusters.
+
+        Those asked in this round's FCR already failed and were dropped: they keep the model they
+        have and do not train until they answer in a later round. Holdout clients come last, and
+        what they do to the signature's memory is forgotten: nobody else depends on their data.
+        """
+        new = np.setdiff1d(_unplaced(state, fed.clients), asked)
         if t + 1 < self.stages:
-            new = np.intersect1d(new, fed.holdout)  # the others are still to be heard
+            new = nobody()  # they are still to be heard
+        state = self._place(state, t, new, fed)
+        return replace(self._place(state, t, fed.holdout, fed), memory=state.memory)
+
+    def _place(self, state: FltState, t: int, clients: Ids, fed: Federation) -> FltState:
+        new = _unplaced(state, clients)
         if not len(new):
             return state
         cohort = Cohort(max(t, 1), new)
         heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)
-        known = state.centres.of(np.flatnonzero(state.labels >= 0))
+        if not heard.num_clients:
+            return state
+        known = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
         means = known.cluster_means(state.labels[known.clients])
         place = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
         labels = state.labels.copy()
         labels[heard.clients] = place
+        centres = known.updated_by(heard.of(fed.clients))
         return replace(
             state,
             labels=labels,
-            relation=_admitted(state.relation, labels, heard.clients),
-            bank=state.bank.joined(heard.clients, labels),
-            centres=known.updated_by(heard.of(fed.clients)),
+            relation=_admitted(state.relation, labels, heard.clients, centres.clients),
+            bank=state.bank.joined(heard.clients, labels, known.clients),
+            centres=centres,
             memory=memory,
         )
 
@@ -187,11 +216,12 @@ def _unplaced(state: FltState, clients: Ids) -> Ids:
     return clients[state.labels[clients] < 0]
 
 
-def _admitted(relation: Relation, labels: Ids, new: Ids) -> Relation:
-    """The relation in which newcomers and the members of their cluster hear each other."""
+def _admitted(relation: Relation, labels: Ids, new: Ids, may_train: Ids) -> Relation:
+    """The relation in which newcomers hear their cluster, and are heard by it if they may train."""
     strengths = relation.rows[relation.of]  # (M, M)
     for i in new:
-        members = np.flatnonzero(labels == labels[i])
+        members = may_train[labels[may_train] == labels[i]]
         strengths[i, members] = 1.0
-        strengths[members, i] = 1.0
+        if i in may_train:
+            strengths[members, i] = 1.0
     return Relation.of_matrix(strengths)

@@ -50,11 +50,11 @@ def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
 def epoch_line(epoch: Epoch) -> str:
     """One epoch on one line.
 
-    >>> epoch_line(Epoch(epoch=3, epochs=40, lr=0.001, train_loss=0.0123, test_loss=0.02))
-    'epoch  3/40 · train loss 0.01230 · test loss 0.02000 · lr 0.001'
+    >>> epoch_line(Epoch(epoch=3, epochs=40, lr=0.001, train_loss=0.0123, validation_loss=0.02))
+    'epoch  3/40 · train loss 0.01230 · validation loss 0.02000 · lr 0.001'
     """
     width = len(str(epoch.epochs))
     return (
         f"epoch {epoch.epoch:{width}d}/{epoch.epochs} · train loss {epoch.train_loss:.5f} · "
-        f"test loss {epoch.test_loss:.5f} · lr {epoch.lr:g}"
+        f"validation loss {epoch.validation_loss:.5f} · lr {epoch.lr:g}"
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
@@ -42,7 +43,7 @@ from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, digest, params_of, stack
 from flray.randomness import generator, torch_seed
 
-FORMAT = 1  # of training and files: raise it when the same configuration gives other params
+FORMAT = 2  # of training and files: raise it when the same configuration gives other params
 NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
 PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
 _NEEDED = ("key", "image_shape", "num_classes", "params_sha256")  # of a record, to use it
@@ -58,7 +59,7 @@ class Epoch:
     epochs: int
     lr: float
     train_loss: float  # mean over the epoch's examples, while training
-    test_loss: float
+    validation_loss: float
 
 
 OnEpoch = Callable[[Epoch], None]
@@ -74,11 +75,11 @@ class ImageKind:
 
 def log_epoch(epoch: Epoch) -> None:
     _log.info(
-        "encoder: epoch %d/%d, train loss %.5f, test loss %.5f",
+        "encoder: epoch %d/%d, train loss %.5f, validation loss %.5f",
         epoch.epoch,
         epoch.epochs,
         epoch.train_loss,
-        epoch.test_loss,
+        epoch.validation_loss,
     )
 
 
@@ -88,7 +89,11 @@ def server_device() -> str:
 
 @dataclass(frozen=True)
 class Encoder:
-    """An autoencoder of a dataset's training part; the epoch best on its test part is kept."""
+    """An autoencoder of a dataset's training images; test images are never looked at.
+
+    The epoch with the lowest loss on the validation images is kept, which are drawn from the
+    training images and not trained on.
+    """
 
     # Any: what a registry or `package.module:Name` holds.
     dataset: Annotated[Any, "dataset", DATASETS]
@@ -98,6 +103,7 @@ class Encoder:
     lr: float = 1e-3  # of Adam
     halve_every: int = 10  # epochs after which lr is halved; 0: never
     pixels: PixelScale = "unit"  # [0, 1], or signed: [-1, 1], FLT's choice for CIFAR
+    validation: float = 0.1  # share of the training images; 0: train on all and judge by them
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -106,6 +112,8 @@ class Encoder:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if not self.lr > 0:
             raise ValueError(f"lr must be > 0, got {self.lr}")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be in [0, 1), got {self.validation}")
         target = _target(self.model)
         if isinstance(target, type) and not hasattr(target, "encode"):
             fit = ", ".join(sorted(name for name, m in MODELS.items() if hasattr(m, "encode")))
@@ -166,7 +174,7 @@ class Encoder:
 
     def configuration(self) -> dict[str, Any]:  # Any: JSON
         """Everything that decides the result on one kind of device."""
-        numbers = ("epochs", "batch_size", "lr", "halve_every", "pixels", "seed")
+        numbers = ("epochs", "batch_size", "lr", "halve_every", "pixels", "validation", "seed")
         return {
             "format": FORMAT,
             "dataset": _described(self.dataset),
@@ -186,22 +194,35 @@ class Encoder:
     def is_cached(self) -> bool:
         return self._read_params() is not None
 
+    def parts(self, num_train: int) -> tuple[Ids, Ids]:
+        """The training images to train on, and those by which the best epoch is chosen."""
+        if self.validation == 0:
+            return np.arange(num_train), np.arange(num_train)
+        if num_train < 2:
+            raise ExperimentError(
+                "an encoder needs at least 2 training images, one of them for validation, "
+                f"got {num_train}; choose another encoder.dataset, or encoder.validation=0"
+            )
+        num_judged = min(max(round(self.validation * num_train), 1), num_train - 1)
+        order = generator(self.seed, "encoder validation").permutation(num_train)
+        return np.sort(order[num_judged:]), np.sort(order[:num_judged])
+
     def _best_epoch(self, dataset: Dataset, device: torch.device, on_epoch: OnEpoch) -> Params:
         module = self.module(_kind_of(dataset)).to(device)
         examples = self.examples(dataset.images, dataset.labels, device)
         optimizer = torch.optim.Adam(module.parameters(), lr=self.lr)
         training = self.training(self.epochs)
-        judged = dataset.test_ids if len(dataset.test_ids) else dataset.train_ids
+        trained, judged = self.parts(dataset.num_train)
         lowest, kept = math.inf, None
         for epoch in range(self.epochs):
-            order = generator(self.seed, "encoder order", epoch).permutation(dataset.num_train)
+            order = generator(self.seed, "encoder order", epoch).permutation(trained)
             batches = torch.split(_placed(order, device), self.batch_size)
             lr = training.lr_at(epoch)
             train_loss = run_epoch(module, optimizer, examples, batches, lr)
-            test_loss = mean_loss(module, examples, _placed(judged, device))
-            if test_loss < lowest:
-                lowest, kept = test_loss, _copied(module)
-            on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, test_loss))
+            validation_loss = mean_loss(module, examples, _placed(judged, device))
+            if validation_loss < lowest:
+                lowest, kept = validation_loss, _copied(module)
+            on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, validation_loss))
         if kept is None:
             raise ExperimentError(
                 f"the encoder's loss is not finite in any of {self.epochs} epochs; "

@@ -25,7 +25,7 @@ from flray.client.embedding import (
     TellImageShape,
     run_epoch,
 )
-from flray.clustering.encoder import Encoder, same_bits, server_device
+from flray.clustering.encoder import Encoder, ImageKind, same_bits, server_device
 from flray.clustering.points import Points
 from flray.data.datasets.downloaded import FashionMnist
 from flray.errors import ExperimentError
@@ -67,11 +67,14 @@ class EncoderCentres:
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
         num_centres = self._num_centres(fed, cohort)
-        module = self._module(fed, cohort)
+        kind = self.encoder.kind()
+        if not memory:
+            _check_fits(fed, cohort, kind)
         params = memory or self.encoder.load_or_train(server_device())
-        embed = EmbedCentres(module, self.encoder.pixels, cohort.t, num_centres)
+        embed = EmbedCentres(self.encoder.module(kind), self.encoder.pixels, cohort.t, num_centres)
         self._count_download(fed, len(cohort.clients), params)
         centres, params = self._embedded(fed, cohort, embed, params)
+        self._count_steps(fed, list(centres))
         fed.meter.count_transfer("signature", up=sum(rows.nbytes for rows in centres.values()))
         return points_of(centres), params
 
@@ -80,19 +83,6 @@ class EncoderCentres:
             held = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
             return {int(i): int(k) for i, k in zip(cohort.clients, held, strict=True)}
         return {int(i): self.k for i in cohort.clients}
-
-    def _module(self, fed: Federation, cohort: Cohort) -> LightningModule:
-        """The module, once it is known that it fits what the clients hold."""
-        kind = self.encoder.kind()
-        asked = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
-        for shape in asked.values():
-            if shape != kind.image_shape:
-                raise ExperimentError(
-                    f"the encoder is pre-trained on images {kind.image_shape} (channels, height, "
-                    f"width), the clients hold images {shape}; choose another encoder.dataset, or "
-                    "its size"
-                )
-        return self.encoder.module(kind)
 
     def _embedded(
         self, fed: Federation, cohort: Cohort, embed: EmbedCentres, params: Params
@@ -138,12 +128,32 @@ class EncoderCentres:
                 run_epoch(module, optimizer, examples, batches, lr)
         return {name: leaf.cpu().clone() for name, leaf in params_of(module).items()}
 
+    def _count_steps(self, fed: Federation, clients: list[int]) -> None:
+        """Of the clients' own fine-tuning: in the total, and in a count of their own."""
+        if self.fine_tune in ("sequential", "independent"):
+            batches = np.ceil(fed.num_examples[clients] / self.encoder.batch_size)
+            steps = self.epochs * int(batches.sum())
+            fed.meter.counts["client_steps"] += steps
+            fed.meter.counts["client_steps_fine_tuning"] += steps
+
     def _count_download(self, fed: Federation, num_clients: int, params: Params) -> None:
         """FLT, Table VI: M W_enc; who trains needs the decoder too."""
         sent = params
         if self.fine_tune in ("none", "central"):
             sent = {k: v for k, v in params.items() if k.startswith("encoder.")} or params
         fed.meter.count_transfer("signature", down=num_clients * num_bytes(sent, 1))
+
+
+def _check_fits(fed: Federation, cohort: Cohort, kind: ImageKind) -> None:
+    """Refuse an encoder of images that are not of the clients' shape before it is trained."""
+    asked = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
+    for shape in asked.values():
+        if shape != kind.image_shape:
+            raise ExperimentError(
+                f"the encoder is pre-trained on images {kind.image_shape} (channels, height, "
+                f"width), the clients hold images {shape}; choose another encoder.dataset, or "
+                "its size"
+            )
 
 
 def points_of(centres: dict[int, Latents]) -> Points:

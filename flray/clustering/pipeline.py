@@ -76,15 +76,17 @@ class Pipeline:
     def observe(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        """Ask the cohort for its signatures."""
+        """Ask the cohort for its signatures; clients that fail and are dropped are left out."""
         with fed.meter.phase("signature"):
             points, memory = self.signature(fed, bank, cohort, memory)
-        if not len(points.clients):
-            raise ExperimentError(f"no client answered with a signature in round {cohort.t}")
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         """Cluster the clients by their signatures; the evidence goes to the server's records."""
+        if not points.num_clients:
+            raise ExperimentError(
+                f"clustering after round {t}: no client answered with a signature"
+            )
         with fed.meter.phase("cluster"):
             try:
                 found = self._decide(points, fed, t)

@@ -76,6 +76,8 @@ class Points:
 
     def updated_by(self, new: "Points") -> "Points":
         """These points, those of the new's clients replaced or added."""
+        if not new.num_clients:
+            return self
         old = self.of(np.setdiff1d(self.clients, new.clients))
         client = np.concatenate([old.clients[old.owner], new.clients[new.owner]])  # (P,)
         order = np.argsort(client, kind="stable")

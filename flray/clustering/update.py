@@ -61,7 +61,7 @@ def difference(models: Params, bank: Params, rows: Ids) -> Tensor:
     """
     some = next(iter(models.values()))
     start = torch.from_numpy(rows).to(some.device)
-    sizes = {name: models[name][0].numel() for name in sorted(models)}
+    sizes = {name: models[name].shape[1:].numel() for name in sorted(models)}
     result = some.new_empty(len(rows), sum(sizes.values()))
     for part, name in zip(torch.split(result, list(sizes.values()), dim=1), sizes, strict=True):
         part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))

@@ -160,7 +160,12 @@ class Federation:
         return generator(self.seed, purpose, *where)
 
     def sample(self, t: int, members: Ids) -> Ids:
-        """A cohort of max(rho |members|, 1) of the members, keyed by round and smallest member."""
+        """A cohort of max(rho |members|, 1) of the members, keyed by round and smallest member.
+
+        Of no members nobody is drawn.
+        """
+        if not len(members):
+            return members
         size = cohort_size(len(members), self.participation)
         chosen = self.generator("cohort", t, int(members.min())).choice(
             members, size, replace=False

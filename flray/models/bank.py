@@ -111,17 +111,14 @@ class ModelBank:
         params = {k: v.index_select(0, rows) for k, v in self.params.items()}
         return ModelBank(params, owner.reshape(-1))
 
-    def joined(self, clients: Ids, labels: Ids) -> "ModelBank":
-        """The clients use the row of the first other client with their label, where there is one.
+    def joined(self, clients: Ids, labels: Ids, members: Ids) -> "ModelBank":
+        """Each of the clients uses the row of the first of `members` that has its label.
 
         labels (M,) are those of all clients.
         """
         owner = self.owner.copy()
-        others = np.setdiff1d(np.arange(len(owner)), clients)
         for i in clients:
-            same = others[labels[others] == labels[i]]
-            if len(same):
-                owner[i] = self.owner[same[0]]
+            owner[i] = self.owner[members[labels[members] == labels[i]][0]]
         return _without_unused_rows(replace(self, owner=owner))
 
     def of_some(self, clients: Ids) -> "ModelBank":

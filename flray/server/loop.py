@@ -96,7 +96,7 @@ class Server:
             with self.fed.meter.phase("evaluate"):
                 banks = self._deployed(new), self._deployed(state)
                 row |= self._evaluate(banks[0], self.algorithm.partition(new), split, t)
-                row["params_change_sq"] = float(squared_changes(*banks).sum())
+                row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         self._record_strands(t, banks, self.algorithm.partition(new))
         return new, row
 

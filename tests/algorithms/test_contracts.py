@@ -3,12 +3,20 @@
 import dataclasses
 import pickle
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from flray.algorithms import ALGORITHMS
-from flray.config.build import run_experiment
-from flray.config.experiment import parse_experiment
+from flray.clustering.points import by_smallest_member
+from flray.config.build import Result, deal, run_experiment
+from flray.config.experiment import override, parse_experiment
+from flray.records.checkpoint import CheckpointStore
+from flray.records.clusterings import read_clusterings
+from flray.records.run_directory import RunDirectory
+
+from scenarios import TINY
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"
@@ -66,3 +74,84 @@ class TestEveryAlgorithm:
         again = run_experiment(parse_experiment(config), first.path.parent / "again")
         assert again.summary["params_sha256"] == first.summary["params_sha256"]
         assert yaml.safe_load((again.path / "config.yaml").read_text()) == config
+
+
+ENCODER = "{dataset: {name: synthetic, num_train: 64, size: 8}, model: conv_ae, epochs: 1}"
+
+
+def fine_tuned(how: str) -> list[str]:
+    """FLT that clusters again with the encoder that it went on fine-tuning."""
+    signature = f"{{name: encoder_centres, encoder: {ENCODER}, k: 2, epochs: 1, fine_tune: {how}}}"
+    clustering = f"{{signature: {signature}, embed: none, relate: {{name: threshold, gamma: 0.5}}}}"
+    return [f"algorithm={{name: flt, clustering: {clustering}, dynamic: {{every: 3}}}}"]
+
+
+NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
+    "flhc, early": ["algorithm={name: flhc, rounds_before: 1}"],
+    "flt, fine-tuned in turn": fine_tuned("sequential"),
+    "flt, fine-tuned centrally": fine_tuned("central"),
+    # Everybody hears everybody a little: what is averaged in another order has other bits.
+    "flt, soft": [
+        *named("flt"),
+        "algorithm.clustering.relate=kernel",
+        "algorithm.clustering.partition={name: hierarchical, linkage: average, number: 2}",
+        "aggregate.unheard=stale",
+    ],
+}
+
+
+@pytest.mark.parametrize("case", NO_INFLUENCE)
+def test_data_of_holdout_clients_change_nothing_for_others(
+    case, tiny_run, tmp_path, monkeypatch
+) -> None:
+    """Holdout clients pass their data around with a client that is never there; one client joins
+    in round 2 and one in round 4, when holdout clients have been placed."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    split = "split={name: dirichlet, clients: 12, alpha: 0.5, min_samples: 2, holdout: 3}"
+    experiment = parse_experiment(override(TINY, [split]))
+    dealt = deal(experiment, experiment.dataset.build().load())
+    away, first, second = dealt.clients[:3].tolist()
+    exchange = {"round": 1, "kind": "exchange", "clients": [*dealt.holdout.tolist(), away]}
+    common = [
+        {"round": 1, "kind": "leave", "clients": [away]},
+        {"round": 2, "kind": "join", "clients": [first]},
+        {"round": 4, "kind": "join", "clients": [second]},
+    ]
+    one, other = (
+        tiny_run(*NO_INFLUENCE[case], split, f"events={events}", "rounds=6")
+        for events in (common, [exchange, *common])
+    )
+    others = np.setdiff1d(dealt.clients, [away])
+    theirs = [_scores(result, dealt.holdout) for result in (one, other)]
+    assert not theirs[0]["loss"].equals(theirs[1]["loss"])
+    pd.testing.assert_frame_equal(_scores(one, others), _scores(other, others), check_exact=True)
+    pd.testing.assert_frame_equal(_rounds(one), _rounds(other), check_exact=True)
+    assert _digests(one, others) == _digests(other, others)
+    _assert_same_clusterings(one, other)
+
+
+def _scores(result: Result, clients: np.ndarray) -> pd.DataFrame:
+    """Scores of the clients; models are compared by who shares one, not by their numbers."""
+    scores = result.clients[result.clients["client"].isin(clients)].reset_index(drop=True)
+    models = scores.groupby(["round", "part"])["model"]
+    return scores.assign(model=models.transform(lambda own: by_smallest_member(own.to_numpy())))
+
+
+def _rounds(result: Result) -> pd.DataFrame:
+    """What is recorded of rounds, but for what the placing costs and what it gains."""
+    of_placing = ("holdout_", "bytes_", "client_steps", "seconds")
+    return result.rounds[[c for c in result.rounds if not c.startswith(of_placing)]]
+
+
+def _digests(result: Result, clients: np.ndarray) -> list[str]:
+    held = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest()
+    algorithm = parse_experiment(RunDirectory(result.path).config()).algorithm.build()
+    return algorithm.deploy(held.state, clients, None).digests(clients)
+
+
+def _assert_same_clusterings(one: Result, other: Result) -> None:
+    found, again = read_clusterings(one.path), read_clusterings(other.path)
+    assert list(found) == list(again)
+    for t in found:
+        for name, array in dataclasses.asdict(found[t]).items():
+            np.testing.assert_array_equal(array, getattr(again[t], name), err_msg=f"{name}, {t}")

@@ -99,9 +99,61 @@ class TestStages:
         assert sorted(np.concatenate(parts).tolist()) == clients.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
+    @pytest.mark.parametrize("leaving", [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4]])
+    def test_a_stage_without_clients_is_skipped(self, tiny_run, leaving) -> None:
+        """Three stages, of which the last, after round 2, finds two clients or one."""
+        leave = f"{{round: 2, kind: leave, clients: {leaving}}}"
+        back = f"{{round: 4, kind: join, clients: {leaving}}}"
+        result = tiny_run(
+            *gamma(".inf"),
+            "algorithm.stages=3",
+            "participation=1",
+            f"events=[{leave}, {back}]",
+            "rounds=5",
+        )
+        staying, sizes = 6 - len(leaving), result.rounds["cohort_size"].tolist()
+        assert (sizes[2], sizes[4]) == (staying, 6)
+        all_placed = sizes[1] == staying
+        assert list(read_clusterings(result.path)) == ([0, 1] if all_placed else [0, 1, 2])
+
     def test_more_stages_than_clients_is_refused(self, tiny_run) -> None:
         with pytest.raises(ExperimentError, match="stages"):
             tiny_run(*gamma(".inf"), "algorithm.stages=7")
+
+
+# In round 3 all clients leave, and others come.
+ALL_NEW = [
+    "events=[{round: 3, kind: leave, clients: [0, 1, 2]},"
+    " {round: 3, kind: join, clients: [3, 4, 5]}]",
+    "participation=1",
+    "rounds=5",
+]
+
+
+@pytest.mark.parametrize("dynamic", ["{}", "{every: 2}"])
+def test_steps_count_fine_tuning_in_the_round_it_happens_in(
+    tiny_run, tmp_path, monkeypatch, dynamic
+) -> None:
+    """6 clients of 20 examples, 18 to train on: 5 batches of 4 in each of 2 epochs."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    equal = ["split={name: iid, clients: 6, samples_per_client: 20}", "participation=1"]
+    encoder = "{dataset: {name: synthetic, num_train: 64, size: 8}, model: conv_ae, epochs: 1}"
+    signature = f"{{name: encoder_centres, encoder: {encoder}, k: 2, epochs: 2}}"
+    result = tiny_run(
+        *equal,
+        f"algorithm={{name: flt, clustering: {{signature: {signature}, embed: none}}}}",
+        "algorithm.clustering.signature.encoder.batch_size=4",
+        f"algorithm.dynamic={dynamic}",
+        "rounds=3",
+    )
+    pass_of_all = 6 * 2 * 5
+    fine_tuning = [pass_of_all, 0 if dynamic == "{}" else pass_of_all, 0]
+    training = tiny_run(*equal, "rounds=3").rounds["client_steps"]
+    found = result.rounds
+    assert found["client_steps_fine_tuning"].fillna(0).tolist() == fine_tuning
+    assert (found["client_steps"] - training).tolist() == fine_tuning
+    assert result.summary["client_steps"] == found["client_steps"].sum()
+    assert "client_steps_fine_tuning" not in result.summary
 
 
 GROUPS = [
@@ -191,15 +243,43 @@ class TestNewcomers:
         assert list(read_clusterings(result.path)) == [0, *again]
         assert result.rounds.set_index("round")["bytes_up_signature"][3] > 0
 
+    @pytest.mark.parametrize("way", ["fcr", "mean_embedding"])
+    def test_they_may_come_when_everybody_else_leaves(self, tiny_run, way) -> None:
+        """In round 3 nobody who is there has a cluster: nobody trains, and they are placed."""
+        result = tiny_run(*gamma(".inf"), f"algorithm.newcomers={way}", *ALL_NEW)
+        assert result.rounds["cohort_size"].tolist() == [3, 3, 0, 3, 3]
+        assert result.rounds["train_loss"].isna().tolist() == [False, False, True, False, False]
+        assert result.rounds["client_steps"][2] == 0
+        assert result.rounds["bytes_up_model"][2] == 0
+        assert result.rounds["accuracy_mean"].notna().all()
+        assert sorted(read_clusterings(result.path)) == ([0, 3] if way == "fcr" else [0])
+
+    def test_they_go_on_with_the_models_of_those_who_left(self, tiny_run) -> None:
+        """Placed by mean embedding; a new FCR relates them alone, so they begin anew."""
+        joined, anew = (
+            tiny_run(*gamma(".inf"), f"algorithm.newcomers={way}", *ALL_NEW, "rounds=3")
+            for way in ("mean_embedding", "fcr")
+        )
+        before = tiny_run(*ALL_NEW, "rounds=2")
+        assert sha(joined) == sha(before)  # one model, of everybody
+        assert sha(anew) != sha(joined)
+
     def test_a_new_fcr_puts_them_where_they_belong(self, tiny_run) -> None:
         result = tiny_run(*GROUPS, *ORACLE, self.JOIN, "algorithm.newcomers=fcr", "rounds=5")
         assert result.summary["ari"] == 1.0
 
-    def test_holdout_clients_are_placed_by_mean_embedding(self, tiny_run) -> None:
+    def test_holdout_clients_get_the_model_of_their_group(self, tiny_run) -> None:
+        """Updates tell the groups apart, so the nearest mean is that of the client's own group."""
         split = "split={name: label_groups, clients: 20, groups: 5, holdout: 5}"
-        result = tiny_run(*GROUPS, split, *ORACLE, "rounds=3")
-        assert result.rounds["cohort_size"].max() == 15
-        assert result.summary["holdout_accuracy_mean"] >= 0.0
+        update = "algorithm.clustering.signature=update"
+        result = tiny_run(*GROUPS, split, *ORACLE, update, "rounds=3")
+        assert result.rounds["cohort_size"].tolist() == [15] * 3
+        for t in (1, 2, 3):
+            scores = result.clients.query(f"part == 'test' and round == {t}")
+            assert len(scores) == 20
+            assert (scores.groupby("group")["model"].nunique() == 1).all()
+            assert scores["model"].nunique() == 5
+        assert result.summary["holdout_accuracy_mean"] > 0.9
 
 
 def test_flags_by_hand() -> None:

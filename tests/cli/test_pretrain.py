@@ -31,7 +31,7 @@ def test_epochs_are_shown_and_the_second_time_it_is_there(pretrain, tmp_path) ->
     (folder,) = (tmp_path / "cache" / "encoders").iterdir()
     assert "tiny · 3 epochs on" in first
     assert [f"epoch {k}/3" in first for k in (1, 2, 3)] == [True] * 3
-    assert first.count("train loss") == first.count("test loss") == 3
+    assert first.count("train loss") == first.count("validation loss") == 3
     assert f"kept in {folder}" in first
     second = pretrain("tiny.yaml", "epochs=3")
     assert second == f"tiny · already there: {folder}\n"

@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_came_before() -> None:
 
 def test_training_is_adam_on_shuffled_batches_by_hand() -> None:
     """One epoch: its order is a permutation, so over one full batch it does not matter."""
-    one = replace(TINY, epochs=1, batch_size=96, lr=1e-3)
+    one = replace(TINY, epochs=1, batch_size=96, lr=1e-3, validation=0.0)
     dataset = one.dataset.load()
     model = one.module(ImageKind((1, 8, 8), 10))
     x = torch.from_numpy(dataset.images[:96]).float() / 255
@@ -61,27 +61,74 @@ def test_training_is_adam_on_shuffled_batches_by_hand() -> None:
 
 
 @dataclass(frozen=True)
-class OddTest:
-    """A dataset whose test part gets worse the better the training part is learned."""
+class Images:
+    """A dataset of these images, the first of which are for training."""
+
+    images: np.ndarray
+    num_train: int
 
     def load(self) -> Dataset:
-        images = np.zeros((64, 1, 8, 8), np.uint8)
-        images[:48] = 255
-        scale = Normalization((0.0,), (1.0,))
-        return Dataset("odd", images, np.zeros(64, np.int64), 48, 1, scale)
+        labels = np.zeros(len(self.images), np.int64)
+        return Dataset("own", self.images, labels, self.num_train, 1, Normalization((0.0,), (1.0,)))
 
 
-def test_the_epoch_with_the_lowest_test_loss_is_kept() -> None:
+def test_the_epoch_with_the_lowest_validation_loss_is_kept() -> None:
+    """The validation images get worse the better the others are learned."""
+    encoder = Encoder(Images(np.zeros((0,)), 0), SMALL, epochs=6, lr=1e-2, validation=0.25)
+    trained, judged = encoder.parts(48)
+    images = np.zeros((48, 1, 8, 8), np.uint8)
+    images[trained] = 255
+    encoder = replace(encoder, dataset=Images(images, 48))
     seen: list[Epoch] = []
-    encoder = Encoder(OddTest(), SMALL, epochs=6, lr=1e-2)
     params = encoder.train("cpu", seen.append)
-    lowest = min(epoch.test_loss for epoch in seen)
-    assert lowest < seen[-1].test_loss
+    lowest = min(epoch.validation_loss for epoch in seen)
+    assert lowest < seen[-1].validation_loss
     module = encoder.module(ImageKind((1, 8, 8), 1))
     load_params(module, params)
-    dataset = OddTest().load()
-    examples = encoder.examples(dataset.images, dataset.labels, torch.device("cpu"))
-    assert mean_loss(module, examples, torch.arange(48, 64)) == lowest
+    examples = encoder.examples(images, np.zeros(48, np.int64), torch.device("cpu"))
+    assert mean_loss(module, examples, torch.from_numpy(judged)) == lowest
+
+
+def test_test_images_decide_nothing() -> None:
+    """Clients of the same dataset are tested on them."""
+    images = TINY.dataset.load().images
+    changed = images.copy()
+    changed[96:] = 255 - changed[96:]
+    seen: list[list[Epoch]] = [[], []]
+    first, second = (
+        replace(TINY, epochs=4, dataset=Images(own, 96)).train("cpu", epochs.append)
+        for own, epochs in zip((images, changed), seen, strict=True)
+    )
+    assert equal(first, second)
+    assert seen[0] == seen[1]
+    changed[:96] = 255 - changed[:96]
+    assert not equal(first, replace(TINY, epochs=4, dataset=Images(changed, 96)).train("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("num", "validation", "num_judged"),
+    [(96, 0.1, 10), (2, 0.1, 1), (3, 0.9, 2), (1000, 0.25, 250)],
+)
+def test_a_part_of_the_training_images_is_not_trained_on(num, validation, num_judged) -> None:
+    encoder = replace(TINY, validation=validation)
+    trained, judged = encoder.parts(num)
+    assert len(judged) == num_judged
+    assert sorted([*trained, *judged]) == list(range(num))
+    if num > 3:
+        assert judged.tolist() != replace(encoder, seed=1).parts(num)[1].tolist()
+
+
+def test_without_validation_all_images_are_trained_on_and_judged() -> None:
+    trained, judged = replace(TINY, validation=0.0).parts(5)
+    assert trained.tolist() == judged.tolist() == [0, 1, 2, 3, 4]
+    one = Images(np.full((1, 1, 8, 8), 9, np.uint8), 1)
+    replace(TINY, validation=0.0, dataset=one).train("cpu")
+
+
+def test_one_training_image_cannot_be_divided() -> None:
+    one = Images(np.zeros((3, 1, 8, 8), np.uint8), 1)
+    with pytest.raises(ExperimentError, match=r"at least 2 training images.*got 1.*validation=0"):
+        replace(TINY, dataset=one).train("cpu")
 
 
 def test_the_rate_is_halved_on_schedule() -> None:
@@ -92,7 +139,7 @@ def test_the_rate_is_halved_on_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "make", "epochs"), [("unit", ConvAe, 6), ("signed", ResidualConvAe, 2)]
+    ("pixels", "make", "epochs"), [("unit", ConvAe, 6), ("signed", ResidualConvAe, 3)]
 )
 def test_reconstructions_are_better_than_the_mean_image(pixels, make, epochs) -> None:
     encoder = Encoder(Digits(size=8), make, epochs=epochs, lr=5e-3, pixels=pixels)
@@ -100,9 +147,9 @@ def test_reconstructions_are_better_than_the_mean_image(pixels, make, epochs) ->
     encoder.train("cpu", seen.append)
     dataset = encoder.dataset.load()
     x = dataset.images / 255 if pixels == "unit" else dataset.images / 127.5 - 1
-    train, test = x[: dataset.num_train], x[dataset.num_train :]
-    mean_image = ((test - train.mean(0)) ** 2).mean()
-    assert min(epoch.test_loss for epoch in seen) < 0.8 * mean_image
+    trained, judged = (x[ids] for ids in encoder.parts(dataset.num_train))
+    mean_image = ((judged - trained.mean(0)) ** 2).mean()
+    assert min(epoch.validation_loss for epoch in seen) < 0.8 * mean_image
 
 
 def test_a_cached_encoder_is_not_trained_again(monkeypatch) -> None:
@@ -181,6 +228,7 @@ def test_the_key_changes_with_every_field() -> None:
         "lr": 2e-2,
         "halve_every": 0,
         "pixels": "signed",
+        "validation": 0.2,
         "seed": 1,
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(Encoder)}
@@ -213,6 +261,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path) -> None:
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"lr": 0.0}, "lr must be > 0, got 0.0"),
         ({"halve_every": -1}, "halve_every must be >= 0, got -1"),
+        ({"validation": 1.0}, r"validation must be in \[0, 1\), got 1.0"),
+        ({"validation": -0.1}, r"validation must be in \[0, 1\), got -0.1"),
         ({"model": Mlp200}, r"model must have encode\(x\), got Mlp200; choose conv_ae, residual"),
     ],
 )

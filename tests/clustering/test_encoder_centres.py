@@ -139,6 +139,19 @@ def test_what_fine_tuning_sends_beside_is_counted() -> None:
     assert fed.meter.counts["bytes_down_fine_tuning"] == 0
 
 
+@pytest.mark.parametrize(
+    ("fine_tune", "counted"),
+    [("none", False), ("sequential", True), ("independent", True), ("central", False)],
+)
+def test_steps_of_fine_tuning_are_the_clients_own(fine_tune, counted) -> None:
+    """epochs * ceil(n / batch) a client; central fine-tuning happens at the server."""
+    fed = federation()
+    ask(fed, EncoderCentres(ENCODER, k=3, fine_tune=fine_tune, epochs=3))
+    expected = sum(3 * -(-int(n) // 16) for n in fed.num_examples) if counted else 0
+    assert fed.meter.counts["client_steps"] == expected
+    assert fed.meter.counts["client_steps_fine_tuning"] == expected
+
+
 def test_as_many_centres_as_labels_is_ground_truth() -> None:
     signature = EncoderCentres(ENCODER, k="label_count", fine_tune="none")
     with pytest.raises(ExperimentError, match="uses_ground_truth: true"):
@@ -181,6 +194,8 @@ def test_a_client_that_fails_is_named_or_left_out(fine_tune) -> None:
     points, _ = ask(fed, signature)
     assert points.clients.tolist() == np.setdiff1d(np.arange(6), large).tolist()
     assert fed.meter.counts["clients_dropped"] == len(large)
+    batches = -(-fed.num_examples[points.clients] // 16).sum()  # of those who answered
+    assert fed.meter.counts["client_steps"] == (0 if fine_tune == "none" else batches)
     nobody, _ = ask(federation("on_client_failure=drop"), signature, clients=large)
     assert len(nobody.clients) == 0
 
