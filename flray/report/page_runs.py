@@ -27,7 +27,7 @@ from flray.report.page_folders import PageRun
 from flray.report.page_numbers import known, percent
 from flray.report.page_run import GROUND_TRUTH, run_sections
 from flray.report.page_settings import differing_settings
-from flray.report.runs import Plain
+from flray.report.runs import Plain, RunRecord
 
 MAX_DETAILED = 12  # runs that are shown one by one
 MAX_LINES = 20  # experiments in one figure
@@ -98,16 +98,10 @@ def _overview(experiments: Experiments) -> Html:
 def _clustering_table(finished: Experiments) -> Table | None:
     """FL+HC's own columns; of experiments that cluster, the seeds that did."""
     runs = {
-        name: [(r.numbers, r.shown.rounds) for r in each if not _is_behind(r, each)]
+        name: [RunRecord(r.path, r.config, r.numbers) for r in each]
         for name, each in finished.items()
     }
     return clustering_table(runs) if len(runs) > 1 else None
-
-
-def _is_behind(run: PageRun, seeds: Sequence[PageRun]) -> bool:
-    """Did it never cluster where other seeds of it did?"""
-    key = "round_after_clustering"
-    return key not in run.numbers and any(key in other.numbers for other in seeds)
 
 
 def _unfinished_table(runs: Sequence[PageRun]) -> Html:

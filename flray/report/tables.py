@@ -202,7 +202,11 @@ def _notes(table: Table, cells: Cells) -> Iterator[str]:
     ):
         yield f"{GROUND_TRUTH} uses ground truth (uses_ground_truth: true)."
     if table.has_ratios and any(c.by_validation and not c.by_validation.baselines for c in filled):
-        yield "Ours without a ratio: no FedAvg run of the same settings and seed was found."
+        yield (
+            "Ours without a ratio: no FedAvg run with these settings, seed and split has the round."
+        )
+    if any(c.by_validation and c.by_validation.ratio is not None for c in filled):
+        yield "(x) ours is the mean over seeds of the ratio to FedAvg with the same seed and split."
     if table.metric:
         yield f"Paper: {table.metric}."
     if table.note:

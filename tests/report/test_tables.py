@@ -438,6 +438,44 @@ def test_ratios_are_to_fedavg_at_the_same_round_and_seed(write: Write, tmp_path:
     assert after.baselines == last.baselines == (base,)
 
 
+def test_the_ratio_is_the_mean_over_seeds_of_paired_ratios(write: Write, tmp_path: Path) -> None:
+    """(0.8 / 0.8 + 0.9 / 0.3) / 2 = 2; the means' own ratio would be 0.85 / 0.55 = 1.55."""
+    for seed, mine, base in ((0, 0.8, 0.8), (1, 0.9, 0.3)):
+        write(f"flhc{seed}", FLHC, [f"seed={seed}"], accuracy_mean=mine)
+        rounds = fedavg_rounds(0.1, base)
+        write(f"fedavg{seed}", FEDAVG, [f"seed={seed}"], rounds, accuracy_mean=base)
+    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).ratio == pytest.approx(2)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_several_fedavg_runs_one_that_has_the_round_is_taken(
+    write: Write, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    write("flhc", FLHC, [], accuracy_mean_after_clustering=0.8)
+    write(names[0], FEDAVG, ["evaluate.every=50"], fedavg_rounds(0.4, 0.6)[2:])
+    has_it = write(names[1], FEDAVG, ["evaluate.every=1"], fedavg_rounds(0.4, 0.6))
+    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_AFTER])
+    assert (cell.ratio, cell.baselines) == (pytest.approx(2), (has_it,))
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_which_of_equal_fedavg_runs_is_taken_does_not_depend_on_their_folders(
+    write: Write, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """As on two kinds of devices, whose bits differ."""
+    write("flhc", FLHC, [], accuracy_mean=0.9)
+    write(names[0], FEDAVG, [], fedavg_rounds(0.4, 0.6), accuracy_mean=0.6, params_sha256="1f")
+    write(names[1], FEDAVG, [], fedavg_rounds(0.4, 0.5), accuracy_mean=0.5, params_sha256="0e")
+    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).ratio == pytest.approx(1.8)
+
+
+def test_a_ratio_needs_the_same_split(write: Write, tmp_path: Path) -> None:
+    write("flhc", FLHC, [], split_sha256="one")
+    write("fedavg", FEDAVG, [], fedavg_rounds(0.4, 0.6), split_sha256="another")
+    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
+    assert (cell.ratio, cell.baselines) == (None, ())
+
+
 def test_a_ratio_to_nothing_is_empty(write: Write, tmp_path: Path) -> None:
     write("flhc", FLHC, [])
     write("fedavg", FEDAVG, [], fedavg_rounds(0.4, 0.6, reaching=0.0), clients_reaching_target=0)
