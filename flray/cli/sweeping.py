@@ -15,6 +15,7 @@ from rich.live import Live
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
 from flray.report.figures import figures_of
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE
 from flray.sweep.driver import Progress, SweepResult, Watch, describe_space, run_sweep
 from flray.sweep.space import read_space
 
@@ -126,7 +127,11 @@ def _conclude(result: SweepResult, console: Console) -> None:
     if best is not None:
         sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
         value = f"{report['metric']} {best[report['metric']]:.4f}"
-        console.print(f"best {value} (rows {best['rows']}): {sets}", soft_wrap=True, markup=False)
+        mark = f" {GROUND_TRUTH}" if best["uses_ground_truth"] else ""
+        text = f"best {value}{mark} (rows {best['rows']}): {sets}"
+        console.print(text, soft_wrap=True, markup=False)
+        if mark:
+            console.print(GROUND_TRUTH_NOTE, soft_wrap=True)
     elif report["done"]:
         console.print(f"no row has the metric {report['metric']}", soft_wrap=True)
     _show_failures(result, console)

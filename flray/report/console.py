@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from flray.report.ratios import Measured, Ratio, mean_ratio
-from flray.report.runs import RunRecord
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, RunRecord
 
 Summary = Mapping[str, Any]  # Any: JSON
 
@@ -56,8 +56,15 @@ def comparison_table(runs: Mapping[str, Sequence[Summary]]) -> Table:
         cells = _cells(summaries)
         if len(runs) > 1:
             cells.insert(1, _difference(summaries, runs[first]) if name != first else "")
-        table.add_row(name, *cells)
+        used = any(summary.get("uses_ground_truth") for summary in summaries)
+        table.add_row(_marked(name, used), *cells)
+        if used:
+            table.caption, table.caption_justify = GROUND_TRUTH_NOTE, "left"
     return table
+
+
+def _marked(name: str, used_ground_truth: bool) -> str:
+    return f"{name} {GROUND_TRUTH}" if used_ground_truth else name
 
 
 def clustering_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table | None:
@@ -81,7 +88,8 @@ def clustering_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table | None:
     for column in ("experiment", "round", *columns):
         table.add_column(column, justify="left" if column == "experiment" else "right")
     for name, found in clustered.items():
-        table.add_row(name, *_clustering_cells(found, runs[first]))
+        used = any(run.uses_ground_truth for run in found)
+        table.add_row(_marked(name, used), *_clustering_cells(found, runs[first]))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -25,9 +26,9 @@ from flray.report.page_elements import (
 from flray.report.page_embed import embed
 from flray.report.page_folders import PageRun
 from flray.report.page_numbers import known, percent
-from flray.report.page_run import GROUND_TRUTH, run_sections
+from flray.report.page_run import run_sections
 from flray.report.page_settings import differing_settings
-from flray.report.runs import Plain, RunRecord
+from flray.report.runs import GROUND_TRUTH_NOTE, Plain, RunRecord
 
 MAX_DETAILED = 12  # runs that are shown one by one
 MAX_LINES = 20  # experiments in one figure
@@ -82,13 +83,14 @@ def _overview(experiments: Experiments) -> Html:
     finished = {name: runs for name, runs in finished.items() if runs}
     if finished:
         summaries = {
-            _marked(name, runs): [_full(r.numbers) for r in runs] for name, runs in finished.items()
+            name: [_full(r.numbers) | {"uses_ground_truth": r.uses_ground_truth} for r in runs]
+            for name, runs in finished.items()
         }
         parts.append(html_of(comparison_table(summaries)))
         clustered = _clustering_table(finished)
         parts += [html_of(clustered)] if clustered is not None else []
         if any(run.uses_ground_truth for runs in finished.values() for run in runs):
-            parts.append(note(f"{GROUND_TRUTH} uses ground truth (uses_ground_truth: true)."))
+            parts.append(note(GROUND_TRUTH_NOTE))
     unfinished = [r for runs in experiments.values() for r in runs if r.summary is None]
     if unfinished:
         parts.append(_unfinished_table(unfinished))
@@ -159,11 +161,7 @@ def _folded(runs: Sequence[PageRun], name: str, level: int) -> Iterator[Html]:
         yield fold(summary, *bodies, anchor=anchor)
 
 
-def _marked(name: str, runs: Sequence[PageRun]) -> str:
-    return f"{name} {GROUND_TRUTH}" if any(run.uses_ground_truth for run in runs) else name
-
-
-def _full(numbers: Plain) -> Plain:
+def _full(numbers: Plain) -> dict[str, Any]:  # Any: JSON
     """The numbers with NaN for those that are missing."""
     gaps = {key: float("nan") for key in _COMPARED if numbers.get(key) is None}
     return {**numbers, **gaps}

@@ -25,6 +25,7 @@ from flray.report.page_embed import embed
 from flray.report.page_folders import holds_run, read_page_run
 from flray.report.page_numbers import count, fixed, known
 from flray.report.page_run import run_sections
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE
 from flray.report.sweep_figures import (
     curve_figure,
     curve_keys,
@@ -45,6 +46,7 @@ from flray.report.sweep_record import (
     SPREAD,
     STATUS,
     TEST,
+    USES_GROUND_TRUTH,
     VALIDATION,
     Sweep,
     short_names,
@@ -76,7 +78,8 @@ def sweep_title(sweep: Sweep) -> str:
 
 
 def _parts(sweep: Sweep, name: str, level: int) -> Iterator[tuple[str, str, Html]]:
-    yield "Overview", "overview", cards(_headline(sweep))
+    notes = [note(GROUND_TRUTH_NOTE)] if sweep.rows[USES_GROUND_TRUTH].any() else []
+    yield "Overview", "overview", joined([cards(_headline(sweep)), *notes])
     if len(sweep.best):
         yield (
             f"Best by {title_of(sweep.metric).removesuffix(' (%)')}",
@@ -86,7 +89,7 @@ def _parts(sweep: Sweep, name: str, level: int) -> Iterator[tuple[str, str, Html
     figures = list(_figures(sweep, name))
     if figures:
         yield "What the settings do", "figures", joined(figures)
-    yield "All rows", "rows", _rows_table(sweep)
+    yield "All rows", "rows", joined([_rows_table(sweep), *notes])
     if len(sweep.failed):
         yield "Failed rows", "failed", _failed_table(sweep)
     raw = yaml.safe_dump(dict(sweep.space), sort_keys=False, allow_unicode=True)
@@ -124,7 +127,8 @@ def _best_cards(best: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
     for column in (TEST, VALIDATION):
         if column in best and len(best):
             title = title_of(column).removesuffix(" (%)")
-            yield f"best row: {title}", f"{_measured(best, column).text} %", _of_seeds(best)
+            mark = f" {GROUND_TRUTH}" if best[USES_GROUND_TRUTH].any() else ""
+            yield f"best row: {title}", f"{_measured(best, column).text} %{mark}", _of_seeds(best)
 
 
 def _of_seeds(best: pd.DataFrame) -> str:
@@ -201,7 +205,8 @@ def _rows_table(sweep: Sweep) -> Html:
     ]
     body = []
     for number, (_, row) in enumerate(rows.iterrows()):
-        line: list[Cell] = [Number(str(number), number)]
+        mark = f" {GROUND_TRUTH}" if row[USES_GROUND_TRUTH] else ""
+        line: list[Cell] = [Number(f"{number}{mark}", number)]
         line += [_setting_cell(row[key]) for key in settings]
         line += [_number_cell(row[column], column) for column in sweep.measured]
         line += [_setting_cell(row[column]) for column in fixed_columns]

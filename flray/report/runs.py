@@ -12,6 +12,11 @@ from flray.records.run_directory import RunDirectory
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
+GROUND_TRUTH = "†"
+GROUND_TRUTH_NOTE = (
+    f"{GROUND_TRUTH} uses ground truth: labels or groups that a real server does not know."
+)
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -31,13 +36,19 @@ class RunRecord:
 
     @property
     def uses_ground_truth(self) -> bool:
-        return self.config.get("uses_ground_truth") is True
+        return used_ground_truth(self.config, self.summary)
 
     def at(self, t: int | None) -> Plain:
         """What was measured in round t, {} where nothing was; None is the end of the run."""
         if t is None or t == self.summary.get("rounds"):
             return self.summary
         return self.rounds.get(t, {})
+
+
+def used_ground_truth(config: Plain, numbers: Plain) -> bool:
+    """True if the run read ground truth; of an old run, which did not note it, if it could have."""
+    allowed = config.get("uses_ground_truth") is True
+    return bool(numbers.get("uses_ground_truth", allowed))
 
 
 def collect_runs(folder: Path) -> list[RunRecord]:

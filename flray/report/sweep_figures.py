@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from flray.report.colours import Colour, for_figure, palette
 from flray.report.figures import LOG_FROM
+from flray.report.runs import GROUND_TRUTH
 from flray.report.sweep_record import (
     SEED,
     SPREAD,
     TEST,
+    USES_GROUND_TRUTH,
     VALIDATION,
     Sweep,
     averaged,
@@ -192,7 +194,8 @@ def dots_figure(sweep: Sweep, key: str) -> Figure:
         axes.errorbar(
             x, y, xerr=spread, fmt="o", color=colour, label=title_of(column).removesuffix(" (%)")
         )
-    axes.set_yticks(range(len(best)), [_value_text(value) for value in best[key]])
+    named = zip(best[key], best[USES_GROUND_TRUTH], strict=True)
+    axes.set_yticks(range(len(best)), [_value_text(value) + _mark(used) for value, used in named])
     axes.set(xlabel="accuracy (%)", ylabel=for_figure(short_names(sweep.keys)[key]))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color="0.9", linewidth=0.6)
@@ -311,11 +314,17 @@ def _present(sweep: Sweep, cells: pd.DataFrame, key: str) -> list[object]:
 
 
 def _notes(cells: pd.DataFrame, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """The number of clusters behind each cell."""
-    if "clusters" not in cells:
-        return {}
-    found = zip(places, cells["clusters"], strict=True)
-    return {place: f"\n{value:.3g} clusters" for place, value in found if pd.notna(value)}
+    """A mark where ground truth was used, and the number of clusters behind each cell."""
+    clusters = cells["clusters"] if "clusters" in cells else [np.nan] * len(cells)
+    found = zip(places, cells[USES_GROUND_TRUTH], clusters, strict=True)
+    return {
+        place: _mark(used) + (f"\n{value:.3g} clusters" if pd.notna(value) else "")
+        for place, used, value in found
+    }
+
+
+def _mark(used_ground_truth: float) -> str:
+    return f" {GROUND_TRUTH}" if used_ground_truth else ""
 
 
 def _annotate(axes: Axes, values: Values, notes: dict[tuple[int, int], str]) -> None:

@@ -31,6 +31,7 @@ MEASURED = (
 # Thresholds between the merges of a seed's own tree are alike where their places are.
 THRESHOLD, MERGE_PLACE = "algorithm.clustering.partition.threshold", "merge_place"
 NUM_SEEDS, SPREAD = "seeds", "_sd"  # columns of `configurations`
+USES_GROUND_TRUTH = "uses_ground_truth"  # 1.0 or 0.0; of a configuration the share of its seeds
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Sweep:
         """The settings that differ between rows, seeds aside."""
         given = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
         named = [c for c in self.rows if c in given or c == "experiment" or "." in str(c)]
-        varied = [c for c in named if c != SEED and self.rows[c].nunique(dropna=False) > 1]
+        named = [c for c in named if c not in (SEED, USES_GROUND_TRUTH)]
+        varied = [c for c in named if self.rows[c].nunique(dropna=False) > 1]
         return [str(column) for column in varied]
 
     @cached_property
@@ -96,7 +98,7 @@ class Sweep:
     def configurations(self) -> pd.DataFrame:
         """A row for each setting of the keys: means over `seeds` seeds, spreads in `_sd`."""
         own = [key for key in self.keys if key not in self.telling]
-        return averaged(self.finished, self.telling, [*self.measured, *own])
+        return averaged(self.finished, self.telling, [*self.measured, *own, USES_GROUND_TRUTH])
 
     @cached_property
     def has_seeds(self) -> bool:
@@ -137,7 +139,10 @@ def read_sweep(path: Path) -> Sweep:
     rows = pd.read_parquet(path / "rows.parquet")
     counts = _read_mapping(path / "sweep.json")
     space = _read_mapping(path / "space.yaml")
-    return Sweep(path, rows.apply(_settings_column), counts, space)
+    rows = rows.apply(_settings_column)
+    used = (rows[USES_GROUND_TRUTH] == "true") if USES_GROUND_TRUTH in rows else False
+    rows = rows.assign(**{USES_GROUND_TRUTH: used}).astype({USES_GROUND_TRUTH: float})
+    return Sweep(path, rows, counts, space)
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:

@@ -16,10 +16,10 @@ from rich.text import Text
 from flray.published.tables import Column, Published, Table
 from flray.report.cells import Cells, Filled, Ours
 from flray.report.ranks import Place, Ranking, rank
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE
 
 Format = Literal["rich", "md", "latex", "csv"]
 MISSING = "–"
-GROUND_TRUTH = "†"
 
 Behind = tuple[tuple[Path, ...], tuple[Path, ...]]  # the runs of a number, FedAvg's for its ratio
 
@@ -200,7 +200,7 @@ def _notes(table: Table, cells: Cells) -> Iterator[str]:
     if any(
         ours and ours.uses_ground_truth for c in filled for ours in (c.by_validation, c.by_test)
     ):
-        yield f"{GROUND_TRUTH} uses ground truth (uses_ground_truth: true)."
+        yield GROUND_TRUTH_NOTE
     if table.has_ratios and any(c.by_validation and not c.by_validation.baselines for c in filled):
         yield (
             "Ours without a ratio: no FedAvg run with these settings, seed and split has the round."

@@ -18,7 +18,7 @@ from flray.records.atomic import replace_file, replace_text
 from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.records.strands import Strands
-from flray.server.summary import of_one_round
+from flray.server.summary import of_one_round, used_ground_truth
 from flray.sweep.growth import row_folder
 from flray.sweep.rows import canonical
 from flray.sweep.space import THRESHOLD, Options, Space
@@ -140,10 +140,13 @@ def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
         if state.run is not None:
             own |= {"run": run_path(state.run), "folder": state.folder}
         numbers = {} if state.run is None else _numbers(RunDirectory(folder / run_path(state.run)))
-        chosen = {key: _cell(value) for key, value in state.overrides.items()}
+        # Whether ground truth was used is a result, even where rows differ in being allowed to.
+        settings = (each for each in state.overrides.items() if each[0] != "uses_ground_truth")
+        chosen = {key: _cell(value) for key, value in settings}
         if state.merge_place is not None:
             chosen["merge_place"] = state.merge_place
-        records.append(numbers | own | {"error": state.error} | chosen)
+        unknown = {"uses_ground_truth": None}
+        records.append(unknown | numbers | own | {"error": state.error} | chosen)
     first = ["row", "status", "run", "folder", "error"]
     keys = [key for state in states for key in state.overrides]
     columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
@@ -162,7 +165,8 @@ def _numbers(run: RunDirectory) -> dict[str, Any]:
         return {}
     steps = sum(row.get("client_steps", 0) for row in rounds)
     last = {key: value for key, value in rounds[-1].items() if not of_one_round(key)}
-    return last | {"rounds": rounds[-1]["round"], "client_steps": steps}
+    used = {"uses_ground_truth": used_ground_truth(run)}
+    return last | {"rounds": rounds[-1]["round"], "client_steps": steps} | used
 
 
 def write_table(folder: Path, frame: pd.DataFrame) -> None:
@@ -187,8 +191,9 @@ def best_of(
     best = (max if options.mode == "max" else min)(means, key=lambda key: means[key])
     rows = [state.number for state in alike[best]]
     found = {"rows": rows, "sets": alike[best][0].but_for_the_seed(), options.metric: means[best]}
-    accuracy = frame.loc[frame["row"].isin(rows), "accuracy_mean"]
-    return {**found, "accuracy_mean": float(accuracy.mean())}
+    own = frame[frame["row"].isin(rows)]
+    used = bool(own["uses_ground_truth"].isin([True]).any())
+    return {**found, "accuracy_mean": float(own["accuracy_mean"].mean()), "uses_ground_truth": used}
 
 
 def _cell(value: Any) -> Any:

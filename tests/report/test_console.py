@@ -75,3 +75,18 @@ def test_a_split_without_validation_is_no_error() -> None:
     counts = ("clusters", "bytes_up", "bytes_down", "seconds")
     summary = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
     assert "50.00" in shown(comparison_table({"a": [summary]}))
+
+
+def test_experiments_that_used_ground_truth_are_marked() -> None:
+    numbers = ("accuracy_mean", "accuracy_se_clients", "accuracy_worst", "accuracy_variance")
+    counts = ("clusters", "bytes_up", "bytes_down", "seconds")
+    summary = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
+    used, unused = ([summary | {"uses_ground_truth": value}] for value in (True, False))
+    text = shown(comparison_table({"a": unused, "b": used}))
+    assert "b †" in text
+    assert "a †" not in text
+    assert "† uses ground truth" in text
+    assert "†" not in shown(comparison_table({"a": unused}))
+    clustered = run(0, [0.5, 0.5], after=1)
+    vars(clustered)["summary"]["uses_ground_truth"] = True
+    assert "b †" in shown(clustering_table({"a": [run(0, [0.5, 0.5])], "b": [clustered]}))

@@ -563,6 +563,7 @@ def swept(write: Write) -> None:
                 f"sweep/{threshold}/seed_{seed}",
                 FLHC,
                 [*keys, "uses_ground_truth=true"],
+                uses_ground_truth=True,
                 validation_accuracy_mean=validation,
                 accuracy_mean=test + 0.002 * seed,
             )
@@ -598,6 +599,16 @@ def test_csv_has_a_line_a_cell_with_the_runs_behind_it(tmp_path: Path) -> None:
     assert line["test_selected_runs"].startswith(str(runs / "sweep/2.0"))
     (empty,) = (x for x in lines if x["row"] == "L2, ward" and x["column"] == ACC_50)
     assert (empty["ours"], empty["runs"], empty["paper"]) == ("", "", "99.5")
+
+
+@pytest.mark.parametrize(("used", "marked"), [(True, True), (False, False), (None, True)])
+def test_a_run_is_marked_if_it_used_ground_truth_not_if_it_was_allowed_to(
+    write: Write, tmp_path: Path, used: bool | None, marked: bool
+) -> None:
+    """Runs recorded before that was known are marked where they were allowed to."""
+    known = {} if used is None else {"uses_ground_truth": used}
+    write("a", FLHC, ["uses_ground_truth=true"], **known)
+    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).uses_ground_truth is marked
 
 
 @pytest.mark.usefixtures("swept")

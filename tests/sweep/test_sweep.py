@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from flray.records.run_directory import RunDirectory
 from flray.report.runs import collect_runs
 from flray.sweep import driver, trials
 from flray.sweep.driver import Progress, Watch, describe_space, run_sweep
+from flray.sweep.folder import RowState, best_of, table_of, write_table
 from flray.sweep.rows import expand
-from flray.sweep.space import THRESHOLD, parse_space, read_space
-from flray.sweep.tree import Run
+from flray.sweep.space import THRESHOLD, Options, parse_space, read_space
+from flray.sweep.tree import Run, run_path
 
 from scenarios import TINY
 
@@ -265,6 +267,28 @@ def test_what_never_fits_is_refused_before_anything_is_written(tmp_path) -> None
         with pytest.raises(ExperimentError, match=message):
             run_sweep(parse_space(plain), tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> None:
+    """Also of one that was stopped; what was allowed, here as a baseline's key, is not shown."""
+    states = []
+    for number, (used, is_done) in enumerate([(True, True), (False, True), (True, False)]):
+        state = RowState(number, {"uses_ground_truth": True}, {}, run=str(number), status="done")
+        directory = RunDirectory(tmp_path / run_path(str(number)))
+        directory.start({"seed": 0}, {}, "digest")
+        row = {"round": 1, "accuracy_mean": 0.5, "validation_accuracy_mean": 0.5}
+        directory.append_round(row | ({"ground_truth_reads": 1} if used else {}))
+        if is_done:
+            directory.finish({**row, "uses_ground_truth": used})
+        states.append(state if is_done else replace(state, status="stopped"))
+    states.append(RowState(3, {"uses_ground_truth": True}, {}))
+    table = table_of(tmp_path, states)
+    assert table["uses_ground_truth"].tolist()[:3] == [True, False, True]
+    assert pd.isna(table["uses_ground_truth"].iloc[3])
+    write_table(tmp_path, table)
+    assert pd.read_parquet(tmp_path / "rows.parquet")["uses_ground_truth"].iloc[0] is True
+    assert best_of(states[:1], table, Options())["uses_ground_truth"] is True
+    assert best_of(states[1:2], table, Options())["uses_ground_truth"] is False
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
