@@ -9,8 +9,8 @@ import numpy as np
 
 from flray.published.tables import Column, Row, Table
 from flray.report.matching import MATCHERS, Matcher, Metric, fits
-from flray.report.ratios import NO_MATTER, Measured, mean_ratio, without
-from flray.report.runs import RunRecord, look_up
+from flray.report.ratios import Measured, mean_ratio
+from flray.report.runs import NO_MATTER, RunRecord, look_up, without
 
 VALIDATION = "validation_accuracy_mean"
 
@@ -27,6 +27,7 @@ class Ours:
     ratio: float | None = None  # to FedAvg, mean over seeds; None where that was 0 or is missing
     baselines: tuple[Path, ...] = ()  # FedAvg's runs
     uses_ground_truth: bool = False
+    missing_seeds: int = 0  # of its configurations, that failed or did not finish
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Filled:
     by_validation: Ours | None = None
     by_test: Ours | None = None  # the papers' way; only where there was a choice
     varied: tuple[str, ...] = ()  # the keys in which the runs to choose from differ
+    left_out: tuple[Path, ...] = ()  # of the choice, since a seed of their configuration is missing
 
 
 Cells = Mapping[tuple[int, str], Filled]  # by row number and column key
@@ -78,7 +80,8 @@ def _filled(
             by_seed[run.seed].append(candidate)
     if not by_seed:
         return Filled()
-    rivals = [by_seed[seed] for seed in sorted(by_seed, key=str)]
+    every = [by_seed[seed] for seed in sorted(by_seed, key=str)]
+    rivals = [_complete(each) or each for each in every]
     chosen = [best for each in rivals if (best := _best_by_validation(each)) is not None]
     return Filled(
         _ours(chosen, metric, t, baselines),
@@ -86,6 +89,7 @@ def _filled(
         if any(len(each) > 1 for each in rivals)
         else None,
         _varied(rivals),
+        tuple(c.run.path for each in every if _complete(each) for c in each if c.run.missing_seeds),
     )
 
 
@@ -95,6 +99,11 @@ def _candidate(run: RunRecord, metric: Metric, t: int | None, sign: float) -> _C
     if value is None or test is None:  # null: it diverged, or was never measured
         return None
     return _Candidate(run, value, measured.get(VALIDATION), sign * test)
+
+
+def _complete(rivals: Sequence[_Candidate]) -> list[_Candidate]:
+    """Those whose configuration has a finished run for every seed that was tried."""
+    return [candidate for candidate in rivals if not candidate.run.missing_seeds]
 
 
 def _best_by_validation(rivals: Sequence[_Candidate]) -> _Candidate | None:
@@ -126,6 +135,7 @@ def _ours(
         ratio=ratio.value,
         baselines=ratio.baselines,
         uses_ground_truth=any(candidate.run.uses_ground_truth for candidate in chosen),
+        missing_seeds=max(candidate.run.missing_seeds for candidate in chosen),
     )
 
 

@@ -2,16 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from flray.records.run_directory import leaves
-from flray.report.runs import RunRecord
+from flray.report.runs import NO_MATTER, RunRecord, without
 
-# Keys that tell no experiment from another; a key stands for those below it.
-NO_MATTER = ("execution", "tracking", "dataset.download", "on_client_failure")
 # What else may differ between a run and the baseline that its ratio is taken to.
 _NOT_THE_PROBLEM = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also")
 
@@ -53,15 +49,6 @@ def mean_ratio(ours: Sequence[Measured], key: str, baselines: Sequence[RunRecord
     if not pairs or any(base == 0 for _, base, _ in pairs):
         return Ratio(None, paths)
     return Ratio(sum(value / base for value, base, _ in pairs) / len(pairs), paths)
-
-
-def without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
-    """The values of a configuration by dotted key, less those keys and what is below them."""
-    return {
-        key: value
-        for key, value in leaves(config).items()
-        if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in keys)
-    }
 
 
 def _is_there(run: RunRecord, t: int | None, key: str) -> bool:

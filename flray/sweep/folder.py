@@ -176,24 +176,39 @@ def write_table(folder: Path, frame: pd.DataFrame) -> None:
 def best_of(
     states: Sequence[RowState], frame: pd.DataFrame, options: Options
 ) -> dict[str, Any] | None:
-    """The configuration with the best mean of the metric over its seeds; None: none has one."""
+    """The configuration with the best mean of the metric over its seeds; None: none has one.
+
+    One with rows that failed or did not finish is a candidate only where no other is complete.
+    """
     values = dict(zip(frame["row"], frame.get(options.metric, []), strict=False))
     alike: dict[str, list[RowState]] = {}
     for state in states:
-        if state.status in ("done", "shared") and pd.notna(values.get(state.number)):
-            alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
-    if not alike:
+        alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
+    ended = {key: [s for s in group if _has_number(s, values)] for key, group in alike.items()}
+    measured = [key for key in alike if ended[key]]
+    if not measured:
         return None
+    complete = [key for key in measured if len(ended[key]) == len(alike[key])]
     means = {
-        key: float(np.mean([values[state.number] for state in members]))
-        for key, members in alike.items()
+        key: float(np.mean([values[state.number] for state in ended[key]]))
+        for key in complete or measured
     }
     best = (max if options.mode == "max" else min)(means, key=lambda key: means[key])
-    rows = [state.number for state in alike[best]]
-    found = {"rows": rows, "sets": alike[best][0].but_for_the_seed(), options.metric: means[best]}
+    rows = [state.number for state in ended[best]]
+    found = {
+        "rows": rows,
+        "missing_rows": [state.number for state in alike[best] if state.number not in rows],
+        "left_out": len(measured) - len(means),  # configurations
+        "sets": alike[best][0].but_for_the_seed(),
+        options.metric: means[best],
+    }
     own = frame[frame["row"].isin(rows)]
     used = bool(own["uses_ground_truth"].isin([True]).any())
     return {**found, "accuracy_mean": float(own["accuracy_mean"].mean()), "uses_ground_truth": used}
+
+
+def _has_number(state: RowState, values: Mapping[int, Any]) -> bool:  # Any: numbers, or missing
+    return state.status in ("done", "shared") and bool(pd.notna(values.get(state.number)))
 
 
 def _cell(value: Any) -> Any:

@@ -508,6 +508,40 @@ class TestSweep:
         assert "uses_ground_truth" not in sweep.keys
         assert len(sweep.configurations) == 12
 
+    def with_failed(self, wanted):
+        failed = {"status": "failed", "error": "no", "accuracy_mean": None}
+        failed |= {"validation_accuracy_mean": None, "clusters": None}
+        return [row | failed if wanted(row) else row for row in sweep_rows()]
+
+    def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete(self, tmp_path):
+        """ward, l2, 1.0 would be best, but its seed 1 failed; next is ward, l1, 1.0 with 0.70."""
+
+        def is_best(row):
+            return (row[LINKAGE], row[DISTANCE], row[THRESHOLD]) == ("ward", "l2", 1.0)
+
+        rows = self.with_failed(lambda row: is_best(row) and row["seed"] == 1)
+        folder = write_sweep(tmp_path / "s", rows)
+        sweep = read_sweep(folder)
+        assert sweep.best[[LINKAGE, DISTANCE, THRESHOLD]].values.tolist() == [["ward", "l1", 1.0]]
+        assert sweep.best[VALIDATION].tolist() == [0.7]
+        words = " ".join(is_sound(page_of(folder)).text.split())
+        assert "1 configuration is left out of this choice" in words
+        assert words.count("done ‡") == 1
+        axes = parallel_figure(sweep).axes[0]
+        best = [line for line in axes.lines if line.get_linewidth() > 2]
+        assert best[0].get_ydata()[0] == 0  # l1
+        cells = {text.get_text() for text in heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0].texts}
+        # For ward and l2 the threshold 0.1 is the best of those that are complete.
+        assert "61.0\n40 clusters" in cells
+
+    def test_a_best_with_a_failed_seed_is_marked(self, tmp_path):
+        folder = write_sweep(tmp_path / "s", self.with_failed(lambda row: row["seed"] == 1))
+        words = " ".join(is_sound(page_of(folder)).text.split())
+        assert "best row: test accuracy 70.00 % ‡ mean over 1 of 2 seeds" in words
+        assert "no configuration is complete" in words
+        assert "‡ a seed of this configuration failed or did not finish" in words
+        assert "‡" not in page_of(write_sweep(tmp_path / "whole"))
+
     def test_failed_rows_are_told_with_their_message(self, tmp_path):
         rows = sweep_rows()
         failed = {"status": "failed", "error": "ClientFailure: <nan> & more", "clusters": None}

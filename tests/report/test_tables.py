@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -384,6 +385,77 @@ def test_a_choice_without_validation_is_only_made_the_papers_way(
     cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
     assert cell.by_validation is None
     assert cell.by_test is not None
+
+
+THRESHOLD = "algorithm.clustering.partition.threshold"
+
+
+def test_a_configuration_with_a_missing_seed_is_chosen_after_complete_ones(
+    write: Write, tmp_path: Path
+) -> None:
+    """Threshold 2.0 has the better validation in seed 0, but its seed 1 never finished."""
+    for seed in (0, 1):
+        keys = [f"seed={seed}", f"{THRESHOLD}=1.0"]
+        write(f"a{seed}", FLHC, keys, accuracy_mean=0.9, validation_accuracy_mean=0.90)
+        keys = [f"seed={seed}", f"{THRESHOLD}=2.0"]
+        path = write(f"b{seed}", FLHC, keys, accuracy_mean=0.95, validation_accuracy_mean=0.95)
+    (path / "summary.json").unlink()
+    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
+    assert (ours(cell).value, ours(cell).seeds) == (pytest.approx(90), (0, 1))
+    assert ours(cell).missing_seeds == 0
+    assert cell.left_out == (tmp_path / "runs" / "b0",)
+    text = text_of("md", "flhc.4", tmp_path)
+    assert "1 run is left out of the choice" in text
+    assert "‡" not in text
+
+
+def test_a_configuration_with_a_missing_seed_is_marked_where_it_fills_a_cell(
+    write: Write, tmp_path: Path
+) -> None:
+    write("a", FLHC, ["seed=0"])
+    (write("b", FLHC, ["seed=1"]) / "summary.json").unlink()
+    (write("again", FLHC, ["seed=0"]) / "summary.json").unlink()  # of seed 0 there is a run
+    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
+    assert (cell.seeds, cell.missing_seeds) == ((0,), 1)
+    assert "99.3‡" in text_of("md", "flhc.4", tmp_path)
+    assert "‡ a seed of this configuration failed" in text_of("md", "flhc.4", tmp_path)
+    assert r"99.3$\ddagger$" in text_of("latex", "flhc.4", tmp_path)
+    lines = csv.DictReader(io.StringIO(text_of("csv", "flhc.4", tmp_path)))
+    assert {line["missing_seeds"] for line in lines if line["ours"]} == {"1"}
+
+
+def test_missing_seeds_of_a_sweep_are_those_of_its_table(write: Write, tmp_path: Path) -> None:
+    """Each seed has thresholds of its own, at the same places between the merges of its tree."""
+    found = [
+        (0, 0, 1.1, 0.90, "done"),
+        (0, 1, 1.2, 0.91, "done"),
+        (1, 0, 2.1, 0.95, "done"),
+        (1, 1, 2.2, None, "failed"),
+    ]
+    rows = []
+    for place, seed, threshold, validation, status in found:
+        name = f"runs/{place}{seed}"
+        path = write(
+            f"sweep/{name}",
+            FLHC,
+            [f"seed={seed}", f"{THRESHOLD}={threshold}"],
+            accuracy_mean=validation,
+            validation_accuracy_mean=validation,
+        )
+        if validation is None:
+            (path / "summary.json").unlink()
+        row = {"row": len(rows), "status": status, "run": name, "folder": name, "seed": seed}
+        row |= {"validation_accuracy_mean": validation, "merge_place": place}
+        rows.append(row | {THRESHOLD: threshold})
+    sweep = tmp_path / "runs" / "sweep"
+    pd.DataFrame(rows).to_parquet(sweep / "rows.parquet")
+    (sweep / "space.yaml").write_text(yaml.safe_dump({"space": {THRESHOLD: {"between_merges": 2}}}))
+    trunk = write("sweep/trunks/x/run", FLHC, ["seed=0", f"{THRESHOLD}=1.1"])
+    (trunk / "summary.json").unlink()
+    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
+    assert ours(cell).runs == (sweep / "runs/00", sweep / "runs/01")
+    assert ours(cell).missing_seeds == 0
+    assert cell.left_out == (sweep / "runs/10",)
 
 
 def test_a_run_that_diverged_does_not_count(write: Write, tmp_path: Path) -> None:

@@ -291,6 +291,31 @@ def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> N
     assert best_of(states[1:2], table, Options())["uses_ground_truth"] is False
 
 
+def seeds_of(values: dict[float, list[float | None]]) -> tuple[list[RowState], pd.DataFrame]:
+    """Rows by learning rate and seed with their validation accuracy; None: it failed."""
+    states, records = [], []
+    for lr, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            status = "failed" if accuracy is None else "done"
+            state = RowState(len(states), {"train.lr": lr, "seed": seed}, {}, status=status)
+            states.append(state)
+            measured = dict.fromkeys(("validation_accuracy_mean", "accuracy_mean"), accuracy)
+            records.append({"row": state.number, "uses_ground_truth": False, **measured})
+    return states, pd.DataFrame(records)
+
+
+def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -> None:
+    """0.1 is better in the one seed that it survived."""
+    best = best_of(*seeds_of({0.1: [0.9, None], 0.2: [0.7, 0.8], 0.3: [0.6, 0.7]}), Options())
+    assert best["sets"] == {"train.lr": 0.2}
+    assert best["validation_accuracy_mean"] == pytest.approx(0.75)
+    assert (best["rows"], best["missing_rows"], best["left_out"]) == ([2, 3], [], 1)
+    best = best_of(*seeds_of({0.1: [None, 0.9], 0.2: [0.7, None], 0.3: [None, None]}), Options())
+    assert best["sets"] == {"train.lr": 0.1}
+    assert (best["rows"], best["missing_rows"], best["left_out"]) == ([1], [0], 0)
+    assert best_of(*seeds_of({0.1: [None, None]}), Options()) is None
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ExperimentError, match=r"something that is not a sweep \(thesis.tex\)"):
