@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 import click
-import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -29,6 +28,7 @@ from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
 from flray.report.console import clustering_table, comparison_table, round_line
 from flray.report.figures import figures_of, write_figures
+from flray.report.runs import RunRecord
 from flray.sweep.tracking import tracked
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
@@ -100,10 +100,11 @@ def run_all(
 
 def _show_clusterings(runs: Sequence[PlannedRun], console: Console) -> None:
     """The table of clusterings, and figures of the first seed."""
-    done: dict[str, list[tuple[Summary, pd.DataFrame]]] = {}
+    done: dict[str, list[RunRecord]] = {}
     for planned in runs:
-        directory = RunDirectory(planned.out)
-        done.setdefault(planned.name, []).append((directory.summary() or {}, directory.rounds()))
+        summary = RunDirectory(planned.out).summary() or {}
+        record = RunRecord(planned.out, planned.experiment.plain, summary)
+        done.setdefault(planned.name, []).append(record)
     table = clustering_table(done)
     if table is not None:
         console.print(table)

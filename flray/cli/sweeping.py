@@ -1,7 +1,7 @@
 """`flray sweep`: progress while a sweep runs, then what was best, what failed and what it cost."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,8 @@ from rich.live import Live
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
 from flray.report.figures import figures_of
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
+from flray.report.sweep_record import left_out_note
 from flray.sweep.driver import Progress, SweepResult, Watch, describe_space, run_sweep
 from flray.sweep.space import read_space
 
@@ -124,9 +126,7 @@ def _conclude(result: SweepResult, console: Console) -> None:
         )
     best = report["best"]
     if best is not None:
-        sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
-        value = f"{report['metric']} {best[report['metric']]:.4f}"
-        console.print(f"best {value} (rows {best['rows']}): {sets}", soft_wrap=True, markup=False)
+        _show_best(report, console)
     elif report["done"]:
         console.print(f"no row has the metric {report['metric']}", soft_wrap=True)
     _show_failures(result, console)
@@ -135,6 +135,27 @@ def _conclude(result: SweepResult, console: Console) -> None:
     console.print(str(result.path), soft_wrap=True)
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table['error'].iloc[0]}")
+
+
+def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSON
+    best, metric = report["best"], report["metric"]
+    sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
+    notes = []
+    marks = ""
+    if best["uses_ground_truth"]:
+        marks += f" {GROUND_TRUTH}"
+        notes.append(GROUND_TRUTH_NOTE)
+    if best["missing_rows"]:
+        marks += f" {INCOMPLETE}"
+        notes.append(
+            f"{INCOMPLETE} its rows {best['missing_rows']} failed or did not finish; no "
+            "configuration is complete"
+        )
+    if best["left_out"]:
+        notes.append(left_out_note(best["left_out"]))
+    text = f"best {metric} {best[metric]:.4f}{marks} (rows {best['rows']}): {sets}"
+    for line in (text, *notes):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _show_failures(result: SweepResult, console: Console) -> None:

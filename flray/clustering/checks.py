@@ -2,20 +2,11 @@
 
 import torch
 
+from flray.clustering.chunks import chunk_length
 from flray.clustering.points import Matrix, Points
 from flray.clustering.related import Related
 
 LARGEST = 1e150  # squares of larger numbers leave float64
-CHUNK_BYTES = 2**24  # of float64 at a time: near a cache, and enough for matrix products
-
-
-def chunk_length(bytes_each: int) -> int:
-    """How many things of this size are worked on at a time, at least one.
-
-    >>> chunk_length(bytes_each=CHUNK_BYTES // 2)
-    2
-    """
-    return max(1, CHUNK_BYTES // bytes_each)
 
 
 def require_finite(points: Points) -> None:

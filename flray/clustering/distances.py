@@ -9,7 +9,8 @@ import torch
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from flray.clustering.checks import chunk_length, require_finite
+from flray.clustering.checks import require_finite
+from flray.clustering.chunks import chunk_length
 from flray.clustering.points import Matrix, Points
 
 # |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this

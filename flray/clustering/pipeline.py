@@ -19,7 +19,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Evidence, Federation
 from flray.models.bank import ModelBank, Params
 
-LARGEST_KEPT = 1_000_000  # numbers of a clustering's points worth keeping in its evidence
+LARGEST_KEPT = 1_000_000  # numbers of a clustering's points in its evidence
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,24 @@ class Clustering:
             arrays["R"] = self.relation
         if self.partition.linkage is not None:
             arrays["linkage"] = self.partition.linkage
-        if self.points.values.numel() <= LARGEST_KEPT:
-            arrays |= {"points": self.points.array(), "point_owner": self.points.owner}
-        return arrays
+        return arrays | self._kept_points()
+
+    def _kept_points(self) -> Evidence:
+        """The points; too large ones as coordinates from which the same pictures are drawn."""
+        points, owner = self.points, {"point_owner": self.points.owner}
+        if points.values.numel() <= LARGEST_KEPT:
+            return {"points": points.array(), **owner}
+        coordinates = points.principal
+        kept = coordinates[:, : max(LARGEST_KEPT // len(coordinates), 1)]
+        share = 1.0
+        if kept.shape != coordinates.shape:
+            share = float(np.square(kept).sum() / np.square(coordinates).sum())
+        return {
+            "points": kept,
+            **owner,
+            "projected_from": np.array(points.values.shape[1]),
+            "variance_kept": np.array(share),
+        }
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,7 @@ class Pipeline:
                 found = self._decide(points, fed, t)
             except ValueError as error:
                 raise ExperimentError(f"clustering after round {t}: {error}") from error
-        fed.evidence.append(found.evidence())
+            fed.evidence.append(found.evidence())
         return found
 
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:

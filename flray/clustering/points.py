@@ -1,12 +1,14 @@
 """Points: what a signature says of each client, a vector or a set of vectors."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flray.clustering.projection import principal_coordinates
 from flray.data.dataset import Ids
 
 Matrix = NDArray[np.float64]
@@ -43,6 +45,11 @@ class Points:
     def array(self) -> Matrix:
         """(P, e) on the CPU in float64."""
         return self.values.detach().cpu().double().numpy()
+
+    @cached_property
+    def principal(self) -> Matrix:
+        """(P, min(P - 1, e)) coordinates with the same L2 distances; computed once."""
+        return principal_coordinates(self.values)
 
     def moved_to(self, values: Matrix) -> "Points":
         """The same clients, described by other points."""

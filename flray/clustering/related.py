@@ -18,5 +18,5 @@ class Related:
     relation: Matrix | None  # R (m, m) strengths, 1 on the diagonal; None: nothing was related
     rng: np.random.Generator
     # Ground truth, (m, labels) examples of each label a client holds; raises unless the experiment
-    # says `uses_ground_truth: true`.
+    # says `uses_ground_truth: true`, and marks the run.
     label_counts: Callable[[], Ids]

@@ -14,7 +14,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
-from flray.clustering.checks import chunk_length, require_finite
+from flray.clustering.checks import require_finite
+from flray.clustering.chunks import chunk_length
 from flray.clustering.distances import mirrored
 from flray.clustering.points import Matrix, Points
 from flray.data.dataset import Ids

@@ -52,7 +52,7 @@ class Settings:
     evaluate: Evaluation = field(default_factory=Evaluation)
     execution: Execution = field(default_factory=Execution)
     on_client_failure: OnClientFailure = "raise"  # raise | drop, for NaN and crash alike
-    uses_ground_truth: bool = False  # a stage may read labels or groups; marked in every table
+    uses_ground_truth: bool = False  # a stage may read labels or groups; runs that do are marked
     tracking: Annotated[Any, "tracking", TRACKING] = field(default_factory=NoTracking)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from flray.randomness import generator
 
 OnClientFailure = Literal["raise", "drop"]
 
+GROUND_TRUTH_READS = "ground_truth_reads"  # counted by the meter, so a column of rounds.parquet
 
 Evidence = dict[str, NDArray[Any]]  # what a clustering was decided by, array by name
 
@@ -67,7 +68,10 @@ class Heard:
 
 @dataclass
 class Meter:
-    """What a round cost: bytes by kind, steps, failures, seconds by phase. Read and reset by it."""
+    """What a round took: bytes by kind, steps, failures, reads of ground truth, seconds by phase.
+
+    Read and reset by the server after each round.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -145,12 +149,14 @@ class Federation:
 
     @property
     def oracle(self) -> Oracle:
+        """Ground truth, if the experiment allows it. Accesses are counted, which marks the run."""
         if self.ground_truth is None:
             raise ExperimentError(
                 "this method reads ground truth (labels or groups a real server never sees); say "
-                "`uses_ground_truth: true` in the experiment, which marks its results, or choose "
+                "`uses_ground_truth: true` in the experiment, whose results are marked, or choose "
                 "a stage that does without"
             )
+        self.meter.counts[GROUND_TRUTH_READS] += 1
         return self.ground_truth
 
     def initial_bank(self) -> ModelBank:

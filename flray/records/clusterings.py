@@ -18,7 +18,7 @@ Array = NDArray[Any]  # Any: integers or floats
 
 _NAME = re.compile(r"round_(\d+)\.npz")
 _REQUIRED = ("clients", "labels", "D")
-_OPTIONAL = ("R", "points", "point_owner", "linkage", "groups")
+_OPTIONAL = ("R", "points", "point_owner", "projected_from", "variance_kept", "linkage", "groups")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,13 @@ class Clustering:
     labels: Ids  # (m,)
     D: Array  # (m, m)
     R: Array | None = None  # (m, m) strengths; None: nothing was related
-    points: Array | None = None  # (P, e); None: too large to keep
+    points: Array | None = None  # (P, e)
     point_owner: Ids | None = None  # (P,) places in `clients`
+    # Where `points` are a projection, which takes less room: () the number of dimensions of the
+    # points that were clustered, and () the share of their variance that it keeps. At 1.0 it has
+    # all their pairwise L2 distances, below that their leading principal components.
+    projected_from: Array | None = None
+    variance_kept: Array | None = None
     linkage: Array | None = None  # (m - 1, 4) as scipy writes a tree; None: a partition without
     groups: Ids | None = None  # (m,) planted; None: none were
 
@@ -45,6 +50,8 @@ class Clustering:
             "D": (m, m),
             "R": (m, m),
             "point_owner": (num_points,),
+            "projected_from": (),
+            "variance_kept": (),
             "linkage": (m - 1, 4),
             "groups": (m,),
         }

@@ -1,24 +1,18 @@
 """What fills the cells of a table: the runs that match, selected and averaged over seeds."""
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flray.published.tables import Column, Row, Table
-from flray.records.run_directory import leaves
 from flray.report.matching import MATCHERS, Matcher, Metric, fits
-from flray.report.runs import RunRecord, look_up
+from flray.report.ratios import Measured, mean_ratio
+from flray.report.runs import NO_MATTER, RunRecord, look_up, without
 
 VALIDATION = "validation_accuracy_mean"
-# Keys that tell no experiment from another; a key stands for those below it.
-_NO_MATTER = ("execution", "tracking", "dataset.download", "on_client_failure")
-# What else may differ between FL+HC and the FedAvg run its ratio is taken to.
-_NOT_THE_PROBLEM = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also")
 
 
 @dataclass(frozen=True)
@@ -30,9 +24,10 @@ class Ours:
     seeds: tuple[int | None, ...]
     runs: tuple[Path, ...]  # in the order of `seeds`
     error: float | None = None  # binomial standard error, mean over seeds
-    ratio: float | None = None  # to FedAvg; None where that was 0 or there is none
+    ratio: float | None = None  # to FedAvg, mean over seeds; None where that was 0 or is missing
     baselines: tuple[Path, ...] = ()  # FedAvg's runs
     uses_ground_truth: bool = False
+    missing_seeds: int = 0  # of its configurations, that failed or did not finish
 
 
 @dataclass(frozen=True)
@@ -42,6 +37,7 @@ class Filled:
     by_validation: Ours | None = None
     by_test: Ours | None = None  # the papers' way; only where there was a choice
     varied: tuple[str, ...] = ()  # the keys in which the runs to choose from differ
+    left_out: tuple[Path, ...] = ()  # of the choice, since a seed of their configuration is missing
 
 
 Cells = Mapping[tuple[int, str], Filled]  # by row number and column key
@@ -57,7 +53,8 @@ class _Candidate:
 
 def fill(table: Table, runs: Sequence[RunRecord]) -> Cells:
     """Every cell of the table, empty ones too."""
-    matcher, baselines = MATCHERS[table.key], _baselines(runs)
+    matcher = MATCHERS[table.key]
+    baselines = [run for run in runs if look_up(run.config, "algorithm.name") == "fedavg"]
     return {
         (r, column.key): _filled(matcher, (row, column), runs, baselines)
         for r, row in enumerate(table.rows)
@@ -69,7 +66,7 @@ def _filled(
     matcher: Matcher,
     place: tuple[Row, Column],
     runs: Sequence[RunRecord],
-    baselines: Mapping[str, RunRecord],
+    baselines: Sequence[RunRecord],
 ) -> Filled:
     row, column = place
     metric = matcher.metric(column)
@@ -83,7 +80,8 @@ def _filled(
             by_seed[run.seed].append(candidate)
     if not by_seed:
         return Filled()
-    rivals = [by_seed[seed] for seed in sorted(by_seed, key=str)]
+    every = [by_seed[seed] for seed in sorted(by_seed, key=str)]
+    rivals = [_complete(each) or each for each in every]
     chosen = [best for each in rivals if (best := _best_by_validation(each)) is not None]
     return Filled(
         _ours(chosen, metric, t, baselines),
@@ -91,6 +89,7 @@ def _filled(
         if any(len(each) > 1 for each in rivals)
         else None,
         _varied(rivals),
+        tuple(c.run.path for each in every if _complete(each) for c in each if c.run.missing_seeds),
     )
 
 
@@ -100,6 +99,11 @@ def _candidate(run: RunRecord, metric: Metric, t: int | None, sign: float) -> _C
     if value is None or test is None:  # null: it diverged, or was never measured
         return None
     return _Candidate(run, value, measured.get(VALIDATION), sign * test)
+
+
+def _complete(rivals: Sequence[_Candidate]) -> list[_Candidate]:
+    """Those whose configuration has a finished run for every seed that was tried."""
+    return [candidate for candidate in rivals if not candidate.run.missing_seeds]
 
 
 def _best_by_validation(rivals: Sequence[_Candidate]) -> _Candidate | None:
@@ -114,76 +118,37 @@ def _ours(
     chosen: Sequence[_Candidate],
     metric: Metric,
     t: int | None,
-    baselines: Mapping[str, RunRecord],
+    baselines: Sequence[RunRecord],
 ) -> Ours | None:
     if not chosen:
         return None
     values = np.array([candidate.value for candidate in chosen]) * metric.scale
     errors = [e for c in chosen if (e := c.run.at(t).get(metric.error or "")) is not None]
-    ratio, fedavg = _ratio(chosen, metric, baselines)
+    measured = [Measured(c.run, _baseline_round(c.run, metric), c.value) for c in chosen]
+    ratio = mean_ratio(measured, metric.baseline or "", baselines if metric.baseline else ())
     return Ours(
         value=float(values.mean()),
         std=float(values.std(ddof=1)) if len(values) > 1 else None,
         seeds=tuple(candidate.run.seed for candidate in chosen),
         runs=tuple(candidate.run.path for candidate in chosen),
         error=float(np.mean(errors)) * metric.scale if errors else None,
-        ratio=ratio,
-        baselines=fedavg,
+        ratio=ratio.value,
+        baselines=ratio.baselines,
         uses_ground_truth=any(candidate.run.uses_ground_truth for candidate in chosen),
+        missing_seeds=max(candidate.run.missing_seeds for candidate in chosen),
     )
 
 
-def _ratio(
-    chosen: Sequence[_Candidate], metric: Metric, baselines: Mapping[str, RunRecord]
-) -> tuple[float | None, tuple[Path, ...]]:
-    """Mean over FedAvg's mean at the same round, over the seeds that FedAvg ran too."""
-    pairs = []
-    for candidate in chosen if metric.baseline else ():
-        fedavg = baselines.get(_problem(candidate.run))
-        if fedavg is None:
-            continue
-        base = fedavg.at(_round(candidate.run, metric)).get(metric.baseline or "")
-        if base is not None:
-            pairs.append((candidate.value, base, fedavg.path))
-    if not pairs:
-        return None, ()
-    ours, theirs = (float(np.mean([pair[k] for pair in pairs])) for k in (0, 1))
-    return (ours / theirs if theirs else None), tuple(path for _, _, path in pairs)
-
-
-def _round(run: RunRecord, metric: Metric) -> int | None:
+def _baseline_round(run: RunRecord, metric: Metric) -> int | None:
     if metric.baseline_round == "last":
         return None
     return int(look_up(run.config, "algorithm.rounds_before")) + 1
 
 
-def _baselines(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """FedAvg's runs by the problem they solve; of repetitions the first."""
-    found: dict[str, RunRecord] = {}
-    for run in runs:
-        if look_up(run.config, "algorithm.name") == "fedavg":
-            found.setdefault(_problem(run), run)
-    return found
-
-
-def _problem(run: RunRecord) -> str:
-    """Everything that must be equal for two algorithms to be compared, the seed too."""
-    kept = _without(run.config, (*_NO_MATTER, *_NOT_THE_PROBLEM))
-    return json.dumps(kept, sort_keys=True, default=str)
-
-
 def _varied(rivals: Sequence[Sequence[_Candidate]]) -> tuple[str, ...]:
     keys: set[str] = set()
     for each in rivals:
-        configs = [_without(candidate.run.config, _NO_MATTER) for candidate in each]
+        configs = [without(candidate.run.config, NO_MATTER) for candidate in each]
         union = {key for config in configs for key in config}
         keys |= {key for key in union if len({str(config.get(key)) for config in configs}) > 1}
     return tuple(sorted(keys))
-
-
-def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
-    return {
-        key: value
-        for key, value in leaves(config).items()
-        if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in keys)
-    }

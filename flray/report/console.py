@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from rich import box
 from rich.table import Table
 
+from flray.report.ratios import Measured, Ratio, mean_ratio
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, RunRecord
+
 Summary = Mapping[str, Any]  # Any: JSON
-Frame = pd.DataFrame
-Run = tuple[Summary, Frame]  # and its rounds
 
 
 def round_line(row: Summary, num_rounds: int) -> str:
@@ -56,17 +56,26 @@ def comparison_table(runs: Mapping[str, Sequence[Summary]]) -> Table:
         cells = _cells(summaries)
         if len(runs) > 1:
             cells.insert(1, _difference(summaries, runs[first]) if name != first else "")
-        table.add_row(name, *cells)
+        used = any(summary.get("uses_ground_truth") for summary in summaries)
+        table.add_row(_marked(name, used), *cells)
+        if used:
+            table.caption, table.caption_justify = GROUND_TRUTH_NOTE, "left"
     return table
 
 
-def clustering_table(runs: Mapping[str, Sequence[Run]]) -> Table | None:
+def _marked(name: str, used_ground_truth: bool) -> str:
+    return f"{name} {GROUND_TRUTH}" if used_ground_truth else name
+
+
+def clustering_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table | None:
     """FL+HC's own columns: the round after the clustering and the last, with the ratio to the first
     experiment at the same seed and round; None where nothing was clustered or compared with."""
     first, *others = runs
-    clustered = [
-        name for name in others if any("round_after_clustering" in s for s, _ in runs[name])
-    ]
+    clustered = {
+        name: found
+        for name in others
+        if (found := [run for run in runs[name] if "round_after_clustering" in run.summary])
+    }
     if not clustered:
         return None
     table = Table(
@@ -78,44 +87,32 @@ def clustering_table(runs: Mapping[str, Sequence[Run]]) -> Table | None:
     columns = ["accuracy %", "at the end", "clients at target %", "at the end", "ARI"]
     for column in ("experiment", "round", *columns):
         table.add_column(column, justify="left" if column == "experiment" else "right")
-    baseline = {summary["seed"]: rounds for summary, rounds in runs[first]}
-    for name in clustered:
-        paired = [
-            (s, r, baseline[s["seed"]])
-            for s, r in runs[name]
-            if s["seed"] in baseline and "round_after_clustering" in s
-        ]
-        if paired:
-            table.add_row(name, *_clustering_cells(paired))
+    for name, found in clustered.items():
+        used = any(run.uses_ground_truth for run in found)
+        table.add_row(_marked(name, used), *_clustering_cells(found, runs[first]))
     return table
 
 
-def _clustering_cells(paired: Sequence[tuple[Summary, Frame, Frame]]) -> list[str]:
-    after = [int(s["round_after_clustering"]) for s, _, _ in paired]
+def _clustering_cells(runs: Sequence[RunRecord], baselines: Sequence[RunRecord]) -> list[str]:
+    after = [int(run.summary["round_after_clustering"]) for run in runs]
     cells = [f"{np.mean(after):g}"]
     for column in ("accuracy_mean", "clients_reaching_target"):
-        for at in (after, [int(s["rounds"]) for s, _, _ in paired]):
-            mine = [_at(r, t, column) for (_, r, _), t in zip(paired, at, strict=True)]
-            base = [_at(b, t, column) for (_, _, b), t in zip(paired, at, strict=True)]
-            cells.append(f"{_spread([100 * value for value in mine])} {_ratio(mine, base)}")
-    found = [s["ari"] for s, _, _ in paired if s.get("ari") is not None]
+        for at in (after, [int(run.summary["rounds"]) for run in runs]):
+            mine = [_measured(run, t, column) for run, t in zip(runs, at, strict=True)]
+            value = _spread([100 * each.value for each in mine])
+            cells.append(f"{value} {_ratio_text(mean_ratio(mine, column, baselines))}")
+    found = [run.summary["ari"] for run in runs if run.summary.get("ari") is not None]
     return [*cells, _spread(found) if found else "–"]
 
 
-def _at(rounds: Frame, t: int, column: str) -> float:
-    """The value of a column in round t; NaN where it was not evaluated."""
-    value = rounds.loc[rounds["round"] == t, column] if column in rounds else rounds["round"][:0]
-    return float(value.iloc[0]) if len(value) else np.nan
+def _measured(run: RunRecord, t: int, column: str) -> Measured:
+    """The value of a column in round t; NaN where it was not evaluated or is not finite."""
+    value = run.at(t).get(column)
+    return Measured(run, t, np.nan if value is None else value)
 
 
-def _ratio(mine: Sequence[float], base: Sequence[float]) -> str:
-    """Mean of the ratios seed by seed; a dash where the baseline is 0 or was not evaluated.
-
-    >>> _ratio([0.9, 0.8], [0.6, 0.8]), _ratio([0.9], [0.0])
-    ('(1.25x)', '(–)')
-    """
-    ratios = [a / b for a, b in zip(mine, base, strict=True) if b > 0 and np.isfinite(a)]
-    return f"({np.mean(ratios):.2f}x)" if ratios else "(–)"
+def _ratio_text(ratio: Ratio) -> str:
+    return "(–)" if ratio.value is None else f"({ratio.value:.2f}x)"
 
 
 def _cells(summaries: Sequence[Summary]) -> list[str]:

@@ -58,16 +58,28 @@ def principal_plane(points: Matrix) -> tuple[Matrix, float]:
 
 def plane(clustering: Clustering) -> tuple[Matrix, Ids, str]:
     """Points (n, 2), the place in `clients` of each, and how they came about."""
-    points, owner = clustering.points, clustering.point_owner
-    if points is None or owner is None or points.shape[1] < 2:
+    points, owner, full = clustering.points, clustering.point_owner, clustering.projected_from
+    if points is None or owner is None or (full is None and points.shape[1] < 2):
         flat, share = classical_scaling(np.asarray(clustering.D, np.float64))
-        owner, how = np.arange(clustering.num_clients), "classical multidimensional scaling of D"
-    elif points.shape[1] == 2:
+        how = f"classical multidimensional scaling of D ({100 * share:.0f} % of the variance)"
+        return flat, np.arange(clustering.num_clients), how
+    if full is None and points.shape[1] == 2:
         return np.asarray(points, np.float64), owner, "the points that were clustered"
-    else:
-        flat, share = principal_plane(np.asarray(points, np.float64))
-        how = f"first two principal components of {points.shape[1]}"
-    return flat, owner, f"{how} ({100 * share:.0f} % of the variance)"
+    flat, share = principal_plane(np.asarray(points, np.float64))
+    share *= 1.0 if clustering.variance_kept is None else float(clustering.variance_kept)
+    num_dimensions = points.shape[1] if full is None else int(full)
+    how = f"first two principal components of {num_dimensions:,}"
+    note = _projection_note(clustering, points.shape[1])
+    return flat, owner, f"{how} ({100 * share:.0f} % of the variance){note}"
+
+
+def _projection_note(clustering: Clustering, num_kept: int) -> str:
+    """How the points were recorded, where that is not as they were clustered."""
+    if clustering.variance_kept is None:
+        return ""
+    if clustering.variance_kept < 1:
+        return f"\ndrawn from the leading {num_kept} components"
+    return "\ndrawn from coordinates with the same distances"
 
 
 def dendrogram_brackets(linkage: Matrix, leaves: Ids) -> Matrix:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pandas as pd
 
 from flray.errors import ExperimentError
+from flray.execution.federation import GROUND_TRUTH_READS
 from flray.records.run_directory import RunDirectory
 from flray.report.figures import Run, read_run
-from flray.report.runs import Plain, look_up
+from flray.report.runs import Plain, look_up, used_ground_truth
 from flray.report.sweep_record import Sweep, holds_sweep, read_sweep
 
 _SEED_FOLDER = re.compile(r"seed_\d+")
@@ -53,7 +54,7 @@ class PageRun:
 
     @property
     def uses_ground_truth(self) -> bool:
-        return self.config.get("uses_ground_truth") is True
+        return used_ground_truth(self.config, self.numbers)
 
     @cached_property
     def numbers(self) -> Plain:
@@ -150,6 +151,7 @@ def _so_far(rounds: pd.DataFrame) -> Plain:
         ("seconds", "^seconds$"),
     ):
         totals[name] = float(rounds.filter(regex=pattern).sum().sum())
+    totals["uses_ground_truth"] = bool(rounds.filter(items=[GROUND_TRUTH_READS]).sum().sum())
     return _last_evaluation(rounds) | totals
 
 

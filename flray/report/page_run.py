@@ -11,9 +11,8 @@ from flray.report.page_embed import embed
 from flray.report.page_folders import PageRun
 from flray.report.page_numbers import count, duration, fixed, known, megabytes, percent
 from flray.report.page_settings import environment, rerun, settings
-from flray.report.runs import look_up
+from flray.report.runs import GROUND_TRUTH, look_up
 
-GROUND_TRUTH = "†"
 SHORT_HASH = 12
 
 
@@ -40,7 +39,10 @@ def state_of(run: PageRun) -> Html:
             "and what follows is how it stood then."
         )
     if run.uses_ground_truth:
-        said.append(f"{GROUND_TRUTH} This run uses ground truth (uses_ground_truth: true).")
+        said.append(
+            f"{GROUND_TRUTH} This run uses ground truth: labels or groups that a real server does "
+            "not know."
+        )
     return joined(element("p", text, class_="warn") for text in said)
 
 

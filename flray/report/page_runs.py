@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -25,9 +26,9 @@ from flray.report.page_elements import (
 from flray.report.page_embed import embed
 from flray.report.page_folders import PageRun
 from flray.report.page_numbers import known, percent
-from flray.report.page_run import GROUND_TRUTH, run_sections
+from flray.report.page_run import run_sections
 from flray.report.page_settings import differing_settings
-from flray.report.runs import Plain
+from flray.report.runs import GROUND_TRUTH_NOTE, Plain, RunRecord
 
 MAX_DETAILED = 12  # runs that are shown one by one
 MAX_LINES = 20  # experiments in one figure
@@ -82,13 +83,14 @@ def _overview(experiments: Experiments) -> Html:
     finished = {name: runs for name, runs in finished.items() if runs}
     if finished:
         summaries = {
-            _marked(name, runs): [_full(r.numbers) for r in runs] for name, runs in finished.items()
+            name: [_full(r.numbers) | {"uses_ground_truth": r.uses_ground_truth} for r in runs]
+            for name, runs in finished.items()
         }
         parts.append(html_of(comparison_table(summaries)))
         clustered = _clustering_table(finished)
         parts += [html_of(clustered)] if clustered is not None else []
         if any(run.uses_ground_truth for runs in finished.values() for run in runs):
-            parts.append(note(f"{GROUND_TRUTH} uses ground truth (uses_ground_truth: true)."))
+            parts.append(note(GROUND_TRUTH_NOTE))
     unfinished = [r for runs in experiments.values() for r in runs if r.summary is None]
     if unfinished:
         parts.append(_unfinished_table(unfinished))
@@ -98,16 +100,10 @@ def _overview(experiments: Experiments) -> Html:
 def _clustering_table(finished: Experiments) -> Table | None:
     """FL+HC's own columns; of experiments that cluster, the seeds that did."""
     runs = {
-        name: [(r.numbers, r.shown.rounds) for r in each if not _is_behind(r, each)]
+        name: [RunRecord(r.path, r.config, r.numbers) for r in each]
         for name, each in finished.items()
     }
     return clustering_table(runs) if len(runs) > 1 else None
-
-
-def _is_behind(run: PageRun, seeds: Sequence[PageRun]) -> bool:
-    """Did it never cluster where other seeds of it did?"""
-    key = "round_after_clustering"
-    return key not in run.numbers and any(key in other.numbers for other in seeds)
 
 
 def _unfinished_table(runs: Sequence[PageRun]) -> Html:
@@ -165,11 +161,7 @@ def _folded(runs: Sequence[PageRun], name: str, level: int) -> Iterator[Html]:
         yield fold(summary, *bodies, anchor=anchor)
 
 
-def _marked(name: str, runs: Sequence[PageRun]) -> str:
-    return f"{name} {GROUND_TRUTH}" if any(run.uses_ground_truth for run in runs) else name
-
-
-def _full(numbers: Plain) -> Plain:
+def _full(numbers: Plain) -> dict[str, Any]:  # Any: JSON
     """The numbers with NaN for those that are missing."""
     gaps = {key: float("nan") for key in _COMPARED if numbers.get(key) is None}
     return {**numbers, **gaps}

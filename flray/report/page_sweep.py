@@ -25,12 +25,14 @@ from flray.report.page_embed import embed
 from flray.report.page_folders import holds_run, read_page_run
 from flray.report.page_numbers import count, fixed, known
 from flray.report.page_run import run_sections
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE, INCOMPLETE_NOTE
 from flray.report.sweep_figures import (
     curve_figure,
     curve_keys,
     dots_figure,
     heatmap_figure,
     heatmap_pairs,
+    marks_of,
     parallel_figure,
     scale_of,
     title_of,
@@ -39,14 +41,17 @@ from flray.report.sweep_record import (
     ERROR,
     FOLDER,
     MERGE_PLACE,
+    MISSING_ROWS,
     NUM_SEEDS,
     RUN,
     SEED,
     SPREAD,
     STATUS,
     TEST,
+    USES_GROUND_TRUTH,
     VALIDATION,
     Sweep,
+    left_out_note,
     short_names,
 )
 
@@ -76,7 +81,9 @@ def sweep_title(sweep: Sweep) -> str:
 
 
 def _parts(sweep: Sweep, name: str, level: int) -> Iterator[tuple[str, str, Html]]:
-    yield "Overview", "overview", cards(_headline(sweep))
+    notes = [note(GROUND_TRUTH_NOTE)] if sweep.rows[USES_GROUND_TRUTH].any() else []
+    notes += [note(INCOMPLETE_NOTE)] if sweep.configurations[MISSING_ROWS].any() else []
+    yield "Overview", "overview", joined([cards(_headline(sweep)), *notes])
     if len(sweep.best):
         yield (
             f"Best by {title_of(sweep.metric).removesuffix(' (%)')}",
@@ -86,7 +93,7 @@ def _parts(sweep: Sweep, name: str, level: int) -> Iterator[tuple[str, str, Html
     figures = list(_figures(sweep, name))
     if figures:
         yield "What the settings do", "figures", joined(figures)
-    yield "All rows", "rows", _rows_table(sweep)
+    yield "All rows", "rows", joined([_rows_table(sweep), *notes])
     if len(sweep.failed):
         yield "Failed rows", "failed", _failed_table(sweep)
     raw = yaml.safe_dump(dict(sweep.space), sort_keys=False, allow_unicode=True)
@@ -124,11 +131,14 @@ def _best_cards(best: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
     for column in (TEST, VALIDATION):
         if column in best and len(best):
             title = title_of(column).removesuffix(" (%)")
-            yield f"best row: {title}", f"{_measured(best, column).text} %", _of_seeds(best)
+            value = f"{_measured(best, column).text} %{marks_of(best)[0]}"
+            yield f"best row: {title}", value, _of_seeds(best)
 
 
 def _of_seeds(best: pd.DataFrame) -> str:
-    number = int(best[NUM_SEEDS].iloc[0])
+    number, missing = int(best[NUM_SEEDS].iloc[0]), int(best[MISSING_ROWS].iloc[0])
+    if missing:
+        return f"mean over {number} of {number + missing} seeds"
     return f"mean over {number} seeds" if number > 1 else ""
 
 
@@ -143,6 +153,10 @@ def _best(sweep: Sweep, name: str, level: int) -> Html:
         pairs(shown | numbers),
         note(f"The {'highest' if sweep.is_maximised else 'lowest'} {sweep.metric}, over seeds."),
     ]
+    if best[MISSING_ROWS].any():
+        parts.append(note(f"{INCOMPLETE_NOTE} It is shown since no configuration is complete."))
+    elif sweep.num_left_out:
+        parts.append(note(f"{left_out_note(sweep.num_left_out)}."))
     where = FOLDER if FOLDER in rows else RUN
     if where in rows and pd.notna(folder := rows[where].iloc[0]):
         file = shlex.quote(f"{sweep.name}/{folder}/config.yaml")
@@ -192,6 +206,8 @@ def _rows_table(sweep: Sweep) -> Html:
     rows = sweep.rows
     settings = [*sweep.keys, *([SEED] if SEED in rows and SEED not in sweep.keys else [])]
     fixed_columns = [column for column in (STATUS, RUN) if column in rows]
+    is_finished = rows.index.isin(sweep.finished.index)
+    incomplete = (sweep.missing_rows > 0) & is_finished
     named = short_names(sweep.keys)
     head = [
         "row",
@@ -200,11 +216,16 @@ def _rows_table(sweep: Sweep) -> Html:
         *fixed_columns,
     ]
     body = []
-    for number, (_, row) in enumerate(rows.iterrows()):
-        line: list[Cell] = [Number(str(number), number)]
+    for number, ((_, row), is_incomplete) in enumerate(
+        zip(rows.iterrows(), incomplete, strict=True)
+    ):
+        mark = f" {GROUND_TRUTH}" if row[USES_GROUND_TRUTH] else ""
+        line: list[Cell] = [Number(f"{number}{mark}", number)]
         line += [_setting_cell(row[key]) for key in settings]
         line += [_number_cell(row[column], column) for column in sweep.measured]
         line += [_setting_cell(row[column]) for column in fixed_columns]
+        if is_incomplete and STATUS in rows:
+            line[head.index(STATUS)] = f"{row[STATUS]} {INCOMPLETE}"
         body.append(line)
     return table(head, body, is_sortable=True)
 

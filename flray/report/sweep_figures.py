@@ -18,13 +18,17 @@ from numpy.typing import NDArray
 
 from flray.report.colours import Colour, for_figure, palette
 from flray.report.figures import LOG_FROM
+from flray.report.runs import GROUND_TRUTH, INCOMPLETE
 from flray.report.sweep_record import (
+    MISSING_ROWS,
     SEED,
     SPREAD,
     TEST,
+    USES_GROUND_TRUTH,
     VALIDATION,
     Sweep,
     averaged,
+    best_first,
     best_rows,
     short_names,
 )
@@ -148,7 +152,7 @@ def parallel_figure(sweep: Sweep) -> Figure:
     columns = list(dict.fromkeys([*keys, *results]))
     rows = sweep.configurations.dropna(subset=columns)
     # The best on top; of several that are equally good the first, as everywhere.
-    rows = rows[::-1].sort_values(sweep.metric, ascending=sweep.is_maximised, kind="stable")
+    rows = best_first(rows, sweep.metric, sweep.is_maximised)[::-1]
     figure = Figure(figsize=(max(8.0, 1.7 * len(columns) + 1.5), 4.6), layout="constrained")
     axes = figure.subplots()
     heights = np.stack([_heights(rows[column]) for column in columns], axis=1)  # (rows, columns)
@@ -192,7 +196,8 @@ def dots_figure(sweep: Sweep, key: str) -> Figure:
         axes.errorbar(
             x, y, xerr=spread, fmt="o", color=colour, label=title_of(column).removesuffix(" (%)")
         )
-    axes.set_yticks(range(len(best)), [_value_text(value) for value in best[key]])
+    named = zip(best[key], marks_of(best), strict=True)
+    axes.set_yticks(range(len(best)), [_value_text(value) + marks for value, marks in named])
     axes.set(xlabel="accuracy (%)", ylabel=for_figure(short_names(sweep.keys)[key]))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color="0.9", linewidth=0.6)
@@ -311,11 +316,21 @@ def _present(sweep: Sweep, cells: pd.DataFrame, key: str) -> list[object]:
 
 
 def _notes(cells: pd.DataFrame, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """The number of clusters behind each cell."""
-    if "clusters" not in cells:
-        return {}
-    found = zip(places, cells["clusters"], strict=True)
-    return {place: f"\n{value:.3g} clusters" for place, value in found if pd.notna(value)}
+    """Marks of each cell, and the number of clusters behind it."""
+    clusters = cells["clusters"] if "clusters" in cells else [np.nan] * len(cells)
+    return {
+        place: marks + (f"\n{value:.3g} clusters" if pd.notna(value) else "")
+        for place, marks, value in zip(places, marks_of(cells), clusters, strict=True)
+    }
+
+
+def marks_of(configurations: pd.DataFrame) -> list[str]:
+    """What stands behind the number of each configuration, "" where there is nothing to say."""
+    used, missing = configurations[USES_GROUND_TRUTH] > 0, configurations[MISSING_ROWS] > 0
+    return [
+        f" {GROUND_TRUTH}" * bool(of_truth) + f" {INCOMPLETE}" * bool(incomplete)
+        for of_truth, incomplete in zip(used, missing, strict=True)
+    ]
 
 
 def _annotate(axes: Axes, values: Values, notes: dict[tuple[int, int], str]) -> None:

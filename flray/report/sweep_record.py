@@ -1,7 +1,7 @@
 """A sweep's folder as figures and the page read it: rows, what was varied, what came out best."""
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,10 @@ import pandas as pd
 import yaml
 
 from flray.errors import ExperimentError
-from flray.report.runs import Plain
 
+Plain = Mapping[str, Any]  # Any: YAML and JSON
+
+SPACE = "space.yaml"
 SEED, STATUS, ERROR, FAILED, UNFINISHED = "seed", "status", "error", "failed", "unfinished"
 RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
 TEST, VALIDATION = "accuracy_mean", "validation_accuracy_mean"
@@ -31,6 +33,8 @@ MEASURED = (
 # Thresholds between the merges of a seed's own tree are alike where their places are.
 THRESHOLD, MERGE_PLACE = "algorithm.clustering.partition.threshold", "merge_place"
 NUM_SEEDS, SPREAD = "seeds", "_sd"  # columns of `configurations`
+MISSING_ROWS = "missing_rows"  # of a configuration: its rows that failed or did not finish
+USES_GROUND_TRUTH = "uses_ground_truth"  # 1.0 or 0.0; of a configuration the share of its seeds
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Sweep:
         """The settings that differ between rows, seeds aside."""
         given = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
         named = [c for c in self.rows if c in given or c == "experiment" or "." in str(c)]
-        varied = [c for c in named if c != SEED and self.rows[c].nunique(dropna=False) > 1]
+        named = [c for c in named if c not in (SEED, USES_GROUND_TRUTH)]
+        varied = [c for c in named if self.rows[c].nunique(dropna=False) > 1]
         return [str(column) for column in varied]
 
     @cached_property
@@ -96,7 +101,31 @@ class Sweep:
     def configurations(self) -> pd.DataFrame:
         """A row for each setting of the keys: means over `seeds` seeds, spreads in `_sd`."""
         own = [key for key in self.keys if key not in self.telling]
-        return averaged(self.finished, self.telling, [*self.measured, *own])
+        missing = self.missing_rows.loc[self.finished.index]
+        rows = self.finished.assign(**{MISSING_ROWS: missing})
+        columns = [*self.measured, *own, USES_GROUND_TRUTH, MISSING_ROWS]
+        return averaged(rows, self.telling, columns)
+
+    @cached_property
+    def missing_rows(self) -> "pd.Series[int]":
+        """For each row, how many rows of its configuration failed or did not finish."""
+        is_missing = pd.Series(~self.rows.index.isin(self.finished.index), self.rows.index)
+        by = _by(self.rows, self.telling)
+        counts: pd.Series[int] = is_missing.groupby(by, dropna=False).transform("sum").astype(int)
+        return counts
+
+    @property
+    def missing_by_folder(self) -> dict[str, int]:
+        """`missing_rows` by the folder of a row's run, relative to the sweep's."""
+        where = self.rows[FOLDER if FOLDER in self.rows else RUN]
+        named = zip(where, self.missing_rows, strict=True)
+        return {str(folder): int(number) for folder, number in named if pd.notna(folder)}
+
+    @property
+    def num_left_out(self) -> int:
+        """Configurations that are no candidates for the best, since others are complete."""
+        is_incomplete = self.configurations[MISSING_ROWS] > 0
+        return 0 if is_incomplete.all() else int(is_incomplete.sum())
 
     @cached_property
     def has_seeds(self) -> bool:
@@ -129,21 +158,23 @@ class Sweep:
 
 
 def holds_sweep(path: Path) -> bool:
-    files = ("sweep.json", "space.yaml")
+    files = ("sweep.json", SPACE)
     return (path / "rows.parquet").is_file() and any((path / file).is_file() for file in files)
 
 
 def read_sweep(path: Path) -> Sweep:
     rows = pd.read_parquet(path / "rows.parquet")
     counts = _read_mapping(path / "sweep.json")
-    space = _read_mapping(path / "space.yaml")
-    return Sweep(path, rows.apply(_settings_column), counts, space)
+    space = _read_mapping(path / SPACE)
+    rows = rows.apply(_settings_column)
+    used = (rows[USES_GROUND_TRUTH] == "true") if USES_GROUND_TRUTH in rows else False
+    rows = rows.assign(**{USES_GROUND_TRUTH: used}).astype({USES_GROUND_TRUTH: float})
+    return Sweep(path, rows, counts, space)
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
     """A row for each combination of the keys: means, spreads (ddof 1) and numbers of seeds."""
-    by = [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
-    grouped = rows.groupby(by, dropna=False, sort=False)
+    grouped = rows.groupby(_by(rows, keys), dropna=False, sort=False)
     values = grouped[list(measured)]
     parts = [values.mean(), values.std().add_suffix(SPREAD), grouped.size().rename(NUM_SEEDS)]
     return pd.concat(parts, axis=1).reset_index(drop=not keys)
@@ -152,11 +183,31 @@ def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -
 def best_rows(
     rows: pd.DataFrame, keys: Sequence[str], metric: str, is_maximised: bool
 ) -> pd.DataFrame:
-    """The best row for each combination of the keys, the first of equal ones."""
+    """The best configuration for each combination of the keys, the first of equal ones."""
     if rows.empty:
         return rows
-    ordered = rows.sort_values(metric, ascending=not is_maximised, kind="stable")
+    ordered = best_first(rows, metric, is_maximised)
     return ordered.drop_duplicates(list(keys)) if keys else ordered.head(1)
+
+
+def best_first(rows: pd.DataFrame, metric: str, is_maximised: bool) -> pd.DataFrame:
+    """Configurations by their metric; those with missing rows come after all complete ones."""
+    ordered = rows.sort_values(metric, ascending=not is_maximised, kind="stable")
+    return ordered.sort_values(MISSING_ROWS, key=lambda number: number > 0, kind="stable")
+
+
+def left_out_note(number: int) -> str:
+    """Why configurations are no candidates for the best."""
+    configurations = "configurations are" if number > 1 else "configuration is"
+    return (
+        f"{number} {configurations} left out of this choice: some of their rows failed or did not "
+        "finish"
+    )
+
+
+def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
+    """What to group rows by, also where there are no keys."""
+    return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

@@ -16,10 +16,10 @@ from rich.text import Text
 from flray.published.tables import Column, Published, Table
 from flray.report.cells import Cells, Filled, Ours
 from flray.report.ranks import Place, Ranking, rank
+from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE, INCOMPLETE_NOTE
 
 Format = Literal["rich", "md", "latex", "csv"]
 MISSING = "–"
-GROUND_TRUTH = "†"
 
 Behind = tuple[tuple[Path, ...], tuple[Path, ...]]  # the runs of a number, FedAvg's for its ratio
 
@@ -115,6 +115,8 @@ def _ours_text(ours: Ours | None, column: Column, numbers: dict[Behind, int]) ->
     parts = [f"{ours.value:.{column.decimals}f}"]
     if ours.uses_ground_truth:
         parts[0] += GROUND_TRUTH
+    if ours.missing_seeds:
+        parts[0] += INCOMPLETE
     if ours.std is not None:
         parts.append(f"± {ours.std:.{column.decimals}f}")
     if ours.baselines:
@@ -197,12 +199,24 @@ def _notes(table: Table, cells: Cells) -> Iterator[str]:
             f"{', '.join(varied) or 'nothing but their folder'}. "
             "test-selected is the papers' way: the best by its own test number."
         )
-    if any(
-        ours and ours.uses_ground_truth for c in filled for ours in (c.by_validation, c.by_test)
-    ):
-        yield f"{GROUND_TRUTH} uses ground truth (uses_ground_truth: true)."
+    shown = [ours for c in cells.values() for ours in (c.by_validation, c.by_test) if ours]
+    if any(ours.uses_ground_truth for ours in shown):
+        yield GROUND_TRUTH_NOTE
+    if any(ours.missing_seeds for ours in shown):
+        yield INCOMPLETE_NOTE
+    left_out = {path for cell in cells.values() for path in cell.left_out}
+    if left_out:
+        runs = "runs are" if len(left_out) > 1 else "run is"
+        yield (
+            f"{len(left_out)} {runs} left out of the choice: another seed of the configuration "
+            "failed or did not finish."
+        )
     if table.has_ratios and any(c.by_validation and not c.by_validation.baselines for c in filled):
-        yield "Ours without a ratio: no FedAvg run of the same settings and seed was found."
+        yield (
+            "Ours without a ratio: no FedAvg run with these settings, seed and split has the round."
+        )
+    if any(c.by_validation and c.by_validation.ratio is not None for c in filled):
+        yield "(x) ours is the mean over seeds of the ratio to FedAvg with the same seed and split."
     if table.metric:
         yield f"Paper: {table.metric}."
     if table.note:
@@ -318,6 +332,7 @@ _LATEX = {
     "ρ": r"$\rho$",
     "²": r"\textsuperscript{2}",
     GROUND_TRUTH: r"$\dagger$",
+    INCOMPLETE: r"$\ddagger$",
     "·": r"$\cdot$",
     MISSING: "--",
 }
@@ -335,7 +350,7 @@ _CSV_HEADER = (
     *("table", "block", "row", "column", "unit"),
     *("ours", "std", "seeds", "se", "ratio"),
     *("paper", "paper_spread", "paper_ratio", "difference"),
-    *("rank", "paper_rank", "spearman", "uses_ground_truth"),
+    *("rank", "paper_rank", "spearman", "uses_ground_truth", "missing_seeds"),
     *("test_selected", "test_selected_std", "runs", "fedavg_runs", "test_selected_runs"),
 )
 
@@ -378,6 +393,7 @@ def _csv_ours(filled: Filled, printed: Published) -> dict[str, object]:
             "ratio": ours.ratio,
             "difference": None if printed.value is None else ours.value - printed.value,
             "uses_ground_truth": ours.uses_ground_truth,
+            "missing_seeds": ours.missing_seeds,
             "runs": _joined(ours.runs),
             "fedavg_runs": _joined(ours.baselines),
         }

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from flray.data.events import Timeline
+from flray.execution.federation import GROUND_TRUTH_READS
 from flray.records.run_directory import RunDirectory
 from flray.scores import rounds_to_target
 from flray.server.evaluation import Row
@@ -36,15 +37,21 @@ def summarise_run(
         **_after_clustering(rounds, directory.clustering_rounds()),
         **totals,
         "seconds": float(rounds["seconds"].sum()),
+        "uses_ground_truth": used_ground_truth(directory),
         "split_sha256": timeline.digest(),
         "params_sha256": params_sha256,
     }
 
 
+def used_ground_truth(directory: RunDirectory) -> bool:
+    """True if ground truth was read in a round so far, or before the first."""
+    return any(row.get(GROUND_TRUTH_READS) for row in directory.rows())
+
+
 def of_one_round(column: str) -> bool:
     """Columns that mean something for a round and nothing for the run."""
     prefixes = ("round", "seconds", "bytes", "client_steps", "cohort_size", "clustering")
-    return column.startswith(prefixes)
+    return column.startswith((*prefixes, GROUND_TRUTH_READS))
 
 
 def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:

@@ -18,7 +18,7 @@ from flray.records.atomic import replace_file, replace_text
 from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.records.strands import Strands
-from flray.server.summary import of_one_round
+from flray.server.summary import of_one_round, used_ground_truth
 from flray.sweep.growth import row_folder
 from flray.sweep.rows import canonical
 from flray.sweep.space import THRESHOLD, Options, Space
@@ -140,10 +140,13 @@ def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
         if state.run is not None:
             own |= {"run": run_path(state.run), "folder": state.folder}
         numbers = {} if state.run is None else _numbers(RunDirectory(folder / run_path(state.run)))
-        chosen = {key: _cell(value) for key, value in state.overrides.items()}
+        # Whether ground truth was used is a result, even where rows differ in being allowed to.
+        settings = (each for each in state.overrides.items() if each[0] != "uses_ground_truth")
+        chosen = {key: _cell(value) for key, value in settings}
         if state.merge_place is not None:
             chosen["merge_place"] = state.merge_place
-        records.append(numbers | own | {"error": state.error} | chosen)
+        unknown = {"uses_ground_truth": None}
+        records.append(unknown | numbers | own | {"error": state.error} | chosen)
     first = ["row", "status", "run", "folder", "error"]
     keys = [key for state in states for key in state.overrides]
     columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
@@ -162,7 +165,8 @@ def _numbers(run: RunDirectory) -> dict[str, Any]:
         return {}
     steps = sum(row.get("client_steps", 0) for row in rounds)
     last = {key: value for key, value in rounds[-1].items() if not of_one_round(key)}
-    return last | {"rounds": rounds[-1]["round"], "client_steps": steps}
+    used = {"uses_ground_truth": used_ground_truth(run)}
+    return last | {"rounds": rounds[-1]["round"], "client_steps": steps} | used
 
 
 def write_table(folder: Path, frame: pd.DataFrame) -> None:
@@ -172,23 +176,39 @@ def write_table(folder: Path, frame: pd.DataFrame) -> None:
 def best_of(
     states: Sequence[RowState], frame: pd.DataFrame, options: Options
 ) -> dict[str, Any] | None:
-    """The configuration with the best mean of the metric over its seeds; None: none has one."""
+    """The configuration with the best mean of the metric over its seeds; None: none has one.
+
+    One with rows that failed or did not finish is a candidate only where no other is complete.
+    """
     values = dict(zip(frame["row"], frame.get(options.metric, []), strict=False))
     alike: dict[str, list[RowState]] = {}
     for state in states:
-        if state.status in ("done", "shared") and pd.notna(values.get(state.number)):
-            alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
-    if not alike:
+        alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
+    ended = {key: [s for s in group if _has_number(s, values)] for key, group in alike.items()}
+    measured = [key for key in alike if ended[key]]
+    if not measured:
         return None
+    complete = [key for key in measured if len(ended[key]) == len(alike[key])]
     means = {
-        key: float(np.mean([values[state.number] for state in members]))
-        for key, members in alike.items()
+        key: float(np.mean([values[state.number] for state in ended[key]]))
+        for key in complete or measured
     }
     best = (max if options.mode == "max" else min)(means, key=lambda key: means[key])
-    rows = [state.number for state in alike[best]]
-    found = {"rows": rows, "sets": alike[best][0].but_for_the_seed(), options.metric: means[best]}
-    accuracy = frame.loc[frame["row"].isin(rows), "accuracy_mean"]
-    return {**found, "accuracy_mean": float(accuracy.mean())}
+    rows = [state.number for state in ended[best]]
+    found = {
+        "rows": rows,
+        "missing_rows": [state.number for state in alike[best] if state.number not in rows],
+        "left_out": len(measured) - len(means),  # configurations
+        "sets": alike[best][0].but_for_the_seed(),
+        options.metric: means[best],
+    }
+    own = frame[frame["row"].isin(rows)]
+    used = bool(own["uses_ground_truth"].isin([True]).any())
+    return {**found, "accuracy_mean": float(own["accuracy_mean"].mean()), "uses_ground_truth": used}
+
+
+def _has_number(state: RowState, values: Mapping[int, Any]) -> bool:  # Any: numbers, or missing
+    return state.status in ("done", "shared") and bool(pd.notna(values.get(state.number)))
 
 
 def _cell(value: Any) -> Any:

@@ -30,7 +30,13 @@ from flray.config.build import (
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Ids
 from flray.execution.executor import CLIENT_ERRORS
-from flray.execution.federation import Cohort, Evidence, Federation, nobody
+from flray.execution.federation import (
+    GROUND_TRUTH_READS,
+    Cohort,
+    Evidence,
+    Federation,
+    nobody,
+)
 from flray.execution.ray_pool import wait_for_resources
 from flray.models.bank import ModelBank
 from flray.records.atomic import replace_text
@@ -241,17 +247,18 @@ class _Grower:
         }
 
     def _branch(self, row: Row, seen: "_Seen", found: dict[str, Any]) -> dict[str, Any]:
+        self._forget()  # what a row that failed has counted
         row, clustering = self._decided(row, seen)
         evidence = self.fed.evidence[-1]
-        self._forget()
         experiment = parse_experiment(row.plain)
         algorithm: Branching[Any] = experiment.algorithm.build()
         state = algorithm.branch(seen.bank, seen.observed, clustering, seen.fed)
-        placed = self._counts()
-        of_state = state_digest(state)
-        key = continuation_key(self.trunk, row, seen.round, of_state, self.shared)
+        own_counts = self._counts()  # of the decision, and of placing who is not clustered
         counts = seen.counts.copy()
-        counts.update(placed)  # not +, which drops what is 0
+        counts.update(own_counts)  # not +, which drops what is 0
+        # A run is marked if ground truth was read, so rows share it only if both or neither did.
+        start = digest([state_digest(state), counts[GROUND_TRUTH_READS]])
+        key = continuation_key(self.trunk, row, seen.round, start, self.shared)
         graft = Graft(algorithm, state, evidence, counts)
         path = self.folder / run_path(key)
         strands = self._strands(row, algorithm, state, seen)
@@ -272,7 +279,7 @@ class _Grower:
             "own": own,
             "overrides": row.overrides,
             "plain": row.plain,
-            "client_steps": placed["client_steps"],
+            "client_steps": own_counts["client_steps"],
             "sources": sources,  # the clients that other runs train too, by run; {}: none
             "strands": len(strands),
         }
@@ -306,6 +313,7 @@ class _Grower:
         tree = clustering.partition.linkage
         assert tree is not None  # of hierarchical, which between_merges requires
         row = row.at(row.merge_point.threshold(tree))
+        self._forget()
         return row, seen.decide(row)
 
     def _graft(

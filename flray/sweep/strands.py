@@ -15,6 +15,7 @@ import pandas as pd
 from flray.config.build import Prepared, facts_of, prepare
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Ids
+from flray.execution.federation import GROUND_TRUTH_READS
 from flray.models.bank import sha256_of
 from flray.records.run_directory import PARTS, RunDirectory
 from flray.records.strands import Arrays, Strands
@@ -23,7 +24,8 @@ from flray.server.evaluation import Row, evaluation_row
 from flray.server.summary import summarise_run
 from flray.sweep.rows import canonical
 
-COSTS = ("client_steps", "clients_dropped", "bytes_", "seconds")  # how their columns begin
+# How the columns of a round's costs begin, and of what else the meter counts.
+COSTS = ("client_steps", "clients_dropped", "bytes_", "seconds", GROUND_TRUTH_READS)
 
 Sources = Mapping[Path, Ids]  # the clients that each run directory trained for a row
 

@@ -153,14 +153,17 @@ def _seen_by_observation(row: Row) -> Plain:
     return {**own, "signature": plain["clustering"]["signature"]}
 
 
-def continuation_key(trunk: Trunk, row: Row, n: int, state: str, shared: bool) -> str:
-    """Rows with one key go on alike after round n, from a state with this digest.
+def continuation_key(trunk: Trunk, row: Row, n: int, start: str, shared: bool) -> str:
+    """Rows with one key go on alike after round n, and have the same records.
 
     Without sharing every row has a key of its own.
+
+    Args:
+        start: digest of the state to go on from, and of what else the records depend on.
     """
     algorithm: Any = row.plain["algorithm"]
     built: Branching[Any] = parse_experiment(row.plain).algorithm.build()
     if built.state_decides and not row.plain["events"]:
         algorithm = algorithm["name"]
     own = None if shared else row.number
-    return digest([trunk.key, n, algorithm, row.plain["rounds"], state, own])
+    return digest([trunk.key, n, algorithm, row.plain["rounds"], start, own])

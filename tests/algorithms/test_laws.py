@@ -59,12 +59,15 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local"])
-@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+@pytest.mark.parametrize("engine", ["vectorized", "lightning"])
 def test_engines_agree_over_a_run(tiny_run, algorithm, engine) -> None:
-    common = [f"algorithm={algorithm}", "execution.precision=float64"]
+    common = [f"algorithm={algorithm}", "execution.precision=float64", "rounds=3"]
     reference = tiny_run(*common, "execution.engine=loop")
     other = tiny_run(*common, f"execution.engine={engine}", "execution.block=2")
+    assert [r.summary["engine"] for r in (reference, other)] == ["loop", engine]
     assert np.abs(_test_losses(reference) - _test_losses(other)).max() < 1e-10
+    by_round = reference.clients.query("part == 'test'").groupby("round")["loss"].mean()
+    assert abs(by_round[3] - by_round[1]) > 1e-3  # training changed the models
 
 
 def test_block_of_the_same_size_gives_the_same_bits(tiny_run) -> None:

@@ -1,9 +1,11 @@
 """Tables of the terminal."""
 
-import pandas as pd
+from pathlib import Path
+
 from rich.console import Console
 
 from flray.report.console import clustering_table, comparison_table
+from flray.report.runs import RunRecord
 
 
 def shown(table) -> str:
@@ -12,14 +14,21 @@ def shown(table) -> str:
     return console.export_text()
 
 
-def run(seed: int, accuracy: list[float], after: int | None = None):
-    """A summary and its rounds; half as many clients reach the target as are right."""
-    rounds = pd.DataFrame({"round": range(1, len(accuracy) + 1), "accuracy_mean": accuracy})
-    rounds["clients_reaching_target"] = rounds["accuracy_mean"] / 2
-    summary = {"seed": seed, "rounds": len(accuracy), "ari": 0.5}
+def run(
+    seed: int, accuracy: list[float], after: int | None = None, digest: str = "same", **config
+) -> RunRecord:
+    """A finished run; half as many clients reach the target as are right."""
+    algorithm = "fedavg" if after is None else "flhc"
+    summary = {"seed": seed, "rounds": len(accuracy), "ari": 0.5, "split_sha256": digest}
+    summary |= {"accuracy_mean": accuracy[-1], "clients_reaching_target": accuracy[-1] / 2}
     if after:
         summary["round_after_clustering"] = after
-    return summary, rounds
+    record = RunRecord(Path(), {"algorithm": algorithm, "seed": seed, **config}, summary)
+    vars(record)["rounds"] = {  # in the place of reading rounds.parquet
+        t: {"accuracy_mean": value, "clients_reaching_target": value / 2}
+        for t, value in enumerate(accuracy, start=1)
+    }
+    return record
 
 
 def test_the_ratio_is_to_the_same_seed_and_round() -> None:
@@ -29,6 +38,20 @@ def test_the_ratio_is_to_the_same_seed_and_round() -> None:
     text = shown(clustering_table({"fedavg": base, "flhc": mine}))
     assert "(1.75x)" in text
     assert "(1.25x)" in text
+
+
+def test_only_runs_that_differ_in_their_algorithm_alone_have_a_ratio() -> None:
+    mine = [run(0, [0.4, 0.8], after=2)]
+    for other, expected in (
+        (run(0, [0.2, 0.4]), "(2.00x)"),
+        (run(1, [0.2, 0.4]), "(–)"),
+        (run(0, [0.2, 0.4], digest="another"), "(–)"),
+        (run(0, [0.2, 0.4], participation=0.5), "(–)"),
+        (run(0, [0.2, 0.4], evaluate={"every": 2}), "(2.00x)"),
+    ):
+        text = shown(clustering_table({"fedavg": [other], "flhc": mine}))
+        assert expected in text
+        assert "80.00" in text
 
 
 def test_a_seed_that_never_clustered_is_left_out() -> None:
@@ -52,3 +75,18 @@ def test_a_split_without_validation_is_no_error() -> None:
     counts = ("clusters", "bytes_up", "bytes_down", "seconds")
     summary = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
     assert "50.00" in shown(comparison_table({"a": [summary]}))
+
+
+def test_experiments_that_used_ground_truth_are_marked() -> None:
+    numbers = ("accuracy_mean", "accuracy_se_clients", "accuracy_worst", "accuracy_variance")
+    counts = ("clusters", "bytes_up", "bytes_down", "seconds")
+    summary = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
+    used, unused = ([summary | {"uses_ground_truth": value}] for value in (True, False))
+    text = shown(comparison_table({"a": unused, "b": used}))
+    assert "b †" in text
+    assert "a †" not in text
+    assert "† uses ground truth" in text
+    assert "†" not in shown(comparison_table({"a": unused}))
+    clustered = run(0, [0.5, 0.5], after=1)
+    vars(clustered)["summary"]["uses_ground_truth"] = True
+    assert "b †" in shown(clustering_table({"a": [run(0, [0.5, 0.5])], "b": [clustered]}))

@@ -290,10 +290,22 @@ class TestRun:
         }
 
     @pytest.mark.usefixtures("undrawn")
-    def test_ground_truth_is_marked(self, tmp_path):
-        page = page_of(write_run(tmp_path / "a", (), uses_ground_truth=True))
+    def test_ground_truth_is_marked_where_it_was_used(self, tmp_path):
+        used, unused = ({**SUMMARY, "uses_ground_truth": value} for value in (True, False))
+        page = page_of(write_run(tmp_path / "a", (), used, uses_ground_truth=True))
         assert "80.00 ± 6.32 % †" in is_sound(page).text
-        assert "†" not in page_of(write_run(tmp_path / "b", ()))
+        assert "†" not in page_of(write_run(tmp_path / "b", (), unused, uses_ground_truth=True))
+        both = is_sound(page_of(tmp_path / "a", tmp_path / "b")).text
+        assert "a †" in both
+        assert "b †" not in both
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_an_unfinished_run_is_marked_by_what_it_has_read_so_far(self, tmp_path):
+        path = write_run(tmp_path / "a", summary=None, num_rounds=1, events=())
+        assert "†" not in page_of(path)
+        row = {"round": 2, "seconds": 1.0, "ground_truth_reads": 1}
+        RunDirectory(path).append_round(row)
+        assert "† This run uses ground truth" in is_sound(page_of(path)).text
 
     @pytest.mark.usefixtures("undrawn")
     def test_an_unfinished_run_shows_what_is_there_and_says_so(self, tmp_path):
@@ -473,6 +485,62 @@ class TestSweep:
         sweep = read_sweep(write_sweep(tmp_path / "s", rows))
         assert len(sweep.finished) == len(rows) - 1
         assert float(sweep.best["validation_accuracy_mean"].iloc[0]) < 1.0
+
+    def test_rows_that_used_ground_truth_are_marked(self, tmp_path):
+        """Row 1: ward, l1, 1.0. The best is ward, l2, 1.0."""
+        rows = [row | {"uses_ground_truth": k == 1} for k, row in enumerate(sweep_rows((0,)))]
+        rows.append({"status": "failed", "error": "no"})  # has not got that far
+        words = " ".join(is_sound(page_of(write_sweep(tmp_path / "s", rows))).text.split())
+        assert words.count("†") == 3  # the row, and a note on the overview and below the rows
+        assert "1 † l1 ward 1 0" in words
+        rows[1]["validation_accuracy_mean"] = 1.0
+        words = " ".join(is_sound(page_of(write_sweep(tmp_path / "t", rows))).text.split())
+        assert "best row: test accuracy 71.00 % †" in words
+        sweep = read_sweep(tmp_path / "t")
+        cells = {text.get_text() for text in heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0].texts}
+        assert "71.0 †\n4 clusters" in cells
+        marked = dots_figure(sweep, LINKAGE).axes[0].get_yticklabels()
+        assert [text.get_text() for text in marked] == ["single", "ward †"]
+
+    def test_the_setting_that_allows_ground_truth_tells_no_configurations_apart(self, tmp_path):
+        rows = [row | {"uses_ground_truth": row["seed"] == 1} for row in sweep_rows()]
+        sweep = read_sweep(write_sweep(tmp_path / "s", rows, baseline={"uses_ground_truth": True}))
+        assert "uses_ground_truth" not in sweep.keys
+        assert len(sweep.configurations) == 12
+
+    def with_failed(self, wanted):
+        failed = {"status": "failed", "error": "no", "accuracy_mean": None}
+        failed |= {"validation_accuracy_mean": None, "clusters": None}
+        return [row | failed if wanted(row) else row for row in sweep_rows()]
+
+    def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete(self, tmp_path):
+        """ward, l2, 1.0 would be best, but its seed 1 failed; next is ward, l1, 1.0 with 0.70."""
+
+        def is_best(row):
+            return (row[LINKAGE], row[DISTANCE], row[THRESHOLD]) == ("ward", "l2", 1.0)
+
+        rows = self.with_failed(lambda row: is_best(row) and row["seed"] == 1)
+        folder = write_sweep(tmp_path / "s", rows)
+        sweep = read_sweep(folder)
+        assert sweep.best[[LINKAGE, DISTANCE, THRESHOLD]].values.tolist() == [["ward", "l1", 1.0]]
+        assert sweep.best[VALIDATION].tolist() == [0.7]
+        words = " ".join(is_sound(page_of(folder)).text.split())
+        assert "1 configuration is left out of this choice" in words
+        assert words.count("done ‡") == 1
+        axes = parallel_figure(sweep).axes[0]
+        best = [line for line in axes.lines if line.get_linewidth() > 2]
+        assert best[0].get_ydata()[0] == 0  # l1
+        cells = {text.get_text() for text in heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0].texts}
+        # For ward and l2 the threshold 0.1 is the best of those that are complete.
+        assert "61.0\n40 clusters" in cells
+
+    def test_a_best_with_a_failed_seed_is_marked(self, tmp_path):
+        folder = write_sweep(tmp_path / "s", self.with_failed(lambda row: row["seed"] == 1))
+        words = " ".join(is_sound(page_of(folder)).text.split())
+        assert "best row: test accuracy 70.00 % ‡ mean over 1 of 2 seeds" in words
+        assert "no configuration is complete" in words
+        assert "‡ a seed of this configuration failed or did not finish" in words
+        assert "‡" not in page_of(write_sweep(tmp_path / "whole"))
 
     def test_failed_rows_are_told_with_their_message(self, tmp_path):
         rows = sweep_rows()

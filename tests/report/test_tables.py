@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -386,6 +387,77 @@ def test_a_choice_without_validation_is_only_made_the_papers_way(
     assert cell.by_test is not None
 
 
+THRESHOLD = "algorithm.clustering.partition.threshold"
+
+
+def test_a_configuration_with_a_missing_seed_is_chosen_after_complete_ones(
+    write: Write, tmp_path: Path
+) -> None:
+    """Threshold 2.0 has the better validation in seed 0, but its seed 1 never finished."""
+    for seed in (0, 1):
+        keys = [f"seed={seed}", f"{THRESHOLD}=1.0"]
+        write(f"a{seed}", FLHC, keys, accuracy_mean=0.9, validation_accuracy_mean=0.90)
+        keys = [f"seed={seed}", f"{THRESHOLD}=2.0"]
+        path = write(f"b{seed}", FLHC, keys, accuracy_mean=0.95, validation_accuracy_mean=0.95)
+    (path / "summary.json").unlink()
+    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
+    assert (ours(cell).value, ours(cell).seeds) == (pytest.approx(90), (0, 1))
+    assert ours(cell).missing_seeds == 0
+    assert cell.left_out == (tmp_path / "runs" / "b0",)
+    text = text_of("md", "flhc.4", tmp_path)
+    assert "1 run is left out of the choice" in text
+    assert "‡" not in text
+
+
+def test_a_configuration_with_a_missing_seed_is_marked_where_it_fills_a_cell(
+    write: Write, tmp_path: Path
+) -> None:
+    write("a", FLHC, ["seed=0"])
+    (write("b", FLHC, ["seed=1"]) / "summary.json").unlink()
+    (write("again", FLHC, ["seed=0"]) / "summary.json").unlink()  # of seed 0 there is a run
+    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
+    assert (cell.seeds, cell.missing_seeds) == ((0,), 1)
+    assert "99.3‡" in text_of("md", "flhc.4", tmp_path)
+    assert "‡ a seed of this configuration failed" in text_of("md", "flhc.4", tmp_path)
+    assert r"99.3$\ddagger$" in text_of("latex", "flhc.4", tmp_path)
+    lines = csv.DictReader(io.StringIO(text_of("csv", "flhc.4", tmp_path)))
+    assert {line["missing_seeds"] for line in lines if line["ours"]} == {"1"}
+
+
+def test_missing_seeds_of_a_sweep_are_those_of_its_table(write: Write, tmp_path: Path) -> None:
+    """Each seed has thresholds of its own, at the same places between the merges of its tree."""
+    found = [
+        (0, 0, 1.1, 0.90, "done"),
+        (0, 1, 1.2, 0.91, "done"),
+        (1, 0, 2.1, 0.95, "done"),
+        (1, 1, 2.2, None, "failed"),
+    ]
+    rows = []
+    for place, seed, threshold, validation, status in found:
+        name = f"runs/{place}{seed}"
+        path = write(
+            f"sweep/{name}",
+            FLHC,
+            [f"seed={seed}", f"{THRESHOLD}={threshold}"],
+            accuracy_mean=validation,
+            validation_accuracy_mean=validation,
+        )
+        if validation is None:
+            (path / "summary.json").unlink()
+        row = {"row": len(rows), "status": status, "run": name, "folder": name, "seed": seed}
+        row |= {"validation_accuracy_mean": validation, "merge_place": place}
+        rows.append(row | {THRESHOLD: threshold})
+    sweep = tmp_path / "runs" / "sweep"
+    pd.DataFrame(rows).to_parquet(sweep / "rows.parquet")
+    (sweep / "space.yaml").write_text(yaml.safe_dump({"space": {THRESHOLD: {"between_merges": 2}}}))
+    trunk = write("sweep/trunks/x/run", FLHC, ["seed=0", f"{THRESHOLD}=1.1"])
+    (trunk / "summary.json").unlink()
+    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
+    assert ours(cell).runs == (sweep / "runs/00", sweep / "runs/01")
+    assert ours(cell).missing_seeds == 0
+    assert cell.left_out == (sweep / "runs/10",)
+
+
 def test_a_run_that_diverged_does_not_count(write: Write, tmp_path: Path) -> None:
     write("a", FLHC, [], accuracy_mean=None)
     cells = filled("flhc.4", tmp_path)
@@ -436,6 +508,44 @@ def test_ratios_are_to_fedavg_at_the_same_round_and_seed(write: Write, tmp_path:
     after, last = ours(cells[L1_COMPLETE, ACC_AFTER]), ours(cells[L1_COMPLETE, ACC_50])
     assert (after.ratio, last.ratio) == (pytest.approx(2.0), pytest.approx(1.5))
     assert after.baselines == last.baselines == (base,)
+
+
+def test_the_ratio_is_the_mean_over_seeds_of_paired_ratios(write: Write, tmp_path: Path) -> None:
+    """(0.8 / 0.8 + 0.9 / 0.3) / 2 = 2; the means' own ratio would be 0.85 / 0.55 = 1.55."""
+    for seed, mine, base in ((0, 0.8, 0.8), (1, 0.9, 0.3)):
+        write(f"flhc{seed}", FLHC, [f"seed={seed}"], accuracy_mean=mine)
+        rounds = fedavg_rounds(0.1, base)
+        write(f"fedavg{seed}", FEDAVG, [f"seed={seed}"], rounds, accuracy_mean=base)
+    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).ratio == pytest.approx(2)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_several_fedavg_runs_one_that_has_the_round_is_taken(
+    write: Write, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    write("flhc", FLHC, [], accuracy_mean_after_clustering=0.8)
+    write(names[0], FEDAVG, ["evaluate.every=50"], fedavg_rounds(0.4, 0.6)[2:])
+    has_it = write(names[1], FEDAVG, ["evaluate.every=1"], fedavg_rounds(0.4, 0.6))
+    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_AFTER])
+    assert (cell.ratio, cell.baselines) == (pytest.approx(2), (has_it,))
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_which_of_equal_fedavg_runs_is_taken_does_not_depend_on_their_folders(
+    write: Write, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """As on two kinds of devices, whose bits differ."""
+    write("flhc", FLHC, [], accuracy_mean=0.9)
+    write(names[0], FEDAVG, [], fedavg_rounds(0.4, 0.6), accuracy_mean=0.6, params_sha256="1f")
+    write(names[1], FEDAVG, [], fedavg_rounds(0.4, 0.5), accuracy_mean=0.5, params_sha256="0e")
+    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).ratio == pytest.approx(1.8)
+
+
+def test_a_ratio_needs_the_same_split(write: Write, tmp_path: Path) -> None:
+    write("flhc", FLHC, [], split_sha256="one")
+    write("fedavg", FEDAVG, [], fedavg_rounds(0.4, 0.6), split_sha256="another")
+    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
+    assert (cell.ratio, cell.baselines) == (None, ())
 
 
 def test_a_ratio_to_nothing_is_empty(write: Write, tmp_path: Path) -> None:
@@ -525,6 +635,7 @@ def swept(write: Write) -> None:
                 f"sweep/{threshold}/seed_{seed}",
                 FLHC,
                 [*keys, "uses_ground_truth=true"],
+                uses_ground_truth=True,
                 validation_accuracy_mean=validation,
                 accuracy_mean=test + 0.002 * seed,
             )
@@ -560,6 +671,16 @@ def test_csv_has_a_line_a_cell_with_the_runs_behind_it(tmp_path: Path) -> None:
     assert line["test_selected_runs"].startswith(str(runs / "sweep/2.0"))
     (empty,) = (x for x in lines if x["row"] == "L2, ward" and x["column"] == ACC_50)
     assert (empty["ours"], empty["runs"], empty["paper"]) == ("", "", "99.5")
+
+
+@pytest.mark.parametrize(("used", "marked"), [(True, True), (False, False), (None, True)])
+def test_a_run_is_marked_if_it_used_ground_truth_not_if_it_was_allowed_to(
+    write: Write, tmp_path: Path, used: bool | None, marked: bool
+) -> None:
+    """Runs recorded before that was known are marked where they were allowed to."""
+    known = {} if used is None else {"uses_ground_truth": used}
+    write("a", FLHC, ["uses_ground_truth=true"], **known)
+    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).uses_ground_truth is marked
 
 
 @pytest.mark.usefixtures("swept")

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from flray.records.run_directory import RunDirectory
 from flray.report.runs import collect_runs
 from flray.sweep import driver, trials
 from flray.sweep.driver import Progress, Watch, describe_space, run_sweep
+from flray.sweep.folder import RowState, best_of, table_of, write_table
 from flray.sweep.rows import expand
-from flray.sweep.space import THRESHOLD, parse_space, read_space
-from flray.sweep.tree import Run
+from flray.sweep.space import THRESHOLD, Options, parse_space, read_space
+from flray.sweep.tree import Run, run_path
 
 from scenarios import TINY
 
@@ -265,6 +267,53 @@ def test_what_never_fits_is_refused_before_anything_is_written(tmp_path) -> None
         with pytest.raises(ExperimentError, match=message):
             run_sweep(parse_space(plain), tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> None:
+    """Also of one that was stopped; what was allowed, here as a baseline's key, is not shown."""
+    states = []
+    for number, (used, is_done) in enumerate([(True, True), (False, True), (True, False)]):
+        state = RowState(number, {"uses_ground_truth": True}, {}, run=str(number), status="done")
+        directory = RunDirectory(tmp_path / run_path(str(number)))
+        directory.start({"seed": 0}, {}, "digest")
+        row = {"round": 1, "accuracy_mean": 0.5, "validation_accuracy_mean": 0.5}
+        directory.append_round(row | ({"ground_truth_reads": 1} if used else {}))
+        if is_done:
+            directory.finish({**row, "uses_ground_truth": used})
+        states.append(state if is_done else replace(state, status="stopped"))
+    states.append(RowState(3, {"uses_ground_truth": True}, {}))
+    table = table_of(tmp_path, states)
+    assert table["uses_ground_truth"].tolist()[:3] == [True, False, True]
+    assert pd.isna(table["uses_ground_truth"].iloc[3])
+    write_table(tmp_path, table)
+    assert pd.read_parquet(tmp_path / "rows.parquet")["uses_ground_truth"].iloc[0] is True
+    assert best_of(states[:1], table, Options())["uses_ground_truth"] is True
+    assert best_of(states[1:2], table, Options())["uses_ground_truth"] is False
+
+
+def seeds_of(values: dict[float, list[float | None]]) -> tuple[list[RowState], pd.DataFrame]:
+    """Rows by learning rate and seed with their validation accuracy; None: it failed."""
+    states, records = [], []
+    for lr, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            status = "failed" if accuracy is None else "done"
+            state = RowState(len(states), {"train.lr": lr, "seed": seed}, {}, status=status)
+            states.append(state)
+            measured = dict.fromkeys(("validation_accuracy_mean", "accuracy_mean"), accuracy)
+            records.append({"row": state.number, "uses_ground_truth": False, **measured})
+    return states, pd.DataFrame(records)
+
+
+def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -> None:
+    """0.1 is better in the one seed that it survived."""
+    best = best_of(*seeds_of({0.1: [0.9, None], 0.2: [0.7, 0.8], 0.3: [0.6, 0.7]}), Options())
+    assert best["sets"] == {"train.lr": 0.2}
+    assert best["validation_accuracy_mean"] == pytest.approx(0.75)
+    assert (best["rows"], best["missing_rows"], best["left_out"]) == ([2, 3], [], 1)
+    best = best_of(*seeds_of({0.1: [None, 0.9], 0.2: [0.7, None], 0.3: [None, None]}), Options())
+    assert best["sets"] == {"train.lr": 0.1}
+    assert (best["rows"], best["missing_rows"], best["left_out"]) == ([1], [0], 0)
+    assert best_of(*seeds_of({0.1: [None, None]}), Options()) is None
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path) -> None:

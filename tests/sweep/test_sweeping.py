@@ -19,7 +19,10 @@ REPORT = {
     **{"rows": 3, "done": 1, "shared": 1, "failed": 1, "stopped": 0, "unfinished": 0},
     **{"client_steps_trained": 1000, "client_steps_naive": 2500, "ratio": 2.5},
     "metric": "validation_accuracy_mean",
-    "best": {"rows": [0, 1], "sets": {"train.lr": 0.1}, "validation_accuracy_mean": 0.9},
+    "best": {
+        **{"rows": [0, 1], "sets": {"train.lr": 0.1}, "validation_accuracy_mean": 0.9},
+        **{"uses_ground_truth": False, "missing_rows": [], "left_out": 0},
+    },
 }
 
 
@@ -66,6 +69,29 @@ def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
         "best validation_accuracy_mean 0.9000 (rows [0, 1]): train.lr=0.1",
         "1 failed (row 2): no luck",
     ]
+
+
+def test_a_best_that_used_ground_truth_is_marked(said) -> None:
+    lines = said(REPORT | {"best": REPORT["best"] | {"uses_ground_truth": True}}).splitlines()
+    assert "best validation_accuracy_mean 0.9000 † (rows [0, 1]): train.lr=0.1" in lines
+    assert "† uses ground truth: labels or groups that a real server does not know." in lines
+    assert "†" not in said(REPORT)
+
+
+def test_a_best_with_missing_seeds_is_marked(said) -> None:
+    best = REPORT["best"] | {"rows": [0], "missing_rows": [1], "left_out": 0}
+    lines = said(REPORT | {"best": best}).splitlines()
+    place = lines.index("best validation_accuracy_mean 0.9000 ‡ (rows [0]): train.lr=0.1")
+    assert lines[place + 1] == (
+        "‡ its rows [1] failed or did not finish; no configuration is complete"
+    )
+
+
+def test_configurations_that_were_left_out_are_counted(said) -> None:
+    lines = said(REPORT | {"best": REPORT["best"] | {"left_out": 2}}).splitlines()
+    assert (
+        "2 configurations are left out of this choice: some of their rows failed or did not finish"
+    ) in lines
 
 
 def test_a_sweep_of_failures_alone_has_failed(said) -> None:

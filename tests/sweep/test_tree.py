@@ -1,11 +1,14 @@
 """The tree: what is computed once, and that nothing of a row shows it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from flray.clustering.points import Partition
+from flray.clustering.related import Related
 from flray.config.build import Result, run_experiment
 from flray.config.experiment import parse_experiment
 from flray.records.clusterings import read_clusterings
@@ -202,6 +205,51 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     assert runs[3] == runs[7]  # everybody hears everybody, by rows or by clusters
     assert 1 < len(set(runs[:8])) < 8
     assert len(set(runs[8:])) == 8  # who clusters again will need to know
+
+
+@pytest.mark.parametrize("rounds_before", [0, 1])
+def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) -> None:
+    """Label counts find one cluster, as a high threshold does: one state, but only one has read."""
+    partitions = [
+        {"name": "hierarchical", "threshold": 1e9},
+        {"name": "label_counts"},
+        {"name": "hierarchical", "threshold": 1e8},
+        {"name": "hierarchical", "threshold": 0.0},
+    ]
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": rounds_before}, "rounds": 3}
+    experiment |= {"uses_ground_truth": True, "split": {"name": "iid", "clients": 3}}
+    records = grown(
+        planned(experiment, {"algorithm.clustering.partition": partitions}), tmp_path / "sweep"
+    )
+    assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
+    rows = [records[0]["rows"][str(k)] for k in range(4)]
+    first, counts, high, _ = (row["run"] for row in rows)
+    assert first == high != counts
+    assert records[0]["strands"] == 1 + 3  # nothing is trained twice for that
+    directories = [RunDirectory(tmp_path / "sweep" / run_path(row["run"])) for row in rows]
+    assert [each.summary()["uses_ground_truth"] for each in directories] == [
+        *(False, True, False, False)
+    ]
+    assert len({each.summary()["params_sha256"] for each in directories}) == 2
+
+
+def test_a_row_that_fails_leaves_no_mark_on_the_next(tmp_path) -> None:
+    """The first reads ground truth, then fails."""
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1}, "uses_ground_truth": True}
+    partitions = [f"{__name__}:Careless", {"name": "hierarchical", "threshold": 1.0}]
+    tree = planned(experiment, {"algorithm.clustering.partition": partitions})
+    assert grow(tree.trunks[0], tmp_path, True, lambda: False).is_done
+    (record,) = branches(tree.trunks[0], tmp_path)
+    assert list(record["errors"]) == ["0"]
+    assert finished(record["rows"]["1"], tmp_path).summary["uses_ground_truth"] is False
+
+
+@dataclass(frozen=True)
+class Careless:
+    """Looks at labels and stumbles."""
+
+    def __call__(self, related: Related) -> Partition:
+        raise ValueError(f"{related.label_counts().sum()} labels")
 
 
 def test_growth_that_was_cut_short_goes_on(tmp_path) -> None:

@@ -1,0 +1,62 @@
+"""The ratio to a baseline such as FedAvg: run by run, then the mean over the runs."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flray.report.runs import NO_MATTER, RunRecord, without
+
+# What else may differ between a run and the baseline that its ratio is taken to.
+_NOT_THE_PROBLEM = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of a run, and the round in which the baseline is read (None: the last)."""
+
+    run: RunRecord
+    round: int | None
+    value: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    value: float | None  # mean over the pairs; None: there is no pair, or a baseline is 0
+    baselines: tuple[Path, ...]  # the baseline's run of each pair
+
+
+def mean_ratio(ours: Sequence[Measured], key: str, baselines: Sequence[RunRecord]) -> Ratio:
+    """Mean of ours / baseline over the runs that have a baseline.
+
+    A run is paired with the baseline that has the same seed, the same split and equal settings but
+    for the algorithm, and that measured `key` in the wanted round. Of several such baselines, which
+    differ in their bits at most, the choice does not depend on their folders.
+    """
+    by_problem: dict[str, list[RunRecord]] = {}
+    for run in baselines:
+        by_problem.setdefault(_problem(run), []).append(run)
+    pairs: list[tuple[float, float, Path]] = []
+    for each in ours:
+        fitting = [
+            run for run in by_problem.get(_problem(each.run), []) if _is_there(run, each.round, key)
+        ]
+        if fitting and math.isfinite(each.value):
+            base = min(fitting, key=lambda run: (str(run.summary.get("params_sha256")), run.path))
+            pairs.append((each.value, base.at(each.round)[key], base.path))
+    paths = tuple(path for _, _, path in pairs)
+    if not pairs or any(base == 0 for _, base, _ in pairs):
+        return Ratio(None, paths)
+    return Ratio(sum(value / base for value, base, _ in pairs) / len(pairs), paths)
+
+
+def _is_there(run: RunRecord, t: int | None, key: str) -> bool:
+    value = run.at(t).get(key)
+    return value is not None and math.isfinite(value)
+
+
+def _problem(run: RunRecord) -> str:
+    """Everything that must be equal for two algorithms to be compared, seed and split too."""
+    kept = without(run.config, (*NO_MATTER, *_NOT_THE_PROBLEM))
+    return json.dumps([kept, run.summary.get("split_sha256")], sort_keys=True, default=str)
