@@ -19,6 +19,7 @@ from flray.data.dataset import Ids
 from flray.records.atomic import replace_file, replace_text
 
 FOLDER = "strands"
+METRICS = frozenset({"train_loss"})  # of a round, that follow from what is kept of its clients
 
 _ROUND = re.compile(r"round_(\d+)\.npz")
 

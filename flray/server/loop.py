@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Algorithm
+from flray.algorithms.algorithm import Algorithm, Metrics
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
+from flray.errors import ExperimentError
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
-from flray.records.strands import Strands
+from flray.records.strands import METRICS, Strands
 from flray.scores import partition_scores
 from flray.server.evaluation import Evaluation, Row, evaluation_row, score_clients
 from flray.server.summary import summarise_run
@@ -89,6 +90,8 @@ class Server:
         fed = self.fed.during(self.timeline, t)
         cohort = self.algorithm.cohort(state, t, fed)
         new, metrics = self.algorithm.round(state, cohort, fed)
+        if self.fed.only is not None:
+            _require_known(metrics, t)
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **metrics}
         row |= self._record_clustering(t)
         banks = None
@@ -172,3 +175,13 @@ class Server:
             return self.directory.finish({**self.facts, **found})
         digests = dict(zip(map(int, only), bank.digests(only), strict=True))
         return Strands(self.directory.path).finish(self.directory.clients(), digests)
+
+
+def _require_known(metrics: Metrics, t: int) -> None:
+    """Refuse a metric that cannot be put together from what strands keep of each client."""
+    for name in metrics.keys() - METRICS:
+        raise ExperimentError(
+            f"round {t} returned the metric {name!r}, but this run trains only a part of the "
+            "clients, for rows of a sweep that share them: return the metric in every round, so "
+            "that the sweep runs such rows whole"
+        )

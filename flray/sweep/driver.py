@@ -348,7 +348,9 @@ class _Sweep:
             for found in record["rows"].values():
                 total += found["client_steps"]  # of placing who is not clustered
                 path = self.folder / run_path(found["run"])
-                if found["own"] and found["sources"]:
+                if found["whole"]:
+                    total += _steps(path)
+                elif found["own"] and found["sources"]:
                     total += sum(int(a["steps"].sum()) for a in Strands(path).rounds().values())
                 elif found["own"]:
                     # Before the first round there is no row: what it cost is in the next.

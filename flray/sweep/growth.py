@@ -44,7 +44,8 @@ from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.records.strands import Strands
+from flray.records.strands import METRICS, Strands
+from flray.sweep.dry_round import metrics_of_round
 from flray.sweep.keys import digest, state_digest
 from flray.sweep.rows import Row, canonical
 from flray.sweep.stages import Stages
@@ -258,14 +259,15 @@ class _Grower:
         counts.update(own_counts)  # not +, which drops what is 0
         # A run is marked if ground truth was read, so rows share it only if both or neither did.
         start = digest([state_digest(state), counts[GROUND_TRUTH_READS]])
-        key = continuation_key(self.trunk, row, seen.round, start, self.shared)
+        whole = self._runs_whole(row, algorithm, state, seen)
+        key = continuation_key(self.trunk, row, seen.round, start, self.shared and not whole)
         graft = Graft(algorithm, state, evidence, counts)
         path = self.folder / run_path(key)
-        strands = self._strands(row, algorithm, state, seen)
+        strands = {} if whole else self._strands(row, algorithm, state, seen)
         new = [clients for name, clients in strands.items() if name not in seen.trained_by]
         if not path.exists():
             only = np.sort(np.concatenate([nobody(), *new])) if strands else None
-            self._graft(experiment, graft, seen.round, path, only)
+            self._make_run(experiment, None if whole else graft, seen.round, path, only)
         sources: dict[str, list[int]] = {}
         for name, clients in strands.items():
             trainer = seen.trained_by.setdefault(name, key)
@@ -282,6 +284,7 @@ class _Grower:
             "client_steps": own_counts["client_steps"],
             "sources": sources,  # the clients that other runs train too, by run; {}: none
             "strands": len(strands),
+            "whole": whole,  # the run begins with round 1, not after the clustering
         }
 
     def _may_split(self, observation: Observation) -> bool:
@@ -290,6 +293,20 @@ class _Grower:
         everybody = len(split.clients) == split.num_clients and not settings.events
         is_worth_it = self.shared and len(observation.rows) > 1
         return is_worth_it and everybody and settings.on_client_failure == "raise"
+
+    def _runs_whole(self, row: Row, algorithm: Branching[Any], state: Any, seen: "_Seen") -> bool:
+        """True if rounds return metrics that neither the trunk nor strands record."""
+        n, timeline = seen.round, self.parts.payload.timeline
+        own = {key: value for key, value in row.plain["algorithm"].items() if key != "clustering"}
+        if (key := canonical([own, row.plain["rounds"]])) not in seen.own_metrics:
+            found: frozenset[str] = frozenset()
+            if row.plain["rounds"] > n:
+                after = self.fed.during(timeline, n + 1)
+                found |= metrics_of_round(algorithm, after, n + 1, state)
+            if n > 1:  # round 1 is not yet that of the clustering
+                found |= metrics_of_round(algorithm, self.fed.during(timeline, 1), 1)
+            seen.own_metrics[key] = bool(found - METRICS)
+        return seen.own_metrics[key]
 
     def _strands(
         self, row: Row, algorithm: Branching[Any], state: Any, seen: "_Seen"
@@ -316,14 +333,28 @@ class _Grower:
         self._forget()
         return row, seen.decide(row)
 
-    def _graft(
-        self, experiment: Experiment, graft: "Graft", n: int, path: Path, only: Ids | None
+    def _make_run(
+        self, experiment: Experiment, graft: "Graft | None", n: int, path: Path, only: Ids | None
     ) -> None:
-        """Make the run directory as it is after round n; it appears in full or not at all."""
+        """Make a run directory; it appears in full or not at all.
+
+        Args:
+            graft: what the run goes on with after round n; None: it begins with round 1.
+        """
         temporary = path.with_name(f".{path.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         directory = RunDirectory(temporary)
         open_directory(experiment, self.parts, directory)
+        if graft is not None:
+            self._graft(experiment, graft, n, directory)
+        if only is not None:
+            Strands(temporary).start(only)
+        os.replace(temporary, path)
+
+    def _graft(
+        self, experiment: Experiment, graft: "Graft", n: int, directory: RunDirectory
+    ) -> None:
+        """Bring a new run directory to where it stands after round n and the clustering."""
         store = CheckpointStore(directory.checkpoints)
         server = assemble(experiment, self.parts, self.fed, directory)
         if n == 0:
@@ -336,9 +367,6 @@ class _Grower:
             graft = replace(graft, row=kept.extra["row"])
             replace(server, algorithm=graft, should_stop=lambda: True).run()
         self._forget()
-        if only is not None:
-            Strands(temporary).start(only)
-        os.replace(temporary, path)
 
     def _write_row(self, row: Row, experiment: Experiment, n: int, evidence: Evidence) -> None:
         """The folder of a row that shares a run: its configuration, and its own clustering."""
@@ -372,6 +400,8 @@ class _Seen:
     stages: Stages
     splits: bool  # may rows share some of their clusters?
     trained_by: dict[str, str] = field(default_factory=dict)  # strand -> run
+    # By the fields of an algorithm: do its rounds return metrics of their own?
+    own_metrics: dict[str, bool] = field(default_factory=dict)
 
     def decide(self, row: Row) -> Clustering:
         algorithm = parse_experiment(row.plain).algorithm.build()

@@ -7,13 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flray.algorithms.flhc import Flhc, FlhcState
 from flray.clustering.points import Partition
 from flray.clustering.related import Related
 from flray.config.build import Result, run_experiment
 from flray.config.experiment import parse_experiment
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import squared_changes
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.records.strands import Strands
+from flray.sweep.driver import Watch, _Sweep
 from flray.sweep.growth import branches, grow, row_folder
 from flray.sweep.rows import expand
 from flray.sweep.space import THRESHOLD, parse_space
@@ -305,6 +310,59 @@ def test_rows_are_not_taken_apart_where_clients_come_and_go(tmp_path, more) -> N
     (apart,) = grown(planned(flhc, varied), tmp_path / "apart")
     assert all(row["sources"] == {} for row in whole["rows"].values())
     assert all(row["sources"] != {} for row in apart["rows"].values())
+
+
+@dataclass(frozen=True)
+class Watched(Flhc):
+    """FL+HC whose rounds also return how far the models of all clients have moved."""
+
+    def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
+        new, metrics = super().round(state, cohort, fed)
+        moved = squared_changes(new.bank, state.bank)
+        return new, metrics | ({"largest_move": float(moved.max())} if metrics else {})
+
+
+@dataclass(frozen=True)
+class WatchedLate(Flhc):
+    """One that returns a metric of its own in round 3 alone."""
+
+    def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
+        new, metrics = super().round(state, cohort, fed)
+        return new, metrics | ({"late": 1.0} if cohort.t == 3 else {})
+
+
+@pytest.mark.parametrize("rounds_before", [0, 2])
+def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(tmp_path, rounds_before) -> None:
+    """Neither FedAvg's trunk nor what is kept of strands has such metrics."""
+    watched = {"name": f"{__name__}:Watched", "rounds_before": rounds_before}
+    space = {
+        "experiment": {**TINY, "algorithm": watched, "rounds": 3},
+        "space": {THRESHOLD: {"between_merges": 3}},
+    }
+    rows = expand(parse_space(space))
+    tree = plan(rows, VERSION, has_gpu=False)
+    records = grown(tree, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
+    found = list(records[0]["rows"].values())
+    assert len({row["run"] for row in found}) == 3
+    assert all(row["sources"] == {} for row in found)
+    runs = [RunDirectory(tmp_path / "sweep" / run_path(row["run"])) for row in found]
+    assert all(run.rounds()["largest_move"].notna().all() for run in runs)
+    # What was trained is counted: the trunk, the clients' signatures, and every row from its start.
+    sweep = _Sweep(parse_space(space), tmp_path / "sweep", rows, tree, {}, 0.0, Watch(), None)
+    trunk = RunDirectory(tmp_path / "sweep" / tree.trunks[0].run)
+    steps = int(trunk.rounds()["client_steps"].sum()) if rounds_before else 0
+    steps += records[0]["client_steps"] + sum(run.summary()["client_steps"] for run in runs)
+    assert sweep._steps_of_trunk(tree.trunks[0]) == steps
+
+
+def test_a_metric_that_comes_too_late_to_be_known_is_not_lost_silently(tmp_path) -> None:
+    late = {"algorithm": {"name": f"{__name__}:WatchedLate", "rounds_before": 1}, "rounds": 3}
+    (record,) = grown(planned(late, {THRESHOLD: {"between_merges": 2}}), tmp_path)
+    row = record["rows"]["0"]
+    assert row["sources"] != {}
+    with pytest.raises(ExperimentError, match="round 3 returned the metric 'late'"):
+        finished(row, tmp_path)
 
 
 def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
