@@ -1,6 +1,7 @@
 """What an algorithm is: five methods over a state that is data."""
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
@@ -12,14 +13,23 @@ State = TypeVar("State")
 Metrics = dict[str, float]
 
 
+@dataclass(frozen=True)
+class Outcome(Generic[State]):
+    """What `init` and `round` return: the new state, and what is recorded of it."""
+
+    state: State
+    metrics: Metrics = field(default_factory=dict)  # columns of the round's row
+    clusterings: tuple[Clustering, ...] = ()  # in the order in which they were decided
+
+
 class Algorithm(Protocol[State]):
     """A frozen dataclass whose fields are its configuration."""
 
-    def init(self, fed: Federation) -> State: ...
+    def init(self, fed: Federation) -> Outcome[State]: ...
 
     def cohort(self, state: State, t: int, fed: Federation) -> Cohort: ...
 
-    def round(self, state: State, cohort: Cohort, fed: Federation) -> tuple[State, Metrics]: ...
+    def round(self, state: State, cohort: Cohort, fed: Federation) -> Outcome[State]: ...
 
     def deploy(self, state: State, clients: Ids, fed: Federation) -> ModelBank:
         """The model each of the clients uses at test time, in the bank's `owner`."""
@@ -80,9 +90,9 @@ class Apart(Protocol):
         ...
 
 
-def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> State:
-    """The clustering pass: not a round, and all of the trunk's end that is not shared."""
+def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> Outcome[State]:
+    """Collect signatures, cluster the clients and build the state after it. Not a round."""
     t = algorithm.rounds_before
     observed = algorithm.observe(bank, t, fed)
     found = algorithm.clustering.decide(observed[0], fed, t)
-    return algorithm.branch(bank, observed, found, fed)
+    return Outcome(algorithm.branch(bank, observed, found, fed), clusterings=(found,))

@@ -6,7 +6,7 @@ from Decentralized Data. AISTATS 2017, arXiv 1602.05629. Algorithm 1.
 
 from dataclasses import dataclass
 
-from flray.algorithms.algorithm import Metrics
+from flray.algorithms.algorithm import Outcome
 from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
@@ -21,23 +21,19 @@ class FedAvgState:
 
 @dataclass(frozen=True)
 class FedAvg:
-    def init(self, fed: Federation) -> FedAvgState:
-        return FedAvgState(fed.initial_bank())
+    def init(self, fed: Federation) -> Outcome[FedAvgState]:
+        return Outcome(FedAvgState(fed.initial_bank()))
 
     def cohort(self, state: FedAvgState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))  # Alg. 1 l. 4-5: S_t, max(C K, 1) clients
 
     gradient = staticmethod(plain_gradient)  # ClientUpdate l. 3: w <- w - eta grad l(w; b)
 
-    def round(
-        self, state: FedAvgState, cohort: Cohort, fed: Federation
-    ) -> tuple[FedAvgState, Metrics]:
-        trained = fed.train(state.bank, cohort, self.gradient)
-        exchanged = len(cohort.clients) * state.bank.bytes_per_model
-        fed.meter.count_transfer("model", down=exchanged, up=exchanged)
+    def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
         # Alg. 1 l. 8: w_{t+1} <- sum_k n_k / n w^k_{t+1}
-        bank = fed.mix(Relation.joint(fed.num_clients), trained, state.bank)
-        return FedAvgState(bank), trained.metrics()
+        everybody = Relation.joint(fed.num_clients)
+        bank, trained = fed.average(everybody, state.bank, cohort, self.gradient)
+        return Outcome(FedAvgState(bank), trained.metrics())
 
     def deploy(self, state: FedAvgState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank

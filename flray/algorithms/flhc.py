@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Metrics, cluster
+from flray.algorithms.algorithm import Outcome, cluster
 from flray.client.training import plain_gradient
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
@@ -54,11 +54,11 @@ class Flhc:
         if self.rounds_before < 0:
             raise ValueError(f"rounds_before must be >= 0, got {self.rounds_before}")
 
-    def init(self, fed: Federation) -> FlhcState:
+    def init(self, fed: Federation) -> Outcome[FlhcState]:
         bank = fed.initial_bank()
         if self.rounds_before == 0:
             return cluster(self, bank, fed)
-        return FlhcState(bank, np.zeros(fed.num_clients, np.int64))
+        return Outcome(FlhcState(bank, np.zeros(fed.num_clients, np.int64)))
 
     gradient = staticmethod(plain_gradient)  # l. 30: w <- w - η ∇L(w; b)
 
@@ -69,18 +69,17 @@ class Flhc:
         sampled = [fed.sample(t, members) for members in clusters]
         return Cohort(t, np.sort(np.concatenate([fed.clients[:0], *sampled])))
 
-    def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> tuple[FlhcState, Metrics]:
-        trained = fed.train(state.bank, cohort, self.gradient)
-        exchanged = len(cohort.clients) * state.bank.bytes_per_model
-        fed.meter.count_transfer("model", down=exchanged, up=exchanged)
+    def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
         # l. 24, in each cluster: w_{c,t+1} <- sum_{k in K_c} n_k / n w^k_{t+1}
-        bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
-        state = replace(state, bank=bank)
+        clusters = Relation.of_clusters(state.labels)
+        bank, trained = fed.average(clusters, state.bank, cohort, self.gradient)
+        metrics = trained.metrics()
         if cohort.t == self.rounds_before:
-            state = cluster(self, bank, fed)
-        elif cohort.t > self.rounds_before:
+            return replace(cluster(self, bank, fed), metrics=metrics)
+        state = replace(state, bank=bank)
+        if cohort.t > self.rounds_before:
             state = self._place(state, np.union1d(fed.clients, fed.holdout), cohort.t, fed)
-        return state, trained.metrics()
+        return Outcome(state, metrics)
 
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank

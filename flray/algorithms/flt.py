@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
-from flray.algorithms.algorithm import Metrics, cluster
+from flray.algorithms.algorithm import Outcome, cluster
 from flray.algorithms.change import Dynamic, Flags, part_of
 from flray.client.training import plain_gradient
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
@@ -73,7 +73,7 @@ class Flt:
         if self.stages < 1:
             raise ValueError(f"stages must be >= 1, got {self.stages}")
 
-    def init(self, fed: Federation) -> FltState:
+    def init(self, fed: Federation) -> Outcome[FltState]:
         if self.stages > len(fed.clients):
             raise ExperimentError(
                 f"stages must be at most the {len(fed.clients)} clients, got {self.stages}: "
@@ -87,22 +87,20 @@ class Flt:
         placed = fed.clients[state.labels[fed.clients] >= 0]
         return Cohort(t, fed.sample(t, placed))  # l. 5: S^t
 
-    def round(self, state: FltState, cohort: Cohort, fed: Federation) -> tuple[FltState, Metrics]:
-        t = cohort.t
-        trained = fed.train(state.bank, cohort, self.gradient)  # l. 7-12
-        exchanged = len(cohort.clients) * state.bank.bytes_per_model
-        fed.meter.count_transfer("model", down=exchanged, up=exchanged)
-        bank = fed.mix(state.relation, trained, state.bank)  # l. 15-20
-        flags = self.dynamic.updated(state.flags, trained, state.bank, fed)  # l. 22
+    def round(self, state: FltState, cohort: Cohort, fed: Federation) -> Outcome[FltState]:
+        t, before = cohort.t, state.bank
+        bank, trained = fed.average(state.relation, before, cohort, self.gradient)  # l. 7-20
+        flags = self.dynamic.updated(state.flags, trained, before, fed)  # l. 22
         state = replace(state, bank=bank, flags=flags)
         asked = _unplaced(state, self._stages_until(t, fed)) if t < self.stages else nobody()
+        found: tuple[Clustering, ...] = ()
         if self.dynamic.is_due(flags, t) or self._awaits_newcomers(state, t, fed):
             asked = fed.clients
-            state = self._form(state, t, asked, fed)  # l. 23-27
+            state, found = self._form(state, t, asked, fed)  # l. 23-27
             state = replace(state, flags=Flags.none(fed.num_clients))
         elif len(asked):
-            state = self._form(state, t, asked, fed)
-        return self._after(state, t, asked, fed), trained.metrics()
+            state, found = self._form(state, t, asked, fed)
+        return Outcome(self._after(state, t, asked, fed), trained.metrics(), found)
 
     def _stages_until(self, last: int, fed: Federation) -> Ids:
         """The clients of stages 0 to `last`."""
@@ -142,13 +140,15 @@ class Flt:
         members = [np.flatnonzero(component == c) for c in np.unique(component)]
         return [(some, strengths[np.ix_(some, some)].tolist()) for some in members]
 
-    def _form(self, state: FltState, t: int, clients: Ids, fed: Federation) -> FltState:
+    def _form(
+        self, state: FltState, t: int, clients: Ids, fed: Federation
+    ) -> tuple[FltState, tuple[Clustering, ...]]:
         """FCR (Alg. 2): hear some clients, then relate all that have answered and are there."""
         cohort = Cohort(t, clients)
         heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)  # l. 1-11
         centres = state.centres.updated_by(heard)  # l. 12: M
         found = self.clustering.decide(centres.of(fed.clients), fed, t)  # l. 13-19
-        return self._related(state.bank, (centres, memory), found, state.flags)
+        return self._related(state.bank, (centres, memory), found, state.flags), (found,)
 
     def _related(
         self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, flags: Flags

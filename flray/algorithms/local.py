@@ -2,15 +2,42 @@
 
 from dataclasses import dataclass
 
-from flray.algorithms.algorithm import Metrics
-from flray.algorithms.fedavg import FedAvg, FedAvgState
+import numpy as np
+
+from flray.algorithms.algorithm import Outcome
+from flray.client.training import plain_gradient
+from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank
+from flray.models.client_table import ClientTable
 
 
 @dataclass(frozen=True)
-class Local(FedAvg):
-    def round(
-        self, state: FedAvgState, cohort: Cohort, fed: Federation
-    ) -> tuple[FedAvgState, Metrics]:
-        trained = fed.train(state.bank, cohort, self.gradient)
-        return FedAvgState(state.bank.owned_by(trained.clients, trained.params)), trained.metrics()
+class LocalState:
+    models: ClientTable  # w_k; who has not trained yet has the initial model
+
+
+@dataclass(frozen=True)
+class Local:
+    gradient = staticmethod(plain_gradient)
+
+    def init(self, fed: Federation) -> Outcome[LocalState]:
+        return Outcome(LocalState(ClientTable.empty(fed.initial, fed.num_clients)))
+
+    def cohort(self, state: LocalState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))
+
+    def round(self, state: LocalState, cohort: Cohort, fed: Federation) -> Outcome[LocalState]:
+        trained = fed.train(state.models.bank(cohort.clients), cohort, self.gradient)
+        models = state.models.updated(trained.clients, trained.params)
+        return Outcome(LocalState(models), trained.metrics())
+
+    def deploy(self, state: LocalState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.models.bank(clients)
+
+    def partition(self, state: LocalState) -> Ids:
+        """A cluster for each client that has trained; the others share the initial model."""
+        own = state.models.clients
+        labels = np.zeros(len(state.models.block_of), dtype=np.int64)
+        labels[own] = 1 + np.arange(len(own))
+        return labels

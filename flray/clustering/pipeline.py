@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
 from flray.clustering.distances import L2
@@ -16,8 +17,10 @@ from flray.clustering.relations import NoRelation
 from flray.clustering.update import Update
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Evidence, Federation
+from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
+
+Evidence = dict[str, NDArray[Any]]  # what a clustering was decided by, array by name
 
 LARGEST_KEPT = 1_000_000  # numbers of a clustering's points in its evidence
 
@@ -97,18 +100,16 @@ class Pipeline:
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
-        """Cluster the clients by their signatures; the evidence goes to the server's records."""
+        """Cluster the clients by their signatures."""
         if not points.num_clients:
             raise ExperimentError(
                 f"clustering after round {t}: no client answered with a signature"
             )
         with fed.meter.phase("cluster"):
             try:
-                found = self._decide(points, fed, t)
+                return self._decide(points, fed, t)
             except ValueError as error:
                 raise ExperimentError(f"clustering after round {t}: {error}") from error
-            fed.evidence.append(found.evidence())
-        return found
 
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         embedded: Points = self.embed(points, fed.seed)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,14 +24,12 @@ from flray.errors import ClientFailure, ExperimentError
 from flray.execution.attempts import not_finite, run_to_the_client
 from flray.execution.executor import Executor, Failed, Output
 from flray.models.bank import ModelBank, Params
-from flray.models.mixing import Aggregation, Relation, mix_bank
+from flray.models.mixing import Aggregation, Relation, Weights, mix, mix_bank, mixing_rows
 from flray.randomness import generator
 
 OnClientFailure = Literal["raise", "drop"]
 
 GROUND_TRUTH_READS = "ground_truth_reads"  # counted by the meter, so a column of rounds.parquet
-
-Evidence = dict[str, NDArray[Any]]  # what a clustering was decided by, array by name
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,6 @@ class Federation:
     changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
     ground_truth: Oracle | None = None  # None: not for this experiment
     meter: Meter = field(default_factory=Meter)
-    evidence: list[Evidence] = field(default_factory=list)  # of clusterings, taken by the server
     only: Ids | None = None  # train and score no others, whom another run trains; None: everybody
     heard: list[Heard] = field(default_factory=list)  # of the round, taken by the server
 
@@ -231,13 +228,45 @@ class Federation:
             scores.append(output)
         return scores
 
+    def average(
+        self, relation: Relation, bank: ModelBank, cohort: Cohort, gradient: Gradient
+    ) -> tuple[ModelBank, Trained]:
+        """A round of averaging: send models, let the cohort train, mix what comes back.
+
+        Returns each client's new model, the mean of those it hears, and what was trained.
+        """
+        trained = self.train(bank, cohort, gradient)
+        self.count_models(bank, cohort, trained)
+        return self.mix(relation, trained, bank), trained
+
+    def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
+        """Count a model sent to each client of the cohort, and one received from each heard."""
+        down, up = len(cohort.clients), len(trained.clients)
+        size = bank.bytes_per_model
+        self.meter.count_transfer("model", down=down * size, up=up * size)
+
     def mix(self, relation: Relation, trained: Trained, bank: ModelBank) -> ModelBank:
         """W' = A X + B W: each client's model, the mean of those it hears weighted by n_k."""
         with self.meter.phase("mix"):
-            counts = np.zeros(self.num_clients)
-            counts[self.clients] = self.weights()[self.clients]
-            weighted = Relation(relation.rows * counts, relation.of)
+            weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
             return mix_bank(weighted, trained.clients, trained.params, bank, self.aggregation)
+
+    def mix_rows(self, hears: Weights, trained: Trained, bank: ModelBank) -> ModelBank:
+        """The bank whose row u is the mean of the clients it hears, with strength hears[u, j] n_j.
+
+        A row that hears nobody keeps its model, whether a client uses it or not; who uses which
+        row stays as it is.
+        """
+        with self.meter.phase("mix"):
+            weighted = hears * self._mixing_weights()
+            rows = mixing_rows(weighted, trained.clients, bank, self.aggregation)
+            return replace(bank, params=mix(rows, trained.params, bank.params))
+
+    def _mixing_weights(self) -> Weights:
+        """(M,) n_k or 1 of the clients that may train, 0 for the others."""
+        counts = np.zeros(self.num_clients)
+        counts[self.clients] = self.weights()[self.clients]
+        return counts
 
     def map(
         self,

@@ -102,6 +102,15 @@ def mixing_row(
     return MixingRow(heard, a, kept, b[kept])
 
 
+def mixing_rows(
+    hears: Weights, cohort: Ids, bank: ModelBank, aggregation: Aggregation
+) -> list[MixingRow]:
+    """A row of [A B] for each model of the bank, which hears client j with strength hears[u, j]."""
+    return [
+        mixing_row(strengths, u, cohort, bank, aggregation) for u, strengths in enumerate(hears)
+    ]
+
+
 def mix_bank(
     relation: Relation, cohort: Ids, trained: Params, bank: ModelBank, aggregation: Aggregation
 ) -> ModelBank:

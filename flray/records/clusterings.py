@@ -69,11 +69,13 @@ class Clustering:
         return len(np.unique(self.labels))
 
 
-def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array]) -> None:
+def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_later: int = 0) -> None:
     """Write what was found after round t (0: before the first) to folder/round_<t>.npz.
 
     Args:
         arrays: the fields of `Clustering` by name; those that are None there are left out.
+        num_later: how many clusterings of the same round came after it. Those that were not the
+            last are kept as round_<t>_<num_later>.npz, which `read_clusterings` leaves out.
     """
     _checked(arrays)
 
@@ -82,7 +84,8 @@ def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array]) -> None:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # none is its keyword
 
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / f"round_{t:06d}.npz", write)
+    suffix = f"_{num_later}" if num_later else ""
+    replace_file(folder / f"round_{t:06d}{suffix}.npz", write)
 
 
 def clustering_files(run: Path) -> dict[int, Path]:
@@ -92,7 +95,7 @@ def clustering_files(run: Path) -> dict[int, Path]:
 
 
 def read_clusterings(run: Path) -> dict[int, Clustering]:
-    """All clusterings of a run by round, in order of rounds."""
+    """The (last) clustering of each round that had one, in order of rounds."""
     return {t: read_clustering(path) for t, path in clustering_files(run).items()}
 
 

@@ -137,9 +137,15 @@ class RunDirectory:
         self._parts.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda file: pq.write_table(table, file))
 
-    def append_clustering(self, t: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the evidence of the clustering after round t (0: before the first)."""
-        write_clustering(self._clusterings, t, arrays)
+    def append_clustering(
+        self, t: int, arrays: Mapping[str, NDArray[Any]], num_later: int = 0
+    ) -> None:
+        """Keep the evidence of a clustering after round t (0: before the first).
+
+        Args:
+            num_later: how many clusterings of the same round come after it.
+        """
+        write_clustering(self._clusterings, t, arrays, num_later)
 
     def adopt(self, other: "RunDirectory", num_rounds: int) -> None:
         """Take over another run's rows of its first rounds, which this one would repeat."""
@@ -158,7 +164,7 @@ class RunDirectory:
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""
-        return sorted(_round_of(path) for path in self._clusterings.glob("round_*.npz"))
+        return sorted({_round_of(path) for path in self._clusterings.glob("round_*.npz")})
 
     def has_clustering(self, t: int) -> bool:
         return t in self.clustering_rounds()

@@ -1,6 +1,6 @@
 """The round loop: cohort, round, evaluation, record, checkpoint; the only one in the project."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flray.algorithms.algorithm import Algorithm, Metrics
+from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
@@ -78,10 +79,10 @@ class Server:
 
         What it counted and found belongs in the row of round 1, which may be another process's.
         """
-        state = self.algorithm.init(self.fed)
+        begun = self.algorithm.init(self.fed)
         self.directory.truncate(0)
-        row = self._record_clustering(0)
-        saved = Checkpoint(0, state, {"row": row, "counts": dict(self.fed.meter.counts)})
+        row = begun.metrics | self._record_clusterings(0, begun.clusterings)
+        saved = Checkpoint(0, begun.state, {"row": row, "counts": dict(self.fed.meter.counts)})
         store.save(saved.round, saved.state, saved.extra)
         return saved
 
@@ -89,11 +90,12 @@ class Server:
         split = self.timeline.at(t)
         fed = self.fed.during(self.timeline, t)
         cohort = self.algorithm.cohort(state, t, fed)
-        new, metrics = self.algorithm.round(state, cohort, fed)
+        outcome = self.algorithm.round(state, cohort, fed)
+        new = outcome.state
         if self.fed.only is not None:
-            _require_known(metrics, t)
-        row: Row = {"round": t, "cohort_size": len(cohort.clients), **metrics}
-        row |= self._record_clustering(t)
+            _require_known(outcome.metrics, t)
+        row: Row = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
+        row |= self._record_clusterings(t, outcome.clusterings)
         banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
@@ -113,20 +115,19 @@ class Server:
             or self.directory.has_clustering(t - 1)
         )
 
-    def _record_clustering(self, t: int) -> Row:
-        """Keep what the clustering after round t was decided by; its scores where groups exist."""
-        if not self.fed.evidence:
-            return {}
-        arrays = self.fed.evidence[-1]
-        self.fed.evidence.clear()
-        clients, labels = arrays["clients"], arrays["labels"]
-        row: Row = {"clustering_clusters": len(np.unique(labels))}
+    def _record_clusterings(self, t: int, clusterings: Sequence[Clustering]) -> Row:
+        """Keep what clusterings after round t were decided by; scores of the last, by groups."""
         groups = self.timeline.at(max(t, 1)).groups
-        if groups is not None:
-            arrays = arrays | {"groups": groups[clients]}
-            scores = partition_scores(labels, groups[clients])
-            row |= {f"clustering_{name}": value for name, value in scores.items()}
-        self.directory.append_clustering(t, arrays)
+        row: Row = {}
+        for number, found in enumerate(clusterings):
+            arrays = found.evidence()
+            row = {"clustering_clusters": len(np.unique(found.labels))}
+            if groups is not None:
+                planted = groups[found.clients]
+                arrays |= {"groups": planted}
+                scores = partition_scores(found.labels, planted)
+                row |= {f"clustering_{name}": value for name, value in scores.items()}
+            self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
 
     def _deployed(self, state: Any) -> ModelBank:

@@ -29,13 +29,13 @@ def metrics_of_round(
     Args:
         state: before the round; None: that of `init`.
     """
-    dry = replace(fed, executor=Untrained(), meter=Meter(), evidence=[], heard=[])
+    dry = replace(fed, executor=Untrained(), meter=Meter(), heard=[])
     try:
-        before = algorithm.init(dry) if state is None else state
-        _, metrics = algorithm.round(before, algorithm.cohort(before, t, dry), dry)
+        before = algorithm.init(dry).state if state is None else state
+        outcome = algorithm.round(before, algorithm.cohort(before, t, dry), dry)
     except CLIENT_ERRORS:  # of a round that means something only with models that were trained
         return frozenset()
-    return frozenset(metrics)
+    return frozenset(outcome.metrics)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Apart, Branching, Metrics
+from flray.algorithms.algorithm import Apart, Branching, Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.clustering.pipeline import Clustering
 from flray.config.build import (
@@ -33,7 +33,6 @@ from flray.execution.executor import CLIENT_ERRORS
 from flray.execution.federation import (
     GROUND_TRUTH_READS,
     Cohort,
-    Evidence,
     Federation,
     nobody,
 )
@@ -250,7 +249,6 @@ class _Grower:
     def _branch(self, row: Row, seen: "_Seen", found: dict[str, Any]) -> dict[str, Any]:
         self._forget()  # what a row that failed has counted
         row, clustering = self._decided(row, seen)
-        evidence = self.fed.evidence[-1]
         experiment = parse_experiment(row.plain)
         algorithm: Branching[Any] = experiment.algorithm.build()
         state = algorithm.branch(seen.bank, seen.observed, clustering, seen.fed)
@@ -261,7 +259,7 @@ class _Grower:
         start = digest([state_digest(state), counts[GROUND_TRUTH_READS]])
         whole = self._runs_whole(row, algorithm, state, seen)
         key = continuation_key(self.trunk, row, seen.round, start, self.shared and not whole)
-        graft = Graft(algorithm, state, evidence, counts)
+        graft = Graft(algorithm, state, clustering, counts)
         path = self.folder / run_path(key)
         strands = {} if whole else self._strands(row, algorithm, state, seen)
         new = [clients for name, clients in strands.items() if name not in seen.trained_by]
@@ -275,7 +273,7 @@ class _Grower:
         owners = {each["run"] for each in found.values() if each["own"]}
         own = key not in owners and canonical(RunDirectory(path).config()) == canonical(row.plain)
         if not own:
-            self._write_row(row, experiment, seen.round, evidence)
+            self._write_row(row, experiment, seen.round, clustering)
         return {
             "run": key,
             "own": own,
@@ -368,14 +366,15 @@ class _Grower:
             replace(server, algorithm=graft, should_stop=lambda: True).run()
         self._forget()
 
-    def _write_row(self, row: Row, experiment: Experiment, n: int, evidence: Evidence) -> None:
+    def _write_row(self, row: Row, experiment: Experiment, n: int, found: Clustering) -> None:
         """The folder of a row that shares a run: its configuration, and its own clustering."""
         path = self.folder / row_folder(row.number)
         shutil.rmtree(path, ignore_errors=True)
         open_directory(experiment, self.parts, RunDirectory(path))
+        evidence = found.evidence()
         groups = self.parts.payload.timeline.at(max(n, 1)).groups
         if groups is not None:
-            evidence = evidence | {"groups": groups[evidence["clients"]]}
+            evidence |= {"groups": groups[found.clients]}
         write_clustering(path / FOLDER, n, evidence)
 
     def _counts(self) -> Counter[str]:
@@ -385,7 +384,6 @@ class _Grower:
 
     def _forget(self) -> None:
         self.fed.meter.read_and_reset()
-        self.fed.evidence.clear()
 
 
 @dataclass(frozen=True)
@@ -417,22 +415,23 @@ class Graft:
 
     algorithm: Branching[Any]  # Any: the state is the algorithm's own
     state: Any
-    evidence: Evidence
+    clustering: Clustering
     counts: Counter[str]  # of the observation
     row: dict[str, Any] = field(default_factory=dict)  # the trunk's, of this round
 
-    def init(self, fed: Federation) -> Any:
-        self._tell(fed)
-        return self.state
+    def init(self, fed: Federation) -> Outcome[Any]:
+        fed.meter.counts.update(self.counts)
+        return Outcome(self.state, clusterings=(self.clustering,))
 
     def cohort(self, state: FedAvgState, t: int, fed: Federation) -> Cohort:
         return FedAvg().cohort(state, t, fed)
 
-    def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> tuple[Any, Metrics]:
+    def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[Any]:
         costs = {key: value for key, value in self.row.items() if key.startswith(COUNTED)}
         fed.meter.counts.update(costs)
-        self._tell(fed)
-        return self.state, {k: v for k, v in self.row.items() if k == "train_loss"}
+        fed.meter.counts.update(self.counts)
+        metrics = {k: v for k, v in self.row.items() if k == "train_loss"}
+        return Outcome(self.state, metrics, (self.clustering,))
 
     def deploy(self, state: Any, clients: Ids, fed: Federation) -> ModelBank:
         if isinstance(state, FedAvgState):  # as it was before the clustering
@@ -441,7 +440,3 @@ class Graft:
 
     def partition(self, state: Any) -> Ids:
         return self.algorithm.partition(state)
-
-    def _tell(self, fed: Federation) -> None:
-        fed.meter.counts.update(self.counts)
-        fed.evidence.append(self.evidence)

@@ -1,0 +1,113 @@
+"""A client table: rows of state that belong to one client each, for the clients that have any.
+
+SCAFFOLD's control variates, the models of `local`, the private layers of LG-FedAvg. A table lives
+with the server; the rows of a cohort travel with its jobs and are written back after them.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from flray.data.dataset import Ids
+from flray.models.bank import ModelBank, Params
+
+DEFAULT = -1  # in place of a block: the client has the default row
+MOST_STORED = 2  # rows in all blocks for each row in use; above that, sparse blocks are rewritten
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """The rows of M clients; a client that never got one has the default.
+
+    Rows lie in blocks, one for each update, that are never changed. So an update costs its own
+    rows, memory follows the clients heard, and a checkpoint writes new blocks only.
+    """
+
+    default: Params  # leaves (1, ...)
+    block_of: Ids  # (M,) the block of each client, or DEFAULT
+    row_of: Ids  # (M,) its row in that block
+    blocks: dict[str, Params]  # leaves (n, ...) by the number of the block
+    num_updates: int = 0  # the number of the next block
+
+    @classmethod
+    def empty(cls, default: Params, num_clients: int) -> "ClientTable":
+        nowhere = np.full(num_clients, DEFAULT, dtype=np.int64)
+        return cls(default, nowhere, np.zeros(num_clients, dtype=np.int64), {})
+
+    @property
+    def clients(self) -> Ids:
+        """Those that have a row of their own, ascending."""
+        return np.flatnonzero(self.block_of != DEFAULT)
+
+    def of_clients(self, clients: Ids) -> Params:
+        """The rows of the clients stacked in their order (a copy).
+
+        >>> table = ClientTable.empty({"c": torch.zeros(1, 1)}, 3)
+        >>> table = table.updated(np.array([2]), {"c": torch.ones(1, 1)})
+        >>> table.of_clients(np.array([2, 0]))["c"].tolist()
+        [[1.0], [0.0]]
+        """
+        stacked = {
+            name: leaf.expand(len(clients), *leaf.shape[1:]).clone()
+            for name, leaf in self.default.items()
+        }
+        blocks = self.block_of[clients]
+        for number in np.unique(blocks[blocks != DEFAULT]):
+            block = self.blocks[str(number)]
+            places = np.flatnonzero(blocks == number)
+            for name, leaf in block.items():
+                rows = torch.from_numpy(self.row_of[clients[places]]).to(leaf.device)
+                into = torch.from_numpy(places).to(stacked[name].device)
+                found = leaf.index_select(0, rows).to(stacked[name].device)
+                stacked[name].index_copy_(0, into, found)
+        return stacked
+
+    def updated(self, clients: Ids, rows: Params) -> "ClientTable":
+        """The table in which these clients have these rows, leaves (K, ...) in their order."""
+        if not len(clients):
+            return self
+        block_of, row_of = self.block_of.copy(), self.row_of.copy()
+        block_of[clients] = self.num_updates
+        row_of[clients] = np.arange(len(clients))
+        blocks = {**self.blocks, str(self.num_updates): rows}
+        in_use = {str(number) for number in np.unique(block_of)}
+        return replace(
+            self,
+            block_of=block_of,
+            row_of=row_of,
+            blocks={name: block for name, block in blocks.items() if name in in_use},
+            num_updates=self.num_updates + 1,
+        )._without_waste()
+
+    def bank(self, clients: Ids) -> ModelBank:
+        """Rows that are whole models as a bank: one of each client that has its own, before them
+        the default. Owners of clients not named are undefined.
+        """
+        own = clients[self.block_of[clients] != DEFAULT]
+        owner = np.zeros(len(self.block_of), dtype=np.int64)
+        if len(own) == len(clients):
+            owner[own] = np.arange(len(own))
+            return ModelBank(self.of_clients(own), owner)
+        owner[own] = 1 + np.arange(len(own))
+        rows = self.of_clients(own)
+        params = {name: torch.cat([leaf, rows[name]]) for name, leaf in self.default.items()}
+        return ModelBank(params, owner)
+
+    def _without_waste(self) -> "ClientTable":
+        """Rewrite blocks of which less than half is in use, once rows in no use outnumber others.
+
+        A block loses rows as its clients get new ones, so a row is rewritten about once.
+        """
+        sizes = {name: _num_rows(block) for name, block in self.blocks.items()}
+        clients = self.clients
+        if sum(sizes.values()) <= MOST_STORED * len(clients):
+            return self
+        numbers, used = np.unique(self.block_of[clients], return_counts=True)
+        sparse = [n for n, count in zip(numbers, used, strict=True) if 2 * count < sizes[str(n)]]
+        moving = clients[np.isin(self.block_of[clients], sparse)]
+        return self.updated(moving, self.of_clients(moving))
+
+
+def _num_rows(block: Params) -> int:
+    return len(next(iter(block.values())))
