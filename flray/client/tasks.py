@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -129,6 +129,8 @@ class Score:
         host.module.eval()
         load_params(host.module, {name: leaf[job.row] for name, leaf in bank.items()})
         ids = torch.from_numpy(job.examples).to(host.examples.device)
+        if not len(ids):
+            return ExampleScores(np.empty(0, np.bool_), np.empty(0))
         correct, losses = [], []
         with torch.no_grad():
             for some in torch.split(ids, SCORE_BATCH):
@@ -139,6 +141,45 @@ class Score:
         return ExampleScores(
             torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy()
         )
+
+
+Part = Literal["train", "validation"]  # of a client's own examples, which an algorithm may use
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How good each of U models is on one client's own examples."""
+
+    loss: NDArray[np.float64]  # (U,) mean over the examples; NaN for a client without any
+    accuracy: NDArray[np.float64]  # (U,)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Every model of the bank on each client's own part in round t; in evaluation mode."""
+
+    part: Part
+    t: int
+
+    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Judged]:
+        own = getattr(host.timeline.at(self.t), self.part)
+        num_models = len(next(iter(bank.values())))
+        # Client by client, so that a result does not depend on who else is in the block.
+        scores = [
+            [Score()(host, bank, ScoreJob(u, own[i])) for i in job.clients]
+            for u in range(num_models)
+        ]
+        return [
+            Judged(
+                np.array([_mean(of_model[k].loss) for of_model in scores]),
+                np.array([_mean(of_model[k].correct) for of_model in scores]),
+            )
+            for k in range(len(job.clients))
+        ]
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else np.nan
 
 
 def _correct(output: Tensor, labels: Tensor) -> Tensor:

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from flray.client.engine import BlockResult
 from flray.client.host import Host
 from flray.client.plan import num_local_steps
-from flray.client.tasks import ClientsJob, ExampleScores, Score, ScoreJob, Train, TrainJob
+from flray.client.tasks import (
+    ClientsJob,
+    ExampleScores,
+    Judge,
+    Part,
+    Score,
+    ScoreJob,
+    Train,
+    TrainJob,
+)
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
 from flray.data.dealing import whole_share
@@ -53,6 +62,15 @@ class Trained:
     def metrics(self) -> dict[str, float]:
         """What every method reports of its local training."""
         return {"train_loss": float(self.loss.mean())} if len(self.loss) else {}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How good U models are on the own data of K clients, in ascending client order."""
+
+    clients: Ids  # (K,)
+    loss: NDArray[np.float64]  # (K, U) mean over a client's examples; NaN where it has none
+    accuracy: NDArray[np.float64]  # (K, U)
 
 
 @dataclass(frozen=True)
@@ -211,6 +229,21 @@ class Federation:
             each = zip(trained.clients, trained.loss, trained.num_steps, strict=True)
             self.heard.extend(Heard(int(i), float(loss), int(steps)) for i, loss, steps in each)
         return trained
+
+    def judge(self, bank: ModelBank, cohort: Cohort, part: Part) -> "Judgement":
+        """Loss and accuracy of every model of the bank on each client's own part.
+
+        Clients without examples of that part have NaN. With `on_client_failure: drop`, clients
+        that fail are left out.
+        """
+        with self.meter.phase("judge"):
+            answers = self.map(Judge(part, cohort.t), cohort, bank.params)
+        shape = len(answers), bank.num_rows
+        return Judgement(
+            clients=np.array(list(answers), dtype=np.int64),
+            loss=np.array([each.loss for each in answers.values()]).reshape(shape),
+            accuracy=np.array([each.accuracy for each in answers.values()]).reshape(shape),
+        )
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         outputs = self.executor.map(Score(), bank.params, jobs)

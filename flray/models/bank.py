@@ -86,23 +86,6 @@ class ModelBank:
         rows = torch.from_numpy(self.owner[clients]).to(any_leaf.device)
         return {k: v.index_select(0, rows) for k, v in self.params.items()}
 
-    def owned_by(self, clients: Ids, models: Params) -> "ModelBank":
-        """A bank in which each of the clients has a row of its own, holding its model.
-
-        A client that shared its row gets a new one at the end; the others keep theirs.
-        """
-        uses = np.bincount(self.owner, minlength=self.num_rows)
-        shares = uses[self.owner[clients]] > 1  # (K,)
-        owner = self.owner.copy()
-        owner[clients[shares]] = self.num_rows + np.arange(shares.sum())
-        params = {}
-        device = next(iter(models.values())).device
-        new, rows = torch.from_numpy(shares).to(device), torch.from_numpy(owner[clients]).to(device)
-        for k, v in self.params.items():
-            grown = torch.cat([v, models[k][new]])  # a copy: what was received stays as it is
-            params[k] = grown.index_copy_(0, rows, models[k])
-        return _without_unused_rows(ModelBank(params, owner))
-
     def split(self, kinds: Ids) -> "ModelBank":
         """The same models, with a row for each pair of kind and row: clusters that start equal."""
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)

@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_file, replace_text
-from flray.records.encoding import Array, Arrays, Json, decode, encode
+from flray.records.encoding import Array, Arrays, Json, KnownTensors, decode, encode
 
 FORMAT = 1
 MAX_FILES = 8  # that the rows of one checkpoint may lie in
@@ -115,6 +115,7 @@ class CheckpointStore:
     def __init__(self, directory: Path) -> None:
         self.directory = Path(directory)
         self._saved: _Saved | None = None
+        self._known = KnownTensors()
 
     def save(self, t: int, state: object, extra: Mapping[str, object] | None = None) -> None:
         """Write what changed since the last save; on failure the checkpoints before stay intact."""
@@ -122,7 +123,8 @@ class CheckpointStore:
         if t < 0 or (before is not None and t <= before.round):
             last = "none yet" if before is None else before.round
             raise ValueError(f"checkpoints are saved in order of rounds >= 0, got {t} after {last}")
-        state_tree, arrays = encode(state)
+        state_tree, arrays = encode(state, known=self._known)
+        self._known.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
         arrays |= extra_arrays
         carried = _carried_sources(before, arrays)
@@ -249,6 +251,8 @@ def changed_rows(old: Array | None, new: Array) -> Mask:
     array([False,  True, False,  True])
     """
     rows = as_rows(new)
+    if old is new:  # of a tensor that was saved before and is never changed in place
+        return np.zeros(len(rows), dtype=np.bool_)
     changed = np.ones(len(rows), dtype=np.bool_)
     if old is None or old.dtype != new.dtype or as_rows(old).shape[1:] != rows.shape[1:]:
         return changed

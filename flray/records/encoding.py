@@ -28,7 +28,29 @@ DTYPES = frozenset(
 )
 
 
-def encode(value: object, path: str = "state") -> tuple[Json, Arrays]:
+class KnownTensors:
+    """Arrays of tensors that were encoded before, which need not be copied to the host again.
+
+    It holds the tensors, so that no other one can have their id.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Tensor, Array]] = {}
+        self._now: dict[int, tuple[Tensor, Array]] = {}
+
+    def array_of(self, tensor: Tensor) -> Array:
+        known = self._before.get(id(tensor)) or (tensor, tensor.numpy(force=True))
+        self._now[id(tensor)] = known
+        return known[1]
+
+    def forget_unused(self) -> None:
+        """Keep those alone that were asked for since the last call."""
+        self._before, self._now = self._now, {}
+
+
+def encode(
+    value: object, path: str = "state", known: KnownTensors | None = None
+) -> tuple[Json, Arrays]:
     """The tree of `value` and its arrays by path, in C order on the CPU, uncopied where possible.
 
     >>> encode({"lr": 0.1, "rounds": (1, 2)})
@@ -39,20 +61,20 @@ def encode(value: object, path: str = "state") -> tuple[Json, Arrays]:
     if type(value) is float:
         return (value if math.isfinite(value) else {"float": str(value)}), {}
     if isinstance(value, np.ndarray | np.generic) or type(value) is Tensor:
-        kind, array = _as_array(value, path)
+        kind, array = _as_array(value, path, known)
         return {kind: path}, {path: array}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):  # no named tuples
-        children, arrays = _encode_children(dict(enumerate(value)), path)
+        children, arrays = _encode_children(dict(enumerate(value)), path, known)
         items = list(children.values())
         return (items if type(value) is list else {"tuple": items}), arrays
     if type(value) is dict:
         _check_keys(value, path)
-        children, arrays = _encode_children(value, path)
+        children, arrays = _encode_children(value, path, known)
         return {"dict": children}, arrays
     if is_dataclass(value) and not isinstance(value, type):
         name = _dataclass_name(type(value), path)
         values = {f.name: getattr(value, f.name) for f in fields(value)}
-        children, arrays = _encode_children(values, path)
+        children, arrays = _encode_children(values, path, known)
         return {"dataclass": name, "fields": children}, arrays
     raise TypeError(
         f"cannot checkpoint a {type(value).__name__} at {path}: state is made of dataclasses, "
@@ -87,13 +109,15 @@ def decode(tree: Json, arrays: Mapping[str, Array], device: str = "cpu") -> Any:
     raise ValueError(f"unknown tag in a checkpoint: {sorted(tree)}")
 
 
-def _encode_children(children: Mapping[Any, object], path: str) -> tuple[dict[str, Json], Arrays]:
+def _encode_children(
+    children: Mapping[Any, object], path: str, known: KnownTensors | None
+) -> tuple[dict[str, Json], Arrays]:
     trees: dict[str, Json] = {}
     arrays: Arrays = {}
     for key, child in children.items():
         # JSON pointer's escapes: {"a/b": x} and {"a": {"b": x}} must not share a path.
         step = str(key).replace("~", "~0").replace("/", "~1")
-        trees[key], below = encode(child, f"{path}/{step}")
+        trees[key], below = encode(child, f"{path}/{step}", known)
         arrays |= below
     return trees, arrays
 
@@ -107,15 +131,19 @@ def _check_keys(value: Mapping[Any, object], path: str) -> None:
             )
 
 
-def _as_array(value: Tensor | Array | np.generic, path: str) -> tuple[str, Array]:
+def _as_array(
+    value: Tensor | Array | np.generic, path: str, known: KnownTensors | None
+) -> tuple[str, Array]:
     kind = "scalar" if isinstance(value, np.generic) else "array"
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise TypeError(f"cannot checkpoint a {value.layout} tensor at {path}: make it dense")
         # numpy has no bfloat16: its bits travel as integers.
         kind = "bfloat16" if value.dtype is torch.bfloat16 else "tensor"
-        bits = value.detach().view(torch.int16) if kind == "bfloat16" else value
-        value = bits.numpy(force=True)
+        if kind == "bfloat16":
+            value = value.detach().view(torch.int16).numpy(force=True)
+        else:
+            value = known.array_of(value) if known else value.numpy(force=True)
     elif isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         raise TypeError(f"cannot checkpoint a {type(value).__name__} at {path}: use a plain array")
     array = np.asarray(value, order="C")

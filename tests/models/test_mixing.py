@@ -64,18 +64,6 @@ def test_a_copied_model_keeps_every_bit_and_nothing_received_changes() -> None:
     assert bank.params["w"].tolist() == [[1.0]]
 
 
-def test_an_owned_row_leaves_the_others_alone() -> None:
-    bank = bank_of([1.0], [0, 0, 0])
-    one = bank.owned_by(np.array([1]), {"w": torch.tensor([[5.0]])})
-    assert one.of_clients(np.arange(3))["w"].flatten().tolist() == [1, 5, 1]
-    both = one.owned_by(np.array([0, 2]), {"w": torch.tensor([[7.0], [9.0]])})
-    assert both.of_clients(np.arange(3))["w"].flatten().tolist() == [7, 5, 9]
-    assert both.num_rows == 3  # the row nobody uses any more is gone
-    again = both.owned_by(np.array([2]), {"w": torch.tensor([[0.0]])})
-    assert again.of_clients(np.arange(3))["w"].flatten().tolist() == [7, 5, 0]
-    assert bank.params["w"].tolist() == [[1.0]]
-
-
 def test_hash_sees_models_not_rows() -> None:
     shared, split = bank_of([1.0, 2.0], [0, 0, 1]), bank_of([2.0, 1.0, 1.0], [1, 2, 0])
     assert shared.sha256() == split.sha256()

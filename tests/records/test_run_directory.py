@@ -12,6 +12,7 @@ import yaml
 
 from flray.errors import ExperimentError
 from flray.records import run_directory
+from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.scores import ClientScores
 
@@ -304,3 +305,15 @@ def test_rows_can_be_read_while_others_are_written(run):
             over.set()
         writing.result()
     assert len(lengths) > 1
+
+
+def test_several_clusterings_of_a_round_are_kept_and_the_last_is_read(tmp_path) -> None:
+    directory = RunDirectory(tmp_path)
+    for num_later, labels in ((1, [0, 0]), (0, [0, 1])):
+        arrays = {"clients": np.arange(2), "labels": np.array(labels), "D": np.zeros((2, 2))}
+        directory.append_clustering(3, arrays, num_later)
+    assert directory.clustering_rounds() == [3]
+    assert read_clusterings(tmp_path)[3].labels.tolist() == [0, 1]
+    assert len(list((tmp_path / "clusterings").iterdir())) == 2
+    directory.truncate(2)
+    assert not list((tmp_path / "clusterings").iterdir())
