@@ -128,7 +128,11 @@ def _conclude(result: SweepResult, console: Console) -> None:
     if best is not None:
         _show_best(report, console)
     elif report["done"]:
-        console.print(f"no row has the metric {report['metric']}", soft_wrap=True)
+        console.print(
+            f"nothing was chosen: no row has {report['metric']}; to choose by validation set "
+            "split.validation=0.1, or name another metric of summary.json",
+            soft_wrap=True,
+        )
     _show_failures(result, console)
     if unfinished:
         console.print("stopped; the same command with --out and --resume goes on")
