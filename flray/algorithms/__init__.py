@@ -1,6 +1,7 @@
 """Algorithms: one paper, one file."""
 
 from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flt import Flt
@@ -9,6 +10,7 @@ from flray.algorithms.pca_km_hc import PcaKmHc
 
 ALGORITHMS: dict[str, type] = {
     "fedavg": FedAvg,
+    "fednova": FedNova,
     "fedprox": FedProx,
     "flhc": Flhc,
     "flt": Flt,

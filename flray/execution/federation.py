@@ -59,6 +59,14 @@ class Trained:
     loss: NDArray[np.float64]  # (K,) mean training loss over the client's steps
     num_steps: Ids  # (K,)
 
+    def with_steps(self) -> "Trained":
+        """Those that took a step: a client without examples, or with too few, takes none."""
+        kept = np.flatnonzero(self.num_steps)
+        if len(kept) == len(self.clients):
+            return self
+        params = {name: leaf[torch.from_numpy(kept)] for name, leaf in self.params.items()}
+        return Trained(self.clients[kept], params, self.loss[kept], self.num_steps[kept])
+
     def metrics(self) -> dict[str, float]:
         """What every method reports of its local training."""
         return {"train_loss": float(self.loss.mean())} if len(self.loss) else {}
@@ -147,6 +155,7 @@ class Federation:
     changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
     ground_truth: Oracle | None = None  # None: not for this experiment
     meter: Meter = field(default_factory=Meter)
+    buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
     only: Ids | None = None  # train and score no others, whom another run trains; None: everybody
     heard: list[Heard] = field(default_factory=list)  # of the round, taken by the server
 
