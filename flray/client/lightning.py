@@ -27,7 +27,11 @@ MakeCallback = Callable[[], Callback]
 
 @dataclass(frozen=True)
 class Lightning:
-    """Runs whatever Lightning runs: callbacks, schedulers, hooks. About 15 ms a client dearer."""
+    """Runs whatever Lightning runs: callbacks, schedulers, hooks. About 15 ms a client dearer.
+
+    Lightning computes the gradient at (w, batch) in every step, so layers with running statistics
+    see that pass even where the hook asks for other gradients only.
+    """
 
     module: LightningModule
     examples: Examples
