@@ -1,17 +1,21 @@
 """Algorithms: one paper, one file."""
 
 from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flt import Flt
+from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
 
 ALGORITHMS: dict[str, type] = {
     "fedavg": FedAvg,
+    "fednova": FedNova,
     "fedprox": FedProx,
     "flhc": Flhc,
     "flt": Flt,
+    "lg_fedavg": LgFedAvg,
     "local": Local,
     "pca_km_hc": PcaKmHc,
 }

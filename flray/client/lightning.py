@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from flray.client.engine import Block, BlockResult
 from flray.client.loop import own_generator
-from flray.client.losses import BatchLoss, unpadded_batch
+from flray.client.losses import BatchLoss, second_batch, unpadded_batch
 from flray.client.plan import Plan
 from flray.client.training import Gradient, LocalBatch, Training
 from flray.data.pixels import Examples
@@ -28,7 +27,11 @@ MakeCallback = Callable[[], Callback]
 
 @dataclass(frozen=True)
 class Lightning:
-    """Runs whatever Lightning runs: callbacks, schedulers, hooks. About 15 ms a client dearer."""
+    """Runs whatever Lightning runs: callbacks, schedulers, hooks. About 15 ms a client dearer.
+
+    Lightning computes the gradient at (w, batch) in every step, so layers with running statistics
+    see that pass even where the hook asks for other gradients only.
+    """
 
     module: LightningModule
     examples: Examples
@@ -41,7 +44,7 @@ class Lightning:
         for k, plan in enumerate(block.plans):
             w0 = {name: leaf[k] for name, leaf in block.w0.items()}
             memo = {name: leaf[k] for name, leaf in block.memo.items()}
-            local = LocalEquation(plan, gradient, w0, memo)
+            local = LocalEquation(plan, self.examples, gradient, w0, memo)
             with own_generator(plan, self.examples.device):
                 self._fit(local, training)
             trained.append({name: leaf.clone() for name, leaf in params_of(self.module).items()})
@@ -50,6 +53,8 @@ class Lightning:
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
         load_params(self.module, local.w0)
+        if not local.plan.num_steps:
+            return
         self.module.train()  # Lightning would leave it in evaluation mode
         device = self.examples.device
         trainer = Trainer(
@@ -75,7 +80,7 @@ class Lightning:
 
 @dataclass
 class PlannedBatches:
-    """The batches of a plan; each pass over them is the next epoch."""
+    """The first batch of each step of a plan; each pass over them is the next epoch."""
 
     plan: Plan
     module: LightningModule
@@ -90,7 +95,7 @@ class PlannedBatches:
         first = self.epoch * len(self)
         self.epoch += 1
         for step in range(first, first + len(self)):
-            batch = unpadded_batch(self.plan, step, self.module, self.examples)
+            batch = unpadded_batch(self.plan, (step, 0), self.module, self.examples)
             yield batch.x, batch.y
 
 
@@ -99,20 +104,27 @@ class LocalEquation(Callback):
     """Puts the algorithm's direction in the place of the plain gradient, before each step."""
 
     plan: Plan
+    examples: Examples
     gradient: Gradient
     w0: Params
     memo: Params
-    losses: list[Tensor] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)  # of the first call of grad in each step
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         x, y = batch
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        key = torch.tensor(int(self.plan.keys[step]), device=x.device)
-        self.batch = LocalBatch(x, y, None, dropout_keys(pl_module, key))
+        key = torch.tensor(int(self.plan.keys[step, 0]), device=x.device)
+        second = second_batch(self.plan, step, pl_module, self.examples)
+        self.batch = LocalBatch(x, y, None, dropout_keys(pl_module, key), second)
         for name, layer_key in self.batch.keys.items():
             pl_module.get_buffer(name).copy_(layer_key)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        self.loss = loss.detach()
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -124,23 +136,20 @@ class LocalEquation(Callback):
             for name, p in parameters.items()
         }
 
+        losses: list[Tensor] = []  # of the calls of grad in this step
+
         def grad(at: Params, batch: LocalBatch) -> Params:
-            # Lightning has computed the gradient where we are; a method may want it elsewhere.
-            return gradients if at is w else BatchLoss(pl_module).gradient_at(at, batch)[0]
+            if at is w and batch is self.batch:  # Lightning has computed this one
+                found, loss = gradients, self.loss
+            else:
+                found, loss = BatchLoss(pl_module).gradient_at(at, batch)
+            losses.append(loss)
+            return found
 
         direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
+        self.losses.append(losses[0].double())
         for name, p in parameters.items():
             p.grad = direction[name]
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        self.losses.append(outputs["loss"].detach().double())
 
     def mean_loss(self) -> float:
         return float(torch.stack(self.losses).sum()) / len(self.losses) if self.losses else 0.0

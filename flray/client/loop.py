@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule
+from torch import Tensor
 
 from flray.client.engine import Block, BlockResult
-from flray.client.losses import BatchLoss, unpadded_batch
+from flray.client.losses import BatchLoss, step_batch
 from flray.client.plan import Plan
 from flray.client.training import Gradient, LocalBatch, Training
 from flray.data.pixels import Examples
@@ -43,16 +44,19 @@ class Loop:
         parameters = trainable(self.module)
         optimizer = training.make_optimizer(self.module, parameters)
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
+        losses: list[Tensor] = []  # of the calls of grad in one step
 
         def grad(w: Params, batch: LocalBatch) -> Params:
             gradients, loss = self.batch_loss.gradient_at(w, batch)
-            total.add_(loss)
+            losses.append(loss)
             return gradients
 
         for step in range(plan.num_steps):
             w = {name: p.detach() for name, p in parameters.items()}
-            batch = unpadded_batch(plan, step, self.module, self.examples)
+            batch = step_batch(plan, step, self.module, self.examples)
+            losses.clear()
             direction = gradient(grad, w, batch, w0, memo)
+            total += losses[0]
             for name, p in parameters.items():
                 p.grad = direction[name]
             optimizer.step()
@@ -62,8 +66,12 @@ class Loop:
 
 @contextmanager
 def own_generator(plan: Plan, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's generator (a user's nn.Dropout) get one seeded by the plan."""
+    """Layers that draw from torch's generator (a user's nn.Dropout) get one seeded by the plan.
+
+    The generator stays as it is for a plan without steps, which draws nothing.
+    """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.random.manual_seed(int(plan.keys[0]))
+        if plan.num_steps:
+            torch.random.manual_seed(int(plan.keys[0, 0]))
         yield

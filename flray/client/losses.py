@@ -1,5 +1,6 @@
 """The loss of a batch as a function of params, for any LightningModule."""
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -50,9 +51,24 @@ class BatchLoss(nn.Module):
         return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
 
-def unpadded_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
-    """The batch of one step of one client, without padding."""
-    ids = torch.from_numpy(plan.ids[step][plan.mask[step]]).to(examples.device)
-    key = torch.tensor(int(plan.keys[step]), device=examples.device)
+def step_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
+    """The batch of one step of one client, with the second where the step takes two."""
+    first = unpadded_batch(plan, (step, 0), module, examples)
+    return replace(first, second=second_batch(plan, step, module, examples))
+
+
+def second_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch | None:
+    """The second batch of a step, or None if the steps of the plan take one."""
+    if plan.batches_per_step == 1:
+        return None
+    return unpadded_batch(plan, (step, 1), module, examples)
+
+
+def unpadded_batch(
+    plan: Plan, place: tuple[int, int], module: nn.Module, examples: Examples
+) -> LocalBatch:
+    """The batch at the place (step, number in the step) of one client, without padding."""
+    ids = torch.from_numpy(plan.ids[place][plan.mask[place]]).to(examples.device)
+    key = torch.tensor(int(plan.keys[place]), device=examples.device)
     x, y = examples.training_batch(ids[None], key[None])
     return LocalBatch(x[0], y[0], None, dropout_keys(module, key))

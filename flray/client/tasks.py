@@ -15,6 +15,7 @@ from flray.client.host import Host
 from flray.client.plan import plan_client
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
+from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 from flray.randomness import torch_seed
@@ -66,20 +67,39 @@ class Train:
     gradient: Gradient
     t: int
     is_probe: bool = False  # beside the round's own training, with an order of its own
+    shared: Params = field(default_factory=dict)  # leaves (...), the same for all clients
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> BlockResult:
         return host.engine.train(self.block(host, bank, job), self.training, self.gradient)
 
     def block(self, host: Host, bank: Params, job: TrainJob) -> Block:
-        """What the engine is to do: every batch of every client, from its row of the bank."""
-        rows = torch.from_numpy(job.rows).to(host.examples.device)
+        """What the engine is to do: every batch of every client, from its row of the bank.
+
+        Models and memo are on the device of the host's data, whatever device they come from.
+        """
+        device = host.examples.device
+        rows = torch.from_numpy(job.rows)
         train = host.timeline.at(self.t).train
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         plans = tuple(
             plan_client(train[i], self.training, seed, self.t, int(i)) for i in job.clients
         )
-        w0 = {name: leaf.index_select(0, rows) for name, leaf in bank.items()}
-        return Block(plans, w0, job.memo)
+        # Only the rows that are used move: a whole bank may not fit on the device.
+        w0 = {n: leaf.index_select(0, rows.to(leaf.device)).to(device) for n, leaf in bank.items()}
+        return Block(plans, w0, self._memo(job, device))
+
+    def _memo(self, job: TrainJob, device: torch.device) -> Params:
+        """The job's memo, and what is shared as a view with a row for each of its clients."""
+        if both := sorted(job.memo.keys() & self.shared.keys()):
+            raise ExperimentError(
+                f"memo and shared must have different names, both have {both[0]!r}; rename one of "
+                "them where the algorithm calls fed.train"
+            )
+        num = len(job.clients)
+        own = {name: leaf.to(device) for name, leaf in job.memo.items()}
+        return own | {
+            n: leaf.to(device).expand(num, *leaf.shape) for n, leaf in self.shared.items()
+        }
 
 
 def train_together(
@@ -87,7 +107,8 @@ def train_together(
 ) -> list[BlockResult]:
     """Jobs of several experiments as one block, each with the bits it would have alone.
 
-    They may differ in round, models and clients; training, gradient and memo are alike.
+    They may differ in round, models and clients, and in the values of memo and shared; training,
+    gradient, and names and shapes of memo and shared are alike.
     """
     blocks = [task.block(host, bank, job) for task, bank, job in parts]
     together = Block(

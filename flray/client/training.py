@@ -1,8 +1,8 @@
 """How a client trains: optimiser, epochs and batches, and the hook for local equations."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
@@ -24,6 +24,7 @@ class Training:
     weight_decay: float = 0.0
     epochs: int = 1  # E
     batch_size: int = 10  # B
+    batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -37,6 +38,10 @@ class Training:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+    def paired(self) -> "PairedTraining":
+        """The same settings with two batches per step."""
+        return PairedTraining(**asdict(self))
 
     def make_optimizer(
         self, module: LightningModule, params: Params, capturable: bool = False
@@ -56,6 +61,17 @@ class Training:
         return torch.optim.SGD(
             leaves, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
+
+
+@dataclass(frozen=True)
+class PairedTraining(Training):
+    """Local training whose steps take two batches, for methods such as Per-FedAvg.
+
+    Consecutive batches of an epoch form a step and an odd last batch is left out. A client with one
+    batch per epoch splits it in halves; a client with one example takes no steps.
+    """
+
+    batches_per_step: ClassVar[int] = 2
 
 
 def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
@@ -79,7 +95,10 @@ class Gradient(Protocol):
     """The one hook for local equations: what the optimiser steps along.
 
     `grad(w, batch)` is the gradient of the client's loss at w; w0 is the model the round started
-    from; memo is the client's own state, where the method keeps one. Pure, for one client.
+    from; memo is the client's own state, where the method keeps one, and what all clients share.
+    With `PairedTraining`, the step's second batch is `batch.second`. The training loss reported
+    for a step is that of its first call of `grad`, of which there must be one. Pure, for one
+    client.
     """
 
     def __call__(
@@ -111,3 +130,4 @@ class LocalBatch:
     y: Tensor
     mask: Tensor | None
     keys: dict[str, Tensor]  # of the module's dropout layers
+    second: "LocalBatch | None" = None  # of a step that takes two batches

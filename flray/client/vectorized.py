@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from flray.data.pixels import Examples
 from flray.errors import ExperimentError
 from flray.models.bank import Params, trainable
 from flray.models.dropout import dropout_keys
+
+# x, y, mask and dropout keys of a LocalBatch with a leading client axis: a pytree for vmap.
+BatchParts = tuple[Tensor, Tensor, Tensor, Params]
 
 
 def refusal(module: LightningModule) -> str | None:
@@ -59,6 +62,9 @@ class Vectorized:
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         self.module.train()
         steps = StackedPlan.of(block, self.num_slots, self.examples.device)
+        if not steps.num_steps:
+            unmoved = {name: leaf.clone() for name, leaf in block.w0.items()}
+            return BlockResult(unmoved, np.zeros(len(block.plans)))
         w0 = {name: _filled(leaf, self.num_slots) for name, leaf in block.w0.items()}
         memo = {name: _filled(leaf, self.num_slots) for name, leaf in block.memo.items()}
         step = self._step(training, gradient, w0, memo)
@@ -83,7 +89,7 @@ class Vectorized:
             return StackedStep(self, training, gradient, (w0, memo))
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
-        key = (training, *hook, tuple(memo))
+        key = (training, *hook, tuple((name, leaf.shape) for name, leaf in memo.items()))
         if key not in self.graphs:
             self.graphs[key] = GraphedStep(self, training, gradient, (w0, memo))
         return self.graphs[key]
@@ -91,20 +97,20 @@ class Vectorized:
 
 @dataclass(frozen=True)
 class StackedPlan:
-    """The plans of a block as tensors; K slots, S steps."""
+    """The plans of a block as tensors; K slots, S steps, b batches per step."""
 
-    ids: Tensor  # (K, S, B)
-    mask: Tensor  # (K, S, B)
-    keys: Tensor  # (K, S)
-    last_step: Tensor  # (K,) on the CPU; -1 for a dummy
+    ids: Tensor  # (K, S, b, B)
+    mask: Tensor  # (K, S, b, B)
+    keys: Tensor  # (K, S, b)
+    last_step: Tensor  # (K,) on the CPU; -1 for a dummy and for a client without steps
 
     @classmethod
     def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
-        batch = block.plans[0].ids.shape[1]
+        batches = block.plans[0].ids.shape[1:]  # (b, B)
         num_steps = max(plan.num_steps for plan in block.plans)
-        ids = np.zeros((num_slots, num_steps, batch), dtype=np.int64)
-        mask = np.zeros((num_slots, num_steps, batch), dtype=np.bool_)
-        keys = np.zeros((num_slots, num_steps), dtype=np.int64)
+        ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)
+        mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
+        keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
         last = np.full(num_slots, -1, dtype=np.int64)
         for k, plan in enumerate(block.plans):
             ids[k, : plan.num_steps] = plan.ids
@@ -166,19 +172,24 @@ class StackedStep:
         ids = self.ids.index_select(1, self.place)[:, 0]
         mask = self.mask.index_select(1, self.place)[:, 0]
         key = self.keys.index_select(1, self.place)[:, 0]
-        x, y = self.engine.examples.training_batch(ids, key)
-        keys = dropout_keys(self.engine.module, key)
-        args = (self.trained, {n: self.w0[n] for n in self.trained}, self.memo, keys, x, y, mask)
-        direction, loss = self._directions(*args)
-        self.total_loss += torch.where(mask.any(1), loss.double(), 0.0)
+        batches = tuple(self._batch(ids[:, b], mask[:, b], key[:, b]) for b in range(ids.shape[1]))
+        w0 = {name: self.w0[name] for name in self.trained}
+        direction, loss = self._directions(self.trained, w0, self.memo, batches)
+        self.total_loss += torch.where(mask[:, 0].any(1), loss.double(), 0.0)
         for name, leaf in self.trained.items():
             leaf.grad = direction[name]
         self.optimizer.step()
         self.place += 1
 
-    def _directions(self, *stacked: Params | Tensor) -> tuple[Params, Tensor]:
+    def _batch(self, ids: Tensor, mask: Tensor, key: Tensor) -> BatchParts:
+        x, y = self.engine.examples.training_batch(ids, key)
+        return x, y, mask, dropout_keys(self.engine.module, key)
+
+    def _directions(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
+    ) -> tuple[Params, Tensor]:
         try:
-            found: tuple[Params, Tensor] = vmap(self._one_client)(*stacked)
+            found: tuple[Params, Tensor] = vmap(self._one_client)(w, w0, memo, batches)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -190,9 +201,11 @@ class StackedStep:
         return found
 
     def _one_client(
-        self, w: Params, w0: Params, memo: Params, keys: Params, x: Tensor, y: Tensor, mask: Tensor
+        self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
     ) -> tuple[Params, Tensor]:
-        losses = []
+        losses = []  # of the calls of grad in this step
+        first, *second = (LocalBatch(*parts) for parts in batches)
+        batch = replace(first, second=second[0]) if second else first
 
         def grad(at: Params, batch: LocalBatch) -> Params:
             gradients: Params
@@ -200,7 +213,7 @@ class StackedStep:
             losses.append(loss)
             return gradients
 
-        direction = self.gradient(grad, w, LocalBatch(x, y, mask, keys), w0, memo)
+        direction = self.gradient(grad, w, batch, w0, memo)
         return direction, losses[0]
 
 

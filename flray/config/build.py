@@ -26,7 +26,7 @@ from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
 from flray.execution.resources import Plan
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
-from flray.models.bank import build_seeded, params_of, stack
+from flray.models.bank import buffers_of, build_seeded, params_of, stack
 from flray.randomness import torch_seed
 from flray.records.environment import environment
 from flray.records.lock import locked
@@ -203,6 +203,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         seed=settings.seed,
         on_client_failure=settings.on_client_failure,
         ground_truth=Oracle(split) if settings.uses_ground_truth else None,
+        buffers=buffers_of(parts.payload.module),
     )
 
 

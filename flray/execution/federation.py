@@ -59,6 +59,14 @@ class Trained:
     loss: NDArray[np.float64]  # (K,) mean training loss over the client's steps
     num_steps: Ids  # (K,)
 
+    def with_steps(self) -> "Trained":
+        """Those that took a step: a client without examples, or with too few, takes none."""
+        kept = np.flatnonzero(self.num_steps)
+        if len(kept) == len(self.clients):
+            return self
+        params = {name: leaf[torch.from_numpy(kept)] for name, leaf in self.params.items()}
+        return Trained(self.clients[kept], params, self.loss[kept], self.num_steps[kept])
+
     def metrics(self) -> dict[str, float]:
         """What every method reports of its local training."""
         return {"train_loss": float(self.loss.mean())} if len(self.loss) else {}
@@ -147,6 +155,7 @@ class Federation:
     changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
     ground_truth: Oracle | None = None  # None: not for this experiment
     meter: Meter = field(default_factory=Meter)
+    buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
     only: Ids | None = None  # train and score no others, whom another run trains; None: everybody
     heard: list[Heard] = field(default_factory=list)  # of the round, taken by the server
 
@@ -199,15 +208,31 @@ class Federation:
         return np.ones(self.num_clients) if uniform else self.num_examples.astype(np.float64)
 
     def train(
-        self, bank: ModelBank, cohort: Cohort, gradient: Gradient, memo: Params | None = None
+        self,
+        bank: ModelBank,
+        cohort: Cohort,
+        gradient: Gradient,
+        memo: Params | None = None,
+        *,
+        shared: Params | None = None,
+        training: Training | None = None,
     ) -> Trained:
-        """Local training of the cohort, each from its row of the bank; memo leaves (K, ...)."""
-        memo = memo or {}
+        """Local training of the cohort, each client from its row of the bank.
+
+        Args:
+            memo: read by the gradient, leaves (K, ...) with a row for each client of the cohort.
+            shared: read by the gradient as part of its memo, leaves (...) without a client axis,
+                the same for all clients; sent once.
+            training: instead of the experiment's own.
+        """
+        memo, training = memo or {}, training or self.training
         if self.only is not None:
             wanted = np.isin(cohort.clients, self.only)
             cohort = replace(cohort, clients=cohort.clients[wanted])
             memo = {name: leaf[torch.from_numpy(wanted)] for name, leaf in memo.items()}
             bank = bank.of_some(cohort.clients)
+        elif bank.num_rows > len(cohort.clients):
+            bank = bank.of_some(cohort.clients)  # what is sent follows the cohort
         size = self.executor.clients_per_job or self.block
         jobs = [
             TrainJob(
@@ -217,13 +242,13 @@ class Federation:
             )
             for some in _slices(len(cohort.clients), size)
         ]
-        task = Train(self.training, gradient, cohort.t, cohort.is_probe)
+        task = Train(training, gradient, cohort.t, cohort.is_probe, shared or {})
         with self.meter.phase("probe" if cohort.is_probe else "train"):
             done, failed = run_to_the_client(self.executor, task, bank.params, jobs)
         failed |= not_finite(done)
         if failed:
             self._decide(failed, cohort.t, cohort.clients)
-        trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)))
+        trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)), training)
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
         if self.only is not None:
             each = zip(trained.clients, trained.loss, trained.num_steps, strict=True)
@@ -362,7 +387,9 @@ class Federation:
             ) from failed[first].error
         self.meter.counts["clients_dropped"] += len(failed)
 
-    def _joined(self, done: Sequence[tuple[TrainJob, BlockResult]], clients: Ids) -> Trained:
+    def _joined(
+        self, done: Sequence[tuple[TrainJob, BlockResult]], clients: Ids, training: Training
+    ) -> Trained:
         """Everything that came back, in the order of clients."""
         ids = np.concatenate([job.clients for job, _ in done] or [clients[:0]])
         order = np.argsort(ids, kind="stable")
@@ -375,7 +402,7 @@ class Federation:
                 for name, nobody in self.initial.items()
             },
             loss=losses[order],
-            num_steps=num_local_steps(self.num_examples[clients], self.training),
+            num_steps=num_local_steps(self.num_examples[clients], training),
         )
 
 

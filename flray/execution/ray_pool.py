@@ -58,8 +58,7 @@ class ClientActor:
         return os.getpid()
 
     def run(self, task: Callable[[Host, Params, Any], Any], bank: Params, job: Any) -> Any:
-        device = self.host.examples.device
-        return task(self.host, {name: leaf.to(device) for name, leaf in bank.items()}, job)
+        return task(self.host, bank, job)
 
 
 @dataclass

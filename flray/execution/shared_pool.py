@@ -56,7 +56,7 @@ class SharedClientActor:
     def __init__(self) -> None:
         share_tensors_without_copies()
         self.hosts: OrderedDict[str, Host] = OrderedDict()
-        self.banks: OrderedDict[tuple[str, Any], Params] = OrderedDict()  # by host and ObjectRef
+        self.banks: OrderedDict[Any, Params] = OrderedDict()  # by ObjectRef, as they were received
 
     def ready(self) -> int:
         return os.getpid()
@@ -65,7 +65,7 @@ class SharedClientActor:
         """One output a part, after a None that is there when all of them are."""
         host = self._host(name, payload)
         tasks: list[Any] = ray.get([part.task for part in parts])
-        banks = [self._bank(name, part.bank, host) for part in parts]
+        banks = [self._bank(part.bank) for part in parts]
         jobs = [part.job for part in parts]
         whole = list(zip(tasks, banks, jobs, strict=True))
         if len(parts) > 1 and all(isinstance(task, Train) for task in tasks):
@@ -81,12 +81,12 @@ class SharedClientActor:
 
         return _kept(self.hosts, name, start, HOSTS_KEPT)
 
-    def _bank(self, name: str, ref: Any, host: Host) -> Params:
-        def place() -> Params:
+    def _bank(self, ref: Any) -> Params:
+        def receive() -> Params:
             bank: Params = ray.get(ref)
-            return {leaf: value.to(host.examples.device) for leaf, value in bank.items()}
+            return bank
 
-        return _kept(self.banks, (name, ref), place, BANKS_KEPT)
+        return _kept(self.banks, ref, receive, BANKS_KEPT)
 
 
 def _kept(cache: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
@@ -267,7 +267,8 @@ def _kind(task: Any, job: Any) -> tuple[Any, ...] | None:
         return None
     pickled: bytes = cloudpickle.dumps((task.training, task.gradient))  # type: ignore[no-untyped-call]  # ray's own
     memo = tuple((name, leaf.shape[1:]) for name, leaf in job.memo.items())
-    return hashlib.sha256(pickled).hexdigest(), memo
+    shared = tuple((name, leaf.shape) for name, leaf in task.shared.items())
+    return hashlib.sha256(pickled).hexdigest(), memo, shared
 
 
 def start_shared_pool(plan: Plan, threads: int) -> Any:

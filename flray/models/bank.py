@@ -31,6 +31,11 @@ def trainable(module: LightningModule) -> Params:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def buffers_of(module: LightningModule) -> frozenset[str]:
+    """Names of the params that are no parameters, such as the statistics of a BatchNorm layer."""
+    return frozenset(params_of(module)) - {name for name, _ in module.named_parameters()}
+
+
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:
     """Build a module whose initial weights depend on the seed alone."""
     # torch's initialisers read the global generator: give them a forked one.

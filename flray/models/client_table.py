@@ -64,8 +64,11 @@ class ClientTable:
         return stacked
 
     def updated(self, clients: Ids, rows: Params) -> "ClientTable":
-        """The table in which these clients have these rows, leaves (K, ...) in their order."""
-        if not len(clients):
+        """The table in which these clients have these rows, leaves (K, ...) in their order.
+
+        A table without leaves stays empty.
+        """
+        if not len(clients) or not rows:
             return self
         block_of, row_of = self.block_of.copy(), self.row_of.copy()
         block_of[clients] = self.num_updates

@@ -20,7 +20,11 @@ from scenarios import TINY
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"
-FITTING = {"flt": [LINEAR, "algorithm.clustering.embed=none"], "pca_km_hc": [LINEAR]}
+FITTING = {
+    "flt": [LINEAR, "algorithm.clustering.embed=none"],
+    "pca_km_hc": [LINEAR],
+    "lg_fedavg": ["algorithm.global_layers=1"],  # of the two that the model has
+}
 
 
 def named(name: str) -> list[str]:

@@ -58,9 +58,13 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
     assert sha(tiny_run(equal, "aggregate.weights=uniform")) == sha(tiny_run(equal))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local"])
+METHODS = ["fedavg", "fedprox", "local", "fednova", "{name: lg_fedavg, global_layers: 1}"]
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
 @pytest.mark.parametrize("engine", ["vectorized", "lightning"])
 def test_engines_agree_over_a_run(tiny_run, algorithm, engine) -> None:
+    """Ragged clients with momentum."""
     common = [f"algorithm={algorithm}", "execution.precision=float64", "rounds=3"]
     reference = tiny_run(*common, "execution.engine=loop")
     other = tiny_run(*common, f"execution.engine={engine}", "execution.block=2")

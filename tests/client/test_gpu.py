@@ -7,11 +7,14 @@ import torch
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.client.engine import Block
+from flray.client.host import HostSettings, start_host
 from flray.client.loop import Loop
+from flray.client.tasks import Train, TrainJob
 from flray.client.training import Training
 from flray.client.vectorized import Vectorized
+from flray.data.events import make_timeline
 from flray.models import MODELS
-from flray.models.bank import build_seeded
+from flray.models.bank import build_seeded, params_of, stack
 
 from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
 
@@ -85,6 +88,45 @@ def test_longer_plans_record_anew() -> None:
     whole = engine.train(block, training, hook)
     for name, leaf in first.params.items():
         assert torch.equal(leaf, whole.params[name][:2])
+
+
+class CorrectedMaml:
+    """Reads all that a hook can read: both batches, the client's memo and what is shared."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        g = grad(w, batch)
+        ahead = grad({name: w[name] - 0.1 * g[name] for name in g}, batch.second)
+        return {name: ahead[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"] for name in g}
+
+
+@pytest.mark.parametrize("optimizer", TRAININGS)
+def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None:
+    """A bank, memo and shared leaves on the CPU, as they come from a server; of 1, 3, 9 and 40
+    samples, so the first client takes no steps."""
+    split = ragged_split()
+    build = lambda: MODELS["mlp200"]((1, 28, 28), 10, hidden=20, dropout=0.5)  # noqa: E731
+    bank = stack([params_of(build_seeded(build, seed).to(torch.float64)) for seed in range(3)])
+    draw = torch.Generator().manual_seed(0)
+    noise = lambda *shape: torch.randn(shape, generator=draw, dtype=torch.float64) / 10  # noqa: E731
+    memo = {f"c_i/{name}": noise(4, *leaf.shape[1:]) for name, leaf in bank.items()}
+    shared = {f"c/{name}": noise(*leaf.shape[1:]) for name, leaf in bank.items()}
+    job = TrainJob(np.arange(4), np.array([2, 0, 2, 1]), memo)
+    task = Train(TRAININGS[optimizer].paired(), CorrectedMaml(), t=1, shared=shared)
+
+    def trained_on(device: str, engine: str, job: TrainJob):
+        settings = HostSettings(engine, device, torch.float64, num_slots=SLOTS, threads=1, seed=3)
+        dataset = noise_dataset(sum(RAGGED), (1, 28, 28), "crop_flip")
+        host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
+        return [task(host, bank, job) for _ in range(2)][1]  # the recorded graph used again
+
+    reference = trained_on("cpu", "loop", job)
+    for engine in ("vectorized", "loop"):
+        found = trained_on("cuda", engine, job)
+        assert largest_gap(reference.params, found.params) < 1e-10
+        assert np.abs(reference.loss - found.loss).max() < 1e-10
+    (single, *_) = job.alone()
+    unmoved = trained_on("cuda", "vectorized", single)  # a whole block without steps
+    assert largest_gap({name: leaf[2:] for name, leaf in bank.items()}, unmoved.params) == 0
 
 
 def test_a_run_on_the_gpu_resumes_and_agrees_with_the_cpu(tiny_run, tmp_path) -> None:

@@ -1,6 +1,6 @@
 """The engines agree: on ragged clients, with everything that could tell them apart."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.client import vectorized
 from flray.client.engine import Block
+from flray.client.lightning import Lightning
 from flray.client.loop import Loop
+from flray.client.losses import BatchLoss, step_batch
 from flray.client.training import Training
 from flray.client.vectorized import Vectorized
 from flray.errors import ExperimentError
@@ -183,6 +185,112 @@ def test_memos_reach_their_clients() -> None:
     without = Loop(case.module, case.examples).train(case.block, training, GRADIENTS["fedavg"])
     assert largest_gap(a.params, b.params) < 1e-10
     assert largest_gap(a.params, without.params) > 1e-3
+
+
+class FirstOrderMaml:
+    """As first-order Per-FedAvg: the gradient of the second batch after a step on the first."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        g = grad(w, batch)
+        return grad({name: w[name] - 0.1 * g[name] for name in g}, batch.second)
+
+
+class SecondBatchFirst:
+    """Asks at another point and on the second batch first, at w and on the first batch last."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        ahead = grad({name: 0.9 * w[name] for name in w}, batch.second)
+        there = grad(w, batch.second)
+        here = grad(w, batch)
+        return {name: here[name] + 0.5 * there[name] + 0.2 * ahead[name] for name in w}
+
+
+def engines(case: Case) -> list[Any]:
+    return [
+        Loop(case.module, case.examples),
+        Vectorized(case.module, case.examples, SLOTS),
+        Lightning(case.module, case.examples),
+    ]
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+@pytest.mark.parametrize("gradient", [FirstOrderMaml(), SecondBatchFirst()])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("model", ["mlp200", "lenet5"])
+def test_engines_agree_on_steps_of_two_batches(model, optimizer, gradient, augment) -> None:
+    """RAGGED is 1, 3, 9 and 40 samples: no step, a batch in halves, an odd batch left out."""
+    training = OPTIMIZERS[optimizer].paired()
+    case = make(model, torch.float64, training, augment)
+    assert [plan.num_steps for plan in case.block.plans] == [0, 2, 2, 10]
+    loop, *others = (engine.train(case.block, training, gradient) for engine in engines(case))
+    w0 = case.block.w0
+    assert all(torch.equal(leaf[0], w0[name][0]) for name, leaf in loop.params.items())
+    for k in (1, 2, 3):  # every other client moved
+        assert (
+            max(float((leaf[k] - w0[n][k]).abs().max()) for n, leaf in loop.params.items()) > 1e-3
+        )
+    assert loop.loss[0] == 0
+    assert (loop.loss[1:] > 0).all()
+    for other in others:
+        assert largest_gap(loop.params, other.params) < 1e-10
+        assert np.abs(loop.loss - other.loss).max() < 1e-10
+
+
+def first_loss(case: Case, k: int) -> float:
+    """Of client k, the loss of the second batch at 0.9 w0: the first that SecondBatchFirst asks."""
+    w = {name: 0.9 * leaf[k] for name, leaf in case.block.w0.items()}
+    plan = case.block.plans[k]
+    batch = step_batch(plan, 0, case.module, case.examples).second
+    return float(BatchLoss(case.module).gradient_at(w, batch)[1])
+
+
+def test_the_loss_of_a_step_is_that_of_its_first_gradient() -> None:
+    training = Training(lr=0.1, batch_size=4, epochs=1).paired()
+    case = make("mlp200", torch.float64, training)
+    expected = first_loss(case, 2)  # nine samples: one step
+    for engine in engines(case):
+        found = engine.train(only(case.block, [2]), training, SecondBatchFirst())
+        assert found.loss == pytest.approx([expected], abs=1e-10)
+
+
+def test_the_second_batch_has_a_key_of_its_own() -> None:
+    """Dropout and crops of the two batches differ, even of the same examples."""
+    training = OPTIMIZERS["sgd"].paired()
+    case = make("mlp200", torch.float64, training, "crop_flip")
+    plan = case.block.plans[3]
+    ids = plan.ids.copy()
+    ids[:, 1] = ids[:, 0]
+    batch = step_batch(replace(plan, ids=ids), 0, case.module, case.examples)
+    assert batch.second is not None
+    assert torch.equal(batch.y, batch.second.y)
+    assert not torch.equal(batch.x, batch.second.x)
+    assert batch.keys != batch.second.keys
+    single = make("mlp200", torch.float64, OPTIMIZERS["sgd"]).block.plans[3]
+    assert step_batch(single, 0, case.module, case.examples).second is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_clients_without_steps_keep_their_models(dtype) -> None:
+    """Alone, where a whole block takes no steps, and beside others."""
+    training = OPTIMIZERS["momentum"].paired()
+    case = make("mlp200", dtype, training)
+    for engine, order in product(engines(case), ([0], [0, 0], [3, 0])):
+        found = engine.train(only(case.block, order), training, FirstOrderMaml())
+        for name, leaf in found.params.items():
+            assert torch.equal(leaf[-1], case.block.w0[name][0])
+        assert found.loss[-1] == 0
+        assert (found.loss[0] > 0) == (order[0] == 3)
+
+
+def test_bits_of_paired_steps_do_not_depend_on_slot_or_neighbours() -> None:
+    training = OPTIMIZERS["momentum"].paired()
+    case = make("mlp200", torch.float32, training, "crop_flip")
+    engine = Vectorized(case.module, case.examples, SLOTS)
+    together = engine.train(case.block, training, FirstOrderMaml())
+    for order in ([3, 1, 0, 2], [2], [1, 3]):
+        again = engine.train(only(case.block, order), training, FirstOrderMaml())
+        for name, leaf in again.params.items():
+            assert torch.equal(leaf, together.params[name][order]), (order, name)
 
 
 class WithBatchNorm(LightningModule):

@@ -1,4 +1,7 @@
-"""Jobs of several experiments in one block: each has the bits it would have alone."""
+"""Training tasks: what reaches the gradient, and jobs of several experiments in one block."""
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,49 +13,57 @@ from flray.client.host import HostSettings, start_host
 from flray.client.tasks import Train, TrainJob, train_together
 from flray.client.training import Gradient, Training
 from flray.data.events import make_timeline
+from flray.errors import ExperimentError
 from flray.models import MODELS
-from flray.models.bank import build_seeded, params_of, stack
+from flray.models.bank import Params, build_seeded, params_of, stack
 
 from scenarios import RAGGED, noise_dataset, ragged_split
 
 TRAINING = Training(lr=0.05, momentum=0.9, epochs=2, batch_size=4)
 
 
-class Pulled:
-    """A direction that reads the client's own memo, as SCAFFOLD does: g + c."""
+class Corrected:
+    """A direction that reads the client's own memo and what all share, as SCAFFOLD does."""
 
     def __call__(self, grad, w, batch, w0, memo):
-        gradient = grad(w, batch)
-        return {name: gradient[name] + memo[name] for name in gradient}
+        g = grad(w, batch)
+        return {name: g[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"] for name in g}
 
 
-def host_on(device: str, engine: str):
-    settings = HostSettings(engine, device, torch.float32, num_slots=6, threads=1, seed=3)
+def host_on(device: str, engine: str, dtype: torch.dtype = torch.float32):
+    settings = HostSettings(engine, device, dtype, num_slots=6, threads=1, seed=3)
     module = build_seeded(lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=20, dropout=0.5), 0)
     dataset = noise_dataset(sum(RAGGED), (1, 8, 8))
     return start_host(module, dataset, make_timeline(ragged_split(), ()), settings)
 
 
-def jobs_of(host, gradient: Gradient, with_memo: bool):
-    """Three jobs in different rounds, from different models; 1, 2 and 3 of the ragged clients."""
-    models = [build_seeded(lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=20), s) for s in range(3)]
-    device = host.examples.device
+def corrections(like: Params, num: int, seed: int) -> tuple[Params, Params]:
+    """c_i of so many clients, leaves (num, ...), and the c they share, leaves (...)."""
+    draw = torch.Generator().manual_seed(seed)
+    noise = lambda shape: torch.randn(shape, generator=draw, dtype=torch.float64) / 10  # noqa: E731
+    own = {f"c_i/{name}": noise((num, *leaf.shape[1:])).to(leaf) for name, leaf in like.items()}
+    return own, {f"c/{name}": noise(leaf.shape[1:]).to(leaf) for name, leaf in like.items()}
+
+
+def jobs_of(gradient: Gradient, with_memo: bool, dtype: torch.dtype = torch.float32):
+    """Three jobs in different rounds, from different models; 1, 2 and 3 of the ragged clients.
+
+    Models, memo and what is shared are on the CPU, as they come from the server.
+    """
+    models = [
+        build_seeded(lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=20), s).to(dtype)
+        for s in range(3)
+    ]
     for t, (clients, rows) in enumerate((([3], [0]), ([0, 2], [1, 0]), ([1, 2, 3], [0, 0, 1]))):
-        two = [params_of(models[t]), params_of(models[t - 1])]
-        bank = {name: leaf.to(device) for name, leaf in stack(two).items()}
-        generator = torch.Generator().manual_seed(t)
-        memo = {
-            name: torch.randn(len(clients), *leaf.shape[1:], generator=generator).to(device) / 100
-            for name, leaf in bank.items()
-            if with_memo
-        }
+        bank = stack([params_of(models[t]), params_of(models[t - 1])])
+        memo, shared = corrections(bank, len(clients), t) if with_memo else ({}, {})
         job = TrainJob(np.array(clients), np.array(rows), memo)
-        yield Train(TRAINING, gradient, t + 1), bank, job
+        yield Train(TRAINING, gradient, t + 1, shared=shared), bank, job
 
 
 def assert_together_is_alone(device: str, engine: str, gradient: Gradient, memo: bool) -> None:
     host = host_on(device, engine)
-    parts = list(jobs_of(host, gradient, memo))
+    parts = list(jobs_of(gradient, memo))
     together = train_together(host, parts)
     assert [len(each.loss) for each in together] == [1, 2, 3]
     for (task, bank, job), found in zip(parts, together, strict=True):
@@ -60,13 +71,13 @@ def assert_together_is_alone(device: str, engine: str, gradient: Gradient, memo:
         assert (alone.loss == found.loss).all()
         for name, leaf in alone.params.items():
             assert torch.equal(leaf, found.params[name]), name
-            assert not torch.equal(leaf, bank[name][torch.from_numpy(job.rows)])
+            assert not torch.equal(leaf.cpu(), bank[name][torch.from_numpy(job.rows)])
 
 
-CASES = [(FedAvg().gradient, False), (FedProx(mu=0.5).gradient, False), (Pulled(), True)]
+CASES = [(FedAvg().gradient, False), (FedProx(mu=0.5).gradient, False), (Corrected(), True)]
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "loop"])
+@pytest.mark.parametrize("engine", ["vectorized", "loop", "lightning"])
 @pytest.mark.parametrize(("gradient", "memo"), CASES, ids=["fedavg", "fedprox", "memo"])
 def test_jobs_together_have_the_bits_they_have_alone(engine, gradient, memo) -> None:
     assert_together_is_alone("cpu", engine, gradient, memo)
@@ -77,3 +88,53 @@ def test_jobs_together_have_the_bits_they_have_alone(engine, gradient, memo) -> 
 @pytest.mark.parametrize(("gradient", "memo"), CASES, ids=["fedavg", "fedprox", "memo"])
 def test_on_a_gpu_too(gradient, memo) -> None:
     assert_together_is_alone("cuda", "vectorized", gradient, memo)
+
+
+def largest_gap(a: Params, b: Params) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def test_engines_agree_on_memo_and_what_is_shared() -> None:
+    """c - c_i is added to every gradient: as if each client's memo were c_i - c."""
+    hosts = [host_on("cpu", name, torch.float64) for name in ("loop", "vectorized", "lightning")]
+    for task, bank, job in jobs_of(Corrected(), True, torch.float64):
+        loop, *others = (task(host, bank, job) for host in hosts)
+        for other in others:
+            assert largest_gap(loop.params, other.params) < 1e-10
+            assert np.abs(loop.loss - other.loss).max() < 1e-10
+        merged = {f"c_i/{n}": job.memo[f"c_i/{n}"] - task.shared[f"c/{n}"] for n in bank}
+        zero = {name: torch.zeros_like(leaf) for name, leaf in task.shared.items()}
+        same = replace(task, shared=zero)(hosts[0], bank, replace(job, memo=merged))
+        assert largest_gap(loop.params, same.params) < 1e-10
+        without = replace(task, shared=zero)(hosts[0], bank, job)
+        assert largest_gap(loop.params, without.params) > 1e-3
+
+
+def block_on(device: str, task: Train, bank: Params, job: TrainJob):
+    """The block of a host that has nothing but its data's place and who holds what."""
+    timeline = make_timeline(ragged_split(), ())
+    examples = SimpleNamespace(device=torch.device(device))
+    return task.block(SimpleNamespace(examples=examples, timeline=timeline, seed=3), bank, job)
+
+
+def test_what_a_block_uses_moves_to_the_device_of_its_data() -> None:
+    task, bank, job = list(jobs_of(Corrected(), True))[2]
+    block = block_on("meta", task, bank, job)
+    assert {leaf.device.type for leaf in (block.w0 | block.memo).values()} == {"meta"}
+    assert {len(leaf) for leaf in (block.w0 | block.memo).values()} == {3}
+    assert set(block.memo) == set(job.memo) | set(task.shared)
+
+
+def test_what_is_shared_is_not_copied_for_each_client() -> None:
+    task, bank, job = list(jobs_of(Corrected(), True))[2]
+    block = block_on("cpu", task, bank, job)
+    for name, leaf in task.shared.items():
+        assert block.memo[name].data_ptr() == leaf.data_ptr()
+        assert all(torch.equal(row, leaf) for row in block.memo[name])
+
+
+def test_a_name_is_of_memo_or_shared() -> None:
+    task, bank, job = list(jobs_of(Corrected(), True))[1]
+    clashing = replace(task, shared={**task.shared, "c_i/layers.1.bias": torch.zeros(20)})
+    with pytest.raises(ExperimentError, match=r"both have 'c_i/layers\.1\.bias'"):
+        block_on("cpu", clashing, bank, job)

@@ -1,10 +1,18 @@
 """The federation's own arithmetic, without anything to run on."""
 
-import numpy as np
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+
+from flray.client.training import plain_gradient
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import parse_experiment
+from flray.execution.executor import Inline
 from flray.execution.federation import Cohort, Federation, nobody
+from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
 
 from scenarios import TINY
@@ -29,3 +37,96 @@ def test_an_empty_cohort_trains_nobody_and_changes_no_model() -> None:
     assert fed.meter.counts["client_steps"] == 0
     mixed = fed.mix(Relation.joint(fed.num_clients), trained, bank)
     assert mixed.sha256() == bank.sha256()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An executor that notes what is sent and lets another run it."""
+
+    inline: Inline
+    sent: list[tuple[Any, Params, Any]] = field(default_factory=list)
+    clients_per_job: int | None = None
+    retries: int = 0
+
+    def map(self, task, bank, jobs):
+        self.sent.append((task, bank, jobs))
+        return self.inline.map(task, bank, jobs)
+
+    def close(self) -> None: ...
+
+
+def recorded() -> tuple[Federation, Recording]:
+    fed = federation()
+    executor = Recording(fed.executor)
+    return replace(fed, executor=executor), executor
+
+
+def own_models(fed: Federation) -> ModelBank:
+    """A row for each client, in descending order of the clients."""
+    scale = 1 + torch.arange(fed.num_clients) / 10
+    params = {k: torch.stack([s * v[0] for s in scale]) for k, v in fed.initial.items()}
+    return ModelBank(params, np.arange(fed.num_clients)[::-1].copy())
+
+
+@pytest.mark.parametrize("clients", [[2], [1, 4], [0, 1, 2, 3, 4]])
+def test_only_the_rows_that_the_cohort_uses_are_sent(clients) -> None:
+    fed, executor = recorded()
+    bank = own_models(fed)
+    cohort = Cohort(1, np.array(clients))
+    trained = fed.train(bank, cohort, plain_gradient)
+    everybody = fed.train(bank, Cohort(1, np.arange(fed.num_clients)), plain_gradient)
+    (_, few, _), (_, all_rows, _) = executor.sent
+    assert {len(leaf) for leaf in few.values()} == {len(clients)}
+    assert all_rows is bank.params
+    for name, leaf in trained.params.items():
+        assert torch.equal(leaf, everybody.params[name][clients])
+        assert not torch.equal(leaf, bank.of_clients(cohort.clients)[name])
+
+
+def test_a_bank_with_fewer_rows_than_the_cohort_is_sent_as_it_is() -> None:
+    """It is the one that was evaluated, so an executor that has it need not send it again."""
+    fed, executor = recorded()
+    bank = fed.initial_bank().split(np.arange(fed.num_clients) % 2)
+    fed.train(bank, Cohort(1, np.array([0, 2])), plain_gradient)
+    assert executor.sent[0][1] is bank.params
+
+
+def shifted(grad, w, batch, w0, memo):  # noqa: ARG001
+    """A gradient that adds the client's own number and a shared one to every element."""
+    return {name: g + memo["own"] + memo["all"] for name, g in grad(w, batch).items()}
+
+
+@pytest.mark.parametrize("only", [None, [1, 4]])
+def test_memo_reaches_its_client_and_shared_everybody(only) -> None:
+    """With lr 0.1 and no momentum, a step adds -0.1 (own + all) to the plain step: own rows are
+    0.1 i, and 0.2 is shared; one step, so nothing else follows from it."""
+    fed, executor = recorded()
+    one_step = replace(fed.training, momentum=0.0, epochs=1, batch_size=1000)
+    cohort = Cohort(1, np.array([0, 1, 4]))
+    memo, shared = {"own": torch.tensor([0.0, 0.1, 0.4])}, {"all": torch.tensor(0.2)}
+    fed = replace(fed, only=None if only is None else np.array(only))
+    bank = fed.initial_bank()
+    plain = fed.train(bank, cohort, plain_gradient, training=one_step)
+    found = fed.train(bank, cohort, shifted, memo, shared=shared, training=one_step)
+    assert found.clients.tolist() == (only or [0, 1, 4])
+    for name, leaf in found.params.items():
+        for k, i in enumerate(found.clients):
+            apart = leaf[k] - plain.params[name][k]
+            torch.testing.assert_close(apart, torch.full_like(apart, -0.1 * (0.1 * i + 0.2)))
+    task, _, jobs = executor.sent[-1]
+    assert task.shared["all"] is shared["all"]
+    assert all(set(job.memo) == {"own"} for job in jobs)
+
+
+def test_steps_are_those_of_the_training_that_was_used() -> None:
+    fed = federation()
+    bank, cohort = fed.initial_bank(), Cohort(1, fed.clients)
+    sizes = fed.num_examples[fed.clients]
+    batches = -(-sizes // fed.training.batch_size)  # per epoch, of which there are two
+    own = fed.train(bank, cohort, plain_gradient)
+    assert own.num_steps.tolist() == (2 * batches).tolist()
+    fed.meter.read_and_reset()
+    pairs = fed.train(bank, cohort, plain_gradient, training=fed.training.paired())
+    expected = [2 * (b // 2 if b > 1 else n > 1) for b, n in zip(batches, sizes, strict=True)]
+    assert pairs.num_steps.tolist() == expected
+    assert fed.meter.counts["client_steps"] == sum(expected) < own.num_steps.sum()

@@ -4,18 +4,28 @@ import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
+import torch
 
 import flray
-from flray.config.build import Result, run_experiment
+from flray.config.build import (
+    Result,
+    build_federation,
+    prepare,
+    run_experiment,
+    start_executor,
+)
 from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.cluster import connected
-from flray.execution.ray_pool import wait_for_resources
+from flray.execution.federation import Cohort, Trained
+from flray.execution.ray_pool import ClientActor, wait_for_resources
 from flray.execution.resources import Actors, Plan
 from flray.records.run_directory import RunDirectory
 
@@ -89,6 +99,47 @@ def test_bits_on_actors_are_those_of_one_process(name, on_actors, tmp_path) -> N
     assert spread.rounds["round"].tolist() == [1, 2, 3, 4]
     (plan,) = RunDirectory(spread.path).plans()
     assert plan.startswith(f"{3 if count == 'per_client' else count} client actors")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_memo_shared_and_pairs_on_actors_are_those_of_one_process() -> None:
+    """Blocks of two on two actors; what arrives there is memory that cannot be written."""
+
+    def corrected(grad, w, batch, w0, memo):  # noqa: ARG001  # local, so it is pickled by value
+        g = grad(w, batch)
+        ahead = grad({name: w[name] - 0.1 * g[name] for name in g}, batch.second)
+        return {name: ahead[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"] for name in g}
+
+    def trained(*overrides: str) -> Trained:
+        experiment = parse_experiment(override(TINY, [*HARD, *overrides]))
+        parts = prepare(experiment)
+        fed = build_federation(experiment, parts, start_executor(parts))
+        draw = torch.Generator().manual_seed(0)
+        own = {
+            f"c_i/{k}": torch.randn((6, *v.shape[1:]), generator=draw)
+            for k, v in fed.initial.items()
+        }
+        shared = {
+            f"c/{k}": torch.randn(v.shape[1:], generator=draw) for k, v in fed.initial.items()
+        }
+        cohort, how = Cohort(1, np.arange(6)), fed.training.paired()
+        found = fed.train(fed.initial_bank(), cohort, corrected, own, shared=shared, training=how)
+        fed.executor.close()
+        return found
+
+    alone = trained()
+    spread = trained("execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}")
+    for name, leaf in alone.params.items():
+        assert torch.equal(leaf, spread.params[name]), name
+    assert (alone.loss == spread.loss).all()
+
+
+def test_an_actor_hands_a_task_the_bank_as_it_came() -> None:
+    """Tasks move the rows they use: a whole bank may not fit on a device."""
+    actor = ClientActor.__new__(ClientActor)
+    actor.host = SimpleNamespace(examples=SimpleNamespace(device=torch.device("meta")))
+    bank = {"w": torch.zeros(3, 2)}
+    assert actor.run(lambda _host, bank, _job: bank, bank, None)["w"] is bank["w"]
 
 
 FAULTY = '''

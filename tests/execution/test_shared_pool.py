@@ -26,6 +26,7 @@ from flray.execution.cluster import connected
 from flray.execution.shared_pool import (
     Part,
     Waiting,
+    _kind,
     gathered,
     join_shared_pool,
     start_shared_pool,
@@ -62,6 +63,25 @@ def test_an_actor_takes_what_is_alike_in_order(
     queue = waiting(kinds, capacity, size)
     assert [unit.part.job for unit in gathered(queue, num_idle)] == taken
     assert "".join(unit.kind[0] for unit in queue) == left
+
+
+def kind_of(training: Training = Training(), c: torch.Tensor | None = None, name: str = "c"):  # noqa: B008
+    """Of a job of client 2, with c shared."""
+    shared = {} if c is None else {name: c}
+    task = Train(training, FedAvg().gradient, 1, shared=shared)
+    return _kind(task, TrainJob(np.array([2]), np.array([0])))
+
+
+def test_jobs_are_alike_whatever_the_values_they_share() -> None:
+    assert kind_of(c=torch.zeros(3)) == kind_of(c=torch.ones(3))
+    kinds = [
+        kind_of(),
+        kind_of(Training().paired()),
+        kind_of(c=torch.zeros(3)),
+        kind_of(c=torch.zeros(4)),
+        kind_of(c=torch.zeros(3), name="d"),
+    ]
+    assert len(set(kinds)) == len(kinds)
 
 
 @pytest.fixture(scope="module")

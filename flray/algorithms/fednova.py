@@ -1,0 +1,91 @@
+"""FedNova: FedAvg whose updates are divided by the number of local steps behind them.
+
+Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization. NeurIPS 2020, arXiv 2007.07481. Section 5, with the accumulation vectors a_i
+of Section 4.1 for SGD with and without momentum.
+
+A client with more steps moves further, so that FedAvg minimises a mean in which it counts more than
+n_i; here every client's update is one normalised gradient, weighted by n_i. With equal numbers of
+steps this is FedAvg. Weight decay counts as a part of the gradient.
+
+Deviates: statistics of BatchNorm are no gradients and are averaged as in FedAvg.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.client.training import Training
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation, Trained
+from flray.models.bank import ModelBank, Params
+from flray.models.mixing import MixingRow, Relation, mix
+
+
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    def init(self, fed: Federation) -> Outcome[FedAvgState]:
+        require_sgd(fed.training, "fednova")
+        if fed.aggregation.unheard != "ignore":
+            raise ExperimentError(
+                "fednova normalises the updates of the clients it hears, others have none: set "
+                f"aggregate.unheard=ignore, got {fed.aggregation.unheard}"
+            )
+        return super().init(fed)
+
+    def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
+        trained = fed.train(state.bank, cohort, self.gradient)
+        fed.count_models(state.bank, cohort, trained)
+        heard = trained.with_steps()
+        if not len(heard.clients):
+            return Outcome(state, trained.metrics())
+        with fed.meter.phase("mix"):
+            mixed = mix([normalised_row(heard, fed)], heard.params, state.bank.params)
+        means = fed.mix(Relation.joint(fed.num_clients), heard, _only(fed.buffers, state.bank))
+        bank = ModelBank(mixed | means.params, state.bank.owner)
+        return Outcome(FedAvgState(bank), trained.metrics())
+
+
+def normalised_row(heard: Trained, fed: Federation) -> MixingRow:
+    """Sec. 5: x' = x - tau_eff sum_i p_i d_i, written as a row of A X + B W."""
+    n = fed.weights()[heard.clients]
+    p = n / n.sum()  # p_i = n_i / n
+    a = effective_steps(heard.num_steps, fed.training.momentum)  # ||a_i||_1
+    tau_eff = np.average(a, weights=n)  # sum_i p_i ||a_i||_1, so that FedAvg's length is kept
+    # d_i = (x - x_i) / ||a_i||_1, hence x' = sum_i p_i (x + tau_eff / ||a_i||_1 (x_i - x))
+    stretch = tau_eff / a
+    eta = fed.aggregation.server_lr
+    left = 1 - eta + eta * float(p @ (1 - stretch))  # 1 - sum, exact where steps are equal
+    kept = np.flatnonzero([left])
+    return MixingRow(np.arange(len(p)), eta * p * stretch, kept, np.array([left])[kept])
+
+
+def effective_steps(num_steps: Ids, momentum: float) -> NDArray[np.float64]:
+    """How far steps with momentum go along a constant gradient, in steps without: ||a_i||_1.
+
+    Wang 2020, Sec. 4.1: (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho).
+
+    >>> effective_steps(np.array([1, 2, 3]), 0.0), effective_steps(np.array([1, 2, 3]), 0.5)
+    (array([1., 2., 3.]), array([1.  , 2.5 , 4.25]))
+    """
+    tau, rho = num_steps.astype(np.float64), momentum
+    steps: NDArray[np.float64] = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    return steps
+
+
+def require_sgd(training: Training, method: str) -> None:
+    """Refuse an optimiser whose steps are not multiples of gradients."""
+    if training.optimizer != "sgd":
+        raise ExperimentError(
+            f"{method} divides an update by the steps of SGD behind it, which "
+            f"train.optimizer={training.optimizer} does not take: set train.optimizer=sgd"
+        )
+
+
+def _only(names: frozenset[str], bank: ModelBank) -> ModelBank:
+    params: Params = {name: leaf for name, leaf in bank.params.items() if name in names}
+    return ModelBank(params, bank.owner)

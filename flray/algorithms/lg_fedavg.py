@@ -1,0 +1,92 @@
+"""LG-FedAvg: the last layers are one global model, the layers before them each client's own.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally:
+Federated Learning with Local and Global Representations. 2020, arXiv 2001.01523. Algorithm 1.
+
+A layer is a module with parameters or float buffers of its own, in the order of the module's
+definition; the buffers of a private BatchNorm layer are private too. A client that never trained, a
+newcomer or a holdout client, has the initial private layers.
+
+Deviates: no rounds of FedAvg before, and no choice of models on test data, as in the authors' code.
+"""
+
+from dataclasses import dataclass
+
+from flray.algorithms.algorithm import Outcome
+from flray.client.training import plain_gradient
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+from flray.models.client_table import ClientTable
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class LgFedAvgState:
+    local: ClientTable  # theta_l of each client: the leaves of the first layers
+    shared: ModelBank  # theta_g, one row: the leaves of the last layers
+
+
+@dataclass(frozen=True)
+class LgFedAvg:
+    global_layers: int = 2  # the last two, as in FLIS's comparison; 0 shares nothing
+
+    gradient = staticmethod(plain_gradient)
+
+    def __post_init__(self) -> None:
+        if self.global_layers < 0:
+            raise ValueError(f"global_layers must be >= 0, got {self.global_layers}")
+
+    def init(self, fed: Federation) -> Outcome[LgFedAvgState]:
+        names = last_layers(list(fed.initial), self.global_layers)
+        private = {name: leaf for name, leaf in fed.initial.items() if name not in names}
+        shared = {name: leaf for name, leaf in fed.initial.items() if name in names}
+        local = ClientTable.empty(private, fed.num_clients)
+        return Outcome(LgFedAvgState(local, ModelBank(shared, fed.initial_bank().owner)))
+
+    def cohort(self, state: LgFedAvgState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))
+
+    def round(
+        self, state: LgFedAvgState, cohort: Cohort, fed: Federation
+    ) -> Outcome[LgFedAvgState]:
+        trained = fed.train(self.deploy(state, cohort.clients, fed), cohort, self.gradient)
+        own: Params = {name: trained.params[name] for name in state.local.default}
+        local = state.local.updated(trained.clients, own)  # Alg. 1: theta_l stays on the device
+        if state.shared.params:
+            fed.count_models(state.shared, cohort, trained)
+        # Alg. 1: theta_g <- sum_k n_k / n theta_g,k
+        shared = fed.mix(Relation.joint(fed.num_clients), trained, state.shared)
+        return Outcome(LgFedAvgState(local, shared), trained.metrics())
+
+    def deploy(self, state: LgFedAvgState, clients: Ids, fed: Federation) -> ModelBank:
+        """Each client's own first layers with the global last ones."""
+        own = state.local.bank(clients)
+        num_rows = int(own.owner.max()) + 1
+        shared = {
+            name: leaf.expand(num_rows, *leaf.shape[1:])
+            for name, leaf in state.shared.params.items()
+        }
+        return ModelBank(own.params | shared, own.owner)
+
+    def partition(self, state: LgFedAvgState) -> Ids:
+        """One cluster: everybody's global layers are the same."""
+        return state.shared.owner
+
+
+def last_layers(leaves: list[str], number: int) -> set[str]:
+    """The leaves of the last so many layers, where a layer is what the last dot separates.
+
+    >>> sorted(last_layers(["a.0.weight", "a.0.bias", "b.weight", "b.bias"], 1))
+    ['b.bias', 'b.weight']
+    """
+    layer_of = {name: name.rpartition(".")[0] for name in leaves}
+    layers = list(dict.fromkeys(layer_of.values()))  # in the module's order
+    if number > len(layers):
+        raise ExperimentError(
+            f"global_layers must be at most {len(layers)}, the layers of this model "
+            f"({', '.join(layers)}), got {number} (algorithm.global_layers)"
+        )
+    chosen = layers[len(layers) - number :]
+    return {name for name, layer in layer_of.items() if layer in chosen}
