@@ -69,7 +69,7 @@ class Server:
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 return False
-        self._finish(self._deployed(state))
+        self._finish(self._deployed(state, self.num_rounds))
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
@@ -94,7 +94,7 @@ class Server:
         banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                banks = self._deployed(new), self._deployed(state)
+                banks = self._deployed(new, t), self._deployed(state, t - 1)
                 row |= self._evaluate(banks[0], self.algorithm.partition(new), split, t)
                 row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         self._record_strands(t, banks, self.algorithm.partition(new))
@@ -126,8 +126,10 @@ class Server:
         self.directory.append_clustering(t, arrays)
         return row
 
-    def _deployed(self, state: Any) -> ModelBank:
-        return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
+    def _deployed(self, state: Any, t: int) -> ModelBank:
+        """The model of each client in the state after round t, in the federation of that round."""
+        fed = self.fed.during(self.timeline, max(t, 1))
+        return self.algorithm.deploy(state, np.arange(fed.num_clients), fed)
 
     def _evaluate(self, bank: ModelBank, partition: Ids, split: Split, t: int) -> Row:
         """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
