@@ -64,6 +64,12 @@ class Settings:
             raise ValueError(f"rounds must be >= 1, got {self.rounds}")
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
+        tuning = self.evaluate.fine_tune
+        if tuning is not None and tuning.lr is not None and self.train.optimizer == "module":
+            raise ValueError(
+                f"evaluate.fine_tune.lr does nothing with train.optimizer=module, got {tuning.lr}; "
+                "leave it out or choose train.optimizer=sgd or adam"
+            )
         if not isinstance(self.tracking, NoTracking | Wandb):
             known = ", ".join(TRACKING)
             raise ValueError(f"tracking must be one of {known}, got {self.tracking!r}")
