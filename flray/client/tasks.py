@@ -1,7 +1,7 @@
 """The tasks: pure functions of (a host's data, models, a job), run wherever a host is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor
 from flray.client.engine import Block, BlockResult
 from flray.client.host import Host
 from flray.client.plan import plan_client
-from flray.client.training import Gradient, Training
+from flray.client.training import Gradient, Training, plain_gradient
 from flray.data.dataset import Ids
+from flray.data.split import Part
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
@@ -164,7 +165,9 @@ class Score:
         )
 
 
-Part = Literal["train", "validation"]  # of a client's own examples, which an algorithm may use
+TrainingPart = Literal[
+    "train", "validation"
+]  # of a client's own examples, which an algorithm may use
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class Judged:
 class Judge:
     """Every model of the bank on each client's own part in round t; in evaluation mode."""
 
-    part: Part
+    part: TrainingPart
     t: int
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Judged]:
@@ -201,6 +204,59 @@ class Judge:
 
 def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else np.nan
+
+
+@dataclass(frozen=True)
+class PartScore:
+    """How one client's model did on one part."""
+
+    correct: int
+    total: int
+    loss: float  # mean over the examples; NaN without any, or for a module without example_losses
+
+
+TunedScores = dict[Part, PartScore] | None  # None: the tuned model is not finite
+
+
+@dataclass(frozen=True)
+class TuneAndScore:
+    """Train a copy of each client's model on the client's own training part and score it.
+
+    The tuned models stay on the host and are dropped with the block. The order of batches has a
+    seed of its own, so neither the round nor a probe is repeated.
+    """
+
+    training: Training
+    t: int
+    parts: tuple[Part, ...]
+
+    def __call__(self, host: Host, bank: Params, job: TrainJob) -> list[TunedScores]:
+        own_order = replace(host, seed=torch_seed(host.seed, "fine-tune evaluation"))
+        block = Train(self.training, plain_gradient, self.t).block(own_order, bank, job)
+        tuned = host.engine.train(block, self.training, plain_gradient)
+        return [
+            self._scores(host, tuned.params, k, int(i)) if is_finite else None
+            for k, (i, is_finite) in enumerate(zip(job.clients, finite_models(tuned), strict=True))
+        ]
+
+    def _scores(self, host: Host, tuned: Params, row: int, client: int) -> dict[Part, PartScore]:
+        split = host.timeline.at(self.t)
+        return {part: _score(host, tuned, row, split.part_of(client, part)) for part in self.parts}
+
+
+def _score(host: Host, bank: Params, row: int, examples: Ids) -> PartScore:
+    if not len(examples):
+        return PartScore(0, 0, np.nan)
+    found = Score()(host, bank, ScoreJob(row, examples))
+    return PartScore(int(found.correct.sum()), len(examples), float(found.loss.mean()))
+
+
+def finite_models(result: BlockResult) -> NDArray[np.bool_]:
+    """(K,) True where a client's loss and all its params are finite numbers."""
+    finite: NDArray[np.bool_] = np.isfinite(result.loss)
+    for leaf in result.params.values():
+        finite &= leaf.flatten(1).isfinite().all(1).cpu().numpy()
+    return finite
 
 
 def _correct(output: Tensor, labels: Tensor) -> Tensor:

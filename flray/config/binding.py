@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
@@ -172,12 +173,21 @@ def read_mapping(path: Path, where: str) -> Plain:
             "give a path relative to the current folder"
         )
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        with path.open(encoding="utf-8") as file:
+            given = parse_yaml(file)
+        plain = _resolved({} if given is None else given)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
     if not isinstance(plain, dict):
         raise ExperimentError(f"{where}: {path} must hold keys and values, got {plain!r}")
     return cast(Plain, plain)
+
+
+def _resolved(given: Any) -> Any:
+    """YAML with its `${...}` filled in."""
+    if not isinstance(given, dict | list):
+        return given
+    return OmegaConf.to_container(OmegaConf.create(given), resolve=True)
 
 
 def _file_and_changes(target: type, given: object) -> tuple[str | None, object]:

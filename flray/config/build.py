@@ -16,7 +16,7 @@ from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
-from flray.data.events import make_timeline
+from flray.data.events import make_timeline, with_global_test
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
@@ -149,7 +149,13 @@ def prepare(experiment: Experiment) -> Prepared:
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
-    payload = Payload(module, dataset, make_timeline(split, settings.events), host)
+    timeline = with_global_test(make_timeline(split, settings.events), dataset)
+    if settings.evaluate.on == "global" and not len(timeline.at(1).global_test):
+        raise ExperimentError(
+            f"evaluate.on=global needs test images, and the dataset {experiment.dataset.name} has "
+            "none; choose evaluate.on=local or a dataset with a test part"
+        )
+    payload = Payload(module, dataset, timeline, host)
     name = _host_name(experiment, host)
     if execution.executor == "inline":
         return Prepared(payload, None, name)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from flray.algorithms import ALGORITHMS
@@ -20,6 +18,7 @@ from flray.config.binding import (
     bind_dataclass,
     read_mapping,
 )
+from flray.config.reading import parse_yaml
 from flray.config.tracking import TRACKING, NoTracking, Wandb
 from flray.data import DATASETS, SPLITS
 from flray.data.events import Event
@@ -65,6 +64,12 @@ class Settings:
             raise ValueError(f"rounds must be >= 1, got {self.rounds}")
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
+        tuning = self.evaluate.fine_tune
+        if tuning is not None and tuning.lr is not None and self.train.optimizer == "module":
+            raise ValueError(
+                f"evaluate.fine_tune.lr does nothing with train.optimizer=module, got {tuning.lr}; "
+                "leave it out or choose train.optimizer=sgd or adam"
+            )
         if not isinstance(self.tracking, NoTracking | Wandb):
             known = ", ".join(TRACKING)
             raise ValueError(f"tracking must be one of {known}, got {self.tracking!r}")
@@ -156,8 +161,8 @@ def with_value(plain: Plain, key: str, value: object) -> Plain:
 
 def _value(item: str, text: str) -> Any:
     try:
-        return OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[call-overload, index]  # a mapping
-    except (YAMLError, OmegaConfBaseException) as error:
+        return parse_yaml(f"value: {text}")["value"]
+    except YAMLError as error:
         raise ExperimentError(f"{item!r}: the value is not valid YAML: {error}") from error
 
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from flray.data.checks import check_at_least, check_choice
-from flray.data.dataset import Ids
+from flray.data.dataset import Dataset, Ids
 from flray.data.split import Split
 from flray.errors import ExperimentError
 
@@ -130,6 +130,34 @@ def make_timeline(split: Split, events: Sequence[Event]) -> Timeline:
                 f"let fewer leave, or somebody join earlier"
             )
     return Timeline(tuple(zip(worlds, phases, strict=True)))
+
+
+def with_global_test(timeline: Timeline, dataset: Dataset) -> Timeline:
+    """The timeline whose phases have all test images of the dataset as their global test set.
+
+    Test images that nobody holds with the dataset's own label are added at the end of the table of
+    examples, so all other examples keep their ids.
+    """
+    split = timeline.at(1)
+    base = int(max(split.labels.max(), dataset.labels.max())) + 1
+    own = split.image_ids * base + split.labels
+    wanted = dataset.test_ids * base + dataset.labels[dataset.test_ids]
+    table = _grown(own, wanted)
+    order = np.argsort(table)
+    image_ids, labels = np.divmod(table, base)
+    global_test = np.sort(order[np.searchsorted(table, wanted, sorter=order)])
+    phases = (
+        replace(
+            phase,
+            image_ids=image_ids,
+            labels=labels,
+            global_test=global_test,
+            num_global_only=len(table) - len(own),
+        )
+        for _, phase in timeline.phases
+    )
+    rounds = (first for first, _ in timeline.phases)
+    return Timeline(tuple(zip(rounds, phases, strict=True)))
 
 
 def _check_fits(event: Event, num_clients: int, num_labels: int) -> None:

@@ -2,11 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
+
+Part = Literal["test", "validation", "global"]  # what a client's model is judged on
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class Split:
     origin: Ids | None = None  # (K,) the row of dataset.images each new image was made from
     # Clients that are not there: they keep their data, and neither train nor are evaluated.
     absent: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    # All test images of the dataset, as they are and with its own labels; `with_global_test`.
+    global_test: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    num_global_only: int = 0  # examples at the end of the table that are in global_test alone
 
     @property
     def num_clients(self) -> int:
@@ -45,6 +51,17 @@ class Split:
     def num_train_examples(self) -> Ids:
         return np.array([len(ids) for ids in self.train], dtype=np.int64)  # (M,)
 
+    @property
+    def num_dealt(self) -> int:
+        """The examples that clients or the server hold; those of the global test set come last."""
+        return len(self.image_ids) - self.num_global_only
+
+    def part_of(self, client: int, part: Part) -> Ids:
+        """The examples that a client's model is judged on: its own, or the global test set."""
+        if part == "global":
+            return self.global_test
+        return self.test[client] if part == "test" else self.validation[client]
+
     def original_rows(self, num_images: int) -> Ids:
         """(R,) the row of dataset.images, of which there are `num_images`, behind each example."""
         if self.origin is None:
@@ -52,8 +69,12 @@ class Split:
         return np.concatenate([np.arange(num_images), self.origin])[self.image_ids]
 
     def digest(self) -> str:
-        """A hash of everything above: equal splits have equal digests on every machine."""
-        parts = [self.image_ids, self.labels, self.server, self.holdout]
+        """A hash of who holds what: equal splits have equal digests on every machine.
+
+        The global test set follows from the dataset and is left out.
+        """
+        num = self.num_dealt
+        parts = [self.image_ids[:num], self.labels[:num], self.server, self.holdout]
         parts += [np.empty(0, np.int64) if self.groups is None else self.groups]
         for part in (self.train, self.validation, self.test):
             parts += [np.array([len(ids) for ids in part]), *part]

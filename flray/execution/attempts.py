@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from flray.client.engine import BlockResult
 from flray.client.host import Host
-from flray.client.tasks import ByClient, TrainJob
+from flray.client.tasks import ByClient, TrainJob, finite_models
 from flray.execution.executor import Executor, Failed, Output
 from flray.models.bank import Params
 
@@ -50,8 +48,5 @@ def not_finite(done: Sequence[tuple[TrainJob, BlockResult]]) -> dict[int, Failed
     error = FloatingPointError("its loss or weights became NaN or infinite; lower train.lr")
     failed: dict[int, Failed] = {}
     for job, result in done:
-        finite = np.isfinite(result.loss)
-        for leaf in result.params.values():
-            finite &= leaf.flatten(1).isfinite().all(1).cpu().numpy()
-        failed |= {int(i): Failed(error) for i in job.clients[~finite]}
+        failed |= {int(i): Failed(error) for i in job.clients[~finite_models(result)]}
     return failed

@@ -18,17 +18,19 @@ from flray.client.tasks import (
     ClientsJob,
     ExampleScores,
     Judge,
-    Part,
+    PartScore,
     Score,
     ScoreJob,
     Train,
+    TrainingPart,
     TrainJob,
+    TuneAndScore,
 )
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
 from flray.data.dealing import whole_share
 from flray.data.events import Timeline
-from flray.data.split import Split
+from flray.data.split import Part, Split
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.attempts import not_finite, run_to_the_client
 from flray.execution.executor import Executor, Failed, Output
@@ -39,6 +41,11 @@ from flray.randomness import generator
 OnClientFailure = Literal["raise", "drop"]
 
 GROUND_TRUTH_READS = "ground_truth_reads"  # counted by the meter, so a column of rounds.parquet
+
+DIVERGED_IN_TUNING = (
+    "its loss or weights became NaN or infinite in the fine-tuning of the evaluation; "
+    "lower evaluate.fine_tune.lr"
+)
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ class Oracle:
 
     def label_counts(self, clients: Ids) -> Ids:
         """(K, labels) how many training examples of each label each of the clients holds."""
-        num_labels = int(self.split.labels.max()) + 1
+        num_labels = int(self.split.labels[: self.split.num_dealt].max()) + 1
         own = (self.split.labels[self.split.train[i]] for i in clients)
         return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
 
@@ -255,7 +262,7 @@ class Federation:
             self.heard.extend(Heard(int(i), float(loss), int(steps)) for i, loss, steps in each)
         return trained
 
-    def judge(self, bank: ModelBank, cohort: Cohort, part: Part) -> "Judgement":
+    def judge(self, bank: ModelBank, cohort: Cohort, part: TrainingPart) -> "Judgement":
         """Loss and accuracy of every model of the bank on each client's own part.
 
         Clients without examples of that part have NaN. With `on_client_failure: drop`, clients
@@ -285,6 +292,33 @@ class Federation:
                 raise ClientFailure(f"evaluation failed: {output.reason}") from output.error
             scores.append(output)
         return scores
+
+    def tune_and_score(
+        self, bank: ModelBank, cohort: Cohort, tuning: Training, parts: tuple[Part, ...]
+    ) -> dict[int, dict[Part, PartScore]]:
+        """Scores of each client's model after training on the client's own data, by client.
+
+        The tuned models do not leave their hosts. What it costs is counted apart from training, in
+        `client_steps_evaluation`. With `on_client_failure: drop`, clients that fail are missing in
+        the answer and counted in `clients_dropped_evaluation`.
+        """
+        size = self.executor.clients_per_job or self.block
+        clients = [cohort.clients[some] for some in _slices(len(cohort.clients), size)]
+        jobs = [TrainJob(some, bank.owner[some]) for some in clients]
+        task = TuneAndScore(tuning, cohort.t, parts)
+        done, failed = run_to_the_client(self.executor, task, bank.params, jobs)
+        scores: dict[int, dict[Part, PartScore]] = {}
+        for job, outputs in done:
+            for i, found in zip(map(int, job.clients), outputs, strict=True):
+                if found is None:
+                    failed[i] = Failed(FloatingPointError(DIVERGED_IN_TUNING))
+                else:
+                    scores[i] = found
+        if failed:
+            self._decide(failed, cohort.t, cohort.clients, "clients_dropped_evaluation")
+        steps = num_local_steps(self.num_examples[sorted(scores)], tuning)
+        self.meter.counts["client_steps_evaluation"] += int(steps.sum())
+        return dict(sorted(scores.items()))
 
     def average(
         self, relation: Relation, bank: ModelBank, cohort: Cohort, gradient: Gradient
@@ -376,7 +410,9 @@ class Federation:
                     self._decide(failed, t, clients)
         return dict(sorted(answers.items())), carried
 
-    def _decide(self, failed: dict[int, Failed], t: int, asked: Ids) -> None:
+    def _decide(
+        self, failed: dict[int, Failed], t: int, asked: Ids, counter: str = "clients_dropped"
+    ) -> None:
         """Stop, or go on without the clients that failed and count them."""
         first = min(failed)
         if self.on_client_failure == "raise":
@@ -385,7 +421,7 @@ class Federation:
                 f"({len(failed)} of {len(asked)} clients failed: {sorted(failed)[:10]}); "
                 "set on_client_failure=drop to go on without such clients"
             ) from failed[first].error
-        self.meter.counts["clients_dropped"] += len(failed)
+        self.meter.counts[counter] += len(failed)
 
     def _joined(
         self, done: Sequence[tuple[TrainJob, BlockResult]], clients: Ids, training: Training

@@ -32,7 +32,9 @@ from flray.scores import ClientScores
 
 Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
 
-PARTS = ("test", "validation")  # of a client's examples, to score on
+# What a client's model is scored on: its own examples or the whole test set (global), as it is or
+# after fine-tuning on the client's own data.
+PARTS = ("test", "validation", "global", "tuned_test", "tuned_validation", "tuned_global")
 
 _ROUND = re.compile(r"round_(\d+).*")
 
@@ -119,7 +121,7 @@ class RunDirectory:
         model: Ids,
         group: Ids | None = None,
     ) -> None:
-        """Add a row for each scored client of one part (test, validation) in round t.
+        """Add a row for each scored client of one part, one of PARTS, in round t.
 
         Args:
             model: the bank row each client of the run uses, by client id 0..M-1.

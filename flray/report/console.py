@@ -12,6 +12,13 @@ from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, RunRecord
 
 Summary = Mapping[str, Any]  # Any: JSON
 
+# Accuracies of other protocols, in columns of their own where a run has them.
+PROTOCOLS = {
+    "global": "global_accuracy_mean",
+    "tuned": "tuned_accuracy_mean",
+    "tuned global": "tuned_global_accuracy_mean",
+}
+
 
 def round_line(row: Summary, num_rounds: int) -> str:
     """One round on one line.
@@ -46,14 +53,16 @@ def comparison_table(runs: Mapping[str, Sequence[Summary]]) -> Table:
     title = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("experiment")
-    columns = ["accuracy %", "validation", "worst", "variance %²", "clusters"]
+    there = {key for summaries in runs.values() for s in summaries for key in s}
+    protocols = {name: key for name, key in PROTOCOLS.items() if key in there}
+    columns = ["accuracy %", *protocols, "validation", "worst", "variance %²", "clusters"]
     columns += ["MB up", "MB down", "seconds"]
     if len(runs) > 1:
         columns.insert(1, f"vs {first}")
     for column in columns:
         table.add_column(column, justify="right")
     for name, summaries in runs.items():
-        cells = _cells(summaries)
+        cells = _cells(summaries, list(protocols.values()))
         if len(runs) > 1:
             cells.insert(1, _difference(summaries, runs[first]) if name != first else "")
         used = any(summary.get("uses_ground_truth") for summary in summaries)
@@ -115,13 +124,13 @@ def _ratio_text(ratio: Ratio) -> str:
     return "(–)" if ratio.value is None else f"({ratio.value:.2f}x)"
 
 
-def _cells(summaries: Sequence[Summary]) -> list[str]:
+def _cells(summaries: Sequence[Summary], protocols: Sequence[str]) -> list[str]:
     accuracy = _spread([100 * s["accuracy_mean"] for s in summaries])
     if len(summaries) == 1:
         accuracy = f"{accuracy} ± {100 * summaries[0]['accuracy_se_clients']:.2f}"
     return [
         accuracy,
-        _spread([100 * s.get("validation_accuracy_mean", np.nan) for s in summaries]),
+        *(_spread(_percents(summaries, key)) for key in (*protocols, "validation_accuracy_mean")),
         _spread([100 * s["accuracy_worst"] for s in summaries]),
         _spread([1e4 * s["accuracy_variance"] for s in summaries]),
         f"{np.mean([s['clusters'] for s in summaries]):g}",
@@ -129,6 +138,11 @@ def _cells(summaries: Sequence[Summary]) -> list[str]:
         f"{np.mean([s['bytes_down'] for s in summaries]) / 1e6:,.1f}",
         f"{np.mean([s['seconds'] for s in summaries]):.1f}",
     ]
+
+
+def _percents(summaries: Sequence[Summary], key: str) -> list[float]:
+    """A fraction of each summary in percent, NaN where it has none."""
+    return [np.nan if s.get(key) is None else 100 * s[key] for s in summaries]
 
 
 def _spread(values: Sequence[float]) -> str:

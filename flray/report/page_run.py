@@ -55,6 +55,21 @@ def headline(run: PageRun) -> list[tuple[str, str, str]]:
     target = look_up(run.config, "evaluate.target")
     shown = [
         ("test accuracy", f"{accuracy} ± {error} %{mark}", "mean ± SE over clients"),
+        (
+            "global test accuracy",
+            percent(numbers.get("global_accuracy_mean")),
+            "on the whole test set",
+        ),
+        (
+            "fine-tuned test accuracy",
+            percent(numbers.get("tuned_accuracy_mean")),
+            "after training on the client's own data",
+        ),
+        (
+            "fine-tuned global test accuracy",
+            percent(numbers.get("tuned_global_accuracy_mean")),
+            "after training on the client's own data, on the whole test set",
+        ),
         ("validation accuracy", percent(numbers.get("validation_accuracy_mean")), ""),
         ("worst client", percent(numbers.get("accuracy_worst")), ""),
         ("variance over clients", f"{fixed(_times(1e4, numbers.get('accuracy_variance')))} %²", ""),

@@ -9,7 +9,13 @@ from pathlib import Path
 from flray.report.runs import NO_MATTER, RunRecord, without
 
 # What else may differ between a run and the baseline that its ratio is taken to.
-_NOT_THE_PROBLEM = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also")
+_NOT_THE_PROBLEM = (
+    "algorithm",
+    "uses_ground_truth",
+    "evaluate.every",
+    "evaluate.also",
+    "evaluate.on",
+)
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,13 @@ def mean_ratio(ours: Sequence[Measured], key: str, baselines: Sequence[RunRecord
     """
     by_problem: dict[str, list[RunRecord]] = {}
     for run in baselines:
-        by_problem.setdefault(_problem(run), []).append(run)
+        by_problem.setdefault(_problem(run, key), []).append(run)
     pairs: list[tuple[float, float, Path]] = []
     for each in ours:
         fitting = [
-            run for run in by_problem.get(_problem(each.run), []) if _is_there(run, each.round, key)
+            run
+            for run in by_problem.get(_problem(each.run, key), [])
+            if _is_there(run, each.round, key)
         ]
         if fitting and math.isfinite(each.value):
             base = min(fitting, key=lambda run: (str(run.summary.get("params_sha256")), run.path))
@@ -56,7 +64,9 @@ def _is_there(run: RunRecord, t: int | None, key: str) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _problem(run: RunRecord) -> str:
-    """Everything that must be equal for two algorithms to be compared, seed and split too."""
-    kept = without(run.config, (*NO_MATTER, *_NOT_THE_PROBLEM))
+def _problem(run: RunRecord, key: str) -> str:
+    """Everything that must be equal to compare `key` of two algorithms, seed and split too."""
+    # Only numbers after fine-tuning depend on it.
+    fine_tuning = () if key.startswith("tuned_") else ("evaluate.fine_tune",)
+    kept = without(run.config, (*NO_MATTER, *_NOT_THE_PROBLEM, *fine_tuning))
     return json.dumps([kept, run.summary.get("split_sha256")], sort_keys=True, default=str)

@@ -1,5 +1,6 @@
 """Figures of a sweep: accuracy against a number, heatmaps over two settings, all settings."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -50,7 +51,8 @@ TITLES = {
     "client_steps": "client steps",
     "seconds": "seconds",
 }
-FRACTIONS = ("accuracy", "validation_accuracy", "clients_reaching", "validation_clients")
+# Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
+FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")
 
 Values = NDArray[np.float64]
 
@@ -71,10 +73,10 @@ def heatmap_pairs(sweep: Sweep) -> list[tuple[str, str]]:
 def scale_of(column: str) -> float:
     """Fractions are shown as percent.
 
-    >>> scale_of("accuracy_mean"), scale_of("clusters")
-    (100.0, 1.0)
+    >>> scale_of("accuracy_mean"), scale_of("tuned_validation_accuracy_mean"), scale_of("clusters")
+    (100.0, 100.0, 1.0)
     """
-    return 100.0 if column.startswith(FRACTIONS) else 1.0
+    return 100.0 if FRACTIONS.match(column) else 1.0
 
 
 def title_of(column: str) -> str:

@@ -1,15 +1,20 @@
-"""Evaluation: every client's model on the client's own examples, grouped by distinct model."""
+"""Evaluation: every client's model on the client's own examples, and by other protocols.
+
+With `on: global` models are judged on the whole test set too, with `fine_tune` also after training
+on the client's own data. Neither changes what is trained, nor any other column.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from flray.client.tasks import ExampleScores, ScoreJob
+from flray.client.training import Training
 from flray.data.dataset import Ids
-from flray.data.split import Split
-from flray.execution.federation import Federation
+from flray.data.split import Part, Split
+from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.scores import ClientScores, partition_scores, summarise
 
@@ -17,10 +22,26 @@ Row = dict[str, Any]  # Any: one value a column, numbers mostly
 
 
 @dataclass(frozen=True)
+class FineTuning:
+    """Training of each client's model on the client's own data before it is judged."""
+
+    epochs: int
+    lr: float | None = None  # None: that of the experiment
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be >= 1, got {self.epochs}; null: no fine-tuning")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}; null: that of the experiment")
+
+
+@dataclass(frozen=True)
 class Evaluation:
     every: int = 1  # rounds between evaluations; the last round is always evaluated
     also: tuple[int, ...] = ()  # rounds evaluated in any case
     target: float | None = None  # accuracy that a client, and the mean, should reach
+    fine_tune: FineTuning | None = None  # judge models after fine-tuning too: tuned_ columns
+    on: Literal["local", "global"] = "local"  # global: on the whole test set too, global_ columns
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -30,11 +51,38 @@ class Evaluation:
                 f"target must be in (0, 1], got {self.target}: a fraction, not percent"
             )
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What each client's model is judged on."""
+        return ("test", "validation", "global") if self.on == "global" else ("test", "validation")
+
+    def tuning(self, training: Training) -> Training | None:
+        """How models are fine-tuned in an experiment that trains so; None: they are not."""
+        if self.fine_tune is None:
+            return None
+        lr = training.lr if self.fine_tune.lr is None else self.fine_tune.lr
+        return replace(training, epochs=self.fine_tune.epochs, lr=lr)
+
+
+# Prefix of the columns, part of clients.parquet, and whether they are of holdout clients.
+COLUMNS = (
+    ("", "test", False),
+    ("holdout_", "test", True),
+    ("validation_", "validation", False),
+    ("global_", "global", False),
+    ("global_holdout_", "global", True),
+    ("tuned_", "tuned_test", False),
+    ("tuned_holdout_", "tuned_test", True),
+    ("tuned_validation_", "tuned_validation", False),
+    ("tuned_global_", "tuned_global", False),
+    ("tuned_global_holdout_", "tuned_global", True),
+)
+
 
 def evaluation_row(
     scores: Mapping[str, ClientScores], partition: Ids, split: Split, target: float | None
 ) -> Row:
-    """What a round's row says of the scores, which are given by part (test, validation).
+    """What a round's row says of the scores, which are given by part as in clients.parquet.
 
     Args:
         partition: (M,) the cluster of each client; one without (-1) counts in no cluster.
@@ -43,21 +91,59 @@ def evaluation_row(
     holdout = np.setdiff1d(split.holdout, split.absent)
     placed = clients[partition[clients] >= 0]
     row: Row = {"clusters": len(np.unique(partition[placed]))}
-    parts = {"test": split.test, "validation": split.validation}
-    for prefix, name, who in (
-        ("", "test", clients),
-        ("holdout_", "test", holdout),
-        ("validation_", "validation", clients),
-    ):
-        found = scores[name].of(who)
+    for prefix, part, is_holdout in COLUMNS:
+        if part not in scores:
+            continue
+        found = scores[part].of(holdout if is_holdout else clients)
         if len(found.clients):
-            ids = np.concatenate([parts[name][i] for i in found.clients])
-            num_images = len(np.unique(split.image_ids[ids]))
+            num_images = _num_images(split, part.removeprefix("tuned_"), found.clients)
             summary = summarise(found, num_images, target)
             row |= {prefix + key: value for key, value in summary.items()}
     if split.groups is not None and len(placed):
         row |= partition_scores(partition[placed], split.groups[placed])
     return row
+
+
+def _num_images(split: Split, part: str, clients: Ids) -> int:
+    """Distinct images behind the scores of some clients on a part."""
+    if part == "global":
+        return len(split.global_test)  # one example an image
+    parts = {"test": split.test, "validation": split.validation}[part]
+    return len(np.unique(split.image_ids[np.concatenate([parts[i] for i in clients])]))
+
+
+def evaluate(
+    fed: Federation, bank: ModelBank, cohort: Cohort, split: Split, evaluation: Evaluation
+) -> dict[str, ClientScores]:
+    """Scores of the clients of the cohort by part, as clients.parquet names them."""
+    clients = cohort.clients
+    scores = {
+        "test": score_clients(fed, bank, clients, split.test),
+        "validation": score_clients(fed, bank, clients, split.validation),
+    }
+    if "global" in evaluation.parts:
+        scores["global"] = score_globally(fed, bank, clients, split.global_test)
+    tuning = evaluation.tuning(fed.training)
+    if tuning is not None:
+        tuned = fed.tune_and_score(bank, cohort, tuning, evaluation.parts)
+        for part in evaluation.parts:
+            found = [each[part] for each in tuned.values()]
+            scores[f"tuned_{part}"] = ClientScores(
+                np.array(list(tuned), np.int64),
+                np.array([each.correct for each in found], np.int64),
+                np.array([each.total for each in found], np.int64),
+                np.array([each.loss for each in found], np.float64),
+            )
+    return scores
+
+
+def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids) -> ClientScores:
+    """Scores of the clients on the same examples; each distinct model predicts them once."""
+    rows, model = np.unique(bank.owner[clients], return_inverse=True)
+    answers = fed.score(bank, [ScoreJob(int(u), examples) for u in rows])
+    correct = np.array([answer.correct.sum() for answer in answers], np.int64)[model]
+    loss = np.array([answer.loss.mean() for answer in answers])[model]
+    return ClientScores(clients, correct, np.full(len(clients), len(examples)), loss)
 
 
 def score_clients(

@@ -11,15 +11,14 @@ from flray.algorithms.algorithm import Algorithm, Metrics
 from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
-from flray.data.split import Split
 from flray.errors import ExperimentError
-from flray.execution.federation import Federation
+from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.strands import METRICS, Strands
 from flray.scores import partition_scores
-from flray.server.evaluation import Evaluation, Row, evaluation_row, score_clients
+from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
 from flray.server.summary import summarise_run
 
 
@@ -71,7 +70,7 @@ class Server:
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 return False
-        self._finish(self._deployed(state))
+        self._finish(self._deployed(state, self.num_rounds))
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
@@ -99,8 +98,8 @@ class Server:
         banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                banks = self._deployed(new), self._deployed(state)
-                row |= self._evaluate(banks[0], self.algorithm.partition(new), split, t)
+                banks = self._deployed(new, t), self._deployed(state, t - 1)
+                row |= self._evaluate(banks[0], self.algorithm.partition(new), fed, t)
                 row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         self._record_strands(t, banks, self.algorithm.partition(new))
         return new, row
@@ -130,20 +129,22 @@ class Server:
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
 
-    def _deployed(self, state: Any) -> ModelBank:
-        return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
+    def _deployed(self, state: Any, t: int) -> ModelBank:
+        """The model of each client in the state after round t, in the federation of that round."""
+        fed = self.fed.during(self.timeline, max(t, 1))
+        return self.algorithm.deploy(state, np.arange(fed.num_clients), fed)
 
-    def _evaluate(self, bank: ModelBank, partition: Ids, split: Split, t: int) -> Row:
-        """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
+    def _evaluate(self, bank: ModelBank, partition: Ids, fed: Federation, t: int) -> Row:
+        """Metrics of the round's row, holdout clients apart; keeps a row per client and part."""
+        split = self.timeline.at(t)
         present = np.setdiff1d(np.arange(split.num_clients), split.absent)
         scored = bank
-        if self.fed.only is not None:
-            present = np.intersect1d(present, self.fed.only)
+        if fed.only is not None:
+            present = np.intersect1d(present, fed.only)
             scored = bank.of_some(present)
-        scores = {}
-        for name, part in (("test", split.test), ("validation", split.validation)):
-            scores[name] = score_clients(self.fed, scored, present, part)
-            self.directory.append_clients(t, name, scores[name], bank.owner, split.groups)
+        scores = evaluate(fed, scored, Cohort(t, present), split, self.evaluation)
+        for part, found in scores.items():
+            self.directory.append_clients(t, part, found, bank.owner, split.groups)
         return evaluation_row(scores, partition, split, self.evaluation.target)
 
     def _record_strands(

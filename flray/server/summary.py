@@ -50,8 +50,8 @@ def used_ground_truth(directory: RunDirectory) -> bool:
 
 def of_one_round(column: str) -> bool:
     """Columns that mean something for a round and nothing for the run."""
-    prefixes = ("round", "seconds", "bytes", "client_steps", "cohort_size", "clustering")
-    return column.startswith((*prefixes, GROUND_TRUTH_READS))
+    costs = ("seconds", "bytes", "client_steps", "clients_dropped", GROUND_TRUTH_READS)
+    return column.startswith(("round", "cohort_size", "clustering", *costs))
 
 
 def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:

@@ -52,6 +52,7 @@ from flray.sweep.tree import Observation, Trunk, continuation_key, run_path
 
 NOTHING_COUNTED = {"client_steps": 0, "distances": 0, "trees": 0, "strands": 0}
 COUNTED = ("client_steps", "clients_dropped", "bytes_")  # how columns of a round's cost begin
+OF_EVALUATION = "_evaluation"  # how those end that are not of the round itself
 
 
 @dataclass(frozen=True)
@@ -427,7 +428,12 @@ class Graft:
         return FedAvg().cohort(state, t, fed)
 
     def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[Any]:
-        costs = {key: value for key, value in self.row.items() if key.startswith(COUNTED)}
+        # A branch is evaluated anew, so what the trunk's evaluation cost is not its own.
+        costs = {
+            key: value
+            for key, value in self.row.items()
+            if key.startswith(COUNTED) and not key.endswith(OF_EVALUATION)
+        }
         fed.meter.counts.update(costs)
         fed.meter.counts.update(self.counts)
         metrics = {k: v for k, v in self.row.items() if k == "train_loss"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flray.client.plan import num_local_steps
 from flray.config.build import Prepared, facts_of, prepare
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Ids
@@ -58,7 +59,8 @@ class Weaver:
         """
         experiment = parse_experiment(dict(directory.config()))
         payload = self._prepared(experiment).payload
-        target = experiment.settings.evaluate.target
+        evaluation, training = experiment.settings.evaluate, experiment.settings.train
+        tuning = evaluation.tuning(training)
         scores = self._scores(directory, sources)
         rows = []
         for row in directory.rows():
@@ -69,12 +71,15 @@ class Weaver:
                 if "owner" in own:
                     found = _by_part(scores[scores["round"] == t])
                     split = payload.timeline.at(t)
-                    evaluated = evaluation_row(found, own["partition"], split, target)
+                    evaluated = evaluation_row(found, own["partition"], split, evaluation.target)
                 row = _whole(row, own, self._heard(t, sources), evaluated)
+                if evaluated and tuning is not None:  # all clients are there, and none was dropped
+                    steps = num_local_steps(split.num_train_examples, tuning)
+                    row["client_steps_evaluation"] = int(steps.sum())
             rows.append(row)
         directory.replace_rounds(rows)
         sha256 = sha256_of(self._digests(sources))
-        summary = summarise_run(directory, payload.timeline, target, sha256)
+        summary = summarise_run(directory, payload.timeline, evaluation.target, sha256)
         directory.conclude(scores, {**facts_of(experiment, payload), **summary})
 
     def _record(self, run: Path) -> Record:
@@ -146,7 +151,8 @@ def _in_order(clients: Sequence[Ids], arrays: Sequence[Arrays]) -> Arrays:
 
 def _by_part(scores: pd.DataFrame) -> dict[str, ClientScores]:
     names = ("client", "correct", "total", "loss")
-    chosen = {part: scores[scores["part"] == part] for part in PARTS}
+    there = set(scores["part"])
+    chosen = {part: scores[scores["part"] == part] for part in PARTS if part in there}
     return {
         part: ClientScores(*(frame[name].to_numpy() for name in names))
         for part, frame in chosen.items()

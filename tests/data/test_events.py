@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.data.datasets.synthetic import Synthetic
-from flray.data.events import Event, Timeline, make_timeline
+from flray.data.events import Event, Timeline, make_timeline, with_global_test
 from flray.data.split import Split
 from flray.data.splits.label_groups import LabelGroups
 from flray.data.splits.label_swap import LabelSwap
@@ -53,6 +53,41 @@ def test_without_events_there_is_one_phase_and_it_is_the_split(split: Split) -> 
     assert [first for first, _ in timeline.phases] == [1]
     assert timeline.digest() == split.digest() == timeline.at(1).digest()
     assert everything(timeline.at(10_000)) == everything(split)
+
+
+RELABEL = Event(2, "relabel", (0, 1, 2, 3), ((0, 1),))
+
+
+@pytest.mark.parametrize("events", [[], [RELABEL, Event(3, "exchange", (0, 3))]])
+@pytest.mark.parametrize(
+    "split",
+    [
+        SPLIT,
+        LabelGroups(clients=4, groups=2).split(DATASET, 0),
+        Rotation(clients=4).split(DATASET, 0),
+        LabelSwap(clients=6, groups=2, test="own_split").split(DATASET, 0),
+    ],
+)
+def test_every_test_image_is_in_the_global_test_set_once_with_its_own_label(split, events) -> None:
+    before = make_timeline(split, events)
+    after = with_global_test(before, DATASET)
+    assert after.digest() == before.digest()
+    assert len(after.phases) == len(before.phases)
+    for (first, old), (same, new) in zip(before.phases, after.phases, strict=True):
+        assert first == same
+        assert everything(new) == everything(old)
+        for part in ("train", "validation", "test"):
+            pairs = zip(getattr(old, part), getattr(new, part), strict=True)
+            assert all(np.array_equal(*pair) for pair in pairs)
+        shown = new.image_ids[new.global_test], new.labels[new.global_test]
+        assert sorted(shown[0].tolist()) == DATASET.test_ids.tolist()
+        assert np.array_equal(shown[1], DATASET.labels[shown[0]])
+        assert np.array_equal(new.image_ids[: new.num_dealt], old.image_ids)
+        assert np.array_equal(new.labels[: new.num_dealt], old.labels)
+        assert new.part_of(0, "global") is new.global_test
+    assert len(before.at(1).global_test) == 0
+    held = np.intersect1d(split.image_ids, DATASET.test_ids)
+    assert after.at(1).num_global_only >= len(DATASET.test_ids) - len(held)
 
 
 def test_phases_begin_with_their_events() -> None:

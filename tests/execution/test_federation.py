@@ -10,8 +10,11 @@ import torch
 from flray.client.training import plain_gradient
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import parse_experiment
+from flray.data.datasets.synthetic import Synthetic
+from flray.data.events import make_timeline, with_global_test
+from flray.data.split import Split
 from flray.execution.executor import Inline
-from flray.execution.federation import Cohort, Federation, nobody
+from flray.execution.federation import Cohort, Federation, Oracle, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
 
@@ -130,3 +133,13 @@ def test_steps_are_those_of_the_training_that_was_used() -> None:
     expected = [2 * (b // 2 if b > 1 else n > 1) for b, n in zip(batches, sizes, strict=True)]
     assert pairs.num_steps.tolist() == expected
     assert fed.meter.counts["client_steps"] == sum(expected) < own.num_steps.sum()
+
+
+def test_labels_that_only_the_global_test_set_has_are_counted_for_nobody() -> None:
+    """One client with an image of label 0 and two of label 1; the dataset has ten labels."""
+    dataset = Synthetic(num_train=20, num_test=20, size=2).load()
+    ids = (np.array([0, 1, 2]),)
+    split = Split(np.array([0, 1, 11]), np.array([0, 1, 1]), ids, ids, ids)
+    whole = with_global_test(make_timeline(split, ()), dataset).at(1)
+    assert whole.labels.max() == 9
+    assert Oracle(whole).label_counts(np.array([0])).tolist() == [[1, 2]]

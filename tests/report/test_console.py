@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.report.console import clustering_table, comparison_table
+from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import RunRecord
 
 
@@ -75,6 +76,32 @@ def test_a_split_without_validation_is_no_error() -> None:
     counts = ("clusters", "bytes_up", "bytes_down", "seconds")
     summary = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
     assert "50.00" in shown(comparison_table({"a": [summary]}))
+
+
+def test_other_protocols_have_columns_where_a_run_has_them() -> None:
+    numbers = ("accuracy_mean", "accuracy_se_clients", "accuracy_worst", "accuracy_variance")
+    counts = ("clusters", "bytes_up", "bytes_down", "seconds")
+    plain = {"seed": 0} | dict.fromkeys(numbers, 0.5) | dict.fromkeys(counts, 1)
+    tuned = plain | {"global_accuracy_mean": 0.25, "tuned_accuracy_mean": 0.75}
+    assert not {"global", "tuned"} & set(shown(comparison_table({"a": [plain]})).split())
+    text = shown(comparison_table({"a": [plain], "b": [tuned]}))
+    head, _, without, within = (line.split() for line in text.splitlines() if line.strip())
+    first = head.index("global")
+    assert head[first : first + 3] == ["global", "tuned", "validation"]
+    assert within[-9:-7] == ["25.00", "75.00"]
+    assert without[-9:-7] == ["nan", "nan"]
+
+
+def test_ratios_of_tuned_accuracy_need_the_same_fine_tuning() -> None:
+    def tuned(accuracy: float, epochs: int, after: int | None = None) -> RunRecord:
+        found = run(0, [accuracy], after, evaluate={"on": "local", "fine_tune": {"epochs": epochs}})
+        vars(found)["summary"]["tuned_accuracy_mean"] = accuracy
+        return found
+
+    mine, base = [Measured(tuned(0.8, 1, after=1), None, 0.8)], [tuned(0.4, 5)]
+    assert mean_ratio(mine, "accuracy_mean", base).value == 2.0
+    assert mean_ratio(mine, "tuned_accuracy_mean", base).value is None
+    assert mean_ratio(mine, "tuned_accuracy_mean", [tuned(0.4, 1)]).value == 2.0
 
 
 def test_experiments_that_used_ground_truth_are_marked() -> None:

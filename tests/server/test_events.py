@@ -1,8 +1,17 @@
 """Clients that join, leave and change their data while a run goes on."""
 
+from dataclasses import dataclass, field, replace
+
 import pytest
 
+from flray.algorithms.fedavg import FedAvg
+from flray.config.build import build_server
+from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
+from flray.records.run_directory import RunDirectory
+from flray.server.loop import ignore, never
+
+from scenarios import TINY
 
 EVENTS = (
     "events=[{round: 3, kind: join, clients: [5]}, {round: 3, kind: leave, clients: [0, 1]},"
@@ -21,6 +30,28 @@ def test_absent_clients_neither_train_nor_are_scored(tiny_run) -> None:
         4: [2, 3, 4, 5],
     }
     assert result.summary["clients"] == 4
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    """Notes who is there when models are deployed."""
+
+    seen: list[list[int]] = field(default_factory=list)
+
+    def deploy(self, state, clients, fed):
+        self.seen.append(fed.clients.tolist())
+        return state.bank
+
+
+def test_a_state_is_deployed_in_the_federation_of_its_own_round(tmp_path) -> None:
+    experiment = parse_experiment(override(TINY, [EVENTS, "rounds=4"]))
+    server = build_server(experiment, RunDirectory(tmp_path / "run"), ignore, never)
+    noting = Noting()
+    assert replace(server, algorithm=noting).run()
+    before, after = [0, 1, 2, 3, 4], [2, 3, 4, 5]  # rounds 1 and 2, rounds 3 and 4
+    by_round = [(before, before), (before, before), (after, before), (after, after)]
+    at_the_end = after
+    assert noting.seen == [*(each for pair in by_round for each in pair), at_the_end]
 
 
 def test_relabelled_clients_are_trained_and_tested_on_the_new_labels(tiny_run) -> None:

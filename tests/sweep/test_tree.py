@@ -395,6 +395,19 @@ def test_a_run_of_strands_that_was_cut_short_goes_on_to_the_same_numbers(tmp_pat
     assert_same_run(finished(row, tmp_path), naive)
 
 
+def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path) -> None:
+    evaluate = {"on": "global", "fine_tune": {"epochs": 1}}
+    flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 3, "evaluate": evaluate}
+    records = grown(planned(flhc, {THRESHOLD: {"between_merges": 3}}), tmp_path / "sweep")
+    assert any(len(row["sources"]) > 1 for row in records[0]["rows"].values())
+    assert_rows_equal_naive_runs(records, tmp_path / "sweep", tmp_path)
+    row = next(iter(records[0]["rows"].values()))
+    found = RunDirectory(tmp_path / "sweep" / run_path(row["run"]))
+    assert found.rounds()["client_steps_evaluation"].nunique() == 1  # of everybody, in each round
+    assert set(found.clients()["part"]) >= {"global", "tuned_test", "tuned_global"}
+    assert {"tuned_accuracy_mean", "global_accuracy_mean"} <= set(found.summary())
+
+
 def test_one_weaver_serves_trunks_that_differ_in_their_cohorts(tmp_path) -> None:
     """Half of six clients a round are blocks of 3, all of them blocks of 6."""
     flhc = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 2}
