@@ -4,6 +4,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flt import Flt
+from flray.algorithms.ifca import Ifca
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
 
@@ -12,6 +13,7 @@ ALGORITHMS: dict[str, type] = {
     "fedprox": FedProx,
     "flhc": Flhc,
     "flt": Flt,
+    "ifca": Ifca,
     "local": Local,
     "pca_km_hc": PcaKmHc,
 }

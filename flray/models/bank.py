@@ -31,6 +31,18 @@ def trainable(module: LightningModule) -> Params:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def last_layer(params: Params) -> frozenset[str]:
+    """The names of the last layer's leaves, those with the prefix of the last name.
+
+    Layers are in the order in which the module defines them, as `params_of` gives them.
+
+    >>> sorted(last_layer(dict.fromkeys(["0.weight", "0.bias", "2.weight", "2.bias"])))
+    ['2.bias', '2.weight']
+    """
+    layer_of = {name: name.rpartition(".")[0] for name in params}
+    return frozenset(name for name in params if layer_of[name] == list(layer_of.values())[-1])
+
+
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:
     """Build a module whose initial weights depend on the seed alone."""
     # torch's initialisers read the global generator: give them a forked one.

@@ -71,7 +71,7 @@ class Server:
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 return False
-        self._finish(self._deployed(state))
+        self._finish(self._deployed(state, self.fed.during(self.timeline, self.num_rounds)))
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
@@ -99,7 +99,7 @@ class Server:
         banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                banks = self._deployed(new), self._deployed(state)
+                banks = self._deployed(new, fed), self._deployed(state, fed)
                 row |= self._evaluate(banks[0], self.algorithm.partition(new), split, t)
                 row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         self._record_strands(t, banks, self.algorithm.partition(new))
@@ -130,8 +130,8 @@ class Server:
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
 
-    def _deployed(self, state: Any) -> ModelBank:
-        return self.algorithm.deploy(state, np.arange(self.fed.num_clients), self.fed)
+    def _deployed(self, state: Any, fed: Federation) -> ModelBank:
+        return self.algorithm.deploy(state, np.arange(fed.num_clients), fed)
 
     def _evaluate(self, bank: ModelBank, partition: Ids, split: Split, t: int) -> Row:
         """Test metrics, validation metrics beside them, holdout clients apart; a row a client."""
