@@ -4,14 +4,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
 
 from flray.client.engine import Block
+from flray.client.host import HostSettings, start_host
 from flray.client.plan import plan_client
 from flray.client.training import Training
 from flray.data.dataset import Dataset, Normalization
+from flray.data.events import make_timeline
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
+from flray.execution.executor import Inline
+from flray.execution.federation import Federation
 from flray.models.bank import params_of
+from flray.models.mixing import Aggregation
 
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
 RAGGED = (1, 3, 9, 40)
@@ -53,6 +60,51 @@ def block_of(split: Split, module: Any, training: Training, t: int = 0) -> Block
     num = split.num_clients
     w0 = {k: v.detach().clone().expand(num, *v.shape) for k, v in params_of(module).items()}
     return Block(plans, w0, {})
+
+
+class Line(LightningModule):
+    """y = w x with two weights and squared loss: rounds that can be done by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.w
+
+    def example_losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (self(batch[0]) - batch[1]) ** 2
+
+
+def line_federation(
+    x: list[tuple[int, int]], y: list[int], sizes: list[int], starts: list[list[float]], lr: float
+) -> Federation:
+    """Client k holds sizes[k] equal examples (x[k], y[k]), x of 0 and 1, y of 0 to 9.
+
+    It takes one step of gradient descent a round; the initial models are `starts`.
+    """
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    images = 255 * np.array(x, np.uint8)[owner].reshape(-1, 1, 1, 2)
+    labels = np.array(y)[owner]
+    ids = np.arange(len(owner))
+    parts = tuple(np.split(ids, np.cumsum(sizes)[:-1]))
+    split = Split(ids, labels, parts, parts, parts)
+    dataset = Dataset("line", images, labels, len(ids), 10, Normalization((0.0,), (1.0,)))
+    settings = HostSettings("loop", "cpu", torch.float64, 2, 1, 0)
+    host = start_host(Line().double(), dataset, make_timeline(split, ()), settings)
+    return Federation(
+        clients=split.clients,
+        num_clients=len(sizes),
+        num_examples=split.num_train_examples,
+        initial={"w": torch.tensor(starts[:1], dtype=torch.float64)},
+        executor=Inline(host),
+        training=Training(lr=lr, batch_size=max(sizes)),
+        aggregation=Aggregation(),
+        participation=1.0,
+        block=2,
+        seed=0,
+        draw=lambda n: {"w": torch.tensor(starts[n], dtype=torch.float64)},
+    )
 
 
 TINY: dict[str, Any] = {

@@ -5,6 +5,7 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flt import Flt
+from flray.algorithms.ifca import Ifca
 from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
@@ -15,6 +16,7 @@ ALGORITHMS: dict[str, type] = {
     "fedprox": FedProx,
     "flhc": Flhc,
     "flt": Flt,
+    "ifca": Ifca,
     "lg_fedavg": LgFedAvg,
     "local": Local,
     "pca_km_hc": PcaKmHc,

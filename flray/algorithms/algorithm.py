@@ -32,7 +32,10 @@ class Algorithm(Protocol[State]):
     def round(self, state: State, cohort: Cohort, fed: Federation) -> Outcome[State]: ...
 
     def deploy(self, state: State, clients: Ids, fed: Federation) -> ModelBank:
-        """The model each of the clients uses at test time, in the bank's `owner`."""
+        """The model each of the clients uses at test time, in the bank's `owner`.
+
+        `fed` is the federation of the state's last round, so clients may be asked (IFCA).
+        """
         ...
 
     def partition(self, state: State) -> Ids:

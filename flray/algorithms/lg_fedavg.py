@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from flray.algorithms.algorithm import Outcome
 from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
-from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, Params
+from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
 
@@ -39,7 +38,7 @@ class LgFedAvg:
             raise ValueError(f"global_layers must be >= 0, got {self.global_layers}")
 
     def init(self, fed: Federation) -> Outcome[LgFedAvgState]:
-        names = last_layers(list(fed.initial), self.global_layers)
+        names = last_layers(fed.initial, self.global_layers)
         private = {name: leaf for name, leaf in fed.initial.items() if name not in names}
         shared = {name: leaf for name, leaf in fed.initial.items() if name in names}
         local = ClientTable.empty(private, fed.num_clients)
@@ -73,20 +72,3 @@ class LgFedAvg:
     def partition(self, state: LgFedAvgState) -> Ids:
         """One cluster: everybody's global layers are the same."""
         return state.shared.owner
-
-
-def last_layers(leaves: list[str], number: int) -> set[str]:
-    """The leaves of the last so many layers, where a layer is what the last dot separates.
-
-    >>> sorted(last_layers(["a.0.weight", "a.0.bias", "b.weight", "b.bias"], 1))
-    ['b.bias', 'b.weight']
-    """
-    layer_of = {name: name.rpartition(".")[0] for name in leaves}
-    layers = list(dict.fromkeys(layer_of.values()))  # in the module's order
-    if number > len(layers):
-        raise ExperimentError(
-            f"global_layers must be at most {len(layers)}, the layers of this model "
-            f"({', '.join(layers)}), got {number} (algorithm.global_layers)"
-        )
-    chosen = layers[len(layers) - number :]
-    return {name for name, layer in layer_of.items() if layer in chosen}

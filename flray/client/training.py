@@ -123,6 +123,24 @@ def plain_gradient(
 
 
 @dataclass(frozen=True)
+class OnlyLeaves:
+    """The plain gradient of the leaves of these names, and zero for all others."""
+
+    names: frozenset[str]
+
+    def __call__(
+        self,
+        grad: Callable[[Params, "LocalBatch"], Params],
+        w: Params,
+        batch: "LocalBatch",
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        g = plain_gradient(grad, w, batch, w0, memo)
+        return {n: leaf if n in self.names else torch.zeros_like(leaf) for n, leaf in g.items()}
+
+
+@dataclass(frozen=True)
 class LocalBatch:
     """One client's batch; mask is False where the batch was padded (None: nothing was)."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pytorch_lightning import LightningModule
 
 from flray.client.host import HostSettings, choose_engine, start_host
 from flray.client.vectorized import check_stackable
@@ -130,12 +131,7 @@ def prepare(experiment: Experiment) -> Prepared:
     settings, execution = experiment.settings, experiment.settings.execution
     dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
-    module = build_seeded(
-        lambda: experiment.model.build(
-            image_shape=dataset.image_shape, num_classes=dataset.num_classes
-        ),
-        torch_seed(settings.seed, "initial model"),
-    ).to(dtype=execution.dtype)
+    module = draw_module(experiment, dataset)
     device = execution.resolve_device()
     num_params = sum(p.numel() for p in module.parameters())
     num_heard = cohort_size(len(split.clients), settings.participation)
@@ -164,6 +160,17 @@ def prepare(experiment: Experiment) -> Prepared:
     num_actors = actors.number(split.num_clients)
     plan = Plan(num_actors, actors, block, -(-num_heard // per_job))
     return Prepared(payload, plan, name)
+
+
+def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> LightningModule:
+    """The module with its initial weights; with a number, weights drawn independently of them."""
+    settings = experiment.settings
+    return build_seeded(
+        lambda: experiment.model.build(
+            image_shape=dataset.image_shape, num_classes=dataset.num_classes
+        ),
+        torch_seed(settings.seed, "initial model", *number),
+    ).to(dtype=settings.execution.dtype)
 
 
 def _host_name(experiment: Experiment, host: HostSettings) -> str:
@@ -210,6 +217,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         on_client_failure=settings.on_client_failure,
         ground_truth=Oracle(split) if settings.uses_ground_truth else None,
         buffers=buffers_of(parts.payload.module),
+        draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),
     )
 
 

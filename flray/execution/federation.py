@@ -87,6 +87,17 @@ class Judgement:
     loss: NDArray[np.float64]  # (K, U) mean over a client's examples; NaN where it has none
     accuracy: NDArray[np.float64]  # (K, U)
 
+    @property
+    def best(self) -> Ids:
+        """(K,) the model with the least loss, the first of equals; -1 where all are NaN.
+
+        >>> loss = np.array([[2.0, 1.0], [np.nan, np.nan]])
+        >>> Judgement(np.array([4, 9]), loss, loss).best
+        array([ 1, -1])
+        """
+        least: Ids = np.nan_to_num(self.loss, nan=np.inf).argmin(1)
+        return np.where(np.isnan(self.loss).all(1), -1, least)
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -161,6 +172,8 @@ class Federation:
     holdout: Ids = field(default_factory=nobody)  # those that are there and never train
     changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
     ground_truth: Oracle | None = None  # None: not for this experiment
+    t: int = 1  # the round whose clients and data these are
+    draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
     meter: Meter = field(default_factory=Meter)
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
     only: Ids | None = None  # train and score no others, whom another run trains; None: everybody
@@ -176,6 +189,7 @@ class Federation:
             changed=timeline.changed(t),
             num_examples=split.num_train_examples,
             ground_truth=Oracle(split) if self.ground_truth else None,
+            t=t,
         )
 
     @property
@@ -192,6 +206,16 @@ class Federation:
 
     def initial_bank(self) -> ModelBank:
         return ModelBank(self.initial, np.zeros(self.num_clients, dtype=np.int64))
+
+    def initial_models(self, number: int) -> Params:
+        """Models drawn independently, leaves (number, ...); the first is `initial`."""
+        if number > 1 and self.draw is None:
+            raise ExperimentError(f"{number} initial models were asked for and only one was given")
+        others = [self.draw(n) for n in range(1, number)] if self.draw else []
+        return {
+            name: torch.cat([leaf, *(each[name][None].to(leaf) for each in others)])
+            for name, leaf in self.initial.items()
+        }
 
     def generator(self, purpose: str, *where: int) -> np.random.Generator:
         return generator(self.seed, purpose, *where)

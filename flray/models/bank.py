@@ -1,7 +1,7 @@
 """Models as data: the params of one model, and a bank of the distinct models of all clients."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from flray.data.dataset import Ids
+from flray.errors import ExperimentError
 
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
 
@@ -34,6 +35,25 @@ def trainable(module: LightningModule) -> Params:
 def buffers_of(module: LightningModule) -> frozenset[str]:
     """Names of the params that are no parameters, such as the statistics of a BatchNorm layer."""
     return frozenset(params_of(module)) - {name for name, _ in module.named_parameters()}
+
+
+def last_layers(names: Iterable[str], number: int) -> frozenset[str]:
+    """The names of the leaves of the last so many layers; a layer is what the last dot separates.
+
+    Layers are in the order in which the module defines them, as `params_of` gives them.
+
+    >>> sorted(last_layers(["0.weight", "0.bias", "2.weight", "2.bias"], 1))
+    ['2.bias', '2.weight']
+    """
+    layer_of = {name: name.rpartition(".")[0] for name in names}
+    layers = list(dict.fromkeys(layer_of.values()))
+    if number > len(layers):
+        raise ExperimentError(
+            f"the last {number} layers were asked for, but this model has {len(layers)}: "
+            f"{', '.join(layers)}"
+        )
+    chosen = layers[len(layers) - number :]
+    return frozenset(name for name, layer in layer_of.items() if layer in chosen)
 
 
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:

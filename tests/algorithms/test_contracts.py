@@ -10,7 +10,14 @@ import yaml
 
 from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
-from flray.config.build import Result, deal, run_experiment
+from flray.config.build import (
+    Result,
+    build_federation,
+    deal,
+    prepare,
+    run_experiment,
+    start_executor,
+)
 from flray.config.experiment import override, parse_experiment
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
@@ -91,6 +98,9 @@ def fine_tuned(how: str) -> list[str]:
 
 
 NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
+    "ifca, sharing layers": [
+        "algorithm={name: ifca, number: 3, restarts: 2, pretrain_rounds: 1, own: last_layer}"
+    ],
     "flhc, early": ["algorithm={name: flhc, rounds_before: 1}"],
     "flt, fine-tuned in turn": fine_tuned("sequential"),
     "flt, fine-tuned centrally": fine_tuned("central"),
@@ -128,8 +138,10 @@ def test_data_of_holdout_clients_change_nothing_for_others(
     others = np.setdiff1d(dealt.clients, [away])
     theirs = [_scores(result, dealt.holdout) for result in (one, other)]
     assert not theirs[0]["loss"].equals(theirs[1]["loss"])
-    pd.testing.assert_frame_equal(_scores(one, others), _scores(other, others), check_exact=True)
-    pd.testing.assert_frame_equal(_rounds(one), _rounds(other), check_exact=True)
+    # Models are equal by hash. A test loss may differ in its last bits: clients that use one model
+    # are scored in one batch, and whether holdout clients are among them is up to their data.
+    pd.testing.assert_frame_equal(_scores(one, others), _scores(other, others), rtol=1e-6)
+    pd.testing.assert_frame_equal(_rounds(one), _rounds(other), rtol=1e-6)
     assert _digests(one, others) == _digests(other, others)
     _assert_same_clusterings(one, other)
 
@@ -149,8 +161,11 @@ def _rounds(result: Result) -> pd.DataFrame:
 
 def _digests(result: Result, clients: np.ndarray) -> list[str]:
     held = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest()
-    algorithm = parse_experiment(RunDirectory(result.path).config()).algorithm.build()
-    return algorithm.deploy(held.state, clients, None).digests(clients)
+    experiment = parse_experiment(RunDirectory(result.path).config())
+    parts = prepare(experiment)
+    fed = build_federation(experiment, parts, start_executor(parts))
+    fed = fed.during(parts.payload.timeline, held.round)
+    return experiment.algorithm.build().deploy(held.state, clients, fed).digests(clients)
 
 
 def _assert_same_clusterings(one: Result, other: Result) -> None:

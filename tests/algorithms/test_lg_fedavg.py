@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.lg_fedavg import LgFedAvg, last_layers
+from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.client.training import Training
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.models import MODELS
-from flray.models.bank import params_of
+from flray.models.bank import last_layers, params_of
 from flray.models.lenet5 import LeNet5
 from flray.models.resnet9 import ResNet9
 from flray.records.checkpoint import CheckpointStore

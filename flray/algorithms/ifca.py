@@ -1,0 +1,149 @@
+"""IFCA: k models; each sampled client trains the one that has the least loss on its own data.
+
+Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning. NeurIPS
+2020, arXiv 2006.04088. Algorithm 1, option II (model averaging); section 6 for weight sharing.
+
+Deviates: weights are n_i (`aggregate.weights: uniform` is the paper's mean); restarts are judged
+before training; with weight sharing the last layers start as independent draws.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from flray.algorithms.algorithm import Outcome
+from flray.client.tasks import TrainingPart
+from flray.client.training import OnlyLeaves, plain_gradient
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation, Judgement
+from flray.models.bank import ModelBank, last_layers
+
+CHOICE_BYTES = 4  # s_i, sent as a number
+
+
+@dataclass(frozen=True)
+class IfcaState:
+    bank: ModelBank  # θ_j: a row for each cluster, used or not; one row while pre-training
+    chosen: Ids  # (M,) the row each client chose last; -1: none yet
+
+
+@dataclass(frozen=True)
+class Ifca:
+    """Alg. 1. The partition is the last choice of each client that was ever sampled; at test time
+    every client that is there, sampled or not, chooses among the current models.
+
+    With `own: last_layer` the other layers are one model's, which `pretrain_rounds` of FedAvg
+    train and nothing changes afterwards. `restarts` draws that many sets of k initial models and
+    keeps the set with the least mean over clients of their best model's loss; to train several
+    times and keep the best, as the paper does, run several seeds.
+    """
+
+    number: int = 2  # k; 2 in FLIS, 3 in FLT
+    choose_by: TrainingPart = "train"  # F_i: the loss on this part of a client's examples
+    restarts: int = 1
+    pretrain_rounds: int = 0  # of FedAvg, for the layers that models share
+    own: Literal["all", "last_layer"] = "all"  # what differs between models
+
+    def __post_init__(self) -> None:
+        for name, least in (("number", 1), ("restarts", 1), ("pretrain_rounds", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.pretrain_rounds and self.own == "all":
+            raise ValueError(
+                f"pretrain_rounds must be 0 with own: all, got {self.pretrain_rounds}: models that "
+                "share no layer start anew after it; set own: last_layer"
+            )
+
+    gradient = staticmethod(plain_gradient)
+
+    def init(self, fed: Federation) -> Outcome[IfcaState]:
+        joint = fed.initial_bank()
+        if self.pretrain_rounds:
+            return Outcome(IfcaState(joint, joint.owner))
+        return Outcome(self._start(joint, fed))
+
+    def cohort(self, state: IfcaState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))  # M_t
+
+    def round(self, state: IfcaState, cohort: Cohort, fed: Federation) -> Outcome[IfcaState]:
+        is_pretraining = cohort.t <= self.pretrain_rounds
+        chosen, answered = self._choices(state, cohort.clients, fed)
+        bank = replace(state.bank, owner=np.maximum(chosen, 0))
+        own = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
+        gradient = OnlyLeaves(own) if len(own) < len(fed.initial) else self.gradient
+        # θ̃_i = LocalUpdate(θ_ĵ, γ, τ)
+        trained = fed.train(bank, replace(cohort, clients=answered), gradient)
+        self._count(bank, len(cohort.clients), len(trained.clients), fed)
+        hears = (chosen == np.arange(bank.num_rows)[:, None]).astype(np.float64)  # s (k, M)
+        # θ_j <- sum_i s_ij θ̃_i / sum_i s_ij, with n_i; a model that nobody chose stays
+        mixed = fed.mix_rows(hears, trained, bank)
+        # Weight decay and running statistics move leaves whose gradient is zero: put them back.
+        params = {n: leaf if n in own else bank.params[n] for n, leaf in mixed.params.items()}
+        state = IfcaState(replace(mixed, params=params), chosen)
+        if cohort.t == self.pretrain_rounds:
+            state = self._start(state.bank, fed)
+        return Outcome(state, trained.metrics())
+
+    def deploy(self, state: IfcaState, clients: Ids, fed: Federation) -> ModelBank:
+        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        chosen, _ = self._choices(state, there, fed)
+        return replace(state.bank, owner=np.maximum(chosen, 0))
+
+    def partition(self, state: IfcaState) -> Ids:
+        return state.chosen
+
+    def _choices(self, state: IfcaState, clients: Ids, fed: Federation) -> tuple[Ids, Ids]:
+        """(M,) the choice of each client after these were asked, and who of them answered.
+
+        A client without examples to judge by keeps its last choice, at first row 0.
+        """
+        if state.bank.num_rows == 1:
+            return state.chosen, clients
+        found = self._judge(state.bank, clients, fed)
+        chosen = state.chosen.copy()
+        last = np.maximum(chosen[found.clients], 0)
+        # l. 7: ĵ = argmin_j F_i(θ_j)
+        chosen[found.clients] = np.where(found.best < 0, last, found.best)
+        return chosen, found.clients
+
+    def _start(self, joint: ModelBank, fed: Federation) -> IfcaState:
+        """k models whose own leaves are independent draws; the others are those of `joint`."""
+        own, drawn = self._own_leaves(fed), fed.initial_models(self.number * self.restarts)
+        params = {
+            n: leaf if n in own else joint.params[n].expand_as(leaf).clone()
+            for n, leaf in drawn.items()
+        }
+        if self.restarts > 1:
+            first = self.number * self._best_set(replace(joint, params=params), fed)
+            params = {n: leaf[first : first + self.number] for n, leaf in params.items()}
+        nobody_chose = np.full(fed.num_clients, -1 if self.number > 1 else 0)
+        return IfcaState(replace(joint, params=params), nobody_chose)
+
+    def _best_set(self, bank: ModelBank, fed: Federation) -> int:
+        found = self._judge(bank, fed.clients, fed)
+        self._count(bank, len(fed.clients), 0, fed)
+        sets = found.loss[found.best >= 0].reshape(-1, self.restarts, self.number)
+        return int(sets.min(2).mean(0).argmin())
+
+    def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
+        found = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
+        if fed.t == 1 and len(found.clients) and (found.best < 0).all():
+            raise ExperimentError(
+                f"ifca chooses models by their {self.choose_by} loss, and no client asked has one: "
+                "set split.validation > 0 for algorithm.choose_by=validation; "
+                "the model must define example_losses(batch) -> (B,)"
+            )
+        return found
+
+    def _own_leaves(self, fed: Federation) -> frozenset[str]:
+        return frozenset(fed.initial) if self.own == "all" else last_layers(fed.initial, 1)
+
+    def _count(self, bank: ModelBank, num_asked: int, num_heard: int, fed: Federation) -> None:
+        """Count all models sent to each client asked; from each heard one, and its choice."""
+        down = num_asked * bank.num_rows
+        size = bank.bytes_per_model
+        fed.meter.count_transfer("model", down=down * size, up=num_heard * size)
+        if bank.num_rows > 1:
+            fed.meter.count_transfer("choice", up=num_heard * CHOICE_BYTES)
