@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from flray.client.training import Gradient
 from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
 from flray.data.dataset import Ids
@@ -24,6 +25,11 @@ class Outcome(Generic[State]):
 
 class Algorithm(Protocol[State]):
     """A frozen dataclass whose fields are its configuration."""
+
+    @property
+    def gradient(self) -> Gradient:
+        """What the optimiser of a client steps along."""
+        ...
 
     def init(self, fed: Federation) -> Outcome[State]: ...
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from flray.algorithms.algorithm import Apart, Branching, Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.client.training import Gradient
 from flray.clustering.pipeline import Clustering
 from flray.config.build import (
     Prepared,
@@ -419,6 +420,10 @@ class Graft:
     clustering: Clustering
     counts: Counter[str]  # of the observation
     row: dict[str, Any] = field(default_factory=dict)  # the trunk's, of this round
+
+    @property
+    def gradient(self) -> Gradient:
+        return self.algorithm.gradient
 
     def init(self, fed: Federation) -> Outcome[Any]:
         fed.meter.counts.update(self.counts)

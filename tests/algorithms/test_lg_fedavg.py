@@ -113,7 +113,7 @@ def test_leaves_come_in_the_order_in_which_layers_run(model) -> None:
 
 
 def test_more_layers_than_there_are_is_an_error(tiny_run) -> None:
-    message = r"at most 2, the layers of this model \(layers\.1, layers\.4\), got 3"
+    message = r"the last 3 layers were asked for, but this model has 2: layers\.1, layers\.4"
     with pytest.raises(ExperimentError, match=message):
         tiny_run(LG, "algorithm.global_layers=3")
     with pytest.raises(ExperimentError, match="global_layers must be >= 0, got -1"):
