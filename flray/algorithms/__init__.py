@@ -1,5 +1,6 @@
 """Algorithms: one paper, one file."""
 
+from flray.algorithms.cfl import Cfl
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.flhc import Flhc
@@ -9,6 +10,7 @@ from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
 
 ALGORITHMS: dict[str, type] = {
+    "cfl": Cfl,
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "flhc": Flhc,

@@ -27,7 +27,11 @@ from scenarios import TINY
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"
-FITTING = {"flt": [LINEAR, "algorithm.clustering.embed=none"], "pca_km_hc": [LINEAR]}
+FITTING = {
+    "flt": [LINEAR, "algorithm.clustering.embed=none"],
+    "pca_km_hc": [LINEAR],
+    "cfl": ["algorithm={name: cfl, rounds_joint: 1, mean_norm: 9, max_norm: 0}"],  # splits early
+}
 
 
 def named(name: str) -> list[str]:
