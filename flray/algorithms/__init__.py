@@ -1,5 +1,6 @@
 """Algorithms: one paper, one file."""
 
+from flray.algorithms.cfl import Cfl
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
@@ -11,6 +12,7 @@ from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
 
 ALGORITHMS: dict[str, type] = {
+    "cfl": Cfl,
     "fedavg": FedAvg,
     "fednova": FedNova,
     "fedprox": FedProx,

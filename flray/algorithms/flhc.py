@@ -64,10 +64,7 @@ class Flhc:
 
     def cohort(self, state: FlhcState, t: int, fed: Federation) -> Cohort:
         # l. 14, 19-20: max(α |K_c|, 1) clients of each cluster
-        labels = state.labels[fed.clients]
-        clusters = [fed.clients[labels == c] for c in np.unique(labels[labels >= 0])]
-        sampled = [fed.sample(t, members) for members in clusters]
-        return Cohort(t, np.sort(np.concatenate([fed.clients[:0], *sampled])))
+        return Cohort(t, fed.sample_clusters(t, state.labels))
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
         # l. 24, in each cluster: w_{c,t+1} <- sum_{k in K_c} n_k / n w^k_{t+1}

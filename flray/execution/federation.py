@@ -233,6 +233,12 @@ class Federation:
         )
         return np.sort(chosen)
 
+    def sample_clusters(self, t: int, labels: Ids) -> Ids:
+        """A sample of each cluster; labels (M,) of all clients, of which -1 are in none."""
+        own = labels[self.clients]
+        clusters = [self.clients[own == c] for c in np.unique(own[own >= 0])]
+        return np.sort(np.concatenate([nobody(), *(self.sample(t, each) for each in clusters)]))
+
     def weights(self) -> NDArray[np.float64]:
         """(M,) how much each client counts in a mean: n_k, or 1."""
         uniform = self.aggregation.weights == "uniform"

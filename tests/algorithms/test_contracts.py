@@ -31,6 +31,7 @@ FITTING = {
     "flt": [LINEAR, "algorithm.clustering.embed=none"],
     "pca_km_hc": [LINEAR],
     "lg_fedavg": ["algorithm.global_layers=1"],  # of the two that the model has
+    "cfl": ["algorithm={name: cfl, rounds_joint: 1, mean_norm: 9, max_norm: 0}"],  # splits early
 }
 
 

@@ -58,7 +58,8 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
     assert sha(tiny_run(equal, "aggregate.weights=uniform")) == sha(tiny_run(equal))
 
 
-METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "{name: lg_fedavg, global_layers: 1}"]
+METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl"]
+METHODS += ["{name: lg_fedavg, global_layers: 1}"]
 
 
 @pytest.mark.parametrize("algorithm", METHODS)
