@@ -363,7 +363,9 @@ class Federation:
 
     def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
         """Count a model sent to each client of the cohort, and one received from each heard."""
-        down, up = len(cohort.clients), len(trained.clients)
+        down = len(cohort.clients)
+        # With `only`, another run hears the rest of the cohort, and nobody can have been dropped.
+        up = len(trained.clients) if self.only is None else down
         size = bank.bytes_per_model
         self.meter.count_transfer("model", down=down * size, up=up * size)
 
