@@ -8,6 +8,7 @@ from flray.algorithms.flt import Flt
 from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
+from flray.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, type] = {
     "fedavg": FedAvg,
@@ -18,4 +19,5 @@ ALGORITHMS: dict[str, type] = {
     "lg_fedavg": LgFedAvg,
     "local": Local,
     "pca_km_hc": PcaKmHc,
+    "scaffold": Scaffold,
 }
