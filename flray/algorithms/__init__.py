@@ -8,6 +8,7 @@ from flray.algorithms.flt import Flt
 from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
+from flray.algorithms.per_fedavg import PerFedAvg
 from flray.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, type] = {
@@ -19,5 +20,6 @@ ALGORITHMS: dict[str, type] = {
     "lg_fedavg": LgFedAvg,
     "local": Local,
     "pca_km_hc": PcaKmHc,
+    "per_fedavg": PerFedAvg,
     "scaffold": Scaffold,
 }

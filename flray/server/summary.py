@@ -51,7 +51,7 @@ def used_ground_truth(directory: RunDirectory) -> bool:
 def of_one_round(column: str) -> bool:
     """Columns that mean something for a round and nothing for the run."""
     prefixes = ("round", "seconds", "bytes", "client_steps", "cohort_size", "clustering")
-    return column.startswith((*prefixes, GROUND_TRUTH_READS))
+    return column.startswith((*prefixes, "clients_skipped", GROUND_TRUTH_READS))
 
 
 def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:
