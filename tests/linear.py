@@ -56,7 +56,7 @@ def linear_federation(
     **keywords: Any,
 ) -> Federation:
     """Clients with these examples, in float64; everybody takes part in every round."""
-    pairs = np.array([pair for own in clients for pair in own])
+    pairs = np.array([pair for own in clients for pair in own], dtype=np.int64).reshape(-1, 2)
     ids = np.arange(len(pairs))
     parts = tuple(np.split(ids, np.cumsum([len(own) for own in clients])[:-1]))
     split = Split(ids, pairs[:, 1], parts, parts, parts)

@@ -10,6 +10,8 @@ from flray.algorithms.ifca import Ifca
 from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
+from flray.algorithms.per_fedavg import PerFedAvg
+from flray.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, type] = {
     "cfl": Cfl,
@@ -22,4 +24,6 @@ ALGORITHMS: dict[str, type] = {
     "lg_fedavg": LgFedAvg,
     "local": Local,
     "pca_km_hc": PcaKmHc,
+    "per_fedavg": PerFedAvg,
+    "scaffold": Scaffold,
 }

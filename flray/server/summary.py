@@ -50,7 +50,14 @@ def used_ground_truth(directory: RunDirectory) -> bool:
 
 def of_one_round(column: str) -> bool:
     """Columns that mean something for a round and nothing for the run."""
-    costs = ("seconds", "bytes", "client_steps", "clients_dropped", GROUND_TRUTH_READS)
+    costs = (
+        "seconds",
+        "bytes",
+        "client_steps",
+        "clients_dropped",
+        "clients_skipped",
+        GROUND_TRUTH_READS,
+    )
     return column.startswith(("round", "cohort_size", "clustering", *costs))
 
 

@@ -10,6 +10,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fednova import FedNova, effective_steps
 from flray.client.training import Training
 from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, nobody
 from flray.models.bank import buffers_of, params_of
 from flray.models.mixing import Aggregation
 
@@ -107,3 +108,21 @@ def test_statistics_are_averaged_as_in_fedavg() -> None:
     )
     assert mixed.tolist() == [nova[0], fedavg[1]]
     assert np.abs(nova - fedavg).min() > 1e-3
+
+
+def test_a_client_without_steps_is_left_out() -> None:
+    training = Training(lr=0.1, batch_size=2)
+    uniform = Aggregation(weights="uniform")
+    three = linear_federation([*CLIENTS, []], training, uniform)
+    two = linear_federation(CLIENTS, training, uniform)
+    with_it, without = (vector(run_rounds(FedNova(), fed, 1)[-1].bank) for fed in (three, two))
+    np.testing.assert_array_equal(with_it, without)
+    assert np.abs(with_it - START).max() > 1e-3
+
+
+def test_a_round_in_which_nobody_is_heard_changes_nothing() -> None:
+    fed = linear_federation([*CLIENTS, []], Training())
+    before = FedNova().init(fed).state
+    for clients in (nobody(), np.array([2])):
+        after = FedNova().round(before, Cohort(1, clients), fed).state
+        assert after.bank.sha256() == before.bank.sha256()

@@ -60,6 +60,7 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
 
 METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl"]
 METHODS += ["{name: lg_fedavg, global_layers: 1}"]
+METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 
 
 @pytest.mark.parametrize("algorithm", METHODS)

@@ -68,6 +68,7 @@ CASES: dict[str, tuple[object, list[str]]] = {
     "fewer actors than blocks": (1, []),
     "more actors than blocks": (4, []),
     "fedavg": (2, ["algorithm=fedavg"]),
+    "scaffold": (2, ["algorithm=scaffold", "train.lr=0.01"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.

@@ -1,0 +1,101 @@
+"""SCAFFOLD: local steps are corrected by how a client's gradient differs from everybody's.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning. ICML 2020, arXiv 1910.06378. Algorithm 1, option II; K is the client's own
+number of steps, eta_l is train.lr and eta_g is aggregate.server_lr.
+
+N is the number of clients that may train in the round: holdout and absent clients are not part of
+the objective. Weight decay is a part of the client's gradient.
+
+Deviates: models are averaged as aggregate.weights says, by default with n_k; the paper has
+aggregate.weights: uniform. Control variates always have 1/N, so that the objective is the paper's
+unweighted mean over clients. With momentum, K becomes the number of steps without momentum that go
+as far (`effective_steps`), or control variates would be too large by 1 / (1 - rho).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.fednova import effective_steps, require_sgd
+from flray.client.training import LocalBatch
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation, Trained
+from flray.models.bank import ModelBank, Params, num_bytes
+from flray.models.client_table import ClientTable
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class ScaffoldState:
+    bank: ModelBank  # x, one row
+    c: Params  # the server's control variate, leaves (...)
+    c_i: ClientTable  # those of the clients
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    def init(self, fed: Federation) -> Outcome[ScaffoldState]:
+        require_sgd(fed.training, "scaffold")
+        learned = {n: leaf for n, leaf in fed.initial.items() if n not in fed.buffers}
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in learned.items()}
+        c = {name: leaf[0] for name, leaf in zeros.items()}
+        c_i = ClientTable.empty(zeros, fed.num_clients)
+        return Outcome(ScaffoldState(fed.initial_bank(), c, c_i))
+
+    def cohort(self, state: ScaffoldState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))  # l. 4
+
+    def gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        g = grad(w, batch)
+        # l. 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)
+        return {name: g[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"] for name in g}
+
+    def round(
+        self, state: ScaffoldState, cohort: Cohort, fed: Federation
+    ) -> Outcome[ScaffoldState]:
+        own = _named("c_i", state.c_i.of_clients(cohort.clients))
+        shared = _named("c", state.c)
+        trained = fed.train(state.bank, cohort, self.gradient, own, shared=shared)
+        fed.count_models(state.bank, cohort, trained)  # l. 5 and 13: x and Δy_i, c and Δc_i
+        down, up, size = len(cohort.clients), len(trained.clients), num_bytes(state.c, 1)
+        fed.meter.count_transfer("control", down=down * size, up=up * size)
+        # l. 16-17: x <- x + eta_g mean Δy_i
+        bank = fed.mix(Relation.joint(fed.num_clients), trained, state.bank)
+        c, c_i = _updated_controls(state, trained.with_steps(), fed)
+        return Outcome(ScaffoldState(bank, c, c_i), trained.metrics())
+
+    def deploy(self, state: ScaffoldState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.bank
+
+    def partition(self, state: ScaffoldState) -> Ids:
+        return state.bank.owner
+
+
+def _updated_controls(
+    state: ScaffoldState, heard: Trained, fed: Federation
+) -> tuple[Params, ClientTable]:
+    """c and c_i after the round; those of clients that were not heard stay as they are."""
+    before = state.c_i.of_clients(heard.clients)
+    way = fed.training.lr * effective_steps(heard.num_steps, fed.training.momentum)  # K eta_l
+    after, c = {}, {}
+    for name, leaf in state.c.items():
+        moved = state.bank.params[name] - heard.params[name]  # x - y_i, (K, ...)
+        scale = torch.from_numpy(1 / way).to(moved).view(-1, *[1] * leaf.dim())
+        after[name] = before[name] - leaf + scale * moved  # l. 12: c_i - c + (x - y_i) / (K eta_l)
+        # l. 17: c <- c + |S| / N mean Δc_i
+        c[name] = leaf + (after[name] - before[name]).sum(0) / len(fed.clients)
+    return c, state.c_i.updated(heard.clients, after)
+
+
+def _named(prefix: str, params: Params) -> Params:
+    return {f"{prefix}/{name}": leaf for name, leaf in params.items()}
