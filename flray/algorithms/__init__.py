@@ -3,6 +3,7 @@
 from flray.algorithms.cfl import Cfl
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
+from flray.algorithms.fedsem import FedSem
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flt import Flt
 from flray.algorithms.ifca import Ifca
@@ -13,6 +14,7 @@ ALGORITHMS: dict[str, type] = {
     "cfl": Cfl,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "fedsem": FedSem,
     "flhc": Flhc,
     "flt": Flt,
     "ifca": Ifca,

@@ -58,7 +58,7 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
     assert sha(tiny_run(equal, "aggregate.weights=uniform")) == sha(tiny_run(equal))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "ifca", "cfl"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "ifca", "cfl", "fedsem"])
 @pytest.mark.parametrize("engine", ["vectorized", "lightning"])
 def test_engines_agree_over_a_run(tiny_run, algorithm, engine) -> None:
     common = [f"algorithm={algorithm}", "execution.precision=float64", "rounds=3"]
