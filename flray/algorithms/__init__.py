@@ -4,6 +4,7 @@ from flray.algorithms.cfl import Cfl
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
+from flray.algorithms.fedsem import FedSem
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flt import Flt
 from flray.algorithms.ifca import Ifca
@@ -18,6 +19,7 @@ ALGORITHMS: dict[str, type] = {
     "fedavg": FedAvg,
     "fednova": FedNova,
     "fedprox": FedProx,
+    "fedsem": FedSem,
     "flhc": Flhc,
     "flt": Flt,
     "ifca": Ifca,

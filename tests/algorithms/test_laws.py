@@ -58,7 +58,7 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
     assert sha(tiny_run(equal, "aggregate.weights=uniform")) == sha(tiny_run(equal))
 
 
-METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl"]
+METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl", "fedsem"]
 METHODS += ["{name: lg_fedavg, global_layers: 1}"]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 

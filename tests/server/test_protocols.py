@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from flray.algorithms.local import LocalState
 from flray.client.loop import Loop
 from flray.client.tasks import PartScore, Train, TrainJob
 from flray.client.training import plain_gradient
@@ -33,7 +34,10 @@ def experiment(*overrides: str):
 
 
 def last_bank(result) -> ModelBank:
-    return CheckpointStore(result.path / "checkpoints").load_latest().state.bank
+    state = CheckpointStore(result.path / "checkpoints").load_latest().state
+    if isinstance(state, LocalState):
+        return state.models.bank(np.arange(len(state.models.block_of)))
+    return state.bank
 
 
 def rows_of(result, part: str) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """The tree: what is computed once, and that nothing of a row shows it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -317,9 +317,10 @@ class Watched(Flhc):
     """FL+HC whose rounds also return how far the models of all clients have moved."""
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
-        new, metrics = super().round(state, cohort, fed)
-        moved = squared_changes(new.bank, state.bank)
-        return new, metrics | ({"largest_move": float(moved.max())} if metrics else {})
+        outcome = super().round(state, cohort, fed)
+        moved = squared_changes(outcome.state.bank, state.bank)
+        own = {"largest_move": float(moved.max())} if outcome.metrics else {}
+        return replace(outcome, metrics=outcome.metrics | own)
 
 
 @dataclass(frozen=True)
@@ -327,8 +328,9 @@ class WatchedLate(Flhc):
     """One that returns a metric of its own in round 3 alone."""
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
-        new, metrics = super().round(state, cohort, fed)
-        return new, metrics | ({"late": 1.0} if cohort.t == 3 else {})
+        outcome = super().round(state, cohort, fed)
+        own = {"late": 1.0} if cohort.t == 3 else {}
+        return replace(outcome, metrics=outcome.metrics | own)
 
 
 @pytest.mark.parametrize("rounds_before", [0, 2])

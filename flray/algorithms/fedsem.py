@@ -1,0 +1,155 @@
+"""FedSEM: k-means on the clients' models in every round, then FedAvg inside the clusters.
+
+Xie, Long, Shen, Zhou, Wang, Jiang, Zhang: Multi-Center Federated Learning. arXiv 2005.01026
+(FeSEM), in the version of FLT's baseline (Jamali-Rad et al., IEEE TNNLS 2022, arXiv 2103.15947).
+
+Deviates from Xie: all layers are compared (`space: last_layer` is nearer to their code), and each
+round ends with one run of k-means until it stands still, not with one step.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from flray.algorithms.algorithm import Outcome
+from flray.client.training import plain_gradient
+from flray.clustering.distances import L2
+from flray.clustering.pipeline import Clustering, nearest_cluster
+from flray.clustering.points import Partition, Points, by_smallest_member
+from flray.clustering.update import flatten
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params, last_layers
+from flray.models.client_table import ClientTable
+
+MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their square
+
+
+@dataclass(frozen=True)
+class FedSemState:
+    bank: ModelBank  # a row for each cluster; owner: each client's, row 0 for those without one
+    labels: Ids  # (M,) the cluster of each client; -1: a holdout client that is not placed yet
+    models: ClientTable  # w_i as client i last trained it; the initial model before that
+    centres: Tensor | None = None  # (K, p) of the last k-means
+
+
+@dataclass(frozen=True)
+class FedSem:
+    """A client trains from its cluster's model. Then all clients that are there are clustered by
+    the models they trained last, however long ago; those never heard have the initial model, as do
+    clients that join later.
+
+    A clustering is recorded in rounds that change the partition. A holdout client trains once, not
+    as a round, from the mean of the models that clients use, and stays with the nearest centre.
+    """
+
+    number: int = 5  # K; FLT has 10 in scenario 4
+    space: Literal["all", "last_layer"] = "all"  # the layers that are compared
+    first_starts: int = 20  # of the first k-means; later ones start at the centres before
+
+    def __post_init__(self) -> None:
+        for name in ("number", "first_starts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+    gradient = staticmethod(plain_gradient)
+
+    def init(self, fed: Federation) -> Outcome[FedSemState]:
+        rows = {n: leaf.repeat_interleave(self.number, 0) for n, leaf in fed.initial.items()}
+        bank = replace(fed.initial_bank(), params=rows)
+        labels = np.zeros(fed.num_clients, np.int64)
+        labels[fed.holdout] = -1
+        models = ClientTable.empty(fed.initial, fed.num_clients)
+        return Outcome(FedSemState(bank, labels, models))
+
+    def cohort(self, state: FedSemState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))
+
+    def round(self, state: FedSemState, cohort: Cohort, fed: Federation) -> Outcome[FedSemState]:
+        trained = fed.train(state.bank, cohort, self.gradient)
+        fed.count_models(state.bank, cohort, trained)
+        models = state.models.updated(trained.clients, trained.params)
+        points = Points.vectors(fed.clients, self._vectors(models.of_clients(fed.clients), fed))
+        labels, centres = self._clusters(state, points, fed)
+        found = _recorded(points, labels, state.labels)
+        hears = (labels == np.arange(self.number)[:, None]).astype(np.float64)  # (K, M)
+        # In each cluster: w_k <- sum_i n_i / n w_i, over those heard
+        bank = fed.mix_rows(hears, trained, state.bank)
+        labels = self._place(labels, centres, state.bank, fed)
+        bank = replace(bank, owner=np.maximum(labels, 0))
+        return Outcome(FedSemState(bank, labels, models, centres), trained.metrics(), found)
+
+    def deploy(self, state: FedSemState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.bank
+
+    def partition(self, state: FedSemState) -> Ids:
+        return state.labels
+
+    def _vectors(self, models: Params, fed: Federation) -> Tensor:
+        """(m, p) what is compared of the models."""
+        names = last_layers(fed.initial, 1) if self.space == "last_layer" else models
+        return flatten({name: models[name] for name in names})
+
+    def _clusters(
+        self, state: FedSemState, points: Points, fed: Federation
+    ) -> tuple[Ids, Tensor | None]:
+        """The labels of all clients and the centres after k-means on the points."""
+        if not points.num_clients:
+            return state.labels, state.centres
+        centres = None if state.centres is None else state.centres.cpu().numpy()
+        number = min(self.number if centres is None else len(centres), points.num_clients)
+        kmeans = KMeans(
+            number,
+            init="k-means++" if centres is None else centres[:number],
+            n_init=self.first_starts if centres is None else 1,
+            random_state=int(fed.generator("fedsem", fed.t).integers(2**31)),
+        )
+        # Threads add up their parts in whatever order they end: the last bits would vary.
+        with fed.meter.phase("cluster"), threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct models than K
+            # r_i = argmin_k ||w_i - c_k||, c_k = the mean of its w_i, in turn until nothing moves
+            own = kmeans.fit_predict(points.values.cpu().numpy())
+        labels = state.labels.copy()
+        labels[points.clients] = own
+        return labels, torch.from_numpy(kmeans.cluster_centers_).to(points.values)
+
+    def _place(
+        self, labels: Ids, centres: Tensor | None, before: ModelBank, fed: Federation
+    ) -> Ids:
+        """Labels with holdout clients that have none placed by one training, not a round."""
+        new = fed.holdout[labels[fed.holdout] < 0]
+        if not len(new) or centres is None or not len(fed.clients):
+            return labels
+        shares = np.bincount(before.owner[fed.clients], minlength=before.num_rows)
+        mean = {
+            n: torch.tensordot(torch.from_numpy(shares / shares.sum()).to(leaf), leaf, 1)[None]
+            for n, leaf in before.params.items()
+        }
+        joint = ModelBank(mean, np.zeros_like(before.owner))
+        probed = fed.train(joint, Cohort(fed.t, new, is_probe=True), self.gradient)
+        exchanged = len(new) * joint.bytes_per_model
+        fed.meter.count_transfer("signature", down=exchanged, up=exchanged)
+        if not len(probed.clients):
+            return labels
+        used = np.unique(labels[fed.clients])
+        among = Points.vectors(used, centres[torch.from_numpy(used).to(centres.device)])
+        vectors = Points.vectors(probed.clients, self._vectors(probed.params, fed))
+        placed = labels.copy()
+        placed[probed.clients] = used[nearest_cluster(L2(), among, vectors)]
+        return placed
+
+
+def _recorded(points: Points, labels: Ids, before: Ids) -> tuple[Clustering, ...]:
+    """The clustering as evidence, if it changed something and its D is not too large to keep."""
+    own = labels[points.clients]
+    if points.num_clients > MOST_RECORDED or np.array_equal(own, before[points.clients]):
+        return ()
+    partition = Partition(by_smallest_member(own))
+    return (Clustering(points.clients, points, L2()(points), None, partition),)

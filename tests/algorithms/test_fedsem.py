@@ -1,0 +1,205 @@
+"""FedSEM: two rounds by hand, its identities, what it finds, and who comes later."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flray.algorithms import fedsem
+from flray.algorithms.fedsem import FedSem, FedSemState
+from flray.client.tasks import Train
+from flray.clustering.points import by_smallest_member
+from flray.execution.executor import Failed, Inline
+from flray.execution.federation import Federation
+from flray.records.clusterings import read_clusterings
+
+from scenarios import line_federation
+
+X = np.array([(1, 0), (0, 1), (1, 0), (0, 1), (1, 0)])
+Y, SIZES, LR = np.array([9, 0, 8, 1, 1]), np.array([1, 2, 3, 1, 2]), 0.25
+
+
+def line() -> Federation:
+    return line_federation(list(map(tuple, X)), Y.tolist(), SIZES.tolist(), [[4.0, 4.0]], LR)
+
+
+def rounds(algorithm: FedSem, fed: Federation, number: int) -> list[FedSemState]:
+    """The state before the first round and after each."""
+    states = [algorithm.init(fed).state]
+    for t in range(1, number + 1):
+        now = replace(fed, t=t)
+        states.append(algorithm.round(states[-1], algorithm.cohort(states[-1], t, now), now).state)
+    return states
+
+
+def models_of(state: FedSemState) -> np.ndarray:
+    return state.bank.of_clients(np.arange(len(state.labels)))["w"].numpy()
+
+
+def trained_by_hand(w: np.ndarray) -> np.ndarray:
+    """One step of each client from its own row of w: the gradient of (w x - y)^2."""
+    return w - LR * 2 * ((w * X).sum(1) - Y)[:, None] * X
+
+
+def centres_of(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.array([points[labels == k].mean(0) for k in range(2)])
+
+
+def nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    return ((points[:, None] - centres) ** 2).sum(2).argmin(1)
+
+
+def spread(points: np.ndarray, labels: np.ndarray) -> float:
+    return ((points - centres_of(points, labels)[labels]) ** 2).sum()
+
+
+def test_two_rounds_by_hand() -> None:
+    """Round 1 has the best of all partitions in two, round 2 Lloyd's steps from its centres."""
+    w = trained_by_hand(np.full((5, 2), 4.0))
+    partitions = [np.array([0, *p]) for p in itertools.product((0, 1), repeat=4) if any(p)]
+    labels = min(partitions, key=lambda p: spread(w, p))
+    states = rounds(FedSem(number=2), line(), 2)
+    for t in (1, 2):
+        if t == 2:
+            centres, w = centres_of(w, labels), trained_by_hand(mixed)  # noqa: F821  # of round 1
+            for _ in range(10):
+                labels = nearest(w, centres)
+                centres = centres_of(w, labels)
+        mixed = np.array(
+            [np.average(w[labels == k], 0, SIZES[labels == k]) for k in labels]  # each client's
+        )
+        assert by_smallest_member(states[t].labels).tolist() == by_smallest_member(labels).tolist()
+        np.testing.assert_allclose(models_of(states[t]), mixed, rtol=1e-12)
+    assert len(set(labels)) == 2
+
+
+def test_clients_that_were_not_heard_are_clustered_by_their_last_models() -> None:
+    """Of two clients one is heard in a round; the other stands where it last was, or at w0."""
+    fed = line_federation([(1, 0)] * 2, [9, 0], [1, 1], [[4.0, 0.0]], LR)
+    fed = replace(fed, participation=0.5)
+    first = rounds(FedSem(number=2), fed, 1)[-1]
+    heard, other = first.models.clients[0], 1 - first.models.clients[0]
+    assert first.labels[0] != first.labels[1]
+    own = 4.0 - 2 * LR * (4.0 - [9, 0][heard])
+    assert models_of(first)[heard, 0] == pytest.approx(own)
+    assert models_of(first)[other, 0] == 4.0  # its cluster heard nobody
+    centres = sorted(first.centres[:, 0].tolist())
+    assert centres == pytest.approx(sorted([own, 4.0]))
+
+
+@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+def test_one_cluster_is_fedavg(tiny_run, unheard) -> None:
+    aggregate = f"aggregate.unheard={unheard}"
+    one, fedavg = tiny_run("algorithm={name: fedsem, number: 1}", aggregate), tiny_run(aggregate)
+    for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps", "clusters"):
+        assert one.summary[key] == fedavg.summary[key]
+    assert read_clusterings(one.path) == {}
+
+
+def test_fewer_models_than_clusters_are_fewer_clusters() -> None:
+    """Two clients, of which equal ones have equal models, for five clusters."""
+    fed = line_federation([(1, 0)] * 6, [9, 0] * 3, [1] * 6, [[4.0, 0.0]], LR)
+    last = rounds(FedSem(number=5), fed, 3)[-1]
+    assert by_smallest_member(last.labels).tolist() == [0, 1] * 3
+    alone = line_federation([(1, 0)] * 2, [9, 0], [1, 1], [[4.0, 0.0]], LR)
+    assert len(set(rounds(FedSem(number=5), alone, 3)[-1].labels)) == 2
+
+
+def test_a_clustering_is_recorded_where_the_partition_changes(monkeypatch) -> None:
+    fed, algorithm = line(), FedSem(number=2)
+    states = rounds(algorithm, fed, 3)
+    for t in (1, 2, 3):
+        before = states[t - 1]
+        outcome = algorithm.round(before, algorithm.cohort(before, t, fed), replace(fed, t=t))
+        changed = not np.array_equal(states[t].labels, before.labels)
+        assert len(outcome.clusterings) == changed
+    assert not np.array_equal(states[1].labels, states[0].labels)
+    monkeypatch.setattr(fedsem, "MOST_RECORDED", 4)
+    assert algorithm.round(states[0], algorithm.cohort(states[0], 1, fed), fed).clusterings == ()
+
+
+def test_the_last_layer_alone_may_be_compared(tiny_run) -> None:
+    result = tiny_run("algorithm={name: fedsem, number: 2, space: last_layer}", "participation=1")
+    whole = tiny_run("algorithm={name: fedsem, number: 2}", "participation=1")
+    points = [read_clusterings(r.path)[1].points for r in (result, whole)]
+    assert points[0].shape[1] == 16 * 10 + 10  # the last layer of mlp200 with 16 hidden units
+    assert points[1].shape[1] > points[0].shape[1]
+
+
+class TestHoldout:
+    def test_they_are_placed_once_and_change_nothing(self) -> None:
+        """Client 0 wants 9 as client 2 wants 8; it trains once from the model before round 1."""
+        others = np.arange(1, 5)
+        without = rounds(FedSem(number=3), replace(line(), clients=others), 3)
+        fed = replace(line(), clients=others, holdout=np.array([0]))
+        states = rounds(FedSem(number=3), fed, 3)
+        assert [int(s.labels[0]) for s in states[:1]] == [-1]
+        assert all(s.labels[0] == states[1].labels[2] for s in states[1:])
+        for one, other in zip(states, without, strict=True):
+            assert one.bank.digests(others) == other.bank.digests(others)
+        assert fed.meter.counts["bytes_up_signature"] == 2 * 8  # one model of two float64
+
+    def test_one_that_fails_is_asked_again(self, monkeypatch) -> None:
+        run, failures = Inline._run, []
+
+        def run_or_fail(self, task, bank, job):
+            if isinstance(task, Train) and task.is_probe and task.t == 1:
+                failures.append(task.t)
+                return Failed(ArithmeticError("no model"))
+            return run(self, task, bank, job)
+
+        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fed = replace(line(), clients=np.arange(1, 5), holdout=np.array([0]))
+        states = rounds(FedSem(number=3), replace(fed, on_client_failure="drop"), 2)
+        assert failures
+        assert states[1].labels[0] == -1
+        assert states[2].labels[0] == states[2].labels[2]
+
+
+def test_nobody_there_changes_nothing() -> None:
+    fed = line()
+    state = rounds(FedSem(number=2), fed, 1)[-1]
+    empty = replace(fed, clients=fed.clients[:0], t=2)
+    algorithm = FedSem(number=2)
+    after = algorithm.round(state, algorithm.cohort(state, 2, empty), empty).state
+    assert torch.equal(after.bank.params["w"], state.bank.params["w"])
+    assert after.labels.tolist() == state.labels.tolist()
+
+
+SWAPPED = [
+    "dataset=digits",
+    "split={name: label_swap, clients: 20, groups: 4}",
+    "model=mlp200",
+    "train={lr: 0.1, epochs: 3}",
+    "participation=1",
+    "algorithm={name: fedsem, number: 4}",
+]
+
+
+def test_it_finds_swapped_labels(tiny_run) -> None:
+    """After 8 rounds seeds 0 to 3 all had ARI 1.0."""
+    result = tiny_run(*SWAPPED, "rounds=6", "evaluate.every=6")
+    assert result.summary["ari"] >= 0.95
+    assert result.summary["clusters"] == 4
+
+
+def test_permuted_clients_are_clustered_alike(tiny_run) -> None:
+    cycle = [*range(1, 20), 0]
+    events = f"events=[{{round: 1, kind: exchange, clients: {list(range(20))}}}]"
+    common = [*SWAPPED, "rounds=3", "evaluate.every=3", "execution.precision=float64"]
+    common += ["train={lr: 0.1, epochs: 5, batch_size: 80}"]  # one batch: no order to differ in
+    plain, moved = tiny_run(*common), tiny_run(*common, events)
+    losses = [
+        r.clients.query("part == 'test' and round == 3").set_index("client")["loss"]
+        for r in (plain, moved)
+    ]
+    assert np.allclose(losses[0].to_numpy(), losses[1].loc[cycle].to_numpy(), rtol=0, atol=1e-9)
+    assert plain.summary["clusters"] == moved.summary["clusters"] > 1
+
+
+@pytest.mark.parametrize("field", ["number", "first_starts"])
+def test_bad_numbers(field) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be >= 1, got 0"):
+        FedSem(**{field: 0})
