@@ -83,6 +83,20 @@ def test_at_test_time_clients_choose_among_the_current_models() -> None:
     assert algorithm.partition(state).tolist() == [-1] * 4
 
 
+def test_models_are_chosen_in_the_federation_of_their_round(tiny_run, monkeypatch) -> None:
+    """Of 6 clients one leaves in round 2: it is not asked, and data are those of round 2."""
+    deploy, seen = Ifca.deploy, []
+
+    def spy(self, state, clients, fed):
+        seen.append((fed.t, len(fed.clients)))
+        return deploy(self, state, clients, fed)
+
+    monkeypatch.setattr(Ifca, "deploy", spy)
+    tiny_run("algorithm=ifca", "rounds=2", "events=[{round: 2, kind: leave, clients: [0]}]")
+    # The states after and before each round are compared; the summary has the last one.
+    assert seen == [(1, 6)] * 2 + [(2, 5)] * 2 + [(2, 5)]
+
+
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
 def test_one_model_is_fedavg(tiny_run, unheard) -> None:
     aggregate = f"aggregate.unheard={unheard}"
