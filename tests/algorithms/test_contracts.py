@@ -144,10 +144,8 @@ def test_data_of_holdout_clients_change_nothing_for_others(
     others = np.setdiff1d(dealt.clients, [away])
     theirs = [_scores(result, dealt.holdout) for result in (one, other)]
     assert not theirs[0]["loss"].equals(theirs[1]["loss"])
-    # Models are equal by hash. A test loss may differ in its last bits: clients that use one model
-    # are scored in one batch, and whether holdout clients are among them is up to their data.
-    pd.testing.assert_frame_equal(_scores(one, others), _scores(other, others), rtol=1e-6)
-    pd.testing.assert_frame_equal(_rounds(one), _rounds(other), rtol=1e-6)
+    pd.testing.assert_frame_equal(_scores(one, others), _scores(other, others), check_exact=True)
+    pd.testing.assert_frame_equal(_rounds(one), _rounds(other), check_exact=True)
     assert _digests(one, others) == _digests(other, others)
     _assert_same_clusterings(one, other)
 
