@@ -48,8 +48,12 @@ class ClientTable:
         >>> table.of_clients(np.array([2, 0]))["c"].tolist()
         [[1.0], [0.0]]
         """
+        return self._stacked(clients)
+
+    def _stacked(self, clients: Ids, num_defaults: int = 0) -> Params:
+        """So many default rows, then those of the clients, each copied once."""
         stacked = {
-            name: leaf.expand(len(clients), *leaf.shape[1:]).clone()
+            name: leaf.expand(num_defaults + len(clients), *leaf.shape[1:]).clone()
             for name, leaf in self.default.items()
         }
         blocks = self.block_of[clients]
@@ -58,7 +62,7 @@ class ClientTable:
             places = np.flatnonzero(blocks == number)
             for name, leaf in block.items():
                 rows = torch.from_numpy(self.row_of[clients[places]]).to(leaf.device)
-                into = torch.from_numpy(places).to(stacked[name].device)
+                into = torch.from_numpy(num_defaults + places).to(stacked[name].device)
                 found = leaf.index_select(0, rows).to(stacked[name].device)
                 stacked[name].index_copy_(0, into, found)
         return stacked
@@ -89,13 +93,9 @@ class ClientTable:
         """
         own = clients[self.block_of[clients] != DEFAULT]
         owner = np.zeros(len(self.block_of), dtype=np.int64)
-        if len(own) == len(clients):
-            owner[own] = np.arange(len(own))
-            return ModelBank(self.of_clients(own), owner)
-        owner[own] = 1 + np.arange(len(own))
-        rows = self.of_clients(own)
-        params = {name: torch.cat([leaf, rows[name]]) for name, leaf in self.default.items()}
-        return ModelBank(params, owner)
+        num_defaults = 0 if len(own) == len(clients) else 1
+        owner[own] = num_defaults + np.arange(len(own))
+        return ModelBank(self._stacked(own, num_defaults), owner)
 
     def _without_waste(self) -> "ClientTable":
         """Rewrite blocks of which less than half is in use, once rows in no use outnumber others.
