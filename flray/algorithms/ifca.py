@@ -104,7 +104,7 @@ class Ifca:
         found = self._judge(state.bank, clients, fed)
         chosen = state.chosen.copy()
         last = np.maximum(chosen[found.clients], 0)
-        # l. 7: ĵ = argmin_j F_i(θ_j)
+        # Alg. 1: ĵ = argmin_j F_i(θ_j)
         chosen[found.clients] = np.where(found.best < 0, last, found.best)
         return chosen, found.clients
 

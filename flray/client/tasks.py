@@ -148,21 +148,28 @@ class Score:
     """Is the model right on each example, and at what loss; in evaluation mode."""
 
     def __call__(self, host: Host, bank: Params, job: ScoreJob) -> ExampleScores:
-        host.module.eval()
-        load_params(host.module, {name: leaf[job.row] for name, leaf in bank.items()})
-        ids = torch.from_numpy(job.examples).to(host.examples.device)
-        if not len(ids):
-            return ExampleScores(np.empty(0, np.bool_), np.empty(0))
-        correct, losses = [], []
-        with torch.no_grad():
-            for some in torch.split(ids, SCORE_BATCH):
-                x, y = host.examples.batch(some)
-                output = host.module(x)
-                correct.append(_correct(output, y))
-                losses.append(_losses(host.module, output, (x, y)))
-        return ExampleScores(
-            torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy()
-        )
+        _load(host, bank, job.row)
+        return _example_scores(host, job.examples)
+
+
+def _load(host: Host, bank: Params, row: int) -> None:
+    host.module.eval()
+    load_params(host.module, {name: leaf[row] for name, leaf in bank.items()})
+
+
+def _example_scores(host: Host, examples: Ids) -> ExampleScores:
+    """Scores of the model that is loaded."""
+    ids = torch.from_numpy(examples).to(host.examples.device)
+    if not len(ids):
+        return ExampleScores(np.empty(0, np.bool_), np.empty(0))
+    correct, losses = [], []
+    with torch.no_grad():
+        for some in torch.split(ids, SCORE_BATCH):
+            x, y = host.examples.batch(some)
+            output = host.module(x)
+            correct.append(_correct(output, y))
+            losses.append(_losses(host.module, output, (x, y)))
+    return ExampleScores(torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
 
 
 TrainingPart = Literal[
@@ -188,11 +195,11 @@ class Judge:
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Judged]:
         own = getattr(host.timeline.at(self.t), self.part)
         num_models = len(next(iter(bank.values())))
-        # Client by client, so that a result does not depend on who else is in the block.
-        scores = [
-            [Score()(host, bank, ScoreJob(u, own[i])) for i in job.clients]
-            for u in range(num_models)
-        ]
+        scores = []
+        for u in range(num_models):
+            _load(host, bank, u)
+            # Client by client, so that a result does not depend on who else is in the block.
+            scores.append([_example_scores(host, own[i]) for i in job.clients])
         return [
             Judged(
                 np.array([_mean(of_model[k].loss) for of_model in scores]),

@@ -75,8 +75,9 @@ class Trained:
         return Trained(self.clients[kept], params, self.loss[kept], self.num_steps[kept])
 
     def metrics(self) -> dict[str, float]:
-        """What every method reports of its local training."""
-        return {"train_loss": float(self.loss.mean())} if len(self.loss) else {}
+        """What every method reports of its local training: the mean of clients that took a step."""
+        losses = self.loss[self.num_steps > 0]
+        return {"train_loss": float(losses.mean())} if len(losses) else {}
 
 
 @dataclass(frozen=True)

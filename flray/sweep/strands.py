@@ -168,8 +168,9 @@ def _whole(row: Row, own: Arrays, heard: Arrays, evaluated: Row) -> Row:
     """
     keys = list(row)
     first: Row = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
-    if len(heard["loss"]):
-        first["train_loss"] = float(heard["loss"].mean())
+    losses = heard["loss"][heard["steps"] > 0]
+    if len(losses):
+        first["train_loss"] = float(losses.mean())
     first |= evaluated
     if evaluated:
         first["params_change_sq"] = float(heard["moved"].sum())

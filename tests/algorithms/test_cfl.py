@@ -8,6 +8,7 @@ import pytest
 from flray.algorithms.cfl import Cfl, CflState
 from flray.client.tasks import Train
 from flray.clustering.points import by_smallest_member
+from flray.data.dataset import Ids
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.records.clusterings import read_clusterings
@@ -21,8 +22,10 @@ LR = 0.25
 SPLITTING = Cfl(mean_norm=0.1, max_norm=0.5, rounds_joint=1, min_members=2)
 
 
-def line(participation: float = 1.0) -> Federation:
-    fed = line_federation([(1, 0)] * 8, Y.tolist(), SIZES.tolist(), [[4.0, 0.0]], LR)
+def line(participation: float = 1.0, order: Ids | None = None) -> Federation:
+    order = np.arange(8) if order is None else order
+    y, sizes = Y[order].tolist(), SIZES[order].tolist()
+    fed = line_federation([(1, 0)] * 8, y, sizes, [[4.0, 0.0]], LR)
     return replace(fed, participation=participation)
 
 
@@ -67,6 +70,17 @@ def test_nested_splits_by_hand() -> None:
         models = state.bank.of_clients(np.arange(8))["w"].numpy()
         np.testing.assert_allclose(models[:, 0], w, rtol=1e-12)
     assert by_smallest_member(state.labels).tolist() == by_smallest_member(Y).tolist()
+
+
+def test_other_names_for_the_clients_rename_the_clusters_and_change_nothing_else() -> None:
+    order = np.array([5, 0, 7, 2, 4, 1, 6, 3])  # client i is called order^-1(i)
+    plain, renamed = (rounds(SPLITTING, line(order=each), 12)[-1].state for each in (None, order))
+    assert (
+        by_smallest_member(plain.labels[order]).tolist()
+        == by_smallest_member(renamed.labels).tolist()
+    )
+    models = [s.bank.of_clients(np.arange(8))["w"].numpy() for s in (plain, renamed)]
+    np.testing.assert_allclose(models[0][order], models[1], rtol=1e-12)
 
 
 def test_each_split_is_a_clustering_of_that_clusters_clients() -> None:
