@@ -23,6 +23,14 @@ from flray.errors import ExperimentError
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
+# What a class from outside must define to be used as a component of its kind.
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("load",),
+    "split": ("split",),
+    "model": ("training_step", "configure_optimizers"),
+    "algorithm": ("init", "cohort", "round", "deploy", "partition"),
+    **dict.fromkeys(("signature", "embed", "distance", "relate", "partition"), ("__call__",)),
+}
 
 
 @dataclass(frozen=True)
@@ -349,13 +357,20 @@ def _import(kind: str, name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # an installed script does not see the current folder
+    expected = "expected `package.module:Name`, importable from the current folder or installed"
+    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+        raise ExperimentError(f"{kind} {name!r} is no name to import; {expected}")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+        found: object = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
+        raise ExperimentError(f"{kind} {name!r} cannot be imported: {error}; {expected}") from error
+    if not inspect.isclass(found):
+        raise ExperimentError(f"{kind} {name!r} must be a class, got {found!r}")
+    defined = {method for cls in found.__mro__ if cls is not object for method in vars(cls)}
+    if missing := [method for method in METHODS.get(kind, ()) if method not in defined]:
         raise ExperimentError(
-            f"{kind} {name!r} cannot be imported: {error}; expected `package.module:Name`, "
-            "importable from the current folder or installed"
-        ) from error
+            f"{kind} {name!r} cannot be used as a {kind}: it has no {', '.join(missing)}"
+        )
     return found
 
 

@@ -10,7 +10,7 @@ import logging
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from safetensors.numpy import save_file
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_file, replace_text
-from flray.records.encoding import Array, Arrays, Json, KnownTensors, decode, encode
+from flray.records.encoding import Array, Arrays, Json, KnownTensors, classes_in, decode, encode
 
 FORMAT = 1
+OWN_PACKAGE = __name__.partition(".")[0]
 MAX_FILES = 8  # that the rows of one checkpoint may lie in
 CHUNK_BYTES = 1 << 24  # compared or hashed at a time, so that no second copy of a state is made
 
@@ -110,10 +111,14 @@ class CheckpointStore:
     The store keeps references to the arrays it saved last, so tensors that were saved must not be
     changed in place. To go on with a run call `load_latest` first; otherwise the first `save`
     starts afresh and removes what was there.
+
+    A checkpoint may be somebody else's, and to import a module is to run it: states are made of
+    classes of this package and of the `packages` that the experiment itself names.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, packages: Collection[str] = ()) -> None:
         self.directory = Path(directory)
+        self._packages = {OWN_PACKAGE, *packages}
         self._saved: _Saved | None = None
         self._known = KnownTensors()
 
@@ -126,6 +131,7 @@ class CheckpointStore:
         state_tree, arrays = encode(state, known=self._known)
         self._known.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
+        self._require_trusted([state_tree, extra_tree])
         arrays |= extra_arrays
         carried = _carried_sources(before, arrays)
         masks = _rows_to_write(before, arrays, carried)
@@ -150,9 +156,9 @@ class CheckpointStore:
                     "checkpoint of round %d is damaged, trying the one before: %s", t, error
                 )
                 continue
-            state, extra = (
-                decode(manifest[key], saved.arrays, device) for key in ("state", "extra")
-            )
+            trees = manifest["state"], manifest["extra"]
+            self._require_trusted(list(trees))
+            state, extra = (decode(tree, saved.arrays, device) for tree in trees)
             self._saved = saved
             return Checkpoint(t, state, extra)
         if damage:
@@ -161,6 +167,16 @@ class CheckpointStore:
                 "remove the run and start it again"
             )
         return None
+
+    def _require_trusted(self, trees: Json) -> None:
+        for name in sorted(classes_in(trees)):
+            if name.partition(":")[0].partition(".")[0] not in self._packages:
+                raise ExperimentError(
+                    f"the state holds a {name}, which belongs to none of the packages of this "
+                    f"experiment ({', '.join(sorted(self._packages))}): define a state in the "
+                    "package of its algorithm; a checkpoint from elsewhere that names another may "
+                    "run foreign code and is not read"
+                )
 
     def _write(self, saved: _Saved, tensors: Arrays, trees: dict[str, Json]) -> _Saved:
         t, needed = saved.round, sum(rows.nbytes for rows in tensors.values())

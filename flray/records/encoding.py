@@ -165,6 +165,20 @@ def _dataclass_name(cls: type, path: str) -> str:
     return name
 
 
+def classes_in(tree: Json) -> set[str]:
+    """The dataclasses that a tree names.
+
+    >>> sorted(classes_in([{"dataclass": "a:B", "fields": {"x": {"dict": {}}}}, 1]))
+    ['a:B']
+    """
+    if isinstance(tree, list):
+        return set().union(*map(classes_in, tree))
+    if not isinstance(tree, dict):
+        return set()
+    below = set().union(*map(classes_in, tree.values()))
+    return below | {tree["dataclass"]} if isinstance(tree.get("dataclass"), str) else below
+
+
 def _import_dataclass(name: str) -> type:
     module, _, qualname = name.partition(":")
     try:

@@ -1,7 +1,7 @@
 """The round loop: cohort, round, evaluation, record, checkpoint; the only one in the project."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from time import perf_counter
 from typing import Any
 
@@ -47,7 +47,7 @@ class Server:
 
     def run(self) -> bool:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
-        store = CheckpointStore(self.directory.checkpoints)
+        store = CheckpointStore(self.directory.checkpoints, packages_of(self.algorithm))
         found = store.load_latest(self.device)
         if found is None:
             found = self.begin(store)
@@ -177,6 +177,16 @@ class Server:
             return self.directory.finish({**self.facts, **found})
         digests = dict(zip(map(int, only), bank.digests(only), strict=True))
         return Strands(self.directory.path).finish(self.directory.clients(), digests)
+
+
+def packages_of(component: object) -> set[str]:
+    """The packages of the classes that an algorithm and its stages are made of."""
+    package = type(component).__module__.partition(".")[0]
+    found = set() if package == "builtins" else {package}
+    if is_dataclass(component):
+        for each in fields(component):
+            found |= packages_of(getattr(component, each.name))
+    return found
 
 
 def _require_known(metrics: Metrics, t: int) -> None:

@@ -4,6 +4,8 @@ import pytest
 import yaml
 
 import flray
+from flray.config.experiment import parse_experiment
+from flray.errors import ExperimentError
 
 from scenarios import TINY
 
@@ -107,3 +109,20 @@ def test_half_a_gradient_is_half_a_learning_rate(tmp_path) -> None:
     half = flray.run(plain, tmp_path / "a", ["algorithm=mine_of_tests:HalfWay"])
     slow = flray.run(plain, tmp_path / "b", ["train.lr=0.05"])
     assert half.summary["loss_mean"] == pytest.approx(slow.summary["loss_mean"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [":", "..:x", "a b:c", "builtins:dict", "ray:init", "flray:run", "os:path", "json:JSONDecoder"],
+)
+@pytest.mark.parametrize("key", ["dataset", "split", "model", "algorithm"])
+def test_names_that_are_no_component_are_refused(name, key) -> None:
+    with pytest.raises(ExperimentError, match=key):
+        parse_experiment({**TINY, key: name})
+
+
+@pytest.mark.parametrize("name", [":", "builtins:dict", "ray:init", "mine:Stage"])
+def test_names_that_are_no_stage_are_refused(name) -> None:
+    algorithm = {"name": "flhc", "clustering": {"distance": name}}
+    with pytest.raises(ExperimentError, match="distance"):
+        parse_experiment({**TINY, "algorithm": algorithm})

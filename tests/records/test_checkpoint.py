@@ -24,6 +24,11 @@ from flray.records.checkpoint import (
 )
 
 
+def store_at(directory: Path) -> CheckpointStore:
+    """One that may hold the classes of this file."""
+    return CheckpointStore(directory, [__name__.partition(".")[0]])
+
+
 @dataclass(frozen=True)
 class State:
     bank: dict
@@ -62,8 +67,8 @@ def largest_file(num_bytes):
 
 def test_a_state_comes_back_in_another_process(tmp_path):
     state = State({"w": torch.randn(2, 3), "b": torch.tensor(1.5)}, torch.ones(4, 2), (1, None))
-    CheckpointStore(tmp_path / "new").save(3, state, {"seconds": float("inf"), "seen": [1, 2]})
-    loaded = CheckpointStore(tmp_path / "new").load_latest()
+    store_at(tmp_path / "new").save(3, state, {"seconds": float("inf"), "seen": [1, 2]})
+    loaded = store_at(tmp_path / "new").load_latest()
     assert loaded.round == 3
     assert loaded.extra == {"seconds": float("inf"), "seen": [1, 2]}
     assert type(loaded.state) is State
@@ -75,29 +80,29 @@ def test_a_state_comes_back_in_another_process(tmp_path):
 
 def test_tensors_are_loaded_onto_the_device_asked_for_and_arrays_are_not(tmp_path):
     state = {"w": (torch.ones(2, 3), torch.ones(2, dtype=torch.bfloat16)), "ids": np.arange(3)}
-    CheckpointStore(tmp_path).save(0, state)
-    loaded = CheckpointStore(tmp_path).load_latest("meta").state
+    store_at(tmp_path).save(0, state)
+    loaded = store_at(tmp_path).load_latest("meta").state
     assert [w.device.type for w in loaded["w"]] == ["meta", "meta"]
     assert loaded["ids"].tolist() == [0, 1, 2]
 
 
 def test_a_state_may_be_a_single_tensor_or_hold_none(tmp_path):
     for t, state in enumerate([torch.arange(3), None, {"k": 1}, torch.zeros(0, 4)]):
-        store = CheckpointStore(tmp_path / str(t))
+        store = store_at(tmp_path / str(t))
         store.save(0, state)
-        back = CheckpointStore(tmp_path / str(t)).load_latest().state
+        back = store_at(tmp_path / str(t)).load_latest().state
         same = torch.equal(back, state) if isinstance(state, torch.Tensor) else back == state
         assert same
 
 
 def test_an_empty_or_absent_directory_has_no_checkpoint(tmp_path):
-    assert CheckpointStore(tmp_path).load_latest() is None
-    assert CheckpointStore(tmp_path / "absent").load_latest() is None
+    assert store_at(tmp_path).load_latest() is None
+    assert store_at(tmp_path / "absent").load_latest() is None
 
 
 def test_only_changed_and_appended_rows_are_written(tmp_path):
     """A row is 1000 float32 = 4000 bytes; 3 of 500 rows change, then 2 are appended."""
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     table = torch.randn(500, 1000)
     store.save(0, {"table": table})
     table = replace_rows(table, [3, 99, 100], 7.0)
@@ -109,16 +114,16 @@ def test_only_changed_and_appended_rows_are_written(tmp_path):
     assert 8_000 < data_size(tmp_path, 2) < 9_000
     pieces = manifest(tmp_path, 2)["tensors"]["state/table"]["pieces"]
     assert pieces == [[0, 0, 3], [1, 0, 1], [0, 4, 95], [1, 1, 2], [0, 101, 399], [2, 0, 2]]
-    assert torch.equal(CheckpointStore(tmp_path).load_latest().state["table"], table)
+    assert torch.equal(store_at(tmp_path).load_latest().state["table"], table)
 
 
 def test_an_unchanged_state_writes_no_data(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     state = {"table": torch.full((3, 2), float("nan")), "owner": torch.arange(5)}
     store.save(0, state)
     store.save(1, {name: tensor.clone() for name, tensor in state.items()})
     assert names(tmp_path) == ["round_000000.json", "round_000000.safetensors", "round_000001.json"]
-    assert CheckpointStore(tmp_path).load_latest().round == 1
+    assert store_at(tmp_path).load_latest().round == 1
 
 
 @pytest.mark.parametrize(
@@ -127,27 +132,27 @@ def test_an_unchanged_state_writes_no_data(tmp_path):
     ids=["dtype", "row", "dimensions", "numpy"],
 )
 def test_a_tensor_of_another_kind_replaces_the_one_before(tmp_path, other):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     store.save(0, {"x": torch.zeros(4, 2)})
     store.save(1, {"x": other})
-    back = CheckpointStore(tmp_path).load_latest().state["x"]
+    back = store_at(tmp_path).load_latest().state["x"]
     assert type(back) is type(other)
     assert (back.dtype, back.shape) == (other.dtype, other.shape)
 
 
 def test_a_resumed_store_goes_on_with_changed_rows(tmp_path):
     table = torch.randn(500, 1000)
-    CheckpointStore(tmp_path).save(0, {"table": table})
-    store = CheckpointStore(tmp_path)
+    store_at(tmp_path).save(0, {"table": table})
+    store = store_at(tmp_path)
     resumed = store.load_latest().state["table"]
     store.save(1, {"table": replace_rows(resumed, [5], 1.0)})
     assert data_size(tmp_path, 1) < 5_000
     expected = replace_rows(table, [5], 1.0)
-    assert torch.equal(CheckpointStore(tmp_path).load_latest().state["table"], expected)
+    assert torch.equal(store_at(tmp_path).load_latest().state["table"], expected)
 
 
 def test_the_last_two_checkpoints_and_their_files_are_kept(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     for t in range(5):
         store.save(t, {"w": torch.full((2, 2), float(t))})  # every row changes
         kept = range(max(0, t - 1), t + 1)
@@ -159,7 +164,7 @@ def test_files_of_others_are_left_alone(tmp_path):
     for name in ("notes.json", "round_x.json", "model.safetensors"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "clients").mkdir()
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     for t in range(4):
         store.save(t, {"w": torch.full((2, 2), float(t))})
     assert {"notes.json", "round_x.json", "model.safetensors", "clients"} <= set(names(tmp_path))
@@ -168,7 +173,7 @@ def test_files_of_others_are_left_alone(tmp_path):
 def test_rows_lie_in_few_files_and_seldom_move(tmp_path):
     """20 of 400 rows change each round: files stay few, what is written far below the whole."""
     generator = np.random.default_rng(0)
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     table = torch.zeros(400, 50)
     written = []
     for t in range(60):
@@ -177,7 +182,7 @@ def test_rows_lie_in_few_files_and_seldom_move(tmp_path):
         store.save(t, {"table": table})
         written.append(data_size(tmp_path, t))
         assert len(manifest(tmp_path, t)["files"]) <= checkpoint.MAX_FILES
-    assert torch.equal(CheckpointStore(tmp_path).load_latest().state["table"], table)
+    assert torch.equal(store_at(tmp_path).load_latest().state["table"], table)
     whole, cohort = 400 * 50 * 4, 20 * 50 * 4
     assert sum(size < cohort + 500 for size in written) > 40  # mostly no more than what changed
     assert sum(written[1:]) / 59 < whole / 4
@@ -185,7 +190,7 @@ def test_rows_lie_in_few_files_and_seldom_move(tmp_path):
 
 def test_a_file_that_mostly_holds_an_old_bank_does_not_stay_for_a_few_rows(tmp_path):
     """The bank changes as a whole each round, one table row too: 4 KB of rows, 400 KB of bank."""
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     table = torch.zeros(50, 100)
     for t in range(20):
         table = replace_rows(table, [t], float(t + 1))
@@ -196,7 +201,7 @@ def test_a_file_that_mostly_holds_an_old_bank_does_not_stay_for_a_few_rows(tmp_p
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "manifest"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, damage, caplog):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     tables = [torch.full((4, 8), 1.0), replace_rows(torch.full((4, 8), 1.0), [2], 2.0)]
     for t, table in enumerate(tables):
         store.save(t, {"table": table}, {"t": t})
@@ -210,70 +215,70 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, dama
         data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     else:
         text.write_text(text.read_text()[:40])
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     loaded = store.load_latest()
     assert (loaded.round, loaded.extra) == (0, {"t": 0})
     assert torch.equal(loaded.state["table"], tables[0])
     assert "checkpoint of round 1 is damaged" in caplog.text
     store.save(1, {"table": tables[1]})
-    again = CheckpointStore(tmp_path).load_latest()
+    again = store_at(tmp_path).load_latest()
     assert again.round == 1
     assert torch.equal(again.state["table"], tables[1])
 
 
 def test_when_every_checkpoint_is_damaged_the_run_does_not_silently_start_again(tmp_path):
-    CheckpointStore(tmp_path).save(0, torch.ones(2, 2))
+    store_at(tmp_path).save(0, torch.ones(2, 2))
     (tmp_path / "round_000000.safetensors").unlink()
     with pytest.raises(ExperimentError, match=r"every checkpoint in .* is damaged"):
-        CheckpointStore(tmp_path).load_latest()
+        store_at(tmp_path).load_latest()
 
 
 def test_a_changed_class_is_an_error_and_no_damage(tmp_path):
     """Falling back would not help: the checkpoint before was written by the same code."""
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     for t in range(2):
         store.save(t, State({}, torch.zeros(1), ()))
     path = tmp_path / "round_000001.json"
     path.write_text(path.read_text().replace('"heard"', '"seen"'))
     with pytest.raises(ExperimentError, match="written by other code"):
-        CheckpointStore(tmp_path).load_latest()
+        store_at(tmp_path).load_latest()
 
 
 def test_a_kill_between_data_and_manifest_leaves_the_older_checkpoint(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     old, new = torch.zeros(3, 2), torch.ones(3, 2)
     store.save(0, old)
     killed = patch.object(checkpoint, "replace_text", side_effect=KeyboardInterrupt)
     with killed, pytest.raises(KeyboardInterrupt):
         store.save(1, new)
     assert "round_000001.safetensors" in names(tmp_path)
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     loaded = store.load_latest()
     assert loaded.round == 0
     assert torch.equal(loaded.state, old)
     store.save(1, new)
-    assert torch.equal(CheckpointStore(tmp_path).load_latest().state, new)
+    assert torch.equal(store_at(tmp_path).load_latest().state, new)
 
 
 def test_a_manifest_never_meets_the_data_of_another_attempt(tmp_path):
     """Round 1 was computed again from round 0 and killed before its new manifest was there."""
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     store.save(0, torch.zeros(3, 2))
     store.save(1, torch.ones(3, 2))
     shutil.copy(tmp_path / "round_000000.safetensors", tmp_path / "round_000001.safetensors")
-    assert CheckpointStore(tmp_path).load_latest().round == 0
+    assert store_at(tmp_path).load_latest().round == 0
 
 
 def test_leftover_temporary_files_are_ignored_and_removed(tmp_path):
-    CheckpointStore(tmp_path).save(0, torch.zeros(2, 2))
+    store_at(tmp_path).save(0, torch.zeros(2, 2))
     for name in ("round_000001.json.tmp", "round_000001.safetensors.tmp", ".tmpAbC123"):
         (tmp_path / name).write_bytes(b"half")
-    assert CheckpointStore(tmp_path).load_latest().round == 0
+    assert store_at(tmp_path).load_latest().round == 0
     assert names(tmp_path) == ["round_000000.json", "round_000000.safetensors"]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact_and_says_what_was_needed(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     small, large = torch.zeros(3, 2), torch.ones(300, 1000)
     store.save(0, small)
     before = names(tmp_path)
@@ -283,13 +288,13 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact_and_says_what_was_neede
     ):
         store.save(1, large)
     assert names(tmp_path) == before
-    assert torch.equal(CheckpointStore(tmp_path).load_latest().state, small)
+    assert torch.equal(store_at(tmp_path).load_latest().state, small)
     store.save(1, large)
-    assert torch.equal(CheckpointStore(tmp_path).load_latest().state, large)
+    assert torch.equal(store_at(tmp_path).load_latest().state, large)
 
 
 def test_a_disk_that_fills_before_the_manifest_leaves_no_data_behind(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     store.save(0, torch.zeros(3, 2))
     before = names(tmp_path)
     error = OSError(errno.ENOSPC, "No space left on device")
@@ -297,20 +302,20 @@ def test_a_disk_that_fills_before_the_manifest_leaves_no_data_behind(tmp_path):
     with full, pytest.raises(ExperimentError, match="No space left on device"):
         store.save(1, torch.ones(3, 2))
     assert names(tmp_path) == before
-    assert CheckpointStore(tmp_path).load_latest().round == 0
+    assert store_at(tmp_path).load_latest().round == 0
 
 
 def test_rounds_are_saved_in_order(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = store_at(tmp_path)
     store.save(4, None)
     with pytest.raises(ValueError, match="got 4 after 4"):
         store.save(4, None)
     with pytest.raises(ValueError, match="got -1 after none yet"):
-        CheckpointStore(tmp_path).save(-1, None)
+        store_at(tmp_path).save(-1, None)
 
 
 def test_others_may_read_a_checkpoint_as_far_as_the_umask_allows(tmp_path):
-    CheckpointStore(tmp_path).save(0, torch.zeros(2, 2))
+    store_at(tmp_path).save(0, torch.zeros(2, 2))
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     (tmp_path / "plain").touch()
     assert modes == {(tmp_path / "plain").stat().st_mode}
@@ -386,3 +391,22 @@ def test_any_sequence_of_changes_comes_back_bit_by_bit(steps, max_files):
             referenced = {f"round_{int(r):06d}.safetensors" for kept in files for r in kept}
             assert {n for n in names(directory) if n.endswith("safetensors")} == referenced
             assert max(len(kept) for kept in files) <= max_files
+
+
+def test_a_foreign_checkpoint_imports_nothing(tmp_path, monkeypatch):
+    """Importing a module runs it: a manifest that names one is refused before that."""
+    (tmp_path / "planted.py").write_text("raise SystemExit('the planted module ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    store_at(tmp_path / "run").save(0, State({}, torch.zeros(1), ()))
+    manifest = tmp_path / "run" / "round_000000.json"
+    own = f"{State.__module__}:State"
+    assert own in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace(own, "planted:Payload"))
+    with pytest.raises(ExperimentError, match=r"planted:Payload, which belongs to none"):
+        store_at(tmp_path / "run").load_latest()
+
+
+def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path):
+    with pytest.raises(ExperimentError, match="define a state in the package of its algorithm"):
+        CheckpointStore(tmp_path).save(0, State({}, torch.zeros(1), ()))
+    assert not list(tmp_path.glob("round_*"))
