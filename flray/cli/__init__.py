@@ -102,20 +102,23 @@ def sweep(
 
 @cli.command()
 @click.argument(
-    "arguments", nargs=-1, required=True, metavar="EXPERIMENT.yaml|SPACE.yaml... [key=value]..."
+    "arguments",
+    nargs=-1,
+    required=True,
+    metavar="EXPERIMENT.yaml|SPACE.yaml|CLUSTER.yaml... [key=value]...",
 )
 def check(arguments: tuple[str, ...]) -> None:
-    """Would these run? Deals the data and builds the model, but trains nothing."""
-    from flray.cli.campaign import describe, plan_runs
-    from flray.cli.sweeping import describe_space, is_space, read_space
+    """Would these run? Deals the data and builds the model, but trains nothing.
 
-    files = [Path(argument) for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
-    for path in filter(is_space, files):
-        _console().print(f"[green]ok[/] {path.stem}: {describe_space(read_space(path, overrides))}")
-    experiments = [str(path) for path in files if not is_space(path)]
-    for planned in plan_runs([*experiments, *overrides], None, False) if experiments else ():
-        _console().print(f"[green]ok[/] {planned.name}: {describe(planned.experiment)}")
+    \b
+    flray check experiments/flhc/*.yaml
+    flray check tune_spaces/flhc_table4.yaml seed=1
+    flray check cluster.yaml                       would `ray up` take it? needs no account
+    """
+    from flray.cli.checking import check_files
+
+    if check_files(arguments, _console(), {"flray": cli}):
+        sys.exit(BAD_EXPERIMENT)
 
 
 @cli.command()

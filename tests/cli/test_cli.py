@@ -166,6 +166,15 @@ def test_check_says_what_would_run(flray) -> None:
     assert flray("check", "tiny.yaml", "model=resnet999")[0] == 2
 
 
+def test_check_looks_at_every_file_and_names_the_one_that_is_wrong(flray, tmp_path) -> None:
+    (tmp_path / "bad.yaml").write_text("dataset: nothing")
+    code, out, _ = flray("check", "bad.yaml", "nowhere.yaml", "tiny.yaml")
+    assert code == 2
+    assert [line[:2] for line in out.splitlines()] == ["no", "no", "ok"]
+    assert "bad.yaml: missing key 'split'" in out
+    assert "nowhere.yaml: no experiment file" in out
+
+
 @pytest.mark.parametrize("kind", COMPONENTS)
 def test_list_names_every_component_and_says_what_it_is(flray, kind) -> None:
     code, out, _ = flray("list", f"{kind}s")

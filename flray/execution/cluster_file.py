@@ -1,0 +1,154 @@
+"""A file for `ray up`: would it work? Checked against Ray's own schema, without an account."""
+
+import contextlib
+import copy
+import difflib
+import io
+import json
+import logging
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import ray.autoscaler
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.scripts.scripts import cli as ray_cli
+
+from flray.errors import ExperimentError
+
+Plain = Mapping[str, Any]  # Any: YAML
+COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands")
+START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
+TOKEN = "~/.ray/auth_token"
+
+_SCHEMA = Path(ray.autoscaler.__file__).with_name("ray-schema.json")
+_AND_THEN = re.compile(r"&&|\|\||;")
+_IMAGE = re.compile(r"rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+)")
+
+
+def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, click.Group]) -> str:
+    """What the file describes, in a line; refuses what `ray up` would fail on later.
+
+    Args:
+        folder: where `ray up` is called, from which local paths are looked for.
+        tools: command lines beside `ray` whose commands the file may run, by name.
+    """
+    _check_schema(plain)
+    _check_mounts(plain, folder)
+    for where, command in _commands(plain):
+        _check_command(where, command, {"ray": ray_cli, **tools})
+    _check_token(plain)
+    _check_image(plain)
+    return _description(plain)
+
+
+def _check_schema(plain: Plain) -> None:
+    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    for error in jsonschema.Draft7Validator(schema).iter_errors(plain):
+        raise ExperimentError(_said(error))
+    noisy = logging.getLogger("ray.autoscaler")
+    level = noisy.level
+    noisy.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            validate_config(prepare_config(copy.deepcopy(dict(plain))))
+    except (ValueError, KeyError, RuntimeError, jsonschema.ValidationError) as error:
+        text = _said(error) if isinstance(error, jsonschema.ValidationError) else str(error)
+        raise ExperimentError(f"Ray refuses the cluster: {text}") from error
+    finally:
+        noisy.setLevel(level)
+
+
+def _said(error: jsonschema.ValidationError) -> str:
+    """An error of the schema, with the key that was meant."""
+    where = ".".join(map(str, error.absolute_path)) or "the cluster"
+    known = list(error.schema.get("properties", {}))
+    if error.validator != "additionalProperties":
+        return f"{where}: {error.message}"
+    unknown = [key for key in error.instance if key not in known]
+    close = difflib.get_close_matches(str(unknown[0]), known, n=1)
+    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"{where}: unknown key {unknown[0]!r}{meant}; known here: {', '.join(sorted(known))}"
+
+
+def _check_mounts(plain: Plain, folder: Path) -> None:
+    for remote, local in plain.get("file_mounts", {}).items():
+        if (folder / Path(str(local)).expanduser()).exists():
+            continue
+        remedy = (
+            "`ray get-auth-token --generate` makes one"
+            if remote == TOKEN
+            else (f"paths are looked for from {folder}; call it from the top folder of the project")
+        )
+        raise ExperimentError(f"file_mounts: there is no {local} to copy to {remote}: {remedy}")
+
+
+def _commands(plain: Plain) -> Iterator[tuple[str, list[str]]]:
+    """Every single command, split into words, with the key it stands under."""
+    for key in (*COMMANDS, *START_COMMANDS):
+        for line in plain.get(key, []):
+            for part in _AND_THEN.split(line):
+                try:
+                    words = shlex.split(part)
+                except ValueError as error:
+                    raise ExperimentError(
+                        f"{key}: {line!r} is no shell command: {error}"
+                    ) from error
+                without_variables = [w for w in words if not re.fullmatch(r"[A-Z_]+=\S*", w)]
+                if without_variables:
+                    yield key, without_variables
+
+
+def _check_command(where: str, words: list[str], tools: Mapping[str, click.Group]) -> None:
+    tool = tools.get(Path(words[0]).name)
+    if tool is None or len(words) == 1:
+        return
+    name, called = Path(words[0]).name, words[1]
+    command = tool.commands.get(called)
+    if command is None:
+        close = difflib.get_close_matches(called, list(tool.commands), n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ExperimentError(f"{where}: `{name}` has no command {called!r}{meant}")
+    known = [option for parameter in command.params for option in parameter.opts]
+    for word in words[2:]:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ExperimentError(f"{where}: `{name} {called}` has no option {option!r}{meant}")
+
+
+def _check_token(plain: Plain) -> None:
+    """Ray's ports take anybody's code, so nobody without the token may speak to them."""
+    starts = [line for key in START_COMMANDS for line in plain.get(key, []) if "ray start" in line]
+    bare = [line for line in starts if "RAY_AUTH_MODE=token" not in line]
+    if bare or not starts or TOKEN not in plain.get("file_mounts", {}):
+        raise ExperimentError(
+            f"the cluster would run code for whoever reaches its ports: mount {TOKEN} and start "
+            f"Ray with RAY_AUTH_MODE=token, got {bare[0] if bare else 'no such mount or command'!r}"
+        )
+
+
+def _check_image(plain: Plain) -> None:
+    image = str(plain.get("docker", {}).get("image", ""))
+    found = _IMAGE.match(image)
+    if found and found[1] != ray.__version__:
+        raise ExperimentError(
+            f"docker.image has Ray {found[1]}, this environment {ray.__version__}: a job cannot be "
+            "sent to another version; change the tag"
+        )
+
+
+def _description(plain: Plain) -> str:
+    provider, name = plain["provider"], plain["cluster_name"]
+    if provider["type"] == "local":
+        workers = provider.get("worker_ips", [])
+        return f"{name}, {1 + len(workers)} machines of your own"
+    kinds = plain.get("available_node_types", {})
+    workers = [kind for kind in kinds if kind != plain.get("head_node_type")]
+    most = plain.get("max_workers", 0)
+    return f"{name} on {provider['type']}, up to {most} workers ({', '.join(workers)}) and a head"
