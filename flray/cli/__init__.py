@@ -117,7 +117,7 @@ def check(arguments: tuple[str, ...]) -> None:
     """
     from flray.cli.checking import check_files
 
-    if check_files(arguments, _console(), {"flray": cli}):
+    if check_files(arguments, _console(), cli):
         sys.exit(BAD_EXPERIMENT)
 
 

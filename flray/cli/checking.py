@@ -1,6 +1,6 @@
 """`flray check`: would these files run? Every file is looked at, whatever is wrong with another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,16 +12,14 @@ from flray.config.binding import read_mapping
 from flray.errors import ExperimentError
 
 
-def check_files(
-    arguments: Sequence[str], console: Console, tools: Mapping[str, click.Group]
-) -> int:
+def check_files(arguments: Sequence[str], console: Console, own: click.Group) -> int:
     """Say of each file what it would run or why it cannot; the number of files that cannot."""
     files = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     wrong = 0
     for file in files:
         try:
-            lines = _described(file, overrides, tools)
+            lines = _described(file, overrides, own)
         except ExperimentError as error:
             console.print(f"[red]no[/] {file}: ", end="")
             console.print(str(error), markup=False, soft_wrap=True)
@@ -32,15 +30,15 @@ def check_files(
     return wrong
 
 
-def _described(file: str, overrides: Sequence[str], tools: Mapping[str, click.Group]) -> list[str]:
+def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[str]:
     path = Path(file)
     if is_space(path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
     if path.is_file() and {"cluster_name", "provider"} & read_mapping(path, "the cluster").keys():
-        from flray.execution.cluster_file import check_cluster_file  # Ray's own command line: slow
+        from flray.execution.cluster_file import check_cluster_file, tool_of  # slow: Ray's own
 
         plain = read_mapping(path, "the cluster")
-        return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), tools)}"]
+        return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(own)})}"]
     return [
         f"{planned.name}: {describe(planned.experiment)}"
         for planned in plan_runs([file, *overrides], None, False)

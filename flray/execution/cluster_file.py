@@ -8,11 +8,10 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema
 import ray.autoscaler
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -21,6 +20,7 @@ from ray.scripts.scripts import cli as ray_cli
 from flray.errors import ExperimentError
 
 Plain = Mapping[str, Any]  # Any: YAML
+Tool = Mapping[str, Sequence[str]]  # the options of each command of a command line
 COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands")
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 TOKEN = "~/.ray/auth_token"
@@ -30,7 +30,7 @@ _AND_THEN = re.compile(r"&&|\|\||;")
 _IMAGE = re.compile(r"rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+)")
 
 
-def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, click.Group]) -> str:
+def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) -> str:
     """What the file describes, in a line; refuses what `ray up` would fail on later.
 
     Args:
@@ -40,10 +40,18 @@ def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, click.Gro
     _check_schema(plain)
     _check_mounts(plain, folder)
     for where, command in _commands(plain):
-        _check_command(where, command, {"ray": ray_cli, **tools})
+        _check_command(where, command, {"ray": tool_of(ray_cli), **tools})
     _check_token(plain)
     _check_image(plain)
     return _description(plain)
+
+
+def tool_of(group: Any) -> Tool:
+    """The commands of a click group, which is not imported here."""
+    return {
+        name: [option for parameter in command.params for option in parameter.opts]
+        for name, command in group.commands.items()
+    }
 
 
 def _check_schema(plain: Plain) -> None:
@@ -103,17 +111,16 @@ def _commands(plain: Plain) -> Iterator[tuple[str, list[str]]]:
                     yield key, without_variables
 
 
-def _check_command(where: str, words: list[str], tools: Mapping[str, click.Group]) -> None:
+def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> None:
     tool = tools.get(Path(words[0]).name)
     if tool is None or len(words) == 1:
         return
     name, called = Path(words[0]).name, words[1]
-    command = tool.commands.get(called)
-    if command is None:
-        close = difflib.get_close_matches(called, list(tool.commands), n=1)
+    if called not in tool:
+        close = difflib.get_close_matches(called, list(tool), n=1)
         meant = f" (did you mean {close[0]!r}?)" if close else ""
         raise ExperimentError(f"{where}: `{name}` has no command {called!r}{meant}")
-    known = [option for parameter in command.params for option in parameter.opts]
+    known = tool[called]
     for word in words[2:]:
         option = word.partition("=")[0]
         if option.startswith("--") and option not in known:

@@ -8,7 +8,7 @@ from flray.cli import cli
 from flray.config.binding import read_mapping
 from flray.config.experiment import override
 from flray.errors import ExperimentError
-from flray.execution.cluster_file import check_cluster_file
+from flray.execution.cluster_file import check_cluster_file, tool_of
 
 ROOT = Path(__file__).parents[2]
 FILES = ["cluster.yaml", "docs/clusters/gcp.yaml", "docs/clusters/own_machines.yaml"]
@@ -26,7 +26,7 @@ def token(tmp_path, monkeypatch) -> Path:
 
 def check(file: str = "cluster.yaml", *changes: str) -> str:
     plain = override(read_mapping(ROOT / file, "the cluster"), changes)
-    return check_cluster_file(plain, ROOT, {"flray": cli})
+    return check_cluster_file(plain, ROOT, {"flray": tool_of(cli)})
 
 
 @pytest.mark.usefixtures("token")
