@@ -1,5 +1,6 @@
 """How a client trains: optimiser, epochs and batches, and the hook for local equations."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal, Protocol
@@ -27,8 +28,8 @@ class Training:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be > 0 and finite, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if self.momentum and self.optimizer != "sgd":

@@ -23,6 +23,7 @@ from flray.errors import ExperimentError
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
+LARGEST_WHOLE = 2**63 - 1  # that arrays hold
 # What a class from outside must define to be used as a component of its kind.
 METHODS: Mapping[str, tuple[str, ...]] = {
     "dataset": ("load",),
@@ -275,6 +276,8 @@ def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
         raise ExperimentError(
             f"{where} must be {_EXPECTED[hint]}, got {value!r} ({type(value).__name__})"
         )
+    if hint is int and abs(value) > LARGEST_WHOLE:
+        raise ExperimentError(f"{where} must be at most {LARGEST_WHOLE} in size, got {value}")
     return hint(value), hint(value)
 
 

@@ -31,8 +31,10 @@ class FineTuning:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"epochs must be >= 1, got {self.epochs}; null: no fine-tuning")
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}; null: that of the experiment")
+        if self.lr is not None and not 0 < self.lr < np.inf:
+            raise ValueError(
+                f"lr must be > 0 and finite, got {self.lr}; null: that of the experiment"
+            )
 
 
 @dataclass(frozen=True)

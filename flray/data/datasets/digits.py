@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_at_least
+from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset
 from flray.data.options import PixelOptions, measured
 from flray.data.resize import bilinear
 
 _EVERY = 5  # there is no official test part: images 4, 9, 14, ... are ours
+_NUM_IMAGES = 1797
 _WHITE = 16  # the largest pixel value of the 8x8 images
 
 
@@ -22,6 +23,7 @@ class Digits(PixelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("size", self.size, 8)
+        check_memory(_NUM_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:
         from sklearn.datasets import load_digits  # seconds to import, and seldom needed

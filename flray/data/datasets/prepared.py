@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least
+from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset
 from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD
 from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
@@ -14,6 +14,7 @@ from flray.data.resize import bilinear
 from flray.errors import ExperimentError
 
 _USPS_SIZE = 16
+_USPS_IMAGES = 9298
 _KEYS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -26,6 +27,7 @@ class Usps(PixelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("size", self.size, _USPS_SIZE)
+        check_memory(_USPS_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:
         rows = _rows("usps", ("x_train", "y_train", "x_test", "y_test"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least
+from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset, Ids
 from flray.data.options import PixelOptions, measured
 from flray.data.resize import Pixels, bilinear
@@ -35,6 +35,7 @@ class Synthetic(PixelOptions):
             check_at_least(field, getattr(self, field), 1)
         for field in ("num_test", "variation", "noise", "seed"):
             check_at_least(field, getattr(self, field), 0)
+        check_memory(self.num_train + self.num_test, self.size)
 
     def load(self) -> Dataset:
         # Classes and groups take turns, so both are balanced in both parts.
