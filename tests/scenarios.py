@@ -1,5 +1,7 @@
 """Small experiments and ragged clients for the tests; nothing is downloaded."""
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -116,3 +118,20 @@ TINY: dict[str, Any] = {
     "participation": 0.5,
     "rounds": 4,
 }
+
+
+def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Few combinations in which each value of an axis meets each value of every other axis.
+
+    >>> pairwise("ab", "xy", "12")
+    [('a', 'x', '1'), ('a', 'y', '2'), ('b', 'x', '2'), ('b', 'y', '1')]
+    """
+    rows = list(itertools.product(*axes))
+    met = {row: set(itertools.combinations(enumerate(row), 2)) for row in rows}
+    left = set().union(*met.values())
+    chosen = []
+    while left:
+        best = max(rows, key=lambda row: len(met[row] & left))
+        chosen.append(best)
+        left -= met[best]
+    return chosen

@@ -24,7 +24,9 @@ TOY = [
 
 # An encoder is pre-trained on embedded data, not on what the paper has.
 ENCODER = "{dataset: {name: synthetic, num_train: 200, num_test: 100}, model: conv_ae, epochs: 1}"
-TOY_OF = {"flt": [f"algorithm.clustering.signature.encoder={ENCODER}"]}
+TOY_OF = {
+    "flt": [f"algorithm.clustering.signature.encoder={ENCODER}", "algorithm.clustering.embed=none"]
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,8 @@ def test_an_experiment_runs(path, tmp_path) -> None:
     plain = read_yaml(path)
     name = parse_experiment(plain).algorithm.name  # as it stands
     toy = override(plain, [*TOY, *TOY_OF.get(name, [])])
+    if (toy.get("evaluate") or {}).get("fine_tune"):
+        toy["evaluate"]["fine_tune"]["epochs"] = 1
     result = run_experiment(parse_experiment(toy), tmp_path / "run")
     assert result.summary["rounds"] == 1
     assert path.read_text().startswith("# flray run"), "the file opens with its command"

@@ -18,7 +18,7 @@ from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 # Rounds that take their time, and leave the processor to the processes that are being started.
 SLEEPY = """

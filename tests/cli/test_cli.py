@@ -199,7 +199,7 @@ def test_help_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_installed_wheel_runs_in_any_folder(tmp_path) -> None:
     root = Path(__file__).parents[2]
     build = [

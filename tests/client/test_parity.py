@@ -24,7 +24,7 @@ from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.dropout import KeyedDropout
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, block_of, noise_dataset, pairwise, place, ragged_split
 
 SLOTS = 6  # two dummies beside the four clients
 FIVE_STEPS = {"epochs": 2, "batch_size": 4}  # 2 epochs of at most 10 batches: 2 to 20 steps
@@ -88,11 +88,16 @@ def largest_gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float
     return max(float((a[k] - b[k]).abs().max()) for k in a)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", ["mlp200", "lenet5", "squared_error"])
+@pytest.mark.parametrize(
+    ("model", "optimizer", "gradient", "augment", "dtype"),
+    pairwise(
+        ["mlp200", "lenet5", "squared_error"],
+        OPTIMIZERS,
+        GRADIENTS,
+        ["none", "crop_flip"],
+        [torch.float64, torch.float32],
+    ),
+)
 def test_vectorized_is_loop(model, optimizer, gradient, augment, dtype) -> None:
     training = OPTIMIZERS[optimizer]
     case = make(model, dtype, training, augment)

@@ -26,6 +26,7 @@ def three_nodes(monkeypatch):
     cluster.shutdown()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("three_nodes")
 def test_three_nodes_give_the_bits_of_one_process(tmp_path) -> None:
     plain = override(TINY, HARD)

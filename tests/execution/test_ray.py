@@ -168,6 +168,7 @@ def own_code(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_actor_loses_nothing(tmp_path) -> None:
     """Processes of client actors are killed from outside while the run goes on."""
@@ -214,6 +215,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path) -> None:
         wait_for_resources(plan)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_run_may_go_on_with_another_number_of_actors(reference, tmp_path) -> None:
     pool = ["execution.executor=ray", f"execution.actors={{count: 1, {LIGHT}}}"]
@@ -224,7 +226,7 @@ def test_a_run_may_go_on_with_another_number_of_actors(reference, tmp_path) -> N
     assert rest.summary["params_sha256"] == reference
 
 
-@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.usefixtures("cluster", "own_code")
 def test_a_faulty_client_is_named_or_dropped(executor, tmp_path) -> None:
     """Clients that hold label 3 raise; the others of their block are not lost with them."""

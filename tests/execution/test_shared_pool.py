@@ -138,7 +138,7 @@ def test_experiments_together_have_the_bits_they_have_alone(tmp_path) -> None:
     assert counts["blocks"] < counts["jobs"], "nothing was computed together"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_actor_costs_no_experiment_anything(tmp_path) -> None:
     pids: list[int] = []
@@ -170,7 +170,7 @@ class Sensitive(Mlp200):
 '''
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_who_shares_a_block_with_a_failing_job_is_not_blamed(tmp_path, monkeypatch) -> None:
     """Jobs of six callers, every other with weights that fail: the rest have their own results."""

@@ -327,7 +327,7 @@ def test_a_dataset_without_test_images_has_no_global_test_set() -> None:
         describe(experiment(*without))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_client_actors_give_the_same_columns(tiny_run, monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     more = [*BOTH, "split.holdout=1", "execution.block=2", "rounds=2"]
