@@ -32,6 +32,7 @@ from flray.execution.resources import Plan, check_resources
 from flray.models.bank import Params
 
 START_TIMEOUT_S = 300.0
+POLL_S = 1.0
 FREE_TIMEOUT_S = 10.0
 
 
@@ -62,12 +63,41 @@ class ClientActor:
 
 
 @dataclass
+class Patience:
+    """How long a job may take before its actor counts as hanging, by how long others took.
+
+    A first job of a kind may compile and has nothing to be compared with.
+    """
+
+    first_s: float = 3600.0
+    least_s: float = 120.0
+    factor: float = 10.0  # of the longest job of the kind
+    longest_s: dict[str, float] = field(default_factory=dict)  # by kind
+
+    def of(self, kind: str) -> float:
+        if kind not in self.longest_s:
+            return self.first_s
+        return max(self.least_s, self.factor * self.longest_s[kind])
+
+    def learn(self, kind: str, seconds: float) -> None:
+        self.longest_s[kind] = max(seconds, self.longest_s.get(kind, 0.0))
+
+
+@dataclass(frozen=True)
+class Running:
+    job: int
+    place: int  # of the actor
+    since: float
+
+
+@dataclass
 class RayPool:
-    """An executor over client actors, which are replaced when they die."""
+    """An executor over client actors, which are replaced when they die or hang."""
 
     payload: Any  # ObjectRef of a Payload
     plan: Plan
     settings: HostSettings
+    patience: Patience
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
@@ -83,17 +113,26 @@ class RayPool:
         sent_task, sent_bank = ray.put(task), self._sent(bank)
         outputs: list[Output | Failed | None] = [None] * len(jobs)
         waiting, idle = deque(range(len(jobs))), deque(range(len(self.actors)))
-        running: dict[Any, tuple[int, int]] = {}  # ObjectRef -> (job, actor)
+        running: dict[Any, Running] = {}  # by ObjectRef
+        kind = type(task).__name__
         while waiting or running:
             while waiting and idle:
                 place, job = idle.popleft(), waiting.popleft()
                 ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
-                running[ref] = job, place
-            ref = ray.wait(list(running), num_returns=1)[0][0]
-            job, place = running.pop(ref)
-            outputs[job] = self._result(ref, place)
-            idle.append(place)
+                running[ref] = Running(job, place, monotonic())
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
+            for ref in ended or self._hanging(running, kind):
+                now = running.pop(ref)
+                outputs[now.job] = self._result(ref, now.place, timeout=None if ended else 0)
+                if ended:
+                    self.patience.learn(kind, monotonic() - now.since)
+                idle.append(now.place)
         return [output for output in outputs if output is not None]
+
+    def _hanging(self, running: dict[Any, Running], kind: str) -> list[Any]:
+        """Jobs that take far longer than others did: their actors are stopped or stuck."""
+        latest = monotonic() - self.patience.of(kind)
+        return [ref for ref, each in running.items() if each.since < latest]
 
     def _sent(self, bank: Params) -> Any:
         """The bank in the object store: what is evaluated is what the next round starts from."""
@@ -101,9 +140,13 @@ class RayPool:
             self.last_sent = bank, ray.put(bank)
         return self.last_sent[1]
 
-    def _result(self, ref: Any, place: int) -> Any:
+    def _result(self, ref: Any, place: int, timeout: float | None) -> Any:
         try:
-            return ray.get(ref)
+            return ray.get(ref, timeout=timeout)
+        except GetTimeoutError:
+            ray.kill(self.actors[place])
+            self.actors[place] = self._start_one()
+            return Failed(TimeoutError("its actor did not answer: it hangs or was stopped"))
         except (RayActorError, RayTaskError) as error:
             if isinstance(error, RayActorError):
                 self.actors[place] = self._start_one()
@@ -156,7 +199,7 @@ def failure(error: RayError) -> Failed:
 def start_pool(payload: Payload, plan: Plan) -> RayPool:
     """A pool of client actors, each of them ready to work."""
     share_tensors_without_copies()
-    pool = RayPool(ray.put(payload), plan, payload.settings)
+    pool = RayPool(ray.put(payload), plan, payload.settings, patience=Patience())
     pool.start()
     return pool
 

@@ -23,9 +23,10 @@ from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
+from flray.execution import ray_pool
 from flray.execution.cluster import connected
 from flray.execution.federation import Cohort, Trained
-from flray.execution.ray_pool import ClientActor, wait_for_resources
+from flray.execution.ray_pool import ClientActor, Patience, wait_for_resources
 from flray.execution.resources import Actors, Plan
 from flray.records.run_directory import RunDirectory
 
@@ -187,6 +188,36 @@ def test_a_killed_actor_loses_nothing(tmp_path) -> None:
     quiet = flray.run(plain, tmp_path / "quiet", ["execution.executor=inline"])
     assert len(set(seen)) == times
     assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_hangs_is_replaced(tmp_path, monkeypatch) -> None:
+    """A process that is stopped neither answers nor dies; its block is computed by another."""
+    monkeypatch.setattr(ray_pool, "Patience", lambda: Patience(least_s=3.0))
+    stopped: list[int] = []
+
+    def stop_one(row) -> None:
+        if row["round"] == 1:
+            stopped.append(_client_actor_pids()[0])
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
+    plain = override(TINY, [*HARD, *pool])
+    result = run_experiment(parse_experiment(plain), tmp_path / "run", on_round=stop_one)
+    quiet = flray.run(plain, tmp_path / "quiet", ["execution.executor=inline"])
+    assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
+    assert not Path(f"/proc/{stopped[0]}").exists()
+
+
+def test_patience_follows_the_jobs_that_ended() -> None:
+    patience = Patience(first_s=50.0, least_s=2.0, factor=10.0)
+    assert patience.of("Train") == 50.0
+    patience.learn("Train", 0.1)
+    assert patience.of("Train") == 2.0
+    patience.learn("Train", 3.0)
+    patience.learn("Train", 1.0)
+    assert (patience.of("Train"), patience.of("Score")) == (30.0, 50.0)
 
 
 def _client_actor_pids() -> list[int]:
