@@ -3,13 +3,18 @@
 Everything is a fraction, every variance has ddof 0; tables turn them into percent and percent².
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
+from threadpoolctl import threadpool_limits
 
 from flray.data.dataset import Ids
 
@@ -122,6 +127,106 @@ def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
 def _pairs(counts: Ids) -> int:
     """Pairs within sets of these sizes."""
     return int((counts * (counts - 1) // 2).sum())
+
+
+def label_scores(
+    similarity: NDArray[np.float64], counts: Ids, labels: Ids, rng: np.random.Generator
+) -> dict[str, float]:
+    """How well a clustering follows the labels that its clients hold (REPA, arXiv 2309.14088).
+
+    `label_correlation` is Pearson's, over pairs of clients, between the similarity of what they
+    sent and the cosine of their label counts (Fig. 1); NaN where one of them does not vary.
+    `uniformity` is that of the clusters; beside it those of as many clusters that are drawn at
+    random, and that k-means makes of the label counts themselves (Fig. 2).
+
+    Args:
+        similarity: (m, m) of the clients' embeddings, cosine in the paper.
+        counts: (m, labels) examples of each label that each client holds.
+        labels: (m,) the clusters.
+    """
+    alike = cosines(counts)
+    number = len(np.unique(labels))
+    drawn = rng.integers(number, size=len(labels))
+    kmeans = KMeans(number, n_init=10, random_state=int(rng.integers(2**31)))
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct counts than clusters
+        given = kmeans.fit_predict(counts.astype(np.float64))
+    found, num_singletons = uniformity(alike, labels)
+    return {
+        "label_correlation": pair_correlation(similarity, alike),
+        "uniformity": found,
+        "singletons": num_singletons,
+        "uniformity_random": uniformity(alike, drawn)[0],
+        "uniformity_labels": uniformity(alike, given)[0],
+    }
+
+
+def cosines(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    """(m, m) cosine similarity of the rows; 0 for a row of zeros.
+
+    >>> cosines(np.array([[3, 4], [4, 3], [0, 0]]))[0].tolist()
+    [1.0, 0.96, 0.0]
+    """
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(length == 0, 1.0, length)
+    similar: NDArray[np.float64] = units @ units.T
+    return similar
+
+
+def pair_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Pearson's correlation of two similarities over the pairs i < j.
+
+    >>> pair_correlation(np.array([[1, 3, 5], [3, 1, 4], [5, 4, 1]]), -np.eye(3))
+    nan
+    """
+    pairs = np.triu_indices(len(one), 1)
+    x, y = one[pairs], other[pairs]
+    if len(x) < 2 or x.min() == x.max() or y.min() == y.max():
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def uniformity(similarity: NDArray[np.float64], labels: ArrayLike) -> tuple[float, int]:
+    """REPA's eq. 7, and the number of clusters with one client, which it leaves undefined.
+
+    The mean over the other clusters of the mean similarity of their pairs i < j; NaN where there
+    are no such clusters.
+
+    >>> similarity = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> uniformity(similarity, [0, 0, 1])
+    (0.5, 1)
+    """
+    own = np.asarray(labels)
+    members = [np.flatnonzero(own == c) for c in np.unique(own)]
+    within = [similarity[np.ix_(c, c)][np.triu_indices(len(c), 1)] for c in members if len(c) > 1]
+    num_singletons = len(members) - len(within)
+    mean = float(np.mean([pairs.mean() for pairs in within])) if within else float("nan")
+    return mean, num_singletons
+
+
+def robustness_scores(successes: NDArray[np.bool_], sizes: Ids) -> dict[str, float]:
+    """REPA's Algorithm 1: does a client that resembles one of a cluster land in that cluster?
+
+    `robustness` is the mean over clusters, `robustness_se` its standard error over them (ddof 0);
+    one large cluster and many of one client have a low mean, so the mean over clients, for each of
+    whom its cluster counts, and the sizes are beside it.
+
+    Args:
+        successes: (C, n) of each cluster's draws.
+        sizes: (C,) clients of each cluster.
+
+    >>> scores = robustness_scores(np.array([[True, True], [True, False]]), np.array([3, 1]))
+    >>> [scores[name] for name in ("robustness", "robustness_se", "robustness_clients")]
+    [0.75, 0.17677669529663687, 0.875]
+    """
+    each = successes.mean(1)  # (C,)
+    return {
+        "robustness": float(each.mean()),
+        "robustness_se": float(each.std() / np.sqrt(len(each))),
+        "robustness_clients": float((each * sizes).sum() / sizes.sum()),
+        "size_smallest": int(sizes.min()),
+        "size_largest": int(sizes.max()),
+    }
 
 
 def rounds_to_target(rounds: Sequence[int] | Ids, accuracy: ArrayLike, target: float) -> int | None:

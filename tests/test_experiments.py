@@ -25,7 +25,21 @@ TOY = [
 # An encoder is pre-trained on embedded data, not on what the paper has.
 ENCODER = "{dataset: {name: synthetic, num_train: 200, num_test: 100}, model: conv_ae, epochs: 1}"
 TOY_OF = {
-    "flt": [f"algorithm.clustering.signature.encoder={ENCODER}", "algorithm.clustering.embed=none"]
+    "flt": [f"algorithm.clustering.signature.encoder={ENCODER}", "algorithm.clustering.embed=none"],
+    "repa": [
+        "dataset.size=8",
+        "algorithm.pretrain_rounds=1",
+        "algorithm.clustering.partition.number=2",
+    ],
+}
+# Few images without colours.
+TOY_SPLIT = {
+    "image_shift": [
+        "split.samples_per_client=30",
+        "split.test_size=30",
+        "split.holdout=2",
+        "split.pipelines=[identity, invert]",
+    ]
 }
 
 
@@ -43,8 +57,9 @@ def test_there_are_experiments() -> None:
 @pytest.mark.parametrize("path", [*FILES, *demo_files()], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_an_experiment_runs(path, tmp_path) -> None:
     plain = read_yaml(path)
-    name = parse_experiment(plain).algorithm.name  # as it stands
-    toy = override(plain, [*TOY, *TOY_OF.get(name, [])])
+    as_it_stands = parse_experiment(plain)
+    name, split = as_it_stands.algorithm.name, as_it_stands.split.name
+    toy = override(plain, [*TOY, *TOY_OF.get(name, []), *TOY_SPLIT.get(split, [])])
     if (toy.get("evaluate") or {}).get("fine_tune"):
         toy["evaluate"]["fine_tune"]["epochs"] = 1
     result = run_experiment(parse_experiment(toy), tmp_path / "run")
@@ -71,6 +86,24 @@ def test_experiments_of_papers_hold_nothing_out(path) -> None:
 def dealt(path: Path) -> Split:
     experiment = parse_experiment(read_yaml(path))
     return deal(experiment, experiment.dataset.build().load())
+
+
+def test_all_of_repas_clients_on_cifar10_are_dealt_alike() -> None:
+    kinds = ("form", "pipelines", "labels")
+    splits = [
+        {k: v for k, v in parse_experiment(read_yaml(path)).split.plain.items() if k not in kinds}
+        for path in (EXPERIMENTS / "repa").glob("cifar10*.yaml")
+    ]
+    assert len(splits) == 4
+    assert all(each == splits[0] for each in splits)
+
+
+@pytest.mark.data
+def test_clients_of_repa_have_300_images_and_20_of_100_are_held_out() -> None:
+    split = dealt(EXPERIMENTS / "repa" / "cifar10_labels.yaml")  # whose images are as they are
+    assert {len(ids) for ids in split.train} == {300}
+    assert {len(ids) for ids in split.validation} == {100}
+    assert (len(split.clients), len(split.holdout)) == (80, 20)
 
 
 @pytest.mark.data

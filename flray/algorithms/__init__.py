@@ -12,7 +12,9 @@ from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
 from flray.algorithms.per_fedavg import PerFedAvg
+from flray.algorithms.repa import Repa
 from flray.algorithms.scaffold import Scaffold
+from flray.algorithms.wd import Wd
 
 ALGORITHMS: dict[str, type] = {
     "cfl": Cfl,
@@ -27,5 +29,7 @@ ALGORITHMS: dict[str, type] = {
     "local": Local,
     "pca_km_hc": PcaKmHc,
     "per_fedavg": PerFedAvg,
+    "repa": Repa,
     "scaffold": Scaffold,
+    "wd": Wd,
 }

@@ -99,6 +99,23 @@ class Apart(Protocol):
         ...
 
 
+@runtime_checkable
+class Places(Protocol):
+    """An algorithm that can put clients it has never heard of into the clusters it has."""
+
+    def assign(
+        self,
+        state: Any,  # Any: its own
+        clients: Ids,
+        fed: Federation,
+    ) -> tuple[Ids, Ids]:
+        """The clients that answered, in ascending order, and the cluster of each of them.
+
+        Nothing changes by it. Ids may be those of clients made up to resemble others.
+        """
+        ...
+
+
 def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> Outcome[State]:
     """Collect signatures, cluster the clients and build the state after it. Not a round."""
     t = algorithm.rounds_before

@@ -18,6 +18,7 @@ from flray.report.tables import Format, render
 SPACES: Mapping[str, str] = {
     **{f"flhc.{n}": f"tune_spaces/flhc_table{n}.yaml" for n in range(1, 7)},
     **{f"flt.{n}": f"tune_spaces/flt_table{n}.yaml" for n in range(1, 6)},
+    "repa.1": "tune_spaces/repa_table1.yaml",
     "flt_workshop.1": "tune_spaces/flt_table3.yaml",
     "flt_workshop.2": "tune_spaces/flt_table4.yaml",
 }

@@ -1,5 +1,6 @@
 """The loss of a batch as a function of params, for any LightningModule."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -12,7 +13,7 @@ from flray.client.plan import Plan
 from flray.client.training import LocalBatch
 from flray.data.pixels import Examples
 from flray.models.bank import Params
-from flray.models.classifier import HasExampleLosses
+from flray.models.classifier import Batch
 from flray.models.dropout import dropout_keys
 
 
@@ -27,7 +28,8 @@ class BatchLoss(nn.Module):
     def forward(self, batch: LocalBatch) -> Tensor:
         if not self.per_example:
             return self._training_step(batch)
-        losses = cast(HasExampleLosses, self.module).example_losses((batch.x, batch.y))
+        example_losses: Callable[[Batch], Tensor] = getattr(self.module, batch.loss)
+        losses = example_losses((batch.x, batch.y))
         if batch.mask is None:
             return losses.mean()
         kept = torch.where(batch.mask, losses, torch.zeros_like(losses))

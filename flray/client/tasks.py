@@ -80,10 +80,11 @@ class Train:
         """
         device = host.examples.device
         rows = torch.from_numpy(job.rows)
-        train = host.timeline.at(self.t).train
+        split = host.timeline.at(self.t)
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         plans = tuple(
-            plan_client(train[i], self.training, seed, self.t, int(i)) for i in job.clients
+            plan_client(split.trained_on(i), self.training, seed, self.t, int(i))
+            for i in job.clients
         )
         # Only the rows that are used move: a whole bank may not fit on the device.
         w0 = {n: leaf.index_select(0, rows.to(leaf.device)).to(device) for n, leaf in bank.items()}

@@ -150,3 +150,4 @@ class LocalBatch:
     mask: Tensor | None
     keys: dict[str, Tensor]  # of the module's dropout layers
     second: "LocalBatch | None" = None  # of a step that takes two batches
+    loss: str = "example_losses"  # the module's method to differentiate; a hook may name another

@@ -1,18 +1,20 @@
 """Clustering in five stages, each a small component that YAML can replace."""
 
 from flray.clustering.distances import L1, L2, Cosine
-from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap
+from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap, Unit
 from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.partitions import Components, Hdbscan, KMeans, LabelCounts, Random, Rows
 from flray.clustering.pca_centres import PcaCentres
 from flray.clustering.relations import Kernel, NoRelation, Threshold
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
+from flray.clustering.statistics import Statistics
 from flray.clustering.update import Update, Weights
 
 SIGNATURES: dict[str, type] = {
     "encoder_centres": EncoderCentres,
     "pca_centres": PcaCentres,
+    "statistics": Statistics,
     "update": Update,
     "weights": Weights,
 }
@@ -21,6 +23,7 @@ EMBEDS: dict[str, type] = {
     "pca": Pca,
     "standardise": Standardise,
     "umap": Umap,
+    "unit": Unit,
 }
 DISTANCES: dict[str, type] = {
     "cosine": Cosine,

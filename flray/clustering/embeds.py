@@ -1,4 +1,9 @@
-"""Embed: other coordinates for the points of all clients together."""
+"""Embed: other coordinates for the points of all clients together.
+
+An embedding that can be applied to points it was not made of has a second method, `transform(known,
+new, seed)`: the coordinates of the new points in the embedding of the known ones, which they do
+not change.
+"""
 
 from dataclasses import dataclass
 
@@ -15,6 +20,31 @@ class NoEmbed:
 
     def __call__(self, points: Points, seed: int) -> Points:
         return points
+
+    def transform(self, known: Points, new: Points, seed: int) -> Points:
+        return new
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Each point scaled to length 1; the origin stays where it is."""
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        """Directions without lengths.
+
+        >>> import torch
+        >>> one = Points.vectors(np.arange(1), torch.tensor([[3.0, 4.0]]))
+        >>> Unit()(one, seed=0).array().tolist()
+        [[0.6, 0.8]]
+        """
+        require_finite(points)
+        values = points.values.detach().double()
+        length = values.norm(dim=1, keepdim=True)
+        units = values / length.masked_fill(length == 0, 1.0)
+        return Points(points.clients, units, points.owner)
+
+    def transform(self, known: Points, new: Points, seed: int) -> Points:
+        return self(new, seed)
 
 
 @dataclass(frozen=True)
@@ -83,6 +113,12 @@ class Pca:
         with np.errstate(invalid="ignore"):  # sklearn's share of a variance of 0, unused here
             return points.moved_to(pca.fit_transform(points.array()))
 
+    def transform(self, known: Points, new: Points, seed: int) -> Points:
+        require_finite(new)
+        pca = PCA(min(self.n_components, *known.values.shape), svd_solver="full")
+        with np.errstate(invalid="ignore"):
+            return new.moved_to(pca.fit(known.array()).transform(new.array()))
+
 
 @dataclass(frozen=True)
 class Standardise:
@@ -96,13 +132,24 @@ class Standardise:
         >>> Standardise()(two, seed=0).array().tolist()
         [[-1.0, 0.0], [1.0, 0.0]]
         """
-        require_finite(points)
-        values = points.values.detach().double()
+        return self.transform(points, points, seed)
+
+    def transform(self, known: Points, new: Points, seed: int) -> Points:
+        """New points by the means and spreads of the known ones.
+
+        >>> import torch
+        >>> known = Points.vectors(np.arange(2), torch.tensor([[1.0, 0.1], [5.0, 0.1]]))
+        >>> new = Points.vectors(np.array([9]), torch.tensor([[7.0, 0.5]]))
+        >>> Standardise().transform(known, new, seed=0).array().tolist()
+        [[2.0, 0.0]]
+        """
+        require_finite(new)
+        values = known.values.detach().double()
         # Not spread == 0, which would rest on how a sum is rounded.
         constant = values.amin(0) == values.amax(0)  # (e,)
         spread = values.std(0, correction=0).masked_fill(constant, 1.0)
-        centred = (values - values.mean(0)).masked_fill(constant, 0.0)
-        return Points(points.clients, centred / spread, points.owner)
+        centred = (new.values.detach().double() - values.mean(0)).masked_fill(constant, 0.0)
+        return Points(new.clients, centred / spread, new.owner)
 
 
 def _require_whole(name: str, value: int, least: int) -> None:

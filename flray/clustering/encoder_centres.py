@@ -69,7 +69,7 @@ class EncoderCentres:
         num_centres = self._num_centres(fed, cohort)
         kind = self.encoder.kind()
         if not memory:
-            _check_fits(fed, cohort, kind)
+            check_fits(fed, cohort, kind)
         params = memory or self.encoder.load_or_train(server_device())
         embed = EmbedCentres(self.encoder.module(kind), self.encoder.pixels, cohort.t, num_centres)
         self._count_download(fed, len(cohort.clients), params)
@@ -144,7 +144,7 @@ class EncoderCentres:
         fed.meter.count_transfer("signature", down=num_clients * num_bytes(sent, 1))
 
 
-def _check_fits(fed: Federation, cohort: Cohort, kind: ImageKind) -> None:
+def check_fits(fed: Federation, cohort: Cohort, kind: ImageKind) -> None:
     """Refuse an encoder of images that are not of the clients' shape before it is trained."""
     asked = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
     for shape in asked.values():

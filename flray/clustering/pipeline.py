@@ -111,6 +111,21 @@ class Pipeline:
             except ValueError as error:
                 raise ExperimentError(f"clustering after round {t}: {error}") from error
 
+    def place(self, known: Points, labels: Ids, new: Points, seed: int) -> Ids:
+        """The cluster whose mean is nearest to each newcomer, who changes none of the means.
+
+        Both are compared in the embedding of the known points, if it can be applied to others, and
+        as signatures if it cannot (umap).
+
+        Args:
+            labels: of the known points' clients, 0 to C - 1.
+        """
+        if hasattr(self.embed, "transform"):
+            new = self.embed.transform(known, new, seed)
+            known = self.embed(known, seed)
+        means = Points.vectors(np.unique(labels), known.cluster_means(labels))
+        return nearest_cluster(self.distance, means, new)
+
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         embedded: Points = self.embed(points, fed.seed)
         distance: Matrix = self.distance(embedded)

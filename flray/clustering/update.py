@@ -1,6 +1,6 @@
 """Signatures read off a model: what a client's training does to it, or the model itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,10 +16,16 @@ from flray.models.bank import ModelBank, Params
 class Update:
     """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8)."""
 
+    epochs: int | None = None  # of that training; null: the experiment's own
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"epochs must be >= 1 or null, got {self.epochs}")
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = _probe(fed, bank, cohort)
+        trained = _probe(fed, bank, cohort, self.epochs)
         rows = bank.owner[trained.clients]
         return Points.vectors(
             trained.clients, difference(trained.params, bank.params, rows)
@@ -37,9 +43,11 @@ class Weights:
         return Points.vectors(trained.clients, flatten(trained.params)), memory
 
 
-def _probe(fed: Federation, bank: ModelBank, cohort: Cohort) -> Trained:
+def _probe(fed: Federation, bank: ModelBank, cohort: Cohort, epochs: int | None = None) -> Trained:
     """Train everybody for its update alone: the trained models are not kept."""
-    trained = fed.train(bank, Cohort(cohort.t, cohort.clients, is_probe=True), plain_gradient)
+    training = fed.training if epochs is None else replace(fed.training, epochs=epochs)
+    probe = Cohort(cohort.t, cohort.clients, is_probe=True)
+    trained = fed.train(bank, probe, plain_gradient, training=training)
     exchanged = len(cohort.clients) * bank.bytes_per_model
     fed.meter.count_transfer("signature", down=exchanged, up=exchanged)
     return trained

@@ -18,6 +18,7 @@ from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
 from flray.data.events import make_timeline, with_global_test
+from flray.data.similar import with_similar
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
@@ -146,6 +147,8 @@ def prepare(experiment: Experiment) -> Prepared:
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
+    if settings.evaluate.robustness is not None:
+        timeline = with_similar(timeline, settings.evaluate.robustness, settings.seed)
     if settings.evaluate.on == "global" and not len(timeline.at(1).global_test):
         raise ExperimentError(
             f"evaluate.on=global needs test images, and the dataset {experiment.dataset.name} has "
@@ -176,6 +179,7 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
 def _host_name(experiment: Experiment, host: HostSettings) -> str:
     plain = experiment.plain
     decides = [plain[key] for key in ("dataset", "split", "model", "events", "seed")]
+    decides.append(plain["evaluate"]["robustness"])  # the clients it makes up
     text = json.dumps([decides, repr(host)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,5 +1,6 @@
 """Datasets, and splits of them among clients. Adding one is one file and one line here."""
 
+from flray.data.datasets.cifar_mixes import Cifar20, Cifar100Subset
 from flray.data.datasets.digits import Digits
 from flray.data.datasets.downloaded import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, Svhn
 from flray.data.datasets.femnist import Femnist
@@ -26,6 +27,8 @@ DATASETS: dict[str, type] = {
     "cifar10": Cifar10,
     "cifar100": Cifar100,
     "cifar100_jpeg": Cifar100Jpeg,
+    "cifar100_subset": Cifar100Subset,
+    "cifar20": Cifar20,
     "svhn": Svhn,
     "svhn_recut": SvhnRecut,
     "emnist": Emnist,

@@ -36,6 +36,8 @@ class Split:
     # All test images of the dataset, as they are and with its own labels; `with_global_test`.
     global_test: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     num_global_only: int = 0  # examples at the end of the table that are in global_test alone
+    # Training examples of clients made up to resemble others, with ids from M on; `with_similar`.
+    similar: tuple[Ids, ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -50,6 +52,18 @@ class Split:
     @property
     def num_train_examples(self) -> Ids:
         return np.array([len(ids) for ids in self.train], dtype=np.int64)  # (M,)
+
+    def trained_on(self, client: int) -> Ids:
+        """The training examples of a client, or of one that was made up to resemble a client."""
+        if client < self.num_clients:
+            return self.train[client]
+        return self.similar[client - self.num_clients]
+
+    def label_counts(self, clients: Ids) -> Ids:
+        """(K, labels) how many training examples of each label each of the clients holds."""
+        num_labels = int(self.labels[: self.num_dealt].max()) + 1
+        own = (self.labels[self.train[i]] for i in clients)
+        return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
 
     @property
     def num_dealt(self) -> int:
@@ -71,7 +85,7 @@ class Split:
     def digest(self) -> str:
         """A hash of who holds what: equal splits have equal digests on every machine.
 
-        The global test set follows from the dataset and is left out.
+        The global test set follows from the dataset and is left out, as are similar clients.
         """
         num = self.num_dealt
         parts = [self.image_ids[:num], self.labels[:num], self.server, self.holdout]

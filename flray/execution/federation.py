@@ -42,6 +42,9 @@ OnClientFailure = Literal["raise", "drop"]
 
 GROUND_TRUTH_READS = "ground_truth_reads"  # counted by the meter, so a column of rounds.parquet
 
+# Holdout clients that trained or judged models in a round, which takes labels, to be placed.
+HOLDOUT_LABELS_READ = "holdout_labels_read"
+
 DIVERGED_IN_TUNING = (
     "its loss or weights became NaN or infinite in the fine-tuning of the evaluation; "
     "lower evaluate.fine_tune.lr"
@@ -152,9 +155,7 @@ class Oracle:
 
     def label_counts(self, clients: Ids) -> Ids:
         """(K, labels) how many training examples of each label each of the clients holds."""
-        num_labels = int(self.split.labels[: self.split.num_dealt].max()) + 1
-        own = (self.split.labels[self.split.train[i]] for i in clients)
-        return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
+        return self.split.label_counts(clients)
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ class Federation:
             training: instead of the experiment's own.
         """
         memo, training = memo or {}, training or self.training
+        self._count_labels_read(cohort)
         if self.only is not None:
             wanted = np.isin(cohort.clients, self.only)
             cohort = replace(cohort, clients=cohort.clients[wanted])
@@ -299,6 +301,7 @@ class Federation:
         Clients without examples of that part have NaN. With `on_client_failure: drop`, clients
         that fail are left out.
         """
+        self._count_labels_read(cohort)
         with self.meter.phase("judge"):
             answers = self.map(Judge(part, cohort.t), cohort, bank.params)
         shape = len(answers), bank.num_rows
@@ -307,6 +310,10 @@ class Federation:
             loss=np.array([each.loss for each in answers.values()]).reshape(shape),
             accuracy=np.array([each.accuracy for each in answers.values()]).reshape(shape),
         )
+
+    def _count_labels_read(self, cohort: Cohort) -> None:
+        if num := int(np.isin(cohort.clients, self.holdout).sum()):
+            self.meter.counts[HOLDOUT_LABELS_READ] += num
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         outputs = self.executor.map(Score(), bank.params, jobs)

@@ -7,6 +7,7 @@ from flray.models.flhc_cnn import FlhcCnn
 from flray.models.leaf_cnn import LeafCnn
 from flray.models.lenet5 import LeNet5
 from flray.models.mlp200 import Mlp200
+from flray.models.repa_net import RepaNet
 from flray.models.residual_conv_ae import ResidualConvAe
 from flray.models.resnet9 import ResNet9
 from flray.models.supervised_ae import SupervisedAe
@@ -17,6 +18,7 @@ MODELS: dict[str, type[LightningModule]] = {
     "leaf_cnn": LeafCnn,
     "lenet5": LeNet5,
     "mlp200": Mlp200,
+    "repa_net": RepaNet,
     "residual_conv_ae": ResidualConvAe,
     "resnet9": ResNet9,
     "supervised_ae": SupervisedAe,

@@ -13,6 +13,7 @@ import numpy as np
 from flray.client.tasks import ExampleScores, ScoreJob
 from flray.client.training import Training
 from flray.data.dataset import Ids
+from flray.data.similar import Robustness
 from flray.data.split import Part, Split
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
@@ -44,6 +45,8 @@ class Evaluation:
     target: float | None = None  # accuracy that a client, and the mean, should reach
     fine_tune: FineTuning | None = None  # judge models after fine-tuning too: tuned_ columns
     on: Literal["local", "global"] = "local"  # global: on the whole test set too, global_ columns
+    similarity: bool = False  # compare clusterings with the labels that clients hold
+    robustness: Robustness | None = None  # do clients like those of a cluster belong to it?
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Algorithm, Metrics
+from flray.algorithms.algorithm import Algorithm, Metrics, Outcome
 from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
@@ -18,6 +18,7 @@ from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.strands import METRICS, Strands
 from flray.scores import partition_scores
+from flray.server.clusterings import label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
 from flray.server.summary import summarise_run
 
@@ -81,6 +82,7 @@ class Server:
         begun = self.algorithm.init(self.fed)
         self.directory.truncate(0)
         row = begun.metrics | self._record_clusterings(0, begun.clusterings)
+        row |= self._measure_clustering(0, begun)
         saved = Checkpoint(0, begun.state, {"row": row, "counts": dict(self.fed.meter.counts)})
         store.save(saved.round, saved.state, saved.extra)
         return saved
@@ -95,6 +97,7 @@ class Server:
             _require_known(outcome.metrics, t)
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome.clusterings)
+        row |= self._measure_clustering(t, outcome)
         banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
@@ -128,6 +131,20 @@ class Server:
                 row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
+
+    def _measure_clustering(self, t: int, outcome: Outcome[Any]) -> Row:
+        """What `evaluate` asks for beside of the last clustering after round t."""
+        if not outcome.clusterings:
+            return {}
+        found = outcome.clusterings[-1]
+        row: Row = {}
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        if self.evaluation.similarity:
+            row |= label_row(found, split, fed)
+        if self.evaluation.robustness is not None:
+            options = self.evaluation.robustness
+            row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
+        return {f"clustering_{name}": value for name, value in row.items()}
 
     def _deployed(self, state: Any, t: int) -> ModelBank:
         """The model of each client in the state after round t, in the federation of that round."""

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from flray.data.events import Timeline
-from flray.execution.federation import GROUND_TRUTH_READS
+from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ
 from flray.records.run_directory import RunDirectory
 from flray.scores import rounds_to_target
 from flray.server.evaluation import Row
@@ -34,13 +34,33 @@ def summarise_run(
         **{key: value for key, value in last.items() if not of_one_round(key)},
         "clusters": int(last["clusters"]),
         "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
+        **_of_clustering(rounds),
         **_after_clustering(rounds, directory.clustering_rounds()),
         **totals,
         "seconds": float(rounds["seconds"].sum()),
         "uses_ground_truth": used_ground_truth(directory),
+        "holdout_labels_read": bool(rounds.filter(items=[HOLDOUT_LABELS_READ]).sum().sum()),
         "split_sha256": timeline.digest(),
         "params_sha256": params_sha256,
     }
+
+
+# Columns of a clustering that a summary has too, without their prefix: those of the last one.
+OF_CLUSTERING = (
+    "label_correlation",
+    "uniformity",
+    "uniformity_random",
+    "uniformity_labels",
+    "robustness",
+    "robustness_se",
+    "robustness_clients",
+)
+
+
+def _of_clustering(rounds: pd.DataFrame) -> Row:
+    columns = (name for name in OF_CLUSTERING if f"clustering_{name}" in rounds)
+    found = {name: rounds[f"clustering_{name}"].dropna() for name in columns}
+    return {name: float(values.iloc[-1]) for name, values in found.items() if len(values)}
 
 
 def used_ground_truth(directory: RunDirectory) -> bool:
@@ -57,6 +77,7 @@ def of_one_round(column: str) -> bool:
         "clients_dropped",
         "clients_skipped",
         GROUND_TRUTH_READS,
+        HOLDOUT_LABELS_READ,
     )
     return column.startswith(("round", "cohort_size", "clustering", *costs))
 

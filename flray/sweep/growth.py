@@ -451,3 +451,7 @@ class Graft:
 
     def partition(self, state: Any) -> Ids:
         return self.algorithm.partition(state)
+
+    @property
+    def assign(self) -> Any:  # Any: a method that only some algorithms have
+        return self.algorithm.assign  # type: ignore[attr-defined]  # raised where it has none

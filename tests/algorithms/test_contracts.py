@@ -27,10 +27,16 @@ from scenarios import TINY
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"
+NUMBER = "algorithm.clustering.partition.number=%d"
 FITTING = {
     "flt": [LINEAR, "algorithm.clustering.embed=none"],
     "pca_km_hc": [LINEAR],
     "lg_fedavg": ["algorithm.global_layers=1"],  # of the two that the model has
+    "repa": [
+        "algorithm.pretrain_rounds=2",
+        NUMBER % 2,
+        "algorithm.clustering.signature.statistics=[mean, quantiles, std, skewness, kurtosis]",
+    ],
     "cfl": ["algorithm={name: cfl, rounds_joint: 1, mean_norm: 9, max_norm: 0}"],  # splits early
 }
 
@@ -106,6 +112,13 @@ def fine_tuned(how: str) -> list[str]:
 NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
     "ifca, sharing layers": [
         "algorithm={name: ifca, number: 3, restarts: 2, pretrain_rounds: 1, own: last_layer}"
+    ],
+    "wd, early": ["algorithm={name: wd, pretrain_rounds: 1}", NUMBER % 2],
+    "wd, before round 1": ["algorithm={name: wd, pretrain_rounds: 0}", NUMBER % 2],
+    "repa, by directions": [
+        "algorithm={name: repa, pretrain_rounds: 1}",
+        "algorithm.clustering.signature.statistics=[correlation, components, covariance]",
+        NUMBER % 2,
     ],
     "flhc, early": ["algorithm={name: flhc, rounds_before: 1}"],
     "flt, fine-tuned in turn": fine_tuned("sequential"),

@@ -16,6 +16,7 @@ PCA = "signature: {name: pca_centres, components: 16, k: 2}"
 ENCODER = "{dataset: {name: synthetic, num_train: 64, num_test: 32, size: 8}, model: conv_ae}"
 IN_TURN = f"signature: {{name: encoder_centres, encoder: {ENCODER}, k: 2, epochs: 1}}"
 FLT = f"algorithm={{name: flt, clustering: {{{PCA}, embed: none}}}}"
+TWO = "algorithm.clustering.partition.number=2"
 # By case: the overrides, and the round after which clients are clustered.
 CASES = {
     "flhc": (["algorithm={name: flhc, rounds_before: 1}"], 1),
@@ -29,6 +30,9 @@ CASES = {
         ],
         0,
     ),
+    "repa": (["algorithm={name: repa, pretrain_rounds: 1}", TWO], 1),
+    "repa before round 1": (["algorithm={name: repa, pretrain_rounds: 0}", TWO], 0),
+    "wd": (["algorithm={name: wd, pretrain_rounds: 1}", TWO], 1),
     "pca_km_hc": ([f"algorithm={{name: pca_km_hc, clustering: {{{PCA}}}}}"], 0),
 }
 BROKEN = 2

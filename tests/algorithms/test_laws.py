@@ -60,6 +60,10 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
 
 METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl", "fedsem"]
 METHODS += ["{name: lg_fedavg, global_layers: 1}"]
+METHODS += [
+    f"{{name: {name}, pretrain_rounds: 1, clustering: {{partition: {{name: kmeans, number: 2}}}}}}"
+    for name in ("repa", "wd")
+]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 
 

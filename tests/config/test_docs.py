@@ -45,7 +45,7 @@ def test_stages_of_ones_own(run, tmp_path) -> None:
     assert read_clusterings(found.path)[5].D.max() <= 2.0
     config = found.config()["algorithm"]["clustering"]
     assert config["distance"] == {"name": "mine:LargestMoves", "number": 1000}
-    assert config["signature"] == {"name": "update"}  # the algorithm's own, as nothing was said
+    assert config["signature"]["name"] == "update"  # the algorithm's own, as nothing was said
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from flray.data import DATASETS
-from flray.data.dataset import Normalization
+from flray.data.dataset import Dataset, Normalization
+from flray.data.datasets.cifar_mixes import classes_of
 from flray.data.datasets.digits import Digits
 from flray.data.datasets.synthetic import Synthetic
 from flray.errors import ExperimentError
@@ -98,6 +99,16 @@ def test_augment_reaches_the_dataset() -> None:
     assert Digits(augment="crop_flip").load().augment == "crop_flip"
 
 
+def test_classes_are_chosen_and_numbered_in_the_order_given() -> None:
+    images = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
+    labels = np.array([3, 1, 2, 3, 0, 2])
+    whole = Dataset("all", images, labels, 4, 4, Normalization((0.0,), (1.0,)))
+    some = classes_of(whole, (2, 3))
+    assert some.images.ravel().tolist() == [0, 2, 3, 5]
+    assert some.labels.tolist() == [1, 0, 1, 0]
+    assert (some.num_train, some.num_classes) == (3, 2)
+
+
 @pytest.mark.parametrize(
     "name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "emnist"]
 )
@@ -140,6 +151,11 @@ def test_missing_file_is_named(
         ("synthetic", {"num_groups": 0}, "num_groups must be at least 1, got 0"),
         ("synthetic", {"noise": -1.0}, "noise must be at least 0, got -1.0"),
         ("emnist", {"variant": "digits"}, "unknown variant 'digits'; known: balanced, byclass, le"),
+        (
+            "cifar20",
+            {"files": "cifar10"},
+            "unknown files 'cifar10'; known: cifar100, cifar100_jpeg",
+        ),
         ("usps", {"size": 8}, "size must be at least 16, got 8"),
         ("femnist", {"shards": 0}, "shards must be at least 1, got 0"),
     ],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flray.data.dataset import Dataset, Normalization
+from flray.data.datasets.cifar_mixes import BESIDE_CIFAR10, SUBSET, Cifar20, Cifar100Subset
 from flray.data.datasets.downloaded import Cifar10, FashionMnist, Mnist
 from flray.data.datasets.mnist_writers import MnistWriters
 from flray.data.datasets.prepared import Cifar100Jpeg, SvhnRecut, Usps
@@ -81,6 +82,26 @@ def test_cifar100_jpeg_has_the_colours_of_cifar100() -> None:
     assert dataset.normalization.mean == (0.507, 0.487, 0.441)
     means = dataset.images[:50_000].mean(axis=(0, 2, 3)) / 255
     assert np.abs(means - dataset.normalization.mean).max() < 0.002
+
+
+def test_flts_encoders_see_twenty_classes() -> None:
+    subset = Cifar100Subset(files="cifar100_jpeg").load()
+    assert (subset.images.shape, subset.num_train) == ((12_000, 3, 32, 32), 10_000)
+    assert train_counts(subset) == [500] * 20
+    both = Cifar20(files="cifar100_jpeg").load()
+    assert (both.images.shape, both.num_train) == ((66_000, 3, 32, 32), 55_000)
+    assert train_counts(both) == [5000] * 10 + [500] * 10
+    known = Cifar10().load()
+    assert np.array_equal(both.images[:50_000], known.images[:50_000])
+    assert np.array_equal(both.labels[55_000:65_000], known.labels[50_000:])
+    # Of the classes that both have (chair, clock, elephant, ...) they have the same images.
+    shared = [(SUBSET.index(c), 10 + BESIDE_CIFAR10.index(c)) for c in BESIDE_CIFAR10[1:]]
+    for one, other in shared:
+        a, b = (
+            d.images[: d.num_train][d.labels[: d.num_train] == c]
+            for d, c in ((subset, one), (both, other))
+        )
+        assert np.array_equal(a, b)
 
 
 def test_svhn_recut_has_the_counts_and_colours_of_svhn() -> None:

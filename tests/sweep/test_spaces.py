@@ -16,7 +16,6 @@ from flray.algorithms import ALGORITHMS
 from flray.cli.tables import SPACES, tables_listing
 from flray.clustering import STAGES
 from flray.config.experiment import with_value
-from flray.data import DATASETS
 from flray.published import find_table, load_tables
 from flray.report.matching import MATCHERS, fits
 from flray.report.runs import RunRecord, look_up
@@ -44,13 +43,6 @@ PARAMETERS = [
     "train.epochs",
     "split.clients",  # M
 ]
-
-# (table, method, entry of the column) whose encoder is pre-trained on a dataset we do not have.
-WAITING = {
-    ("flt.1", "FLT (Enc1)", "CIFAR10"): "cifar20",
-    ("flt.2", "FLT (Enc1)", "CIFAR10"): "cifar20",
-    ("flt.5", None, "FLT_enc1"): "cifar20",
-}
 
 by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -207,11 +199,7 @@ def test_a_table_space_fills_every_cell_whose_method_is_there(key: str) -> None:
     }
     assert any(places.values())
     empty = {place for place, is_filled in places.items() if not is_filled}
-    assert {place[:3] for place in empty} == {each for each in WAITING if each[0] == key}
-
-
-def test_what_waits_for_a_dataset_really_does() -> None:
-    assert set(WAITING.values()).isdisjoint(DATASETS)
+    assert empty == set()
 
 
 def test_the_listing_names_the_space_of_every_table_that_has_one() -> None:

@@ -1,0 +1,161 @@
+"""REPA: clients are clustered by statistics of their unlabelled data in a network's latents.
+
+Radovič, Pejović: REPA: Client Clustering without Training and Data Labels for Improved Federated
+Learning in Non-IID Settings. arXiv 2309.14088. Eq. 3-5 and 8.
+
+Deviates: the appendix with model, sizes and settings was not available, see docs/deviations.md.
+Statistics are standardised before k-means, and the proximal term acts after the clustering alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from flray.algorithms.algorithm import Outcome, cluster
+from flray.client.training import LocalBatch, plain_gradient
+from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
+from flray.clustering.embeds import Standardise
+from flray.clustering.partitions import KMeans
+from flray.clustering.pipeline import Clustering, Pipeline
+from flray.clustering.points import Points
+from flray.clustering.statistics import Statistics
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+from flray.models.mixing import Relation
+from flray.models.repa_net import EMBEDDER
+
+
+@dataclass(frozen=True)
+class StatisticsClustering(Pipeline):
+    """α: statistics of latents, standardised, L2, k-means with K = 10."""
+
+    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Statistics)
+    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=Standardise)
+    partition: Annotated[Any, "partition", PARTITIONS] = field(
+        default_factory=lambda: KMeans(number=10)
+    )
+
+
+@dataclass(frozen=True)
+class RepaState:
+    bank: ModelBank  # θ, then θ_k of each cluster
+    labels: Ids  # (M,) α(i), the cluster of each client; -1: not placed
+    # After the clustering: the model that clients were described with, and what they said.
+    joint: ModelBank | None = None
+    known: Points | None = None
+
+
+@dataclass(frozen=True)
+class Repa:
+    """FedAvg of all clients, one clustering, then FedAvg with a proximal term in each cluster.
+
+    A round's cohort is sampled from all clients; a cluster of which nobody is heard keeps its
+    model. Holdout clients and those that join later go to the nearest centroid, which takes no
+    training and no labels.
+    """
+
+    pretrain_rounds: int = 10  # T, of the joint model, which encodes the data
+    mu: float = 0.01  # μ
+    clustering: StatisticsClustering = field(default_factory=StatisticsClustering)
+
+    def __post_init__(self) -> None:
+        for name in ("pretrain_rounds", "mu"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+    def init(self, fed: Federation) -> Outcome[RepaState]:
+        bank = fed.initial_bank()
+        if self.pretrain_rounds == 0:
+            return cluster(self, bank, fed)
+        return Outcome(RepaState(bank, bank.owner))
+
+    def gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        if any(name.startswith(EMBEDDER) for name in w):  # it has done its work
+            batch = replace(batch, loss="classifier_losses")
+        g = grad(w, batch)
+        # Eq. 8: l(θ_i) + μ/2 ||θ_i - θ||²
+        return {name: g[name] + self.mu * (w[name] - w0[name]) for name in g}
+
+    def cohort(self, state: RepaState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
+
+    def round(self, state: RepaState, cohort: Cohort, fed: Federation) -> Outcome[RepaState]:
+        is_joint = cohort.t <= self.pretrain_rounds
+        gradient = plain_gradient if is_joint else self.gradient
+        trained = fed.train(state.bank, cohort, gradient)
+        fed.count_models(state.bank if is_joint else _classifiers(state.bank), cohort, trained)
+        # Eq. 4: θ_k <- W({(θ_i, ε_i) | α(i) = k}), the mean weighted by n_i
+        bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
+        metrics = trained.metrics()
+        if cohort.t == self.pretrain_rounds:
+            return replace(cluster(self, bank, fed), metrics=metrics)
+        state = replace(state, bank=bank)
+        if not is_joint:
+            state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
+        return Outcome(state, metrics)
+
+    def deploy(self, state: RepaState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.bank
+
+    def partition(self, state: RepaState) -> Ids:
+        return state.labels
+
+    @property
+    def rounds_before(self) -> int:
+        return self.pretrain_rounds
+
+    observed_by = ()
+    state_decides = False  # rounds after the clustering depend on μ
+
+    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
+        # Eq. 5: e_i = S(φ(X_i)) of every client that may train
+        return self.clustering.observe(fed, bank, Cohort(max(t, 1), fed.clients), {})
+
+    def branch(
+        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+    ) -> RepaState:
+        labels = np.full(fed.num_clients, -1, np.int64)
+        labels[found.clients] = found.labels
+        state = RepaState(bank.split(labels), labels, bank, observed[0])
+        return self._place(state, fed.holdout, fed)
+
+    def assign(self, state: RepaState, clients: Ids, fed: Federation) -> tuple[Ids, Ids]:
+        """The clients that answered, and the cluster with the nearest centroid for each of them."""
+        if state.joint is None or state.known is None or not len(clients):
+            return clients[:0], clients[:0]
+        # All use its one row, whatever their ids.
+        joint = replace(state.joint, owner=np.zeros(clients.max() + 1, np.int64))
+        new, _ = self.clustering.observe(fed, joint, Cohort(fed.t, clients), {})
+        if not new.num_clients:
+            return new.clients, new.clients
+        own = state.labels[state.known.clients]
+        return new.clients, self.clustering.place(state.known, own, new, fed.seed)
+
+    def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
+        """Give each of the clients that has no cluster the nearest one.
+
+        A client that fails and is dropped keeps the model it has, and the next round asks it again.
+        """
+        answered, place = self.assign(state, clients[state.labels[clients] < 0], fed)
+        if not len(answered) or state.known is None:
+            return state
+        labels = state.labels.copy()
+        labels[answered] = place
+        bank = state.bank.joined(answered, labels, state.known.clients)
+        return replace(state, labels=labels, bank=bank)
+
+
+def _classifiers(bank: ModelBank) -> ModelBank:
+    """What travels once clients are clustered: no encoder beside the classifier."""
+    params = {n: leaf for n, leaf in bank.params.items() if not n.startswith(EMBEDDER)}
+    return replace(bank, params=params)

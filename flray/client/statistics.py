@@ -1,0 +1,186 @@
+"""What a client tells of its data in REPA: statistics of the latents of its examples, no labels.
+
+Radovič, Pejović: REPA: Client Clustering without Training and Data Labels for Improved Federated
+Learning in Non-IID Settings. arXiv 2309.14088. Eq. 5: e_i = S(φ(X_i)).
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pytorch_lightning import LightningModule
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+
+from flray.client.embedding import ENCODE_BATCH, Encodes, Latents, PixelScale, rescaled
+from flray.client.host import Host
+from flray.client.tasks import ClientsJob
+from flray.data.pixels import Examples
+from flray.errors import ExperimentError
+from flray.models.bank import Params, load_params
+
+Statistic = Literal[
+    "mean", "std", "quantiles", "skewness", "kurtosis", "covariance", "correlation", "components"
+]
+Values = NDArray[np.float64]
+
+QUANTILES = (0.25, 0.5, 0.75)
+NUM_COMPONENTS = 3  # principal ones
+SMALLEST_SHARE = 1e-12  # of the largest principal value: below it a direction is rounding
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An encoder that is not the model of the run."""
+
+    module: LightningModule
+    pixels: PixelScale
+
+
+@dataclass(frozen=True)
+class DescribeLatents:
+    """S(φ(X_i)) of the clients' images of round t; labels are not looked at.
+
+    Clients describe their training images; holdout clients, which have no such part in the paper,
+    their validation images, or their training images where they have no others.
+    """
+
+    statistics: tuple[Statistic, ...]
+    t: int
+    rows: Mapping[int, int]  # the row of the bank that each client encodes with
+    foreign: Foreign | None = None  # None: φ is the model of the run
+
+    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Latents]:
+        module, examples = self._encoder(host)
+        described = []
+        for i in map(int, job.clients):
+            load_params(module, {name: leaf[self.rows[i]] for name, leaf in bank.items()})
+            latents = latents_of(module, examples, _own_images(host, self.t, i))
+            with threadpool_limits(1):  # threads of BLAS add up in whatever order they end
+                vector = describe(latents.astype(np.float64), self.statistics)
+            described.append(vector.astype(latents.dtype))
+        return described
+
+    def _encoder(self, host: Host) -> tuple[LightningModule, Examples]:
+        if self.foreign is None:
+            return host.module, host.examples
+        mean = host.examples.mean
+        module = copy.deepcopy(self.foreign.module).to(device=mean.device, dtype=mean.dtype)
+        return module, rescaled(host.examples, self.foreign.pixels)
+
+
+def _own_images(host: Host, t: int, client: int) -> Tensor:
+    split = host.timeline.at(t)
+    ids = split.trained_on(client)
+    if client in split.holdout and len(split.validation[client]):
+        ids = split.validation[client]
+    return torch.from_numpy(ids).to(host.examples.device)
+
+
+def latents_of(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:
+    """(n, E) φ of the examples, in evaluation mode.
+
+    A module without `encode`, such as a classifier, is an encoder up to its last linear layer.
+    """
+    module.eval()
+    with torch.no_grad(), _encoding(module) as encode:
+        parts = [encode(examples.batch(some)[0]) for some in torch.split(ids, ENCODE_BATCH)]
+    latents: Latents = torch.cat(parts).cpu().numpy()
+    return latents
+
+
+@contextmanager
+def _encoding(module: LightningModule) -> Iterator[Callable[[Tensor], Tensor]]:
+    if hasattr(module, "encode"):
+        yield cast(Encodes, module).encode
+        return
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ExperimentError(
+            f"statistics need a model with encode(x), or with a linear layer at its end; "
+            f"{type(module).__name__} has neither"
+        )
+    seen: list[Tensor] = []
+    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+    def encode(x: Tensor) -> Tensor:
+        module(x)
+        return seen.pop().flatten(1)
+
+    try:
+        yield encode
+    finally:
+        hook.remove()
+
+
+def describe(latents: Values, statistics: tuple[Statistic, ...]) -> Values:
+    """S: the statistics of the rows of latents (n, E), one after the other; ddof 0.
+
+    >>> describe(np.array([[0.0, 1.0], [2.0, 1.0]]), ("mean", "std")).tolist()
+    [1.0, 1.0, 1.0, 0.0]
+    """
+    return np.concatenate([_STATISTICS[name](latents).ravel() for name in statistics])
+
+
+def _standardised_moment(latents: Values, order: int) -> Values:
+    """(E,) the mean of ((z - mean) / std)^order; 0 for a constant feature."""
+    centred = latents - latents.mean(0)
+    constant = latents.min(0) == latents.max(0)
+    spread = np.where(constant, 1.0, latents.std(0))
+    moment: Values = np.where(constant, 0.0, ((centred / spread) ** order).mean(0))
+    return moment
+
+
+def _kurtosis(latents: Values) -> Values:
+    """(E,) the excess over that of a normal distribution; 0 for a constant feature."""
+    constant = latents.min(0) == latents.max(0)
+    excess: Values = np.where(constant, 0.0, _standardised_moment(latents, 4) - 3.0)
+    return excess
+
+
+def _covariance(latents: Values) -> Values:
+    """(E (E + 1) / 2,) the upper triangle with the variances."""
+    centred = latents - latents.mean(0)
+    covariance: Values = centred.T @ centred / len(latents)
+    return covariance[np.triu_indices(len(covariance))]
+
+
+def _correlation(latents: Values) -> Values:
+    """(E (E - 1) / 2,) the upper triangle without the ones; 0 for a constant feature."""
+    constant = latents.min(0) == latents.max(0)
+    spread = np.where(constant, 1.0, latents.std(0))
+    units = np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
+    correlation: Values = units.T @ units / len(latents)
+    return correlation[np.triu_indices(len(correlation), 1)]
+
+
+def _components(latents: Values) -> Values:
+    """(3, E) principal directions of length 1, the largest entry positive; 0 if there are fewer.
+
+    >>> _components(np.array([[0.0, 0.0], [-3.0, -4.0]])).round(9).tolist()
+    [[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]]
+    """
+    _, values, directions = np.linalg.svd(latents - latents.mean(0), full_matrices=False)
+    real = values > SMALLEST_SHARE * max(values[0], np.finfo(np.float64).tiny)
+    kept = directions[:NUM_COMPONENTS][real[:NUM_COMPONENTS]]
+    largest = np.abs(kept).argmax(1)
+    found = np.zeros((NUM_COMPONENTS, latents.shape[1]))
+    found[: len(kept)] = kept * np.sign(kept[np.arange(len(kept)), largest])[:, None]
+    return found
+
+
+_STATISTICS: dict[str, Callable[[Values], Values]] = {
+    "mean": lambda latents: latents.mean(0),
+    "std": lambda latents: latents.std(0),
+    "quantiles": lambda latents: np.quantile(latents, QUANTILES, axis=0),
+    "skewness": lambda latents: _standardised_moment(latents, 3),
+    "kurtosis": _kurtosis,
+    "covariance": _covariance,
+    "correlation": _correlation,
+    "components": _components,
+}

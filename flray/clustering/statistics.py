@@ -1,0 +1,80 @@
+"""Signature `statistics`: a client is one vector of statistics of its data in an encoder's latents.
+
+Radovič, Pejović: REPA: Client Clustering without Training and Data Labels for Improved Federated
+Learning in Non-IID Settings. arXiv 2309.14088. Eq. 5.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+from flray.client.statistics import DescribeLatents, Foreign, Statistic
+from flray.clustering.encoder import Encoder, server_device
+from flray.clustering.encoder_centres import check_fits, points_of
+from flray.clustering.points import Points
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params, last_layers, num_bytes, stack
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """One vector a client: statistics of its unlabelled data, encoded by the run's own model.
+
+    The encoder is the model's `encode`, or the model up to its last linear layer; `encoder` puts
+    one in its place that was pre-trained centrally. Nothing is trained.
+    """
+
+    statistics: tuple[Statistic, ...] = ("mean", "quantiles")  # S
+    encoder: Encoder | None = None  # φ; null: the model that clients have trained so far
+
+    def __post_init__(self) -> None:
+        known = get_args(Statistic)
+        repeated = len(set(self.statistics)) < len(self.statistics)
+        if not self.statistics or repeated or not set(self.statistics) <= set(known):
+            raise ValueError(
+                f"statistics must be one or more of {', '.join(known)}, each once, "
+                f"got {list(self.statistics)}"
+            )
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        sent, task = self._encoder(fed, bank, cohort)
+        leaves = {name: sent[name] for name in encoder_leaves(sent)}
+        num_models = len(next(iter(sent.values())))
+        per_client = num_bytes(leaves, num_models)
+        fed.meter.count_transfer("signature", down=len(cohort.clients) * per_client)
+        vectors = fed.map(task, cohort, sent)
+        fed.meter.count_transfer("signature", up=sum(v.nbytes for v in vectors.values()))
+        return points_of({i: vector[None] for i, vector in vectors.items()}), memory
+
+    def _encoder(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort
+    ) -> tuple[Params, DescribeLatents]:
+        """Stacked models to encode with, and what each client does with its own."""
+        clients = map(int, cohort.clients)
+        if self.encoder is None:
+            used = bank.of_some(cohort.clients)
+            rows = {i: int(used.owner[i]) for i in clients}
+            return used.params, DescribeLatents(self.statistics, cohort.t, rows)
+        kind = self.encoder.kind()
+        check_fits(fed, cohort, kind)
+        params = stack([self.encoder.load_or_train(server_device())])
+        foreign = Foreign(self.encoder.module(kind), self.encoder.pixels)
+        rows = dict.fromkeys(clients, 0)
+        return params, DescribeLatents(self.statistics, cohort.t, rows, foreign)
+
+
+def encoder_leaves(names: Iterable[str]) -> frozenset[str]:
+    """The leaves that a client needs to encode its data: no decoder, no head.
+
+    >>> sorted(encoder_leaves(["encoder.0.weight", "decoder.0.weight", "head.bias"]))
+    ['encoder.0.weight']
+    >>> sorted(encoder_leaves(["layers.1.weight", "layers.4.weight"]))
+    ['layers.1.weight']
+    """
+    every = list(names)
+    for prefix in ("embedder.encoder.", "classifier.encoder.", "encoder."):
+        if own := frozenset(name for name in every if name.startswith(prefix)):
+            return own
+    return frozenset(every) - last_layers(every, 1)

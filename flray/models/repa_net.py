@@ -1,0 +1,72 @@
+"""REPA's networks as one module: the classifier, and beside it the encoder that describes clients.
+
+Radovič, Pejović: REPA: Client Clustering without Training and Data Labels for Improved Federated
+Learning in Non-IID Settings. arXiv 2309.14088. Clustered training starts from the joint classifier
+whatever encoder describes the clients, so both are trained at the same time, on the same batches.
+They share no parameter, and optimisers step each parameter by itself: each is trained as if it were
+alone. Layers as in `supervised_ae`.
+"""
+
+from typing import Literal
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.nn import functional as F
+
+from flray.models.classifier import Batch
+from flray.models.supervised_ae import SupervisedAe
+
+EMBEDDER = "embedder."  # prefix of the leaves that only describe clients
+
+
+class RepaNet(LightningModule):
+    """Logits of the classifier as output; `encode` gives the latents that clients are described by.
+
+    `sae` and `ae` have an encoder of their own, with a decoder; `clf` is the classifier's encoder.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        encoder: Literal["sae", "clf", "ae"] = "sae",  # both losses, cross-entropy, squared error
+        latent: int = 64,  # E
+        weight: float = 1.0,  # of the squared error in `sae`
+    ) -> None:
+        super().__init__()
+        self.classifier = SupervisedAe(image_shape, num_classes, latent, "clf")
+        del self.classifier.decoder  # of no use to a classifier
+        self.embedder = (
+            None
+            if encoder == "clf"
+            else SupervisedAe(image_shape, num_classes, latent, encoder, weight)
+        )
+        if encoder == "ae" and self.embedder is not None:
+            del self.embedder.head  # an autoencoder has no labels
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(x)
+        return logits
+
+    def encode(self, x: Tensor) -> Tensor:
+        """(B, E) φ(x)"""
+        return (self.embedder or self.classifier).encode(x)
+
+    def losses(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Of the classifier, which is what models are judged by."""
+        return F.cross_entropy(output, labels, reduction="none")
+
+    def classifier_losses(self, batch: Batch) -> Tensor:
+        return self.classifier.example_losses(batch)
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        own = self.classifier_losses(batch)
+        return own if self.embedder is None else own + self.embedder.example_losses(batch)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self.example_losses(batch).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """For use outside flray, and for `train.optimizer: module`."""
+        return torch.optim.Adam(self.parameters(), lr=1e-3)

@@ -1,0 +1,139 @@
+"""Measures of a clustering: by hand, as columns of a run, and that they change nothing else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flray.clustering.distances import L2
+from flray.clustering.pipeline import Clustering
+from flray.clustering.points import Partition, Points
+from flray.config.build import prepare
+from flray.config.experiment import parse_experiment
+from flray.data.similar import Robustness
+from flray.errors import ExperimentError
+from flray.records.clusterings import read_clusterings
+from flray.records.run_directory import RunDirectory
+from flray.scores import cosines
+from flray.server.clusterings import robustness_row
+
+from scenarios import line_federation, ragged_split
+
+OPTIONS = Robustness(draws=6)
+
+
+class Placing:
+    """Puts the similar client j of client r into the cluster place[r][j]."""
+
+    def __init__(self, place) -> None:
+        self.place, self.asked = place, []
+
+    def assign(self, state, clients, fed):
+        self.asked = clients.tolist()
+        assert fed.num_examples[clients].all()
+        pairs = [divmod(i - 4, OPTIONS.draws) for i in clients.tolist()]
+        return clients, np.array([self.place[r][j] for r, j in pairs])
+
+
+def row(place, labels=(0, 0, 0, 1)) -> tuple[dict, Placing]:
+    """Of four clients in clusters of three and one."""
+    fed = line_federation([(1, 0)] * 4, [1, 2, 3, 4], [1] * 4, [[0.0, 0.0]], lr=0.1)
+    points = Points.vectors(np.arange(4), torch.eye(4, dtype=torch.float64))
+    found = Clustering(points.clients, points, L2()(points), None, Partition(np.array(labels)))
+    split = replace(ragged_split(), similar=(np.arange(3),) * (4 * OPTIONS.draws))
+    algorithm = Placing(place)
+    return robustness_row(algorithm, None, found, fed, split, OPTIONS), algorithm
+
+
+class TestRobustness:
+    def test_clients_that_follow_whom_they_resemble(self) -> None:
+        found, algorithm = row([[0] * 6] * 3 + [[1] * 6])
+        assert found["robustness"] == 1.0
+        assert found["robustness_se"] == 0.0
+        assert len(algorithm.asked) == 2 * OPTIONS.draws  # n for each cluster
+
+    def test_all_in_the_large_cluster(self) -> None:
+        """Clusters 1 and 0: mean 1/2, spread 1/2 over two clusters; 3 of 4 clients are right."""
+        found, _ = row([[0] * 6] * 4)
+        assert found["robustness"] == 0.5
+        assert found["robustness_se"] == pytest.approx(0.5 / np.sqrt(2))
+        assert found["robustness_clients"] == 0.75
+        assert (found["size_smallest"], found["size_largest"]) == (1, 3)
+
+    def test_each_draw_is_another_client_of_a_member(self) -> None:
+        """Half of the draws go astray in the cluster of one; its six draws are all of client 3."""
+        found, algorithm = row([[0] * 6] * 3 + [[0, 1] * 3])
+        assert found["robustness"] == (1 + 0.5) / 2
+        of_three = [i for i in algorithm.asked if (i - 4) // OPTIONS.draws == 3]
+        assert [(i - 4) % OPTIONS.draws for i in of_three] == list(range(6))
+
+    def test_an_algorithm_that_places_nobody_is_named(self, tiny_run) -> None:
+        flhc = ["algorithm={name: flhc, rounds_before: 1}", "evaluate.robustness={draws: 3}"]
+        with pytest.raises(ExperimentError, match=r"evaluate\.robustness needs .*Flhc does not"):
+            tiny_run(*flhc)
+
+
+MEASURED = ["evaluate.similarity=true", "evaluate.robustness={draws: 5}"]
+NUMBER = "algorithm.clustering.partition.number=2"
+
+
+@pytest.mark.parametrize(("name", "pretrain_rounds"), [("repa", 0), ("wd", 2)])
+def test_measures_are_columns_of_the_clustering_and_of_the_summary(
+    tiny_run, name, pretrain_rounds
+) -> None:
+    algorithm = f"algorithm={{name: {name}, pretrain_rounds: {pretrain_rounds}}}"
+    plain, measured = tiny_run(algorithm, NUMBER), tiny_run(algorithm, NUMBER, *MEASURED)
+    for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps", "split_sha256"):
+        assert measured.summary[key] == plain.summary[key]
+    rounds = measured.rounds.set_index("round")
+    at = max(pretrain_rounds, 1)
+    for key in ("robustness", "uniformity", "label_correlation", "uniformity_labels"):
+        column = rounds[f"clustering_{key}"].dropna()
+        assert column.index.tolist() == [at]
+        assert measured.summary[key] == column[at]
+        assert key not in plain.summary
+    assert 0 <= measured.summary["robustness"] <= 1
+
+
+def test_similarity_by_hand(tiny_run) -> None:
+    result = tiny_run(
+        "algorithm={name: repa, pretrain_rounds: 1}", NUMBER, "evaluate.similarity=true"
+    )
+    config = RunDirectory(result.path).config()
+    split = prepare(parse_experiment(config)).payload.timeline.at(1)
+    found = read_clusterings(result.path)[1]
+    counts = np.stack([np.bincount(split.labels[ids], minlength=10) for ids in split.train])
+    pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
+    norm = np.linalg.norm
+    alike = {(i, j): counts[i] @ counts[j] / norm(counts[i]) / norm(counts[j]) for i, j in pairs}
+    e = found.points
+    sent = [e[i] @ e[j] / norm(e[i]) / norm(e[j]) for i, j in pairs]
+    expected = np.corrcoef(sent, list(alike.values()))[0, 1]
+    assert result.summary["label_correlation"] == pytest.approx(expected, rel=1e-6)
+    within = [
+        np.mean([v for (i, j), v in alike.items() if found.labels[i] == found.labels[j] == c])
+        for c in (0, 1)
+        if (found.labels == c).sum() > 1
+    ]
+    assert result.summary["uniformity"] == pytest.approx(np.mean(within))
+
+
+def test_uniformity_of_planted_groups_is_one(tiny_run) -> None:
+    """Two labels in each of five groups: REPA and the labels themselves find them, chance not."""
+    groups = ["dataset={name: digits, size: 8}", "split={name: label_groups, clients: 20}"]
+    groups += ["model=mlp200", "train={lr: 0.1, epochs: 3}", "rounds=2", "evaluate.every=2"]
+    groups += ["algorithm={name: repa, pretrain_rounds: 2}", "participation=1"]
+    groups += ["algorithm.clustering.partition.number=5", "evaluate.similarity=true"]
+    summary = tiny_run(*groups).summary
+    assert summary["uniformity"] == summary["uniformity_labels"] > 0.99
+    assert summary["uniformity_random"] < 0.6
+    assert summary["label_correlation"] > 0.6
+
+
+def test_cosines_of_counts() -> None:
+    assert cosines(np.array([[1, 0], [5, 0], [0, 2]])).round(12).tolist() == [
+        [1, 1, 0],
+        [1, 1, 0],
+        [0, 0, 1],
+    ]
