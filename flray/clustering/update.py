@@ -19,7 +19,7 @@ class Update:
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = _probe(fed, bank, cohort)
+        trained = probe(fed, bank, cohort)
         rows = bank.owner[trained.clients]
         return Points.vectors(
             trained.clients, difference(trained.params, bank.params, rows)
@@ -33,11 +33,11 @@ class Weights:
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = _probe(fed, bank, cohort)
+        trained = probe(fed, bank, cohort)
         return Points.vectors(trained.clients, flatten(trained.params)), memory
 
 
-def _probe(fed: Federation, bank: ModelBank, cohort: Cohort) -> Trained:
+def probe(fed: Federation, bank: ModelBank, cohort: Cohort) -> Trained:
     """Train everybody for its update alone: the trained models are not kept."""
     trained = fed.train(bank, Cohort(cohort.t, cohort.clients, is_probe=True), plain_gradient)
     exchanged = len(cohort.clients) * bank.bytes_per_model

@@ -60,6 +60,7 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run) -> None:
 
 METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl", "fedsem"]
 METHODS += ["{name: lg_fedavg, global_layers: 1}"]
+METHODS += ["{name: flis_dc, beta: 0.2}", "flis_hc"]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 
 
@@ -68,6 +69,7 @@ METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hes
 def test_engines_agree_over_a_run(tiny_run, algorithm, engine) -> None:
     """Ragged clients with momentum."""
     common = [f"algorithm={algorithm}", "execution.precision=float64", "rounds=3"]
+    common += ["split.server=30"]
     reference = tiny_run(*common, "execution.engine=loop")
     other = tiny_run(*common, f"execution.engine={engine}", "execution.block=2")
     assert [r.summary["engine"] for r in (reference, other)] == ["loop", engine]
