@@ -25,6 +25,8 @@ TOY = [
 # An encoder is pre-trained on embedded data, not on what the paper has.
 ENCODER = "{dataset: {name: synthetic, num_train: 200, num_test: 100}, model: conv_ae, epochs: 1}"
 TOY_OF = {"flt": [f"algorithm.clustering.signature.encoder={ENCODER}"]}
+# Where an experiment says it: fewer images of the server and unseen clients, a smaller network.
+TOY_SPLIT = {"server": 20, "holdout": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,11 @@ def test_there_are_experiments() -> None:
 def test_an_experiment_runs(path, tmp_path) -> None:
     plain = read_yaml(path)
     name = parse_experiment(plain).algorithm.name  # as it stands
-    toy = override(plain, [*TOY, *TOY_OF.get(name, [])])
+    smaller = [f"split.{key}={value}" for key, value in TOY_SPLIT.items() if key in plain["split"]]
+    smaller += ["model=lenet5"] if plain["model"] == "resnet9" else []
+    tuned = "fine_tune" in plain.get("evaluate", {})
+    smaller += ["evaluate.fine_tune.epochs=1"] if tuned else []
+    toy = override(plain, [*TOY, *smaller, *TOY_OF.get(name, [])])
     result = run_experiment(parse_experiment(toy), tmp_path / "run")
     assert result.summary["rounds"] == 1
     assert path.read_text().startswith("# flray run"), "the file opens with its command"
