@@ -124,6 +124,37 @@ def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
     }
 
 
+def overlap_errors(together: NDArray[np.bool_], label_counts: Ids) -> dict[str, float]:
+    """How far clusters are from the clients that hold the same labels (FLIS, Fig. 3).
+
+    Wrong and missing members of a client's cluster, the client itself aside, as a mean over
+    clients: `fp` are in it and should not be, `fn` should be and are not; FLIS's clustering error
+    is their sum. By `overlap`, as FLIS has it, client j belongs to client i's cluster if it holds
+    at least half of i's labels; by `equal` if both hold the same labels.
+
+    Args:
+        together: (m, m) is client j in the cluster of client i?
+        label_counts: (m, labels) training examples of each label that the clients hold.
+
+    >>> labels = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]])
+    >>> errors = overlap_errors(np.eye(3, dtype=bool), labels)  # everybody alone
+    >>> [round(errors[f"{truth}_fn"], 3) for truth in ("overlap", "equal")]
+    [1.0, 0.0]
+    """
+    held = (label_counts > 0).astype(np.int64)
+    shared, own = held @ held.T, held.sum(1)  # (m, m), (m,)
+    truths = {
+        "overlap": 2 * shared >= own[:, None],
+        "equal": (shared == own[:, None]) & (shared == own[None, :]),
+    }
+    others = ~np.eye(len(held), dtype=np.bool_)
+    return {
+        f"{name}_{kind}": float((others & wrong).sum() / len(held))
+        for name, truth in truths.items()
+        for kind, wrong in (("fp", together & ~truth), ("fn", ~together & truth))
+    }
+
+
 def _pairs(counts: Ids) -> int:
     """Pairs within sets of these sizes."""
     return int((counts * (counts - 1) // 2).sum())

@@ -3,7 +3,13 @@ import math
 import numpy as np
 import pytest
 
-from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
+from flray.scores import (
+    ClientScores,
+    overlap_errors,
+    partition_scores,
+    rounds_to_target,
+    summarise,
+)
 
 
 def client_scores(correct, total, loss=None):
@@ -125,3 +131,29 @@ def test_rounds_to_target_takes_the_first_and_skips_rounds_without_evaluation():
     assert rounds_to_target([0, 1, 2, 3, 4], accuracy, 0.5) == 1
     assert rounds_to_target([0, 1, 2, 3, 4], accuracy, 0.95) is None
     assert rounds_to_target([], [], 0.5) is None
+
+
+def test_overlap_errors_are_counted_client_by_client():
+    """FLIS, Fig. 3: truth(i, j) if j holds at least ceil(labels of i / 2) of i's labels."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 3, (7, 4)) * (rng.random((7, 4)) < 0.6)
+    counts[:, 0] += counts.sum(1) == 0  # nobody without labels
+    together = rng.random((7, 7)) < 0.5
+    expected = dict.fromkeys(["overlap_fp", "overlap_fn", "equal_fp", "equal_fn"], 0.0)
+    for i in range(7):
+        for j in set(range(7)) - {i}:
+            mine, theirs = (set(np.flatnonzero(counts[k])) for k in (i, j))
+            half = len(mine & theirs) >= math.ceil(len(mine) / 2)
+            for name, truth in (("overlap", half), ("equal", mine == theirs)):
+                expected[f"{name}_fp"] += (together[i, j] and not truth) / 7
+                expected[f"{name}_fn"] += (truth and not together[i, j]) / 7
+    assert overlap_errors(together, counts) == pytest.approx(expected)
+    assert min(expected.values()) > 0
+
+
+def test_clusters_of_equal_label_sets_have_no_error_by_equal_sets():
+    counts = np.array([[5, 1, 0], [2, 9, 0], [0, 1, 1]])
+    together = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
+    errors = overlap_errors(together, counts)
+    assert errors["equal_fp"] == errors["equal_fn"] == errors["overlap_fp"] == 0
+    assert errors["overlap_fn"] == 4 / 3  # 0 and 2, 1 and 2 share a label, half of what each has

@@ -6,6 +6,8 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.fedsem import FedSem
 from flray.algorithms.flhc import Flhc
+from flray.algorithms.flis_dc import FlisDc
+from flray.algorithms.flis_hc import FlisHc
 from flray.algorithms.flt import Flt
 from flray.algorithms.ifca import Ifca
 from flray.algorithms.lg_fedavg import LgFedAvg
@@ -23,6 +25,8 @@ ALGORITHMS: dict[str, type] = {
     "fedprox": FedProx,
     "fedsem": FedSem,
     "flhc": Flhc,
+    "flis_dc": FlisDc,
+    "flis_hc": FlisHc,
     "flt": Flt,
     "ifca": Ifca,
     "lg_fedavg": LgFedAvg,

@@ -89,6 +89,7 @@ class Ifca:
     def deploy(self, state: IfcaState, clients: Ids, fed: Federation) -> ModelBank:
         there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
         chosen, _ = self._choices(state, there, fed)
+        fed.count_placing(state.bank, there)
         return replace(state.bank, owner=np.maximum(chosen, 0))
 
     def partition(self, state: IfcaState) -> Ids:

@@ -173,9 +173,10 @@ def _example_scores(host: Host, examples: Ids) -> ExampleScores:
     return ExampleScores(torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
 
 
-TrainingPart = Literal[
-    "train", "validation"
-]  # of a client's own examples, which an algorithm may use
+# Parts of a client's own examples: those that an algorithm may use, and with them the test part,
+# which only marked runs may read.
+TrainingPart = Literal["train", "validation"]
+JudgedPart = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Judged:
 class Judge:
     """Every model of the bank on each client's own part in round t; in evaluation mode."""
 
-    part: TrainingPart
+    part: JudgedPart
     t: int
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Judged]:
@@ -212,6 +213,46 @@ class Judge:
 
 def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else np.nan
+
+
+PredictionKind = Literal["hard", "soft"]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """What each client's model says of the server's public examples; in evaluation mode.
+
+    `hard`: one-hot rows of the predicted class. `soft`: class probabilities.
+    """
+
+    kind: PredictionKind
+    t: int
+
+    def __call__(self, host: Host, bank: Params, job: TrainJob) -> list[Tensor]:
+        """(R, classes) of each client of the job, R public examples."""
+        ids = torch.from_numpy(host.timeline.at(self.t).server).to(host.examples.device)
+        host.module.eval()
+        models = ({name: leaf[u] for name, leaf in bank.items()} for u in job.rows.tolist())
+        return [self._of_model(host, params, ids) for params in models]
+
+    def _of_model(self, host: Host, params: Params, ids: Tensor) -> Tensor:
+        load_params(host.module, params)
+        rows = []
+        with torch.no_grad():
+            for some in torch.split(ids, SCORE_BATCH):
+                output = host.module(host.examples.batch(some)[0])
+                if output.dim() != 2:
+                    raise ExperimentError(
+                        "predictions on public examples need a model with a row of class scores "
+                        f"for each example, got an output of shape {tuple(output.shape)}"
+                    )
+                rows.append(self._rows(output))
+        return torch.cat(rows).float().cpu()
+
+    def _rows(self, scores: Tensor) -> Tensor:
+        if self.kind == "soft":
+            return scores.softmax(-1)
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Clustering in five stages, each a small component that YAML can replace."""
 
-from flray.clustering.distances import L1, L2, Cosine
+from flray.clustering.distances import L1, L2, Cosine, Disagreement
 from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap, Unit
 from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.partitions import Components, Hdbscan, KMeans, LabelCounts, Random, Rows
 from flray.clustering.pca_centres import PcaCentres
-from flray.clustering.relations import Kernel, NoRelation, Threshold
+from flray.clustering.predictions import PublicPredictions
+from flray.clustering.relations import Kernel, NoRelation, Similarity, Threshold
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
 from flray.clustering.statistics import Statistics
 from flray.clustering.update import Update, Weights
@@ -14,6 +15,7 @@ from flray.clustering.update import Update, Weights
 SIGNATURES: dict[str, type] = {
     "encoder_centres": EncoderCentres,
     "pca_centres": PcaCentres,
+    "predictions": PublicPredictions,
     "statistics": Statistics,
     "update": Update,
     "weights": Weights,
@@ -27,6 +29,7 @@ EMBEDS: dict[str, type] = {
 }
 DISTANCES: dict[str, type] = {
     "cosine": Cosine,
+    "disagreement": Disagreement,
     "l1": L1,
     "l2": L2,
     "matching": Matching,
@@ -36,6 +39,7 @@ DISTANCES: dict[str, type] = {
 RELATIONS: dict[str, type] = {
     "kernel": Kernel,
     "none": NoRelation,
+    "similarity": Similarity,
     "threshold": Threshold,
 }
 PARTITIONS: dict[str, type] = {

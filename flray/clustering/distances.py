@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -84,6 +84,41 @@ class Cosine:
         distance.clamp_(max=2.0)
         distance = torch.where(zero | zero.T, (zero ^ zero.T).double(), distance)
         return mirrored(distance.cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """1 - A, where A is how much two clients' predictions B have in common (FLIS, Alg. 2).
+
+    `agreement`: A = <B_i, B_j> / (|B_i| |B_j|), which for one-hot rows is the share of examples on
+    which two models predict the same class, as in FLIS's code. `frobenius`: the paper's formula,
+    |B_i * B_j| / (|B_i| |B_j|) with the elementwise product, which for one-hot rows is at most
+    1 / sqrt(examples), so no β of the paper is ever met.
+    """
+
+    similarity: Literal["agreement", "frobenius"] = "agreement"
+    euclidean: ClassVar[bool] = False
+
+    def __call__(self, points: Points) -> Matrix:
+        """1 - A_ij, and 0 on the diagonal.
+
+        >>> B = torch.eye(3)[[[0, 1], [0, 2]]].flatten(1)  # two models agree on one example of two
+        >>> Disagreement()(Points.vectors(np.arange(2), B)).tolist()
+        [[0.0, 0.5], [0.5, 0.0]]
+        """
+        require_finite(points)
+        values = points.one_each("disagreement")
+        common = torch.zeros(len(values), len(values), dtype=torch.float64, device=values.device)
+        squares = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        for part in _parts(values):
+            squares += (part * part).sum(1)
+            compared = part if self.similarity == "agreement" else part * part
+            common.addmm_(compared, compared.T)
+        if self.similarity == "frobenius":
+            common.sqrt_()
+        norms = torch.outer(squares, squares).sqrt()  # exact where the squares are whole numbers
+        distance = 1 - common / norms.clamp(min=SAME_DIRECTION)
+        return mirrored(distance.clamp_(min=0.0).cpu().numpy())
 
 
 def mirrored(distance: Matrix) -> Matrix:

@@ -32,7 +32,7 @@ class Rows:
     """
 
     def __call__(self, related: Related) -> Partition:
-        return Partition(equal_rows(require_relation(related, "rows")))
+        return Partition(equal_rows(require_relation(related, "rows")), overlapping=True)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,13 @@ class Clustering:
     def labels(self) -> Ids:
         return self.partition.labels
 
+    @property
+    def together(self) -> NDArray[np.bool_]:
+        """(m, m) is client j in the cluster of client i? Symmetric unless clusters overlap."""
+        if self.partition.overlapping and self.relation is not None:
+            return self.relation > 0
+        return np.equal.outer(self.labels, self.labels)
+
     def evidence(self) -> Evidence:
         arrays: Evidence = {"clients": self.clients, "labels": self.labels, "D": self.distance}
         if self.relation is not None:

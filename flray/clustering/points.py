@@ -106,6 +106,8 @@ class Partition:
 
     labels: Ids  # (m,) in the order of the clients clustered
     linkage: Matrix | None = None  # (m - 1, 4) as scipy writes a dendrogram
+    # The clusters are the rows of R, one of each client, and labels tell the distinct ones apart.
+    overlapping: bool = False
 
 
 def by_smallest_member(labels: Ids) -> Ids:

@@ -61,6 +61,19 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Similarity:
+    """R = 1 - D: FLIS's A itself, whose rows its code clusters by Ward; 0 where D > 1."""
+
+    def __call__(self, distance: Matrix) -> Matrix:
+        """R between 0 and 1.
+
+        >>> Similarity()(np.array([[0.0, 0.25], [0.25, 0.0]])).tolist()
+        [[1.0, 0.75], [0.75, 1.0]]
+        """
+        return np.maximum(1 - distance, 0.0)
+
+
+@dataclass(frozen=True)
 class NoRelation:
     """Nothing but the distance is looked at."""
 

@@ -25,7 +25,7 @@ class Update:
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = _probe(fed, bank, cohort, self.epochs)
+        trained = probe(fed, bank, cohort, self.epochs)
         rows = bank.owner[trained.clients]
         return Points.vectors(
             trained.clients, difference(trained.params, bank.params, rows)
@@ -39,15 +39,15 @@ class Weights:
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = _probe(fed, bank, cohort)
+        trained = probe(fed, bank, cohort)
         return Points.vectors(trained.clients, flatten(trained.params)), memory
 
 
-def _probe(fed: Federation, bank: ModelBank, cohort: Cohort, epochs: int | None = None) -> Trained:
+def probe(fed: Federation, bank: ModelBank, cohort: Cohort, epochs: int | None = None) -> Trained:
     """Train everybody for its update alone: the trained models are not kept."""
     training = fed.training if epochs is None else replace(fed.training, epochs=epochs)
-    probe = Cohort(cohort.t, cohort.clients, is_probe=True)
-    trained = fed.train(bank, probe, plain_gradient, training=training)
+    passing = Cohort(cohort.t, cohort.clients, is_probe=True)
+    trained = fed.train(bank, passing, plain_gradient, training=training)
     exchanged = len(cohort.clients) * bank.bytes_per_model
     fed.meter.count_transfer("signature", down=exchanged, up=exchanged)
     return trained

@@ -210,6 +210,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         clients=split.clients,
         holdout=np.setdiff1d(split.holdout, split.absent),
         num_clients=split.num_clients,
+        num_public=len(split.server),
         num_examples=split.num_train_examples,
         initial=stack([params_of(parts.payload.module)]),
         executor=executor,

@@ -32,24 +32,29 @@ def whole_share(total: int, share: float) -> int:
     return math.floor(round(total * share, 9))
 
 
-def server_images(dataset: Dataset, num_images: int, seed: int) -> Ids:
-    """Training images for the server, as many of each class; the first classes take the rest."""
-    wanted = largest_remainder(num_images, np.ones(dataset.num_classes, np.int64))
+def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
+    """Images for the server, as many of each class; the first classes take the rest."""
+    wanted = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
+    is_train = options.server_from == "train"
+    pool = dataset.train_ids if is_train else dataset.test_ids
     drawn = []
     for label, num in enumerate(wanted):
-        there = np.flatnonzero(dataset.labels[: dataset.num_train] == label)
+        there = pool[dataset.labels[pool] == label]
         if num > len(there):
             raise ExperimentError(
-                f"server {num_images} needs {num} training images of class {label}, "
-                f"{dataset.name} has {len(there)}; lower server"
+                f"server {options.server} needs {num} {options.server_from} images of class "
+                f"{label}, {dataset.name} has {len(there)}; lower server"
             )
-        drawn.append(generator(seed, "split.server", label).permutation(there)[:num])
+        if is_train:
+            drawn.append(generator(seed, "split.server", label).permutation(there)[:num])
+        else:
+            drawn.append(there[len(there) - num :])
     return np.sort(np.concatenate(drawn))
 
 
 def images_of_clients(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
     """The training images that clients may hold: all but the server's."""
-    return np.setdiff1d(dataset.train_ids, server_images(dataset, options.server, seed))
+    return np.setdiff1d(dataset.train_ids, server_images(dataset, options, seed))
 
 
 def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:

@@ -13,6 +13,7 @@ from flray.errors import ExperimentError
 Normalize = Literal["unit", "half", "standard"]
 Augment = Literal["none", "crop_flip"]
 TestRule = Literal["own_split", "proportional", "all_of_labels"]
+ServerSource = Literal["train", "test"]
 _CHUNK = 1 << 22  # pixels counted at a time, which bounds memory
 
 
@@ -61,7 +62,10 @@ class PartOptions:
     test: TestRule = "proportional"
     test_fraction: float = 0.2  # own_split: share of a client's own data
     test_size: int | None = None  # proportional: images per client, which clients may then share
-    server: int = 0  # public training images, balanced over classes, held by no client
+    server: int = 0  # public images, balanced over classes
+    # train: drawn at random, held by no client. test: the last ones of each class, as FLIS's code
+    # takes them; they stay in the test sets, so what is done with them has seen test images.
+    server_from: ServerSource = "train"
     holdout: int = 0  # clients drawn at random that hold data but never train
 
     def __post_init__(self) -> None:
@@ -69,6 +73,7 @@ class PartOptions:
         check_share("test_fraction", self.test_fraction)
         check_choice("test", self.test, get_args(TestRule))
         check_at_least("server", self.server, 0)
+        check_choice("server_from", self.server_from, get_args(ServerSource))
         check_at_least("holdout", self.holdout, 0)
         self._check_test()
 

@@ -50,7 +50,7 @@ def cut_parts(deal: Deal, dataset: Dataset, options: PartOptions, seed: int) -> 
         tested = tested_images(options, trained, images, seed)
         parts = Parts(parts.train, parts.validation, tested)
     holdout = generator(seed, "split.holdout").permutation(len(deal.owned))[: options.holdout]
-    server = server_images(dataset, options.server, seed)
+    server = server_images(dataset, options, seed)
     return _number_examples(deal, dataset, parts, server, np.sort(holdout))
 
 

@@ -27,7 +27,8 @@ class Split:
     validation: tuple[Ids, ...]
     test: tuple[Ids, ...]
     groups: Ids | None = None  # (M,) planted ground truth, read by data/ and scores only
-    server: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # examples no client holds
+    # The server's public examples; no client trains on one.
+    server: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     holdout: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # clients that never train
     new_images: NDArray[np.uint8] | None = None  # (K, channels, height, width)
     origin: Ids | None = None  # (K,) the row of dataset.images each new image was made from
@@ -64,11 +65,6 @@ class Split:
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
         own = (self.labels[self.train[i]] for i in clients)
         return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
-
-    @property
-    def num_dealt(self) -> int:
-        """The examples that clients or the server hold; those of the global test set come last."""
-        return len(self.image_ids) - self.num_global_only
 
     def part_of(self, client: int, part: Part) -> Ids:
         """The examples that a client's model is judged on: its own, or the global test set."""

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flray.client.engine import BlockResult
 from flray.client.host import Host
@@ -18,11 +19,13 @@ from flray.client.tasks import (
     ClientsJob,
     ExampleScores,
     Judge,
+    JudgedPart,
     PartScore,
+    Predict,
+    PredictionKind,
     Score,
     ScoreJob,
     Train,
-    TrainingPart,
     TrainJob,
     TuneAndScore,
 )
@@ -41,6 +44,7 @@ from flray.randomness import generator
 OnClientFailure = Literal["raise", "drop"]
 
 GROUND_TRUTH_READS = "ground_truth_reads"  # counted by the meter, so a column of rounds.parquet
+PLACING_BYTES = "placing_bytes_down"  # likewise
 
 # Holdout clients that trained or judged models in a round, which takes labels, to be placed.
 HOLDOUT_LABELS_READ = "holdout_labels_read"
@@ -101,6 +105,20 @@ class Judgement:
         """
         least: Ids = np.nan_to_num(self.loss, nan=np.inf).argmin(1)
         return np.where(np.isnan(self.loss).all(1), -1, least)
+
+    @property
+    def most_accurate(self) -> Ids:
+        """(K,) the model that is right most often, the first of equals; -1 where all are NaN."""
+        most: Ids = np.nan_to_num(self.accuracy, nan=-1.0).argmax(1)
+        return np.where(np.isnan(self.accuracy).all(1), -1, most)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the models of K clients say of the server's R public examples."""
+
+    clients: Ids  # (K,)
+    values: Tensor  # B (K, R, classes): one-hot rows or class probabilities
 
 
 @dataclass(frozen=True)
@@ -173,6 +191,7 @@ class Federation:
     on_client_failure: OnClientFailure = "raise"
     holdout: Ids = field(default_factory=nobody)  # those that are there and never train
     changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
+    num_public: int = 0  # examples of the server
     ground_truth: Oracle | None = None  # None: not for this experiment
     t: int = 1  # the round whose clients and data these are
     draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
@@ -197,14 +216,24 @@ class Federation:
     @property
     def oracle(self) -> Oracle:
         """Ground truth, if the experiment allows it. Accesses are counted, which marks the run."""
+        return self._ground_truth("ground truth (labels or groups a real server never sees)")
+
+    def _ground_truth(self, what: str) -> Oracle:
         if self.ground_truth is None:
             raise ExperimentError(
-                "this method reads ground truth (labels or groups a real server never sees); say "
-                "`uses_ground_truth: true` in the experiment, whose results are marked, or choose "
-                "a stage that does without"
+                f"this method reads {what}; say `uses_ground_truth: true` in the experiment, whose "
+                "results are marked, or choose an option that does without"
             )
         self.meter.counts[GROUND_TRUTH_READS] += 1
         return self.ground_truth
+
+    def require_public(self) -> None:
+        """Refuse an experiment whose server has no public examples."""
+        if not self.num_public:
+            raise ExperimentError(
+                "this method compares models on public examples of the server, and there are none; "
+                "set split.server, 2500 in FLIS"
+            )
 
     def initial_bank(self) -> ModelBank:
         return ModelBank(self.initial, np.zeros(self.num_clients, dtype=np.int64))
@@ -295,13 +324,15 @@ class Federation:
             self.heard.extend(Heard(int(i), float(loss), int(steps)) for i, loss, steps in each)
         return trained
 
-    def judge(self, bank: ModelBank, cohort: Cohort, part: TrainingPart) -> "Judgement":
+    def judge(self, bank: ModelBank, cohort: Cohort, part: JudgedPart) -> "Judgement":
         """Loss and accuracy of every model of the bank on each client's own part.
 
         Clients without examples of that part have NaN. With `on_client_failure: drop`, clients
-        that fail are left out.
+        that fail are left out. Test examples need the permission `uses_ground_truth`.
         """
         self._count_labels_read(cohort)
+        if part == "test":
+            self._ground_truth("the test data of clients")
         with self.meter.phase("judge"):
             answers = self.map(Judge(part, cohort.t), cohort, bank.params)
         shape = len(answers), bank.num_rows
@@ -314,6 +345,32 @@ class Federation:
     def _count_labels_read(self, cohort: Cohort) -> None:
         if num := int(np.isin(cohort.clients, self.holdout).sum()):
             self.meter.counts[HOLDOUT_LABELS_READ] += num
+
+    def predict(self, models: Params, cohort: Cohort, kind: PredictionKind) -> Predictions:
+        """What the model of each client of the cohort says of the server's public examples.
+
+        A server predicts itself, with models that clients have sent it: nothing more is sent. With
+        `on_client_failure: drop`, clients whose models fail are left out.
+
+        Args:
+            models: leaves (K, ...), a model of each client of the cohort.
+        """
+        self.require_public()
+        size = self.executor.clients_per_job or self.block
+        rows = np.arange(len(cohort.clients))
+        jobs = [TrainJob(cohort.clients[some], rows[some]) for some in _slices(len(rows), size)]
+        with self.meter.phase("predict"):
+            done, failed = run_to_the_client(self.executor, Predict(kind, cohort.t), models, jobs)
+        if failed:
+            self._decide(failed, cohort.t, cohort.clients)
+        answers = {
+            int(i): values
+            for job, outputs in done
+            for i, values in zip(job.clients, outputs, strict=True)
+        }
+        clients = np.array(sorted(answers), np.int64)
+        found = [answers[i] for i in clients.tolist()]
+        return Predictions(clients, torch.stack(found) if found else torch.empty(0, 0, 0))
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         outputs = self.executor.map(Score(), bank.params, jobs)
@@ -376,6 +433,16 @@ class Federation:
         up = len(trained.clients) if self.only is None else down
         size = bank.bytes_per_model
         self.meter.count_transfer("model", down=down * size, up=up * size)
+
+    def count_placing(self, bank: ModelBank, clients: Ids) -> None:
+        """Count all models of the bank sent to each holdout client of `clients`, which chooses.
+
+        Holdout clients choose whenever models are evaluated, so this is what they would cost if
+        they came now: a column of its own, not part of `bytes_down`.
+        """
+        num = len(np.intersect1d(clients, self.holdout))
+        if num:
+            self.meter.counts[PLACING_BYTES] += num * bank.num_rows * bank.bytes_per_model
 
     def mix(self, relation: Relation, trained: Trained, bank: ModelBank) -> ModelBank:
         """W' = A X + B W: each client's model, the mean of those it hears weighted by n_k."""

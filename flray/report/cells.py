@@ -69,7 +69,7 @@ def _filled(
     baselines: Sequence[RunRecord],
 ) -> Filled:
     row, column = place
-    metric = matcher.metric(column)
+    metric = matcher.metric(row, column)
     if metric is None:
         return Filled()
     conditions, t = matcher.conditions(row, column), matcher.round(row)

@@ -1,7 +1,7 @@
 """The round loop: cohort, round, evaluation, record, checkpoint; the only one in the project."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,12 +12,12 @@ from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Federation
+from flray.execution.federation import Cohort, Federation, Meter
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.strands import METRICS, Strands
-from flray.scores import partition_scores
+from flray.scores import overlap_errors, partition_scores
 from flray.server.clusterings import label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
 from flray.server.summary import summarise_run
@@ -101,34 +101,41 @@ class Server:
         banks = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                banks = self._deployed(new, t), self._deployed(state, t - 1)
+                uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
+                banks = self._deployed(new, t), uncounted._deployed(state, t - 1)
                 row |= self._evaluate(banks[0], self.algorithm.partition(new), fed, t)
                 row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         self._record_strands(t, banks, self.algorithm.partition(new))
         return new, row
 
     def _is_evaluated(self, t: int) -> bool:
-        """The round of a clustering and the one after it always are: papers report them."""
+        """The round of a clustering and the one after it always are: papers report them.
+
+        Of clusterings in consecutive rounds that is so for the first: FLIS (DC) clusters in all.
+        """
         return (
             t % self.evaluation.every == 0
             or t == self.num_rounds
             or t in self.evaluation.also
-            or self.directory.has_clustering(t)
-            or self.directory.has_clustering(t - 1)
+            or self._begins_clustering(t)
+            or self._begins_clustering(t - 1)
         )
 
+    def _begins_clustering(self, t: int) -> bool:
+        return self.directory.has_clustering(t) and not self.directory.has_clustering(t - 1)
+
     def _record_clusterings(self, t: int, clusterings: Sequence[Clustering]) -> Row:
-        """Keep what clusterings after round t were decided by; scores of the last, by groups."""
-        groups = self.timeline.at(max(t, 1)).groups
+        """Keep what clusterings after round t were decided by; scores of the last by the truth."""
+        split = self.timeline.at(max(t, 1))
         row: Row = {}
         for number, found in enumerate(clusterings):
             arrays = found.evidence()
+            scores = overlap_errors(found.together, split.label_counts(found.clients))
+            if split.groups is not None:
+                arrays |= {"groups": split.groups[found.clients]}
+                scores |= partition_scores(found.labels, arrays["groups"])
             row = {"clustering_clusters": len(np.unique(found.labels))}
-            if groups is not None:
-                planted = groups[found.clients]
-                arrays |= {"groups": planted}
-                scores = partition_scores(found.labels, planted)
-                row |= {f"clustering_{name}": value for name, value in scores.items()}
+            row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
 

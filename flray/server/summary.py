@@ -3,7 +3,7 @@
 import pandas as pd
 
 from flray.data.events import Timeline
-from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ
+from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ, PLACING_BYTES
 from flray.records.run_directory import RunDirectory
 from flray.scores import rounds_to_target
 from flray.server.evaluation import Row
@@ -73,6 +73,7 @@ def of_one_round(column: str) -> bool:
     costs = (
         "seconds",
         "bytes",
+        PLACING_BYTES,
         "client_steps",
         "clients_dropped",
         "clients_skipped",

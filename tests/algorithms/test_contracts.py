@@ -19,6 +19,7 @@ from flray.config.build import (
     start_executor,
 )
 from flray.config.experiment import override, parse_experiment
+from flray.execution.federation import PLACING_BYTES
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
@@ -38,15 +39,19 @@ FITTING = {
         "algorithm.clustering.signature.statistics=[mean, quantiles, std, skewness, kurtosis]",
     ],
     "cfl": ["algorithm={name: cfl, rounds_joint: 1, mean_norm: 9, max_norm: 0}"],  # splits early
+    "flis_dc": ["split.server=30", "algorithm.beta=0.2"],
+    "flis_hc": ["split.server=30", "algorithm.clustering.partition.threshold=0.9"],
 }
 
 
 # A step of Per-FedAvg takes two batches, of which one sample makes one.
 STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0}
+PASSES_BEFORE = {"flis_hc": 1}  # in which everybody trains and which are not rounds
 
 
-def named(name: str) -> list[str]:
-    return [f"algorithm={name}", *FITTING.get(name, [])]
+def named(name: str, *split: str) -> list[str]:
+    """Overrides for an algorithm, on a split of its own where one is given."""
+    return [*split, f"algorithm={name}", *FITTING.get(name, [])]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -75,13 +80,13 @@ class TestEveryAlgorithm:
 
     def test_one_sample_clients_do_not_break_it(self, name, tiny_run) -> None:
         result = tiny_run(
-            *named(name),
-            "split={name: iid, clients: 5, samples_per_client: 1}",
+            *named(name, "split={name: iid, clients: 5, samples_per_client: 1}"),
             "participation=1",
             "rounds=2",
         )
         steps = STEPS_ON_ONE_SAMPLE.get(name, 1)
-        assert result.summary["client_steps"] == 5 * 2 * 2 * steps  # clients, epochs, rounds
+        rounds = 2 + PASSES_BEFORE.get(name, 0)
+        assert result.summary["client_steps"] == 5 * 2 * rounds * steps  # clients, epochs
 
     def test_a_resumed_run_ends_alike(self, name, tiny_run, tmp_path) -> None:
         whole = tiny_run(*named(name))
@@ -142,7 +147,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
     monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
     split = "split={name: dirichlet, clients: 12, alpha: 0.5, min_samples: 2, holdout: 3}"
     experiment = parse_experiment(override(TINY, [split]))
-    dealt = deal(experiment, experiment.dataset.build().load())
+    dealt = deal(experiment, experiment.dataset.build().load())  # who is holdout is the same in all
     away, first, second = dealt.clients[:3].tolist()
     exchange = {"round": 1, "kind": "exchange", "clients": [*dealt.holdout.tolist(), away]}
     common = [
@@ -151,7 +156,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
         {"round": 4, "kind": "join", "clients": [second]},
     ]
     one, other = (
-        tiny_run(*NO_INFLUENCE[case], split, f"events={events}", "rounds=6")
+        tiny_run(split, *NO_INFLUENCE[case], f"events={events}", "rounds=6")
         for events in (common, [exchange, *common])
     )
     others = np.setdiff1d(dealt.clients, [away])
@@ -163,6 +168,35 @@ def test_data_of_holdout_clients_change_nothing_for_others(
     _assert_same_clusterings(one, other)
 
 
+# What a newcomer costs beside the model it is given: a signature, by which the server places it, or
+# all models, among which it chooses. The other methods have one model for everybody who comes.
+PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pca_km_hc"}
+PLACED_BY_CHOICE = {"flis_dc", "flis_hc", "ifca"}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_unseen_clients_get_a_model_and_train_it(name, tiny_run) -> None:
+    """FLIS, Table IV: clients that never trained are scored after some epochs of their own, and
+    their placing is counted, beside the same training from which they are away."""
+    split = "split={name: dirichlet, clients: 10, alpha: 0.5, min_samples: 2, holdout: 2}"
+    overrides = [*named(name, split), "participation=1", "rounds=2"]
+    overrides += ["evaluate={every: 2, fine_tune: {epochs: 5}}"]
+    overrides += ["algorithm.rounds_before=1"] if name == "flhc" else []
+    experiment = parse_experiment(override(TINY, overrides))
+    unseen = deal(experiment, experiment.dataset.build().load()).holdout.tolist()
+    away = f"events=[{{round: 1, kind: leave, clients: {unseen}}}]"
+    there, alone = tiny_run(*overrides), tiny_run(*overrides, away)
+    assert there.summary["tuned_holdout_loss_mean"] < there.summary["holdout_loss_mean"]
+    own = there.clients.query("round == 2 and client in @unseen").groupby("part")["loss"]
+    assert own.mean()["tuned_test"] == pytest.approx(there.summary["tuned_holdout_loss_mean"])
+    assert there.rounds["train_loss"].equals(alone.rounds["train_loss"])
+    more = [
+        there.rounds.filter(regex=kind).sum().sum() - alone.rounds.filter(regex=kind).sum().sum()
+        for kind in ("^bytes_", f"^{PLACING_BYTES}")
+    ]
+    assert [cost > 0 for cost in more] == [name in PLACED_BY_SIGNATURE, name in PLACED_BY_CHOICE]
+
+
 def _scores(result: Result, clients: np.ndarray) -> pd.DataFrame:
     """Scores of the clients; models are compared by who shares one, not by their numbers."""
     scores = result.clients[result.clients["client"].isin(clients)].reset_index(drop=True)
@@ -172,7 +206,7 @@ def _scores(result: Result, clients: np.ndarray) -> pd.DataFrame:
 
 def _rounds(result: Result) -> pd.DataFrame:
     """What is recorded of rounds, but for what the placing costs and what it gains."""
-    of_placing = ("holdout_", "bytes_", "client_steps", "seconds")
+    of_placing = ("holdout_", "bytes_", "placing_", "client_steps", "seconds")
     return result.rounds[[c for c in result.rounds if not c.startswith(of_placing)]]
 
 

@@ -64,6 +64,7 @@ METHODS += [
     f"{{name: {name}, pretrain_rounds: 1, clustering: {{partition: {{name: kmeans, number: 2}}}}}}"
     for name in ("repa", "wd")
 ]
+METHODS += ["{name: flis_dc, beta: 0.2}", "flis_hc"]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 
 
@@ -72,6 +73,7 @@ METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hes
 def test_engines_agree_over_a_run(tiny_run, algorithm, engine) -> None:
     """Ragged clients with momentum."""
     common = [f"algorithm={algorithm}", "execution.precision=float64", "rounds=3"]
+    common += ["split.server=30"]
     reference = tiny_run(*common, "execution.engine=loop")
     other = tiny_run(*common, f"execution.engine={engine}", "execution.block=2")
     assert [r.summary["engine"] for r in (reference, other)] == ["loop", engine]

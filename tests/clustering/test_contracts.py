@@ -13,7 +13,7 @@ from flray.clustering.encoder import Encoder
 from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
 from flray.config.build import build_federation, prepare, start_executor
-from flray.config.experiment import parse_experiment
+from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.execution.federation import Cohort, Federation
 from flray.models.conv_ae import ConvAe
@@ -150,7 +150,7 @@ def test_one_client_is_one_cluster(name) -> None:
 
 def federation() -> Federation:
     """Six ragged clients; ground truth is not for their methods."""
-    experiment = parse_experiment(TINY)
+    experiment = parse_experiment(override(TINY, ["split.server=50"]))
     parts = prepare(experiment)
     return build_federation(experiment, parts, start_executor(parts))
 

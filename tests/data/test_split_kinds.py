@@ -194,6 +194,19 @@ def test_image_tested_by_two_groups_is_two_examples() -> None:
     assert split.labels[[first, second]].tolist() == [1, 0]
 
 
+def test_a_server_set_from_test_is_the_last_of_each_class_and_stays_in_the_test_sets() -> None:
+    labels = [0, 1, 0, 1, 1, 0]
+    data = tiny_dataset([0, 1] * 6, labels, num_classes=2)
+    plain = Iid(clients=2, test="all_of_labels", validation=0).split(data, 0)
+    split = Iid(clients=2, test="all_of_labels", validation=0, server=3, server_from="test").split(
+        data, 0
+    )
+    # Rows 12 to 17: class 0 is 12, 14, 17, of which two are taken, class 1 is 13, 15, 16.
+    assert split.image_ids[split.server].tolist() == [14, 16, 17]
+    for one, other in zip(plain.train + plain.test, split.train + split.test, strict=True):
+        assert np.array_equal(plain.image_ids[one], split.image_ids[other])
+
+
 def test_label_swap_leaves_the_servers_labels_alone() -> None:
     split = LabelSwap(clients=8, server=10).split(DATASET, 0)
     assert sorted(split.labels[split.server].tolist()) == list(range(10))

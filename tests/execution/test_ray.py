@@ -70,6 +70,7 @@ CASES: dict[str, tuple[object, list[str]]] = {
     "more actors than blocks": (4, []),
     "fedavg": (2, ["algorithm=fedavg"]),
     "scaffold": (2, ["algorithm=scaffold", "train.lr=0.01"]),
+    "flis_dc": (2, ["algorithm={name: flis_dc, beta: 0.1}", "split.server=50"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.

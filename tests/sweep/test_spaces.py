@@ -25,7 +25,9 @@ from flray.sweep.space import THRESHOLD, BetweenMerges, Drawn, Grid, RandomSearc
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tune_spaces").rglob("*.yaml"))
 OF_TABLES = [path for path in FILES if re.fullmatch(r"\w+_table\d+", path.stem)]
-OF_PARAMETERS = [path for path in FILES if path not in OF_TABLES]
+# Methods side by side on downloaded data, without a table of a paper to fill.
+COMPARISONS = [path for path in FILES if path.stem == "flis_baselines"]
+OF_PARAMETERS = [path for path in FILES if path not in [*OF_TABLES, *COMPARISONS]]
 EMBEDDED = {"digits", "synthetic"}
 
 CLUSTERING = "algorithm.clustering"
@@ -56,9 +58,18 @@ def rows_of(path: Path, baselines: tuple[int, ...] | None = None) -> tuple[Row, 
     return expand(space)
 
 
-def test_there_are_spaces_of_both_kinds() -> None:
+def test_there_are_spaces_of_all_kinds() -> None:
     assert len(OF_TABLES) > 0
     assert len(OF_PARAMETERS) > 0
+    assert len(COMPARISONS) > 0
+
+
+@by_name
+def test_a_space_is_listed_in_the_docs(path: Path) -> None:
+    text = (ROOT / "docs" / "spaces.md").read_text()
+    paper, _, number = path.stem.rpartition("_table")
+    listed = f"`{path.stem}`" in text
+    assert listed or (path in OF_TABLES and f"{paper}_table1` … `{paper}_table" in text), number
 
 
 @by_name
@@ -148,7 +159,7 @@ def cells(key: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Every cell of a table that a run could fill, with what a run must be for that."""
     matcher, table = MATCHERS[key], find_table(key)
     for row, column in itertools.product(table.rows, table.columns):
-        if matcher.metric(column) is not None:
+        if matcher.metric(row, column) is not None:
             place = (key, row.method, column.entry, row.title, column.key)
             yield place, matcher.conditions(row, column)
 

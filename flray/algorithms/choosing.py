@@ -1,0 +1,46 @@
+"""How clients choose among models: each takes the one that is best on its own data (FLIS)."""
+
+from typing import Literal
+
+import numpy as np
+
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank
+
+# The loss on the client's validation or training part; or, what FLIS's code does, the accuracy on
+# its test part, which needs `uses_ground_truth: true`.
+ChooseBy = Literal["validation", "train", "test_accuracy"]
+
+
+def choose(bank: ModelBank, clients: Ids, by: ChooseBy, fed: Federation) -> tuple[Ids, Ids]:
+    """The clients that answered, and the row of the bank that each of them chose.
+
+    A client without validation examples chooses by its training loss. Of one row nobody is asked.
+    """
+    if bank.num_rows == 1 or not len(clients):
+        return clients, np.zeros(len(clients), np.int64)
+    if by == "test_accuracy":
+        found = fed.judge(bank, Cohort(fed.t, clients), "test")
+        return _chosen(dict(zip(found.clients, found.most_accurate, strict=True)))
+    found = fed.judge(bank, Cohort(fed.t, clients), by)
+    rows = dict(zip(found.clients, found.best, strict=True))
+    without = found.clients[found.best < 0]
+    if by == "validation" and len(without):
+        again = fed.judge(bank, Cohort(fed.t, without), "train")
+        rows = {i: row for i, row in rows.items() if row >= 0}
+        rows |= zip(again.clients, again.best, strict=True)
+    return _chosen(rows)
+
+
+def _chosen(row_of: dict[int, int]) -> tuple[Ids, Ids]:
+    """Clients and rows, the first row for a client that has nothing to choose by."""
+    clients = np.array(sorted(row_of), np.int64)
+    rows = np.array([row_of[i] for i in clients], np.int64)
+    if len(rows) and (rows < 0).all():
+        raise ExperimentError(
+            "clients choose among models by their loss on their own examples, and nobody has one: "
+            "the model must define example_losses(batch) -> (B,)"
+        )
+    return clients, np.maximum(rows, 0)

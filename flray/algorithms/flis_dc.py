@@ -1,0 +1,107 @@
+"""FLIS (DC): overlapping clusters of each round's clients, by what their models predict.
+
+Morafah, Vahidian, Wang, Lin: FLIS: Clustered Federated Learning via Inference Similarity for
+Non-IID Data Distribution. 2022, arXiv 2208.09754. Algorithms 1 and 2.
+
+Deviates: A is the share of public examples on which two models agree, as in the authors' code (the
+paper's formula is `similarity: frobenius`); clients choose by validation loss, not on test data;
+the server's examples are held out of the training set; A >= β, where the paper's Sign is strict.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.choosing import ChooseBy, choose
+from flray.client.tasks import PredictionKind
+from flray.client.training import plain_gradient
+from flray.clustering.distances import Disagreement
+from flray.clustering.partitions import equal_rows
+from flray.clustering.pipeline import Clustering
+from flray.clustering.points import Partition
+from flray.clustering.predictions import predicted_points
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation, Trained
+from flray.models.bank import ModelBank
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class FlisDcState:
+    bank: ModelBank  # θ_g,j: the cluster models of the last round; θ_g before the first
+    labels: Ids  # (M,) the cluster that the last round made for each of its clients; -1: not in it
+
+
+@dataclass(frozen=True)
+class FlisDc:
+    """Alg. 1. A round makes a cluster and a model for each of its clients; equal clusters are one
+    model, sent once. At test time every client that is there, sampled or not, chooses among them.
+
+    The partition is of the last round's clients: those with the same cluster are together.
+    """
+
+    beta: float = 0.3  # β: clients whose models agree on this share of examples are together
+    similarity: Literal["agreement", "frobenius"] = "agreement"  # A
+    predictions: PredictionKind = "hard"  # B: one-hot or soft labels
+    choose_by: ChooseBy = "validation"  # L_k; the paper says D_k^test
+
+    gradient = staticmethod(plain_gradient)
+
+    def init(self, fed: Federation) -> Outcome[FlisDcState]:
+        fed.require_public()
+        return Outcome(FlisDcState(fed.initial_bank(), np.full(fed.num_clients, -1, np.int64)))
+
+    def cohort(self, state: FlisDcState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))  # l. 3-4: S_t
+
+    def round(self, state: FlisDcState, cohort: Cohort, fed: Federation) -> Outcome[FlisDcState]:
+        bank, answered = self._chosen(state.bank, cohort.clients, fed)  # l. 7, 9
+        trained = fed.train(bank, replace(cohort, clients=answered), self.gradient)  # l. 10
+        size = bank.bytes_per_model
+        down = len(cohort.clients) * bank.num_rows * size
+        fed.meter.count_transfer("model", down=down, up=len(trained.clients) * size)
+        if not len(trained.clients):
+            return Outcome(state)
+        found = self._clusters(trained, cohort.t, fed)  # l. 11
+        labels = np.full(fed.num_clients, -1, np.int64)
+        labels[found.clients] = found.labels
+        # l. 12: θ_g,j <- sum_{k in C_j} |D_k| θ_k / sum_{k in C_j} |D_k|
+        mixed = fed.mix(_relation(found, labels), trained, bank).of_some(found.clients)
+        return Outcome(FlisDcState(mixed, labels), trained.metrics(), (found,))
+
+    def deploy(self, state: FlisDcState, clients: Ids, fed: Federation) -> ModelBank:
+        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        fed.count_placing(state.bank, there)
+        return self._chosen(state.bank, there, fed)[0]
+
+    def partition(self, state: FlisDcState) -> Ids:
+        return state.labels
+
+    def _chosen(self, bank: ModelBank, clients: Ids, fed: Federation) -> tuple[ModelBank, Ids]:
+        """The bank of which each of the clients uses the row it chose, and who answered."""
+        answered, rows = choose(bank, clients, self.choose_by, fed)  # argmin_j L_k(D_k; θ_g,j)
+        owner = np.zeros_like(bank.owner)
+        owner[answered] = rows
+        return replace(bank, owner=owner), answered
+
+    def _clusters(self, trained: Trained, t: int, fed: Federation) -> Clustering:
+        """ISC (Alg. 2): C_i = {i} and {j: A_ij >= β}, the rows of R."""
+        # l. 2: B_k = F_k(D^server; θ_k)
+        found = fed.predict(trained.params, Cohort(t, trained.clients), self.predictions)
+        points = predicted_points(found)
+        distance = Disagreement(self.similarity)(points)  # l. 3: 1 - A
+        together = distance <= 1 - self.beta  # l. 4
+        np.fill_diagonal(together, True)
+        relation = together.astype(np.float64)
+        partition = Partition(equal_rows(relation), overlapping=True)
+        return Clustering(found.clients, points, distance, relation, partition)
+
+
+def _relation(found: Clustering, labels: Ids) -> Relation:
+    """Clients of the round hear their cluster; the others, with label -1, nobody."""
+    _, first = np.unique(found.labels, return_index=True)
+    rows = np.zeros((len(first) + 1, len(labels)))
+    rows[:-1, found.clients] = found.together[first]
+    return Relation(rows, labels)  # label -1 is the last row

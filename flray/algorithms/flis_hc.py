@@ -1,0 +1,133 @@
+"""FLIS (HC): one clustering of all clients by what their models predict, then FedAvg in clusters.
+
+Morafah, Vahidian, Wang, Lin: FLIS: Clustered Federated Learning via Inference Similarity for
+Non-IID Data Distribution. 2022, arXiv 2208.09754. Algorithm 3.
+
+Deviates: the paper does not say which hierarchical clustering HC(A, β) is, and the authors' code
+has none; here it is average linkage on 1 - A until 1 - β.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from flray.algorithms.algorithm import Outcome, cluster
+from flray.algorithms.choosing import ChooseBy, choose
+from flray.client.training import plain_gradient
+from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
+from flray.clustering.distances import Disagreement
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.pipeline import Clustering, Pipeline
+from flray.clustering.points import Points
+from flray.clustering.predictions import PublicPredictions
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class InferenceClustering(Pipeline):
+    """B on the server's examples, 1 - A, average linkage until 1 - β, with β 0.3.
+
+    Ward on the rows of A, which the authors' code has in a comment: `relate: similarity` and
+    `partition: {name: hierarchical, on: relation, linkage: ward, number: 5}`.
+    """
+
+    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=PublicPredictions)
+    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=Disagreement)
+    partition: Annotated[Any, "partition", PARTITIONS] = field(
+        default_factory=lambda: Hierarchical(linkage="average", threshold=0.7)
+    )
+
+
+@dataclass(frozen=True)
+class FlisHcState:
+    bank: ModelBank  # θ_g,j: a row for each cluster, and θ_g for those who have none
+    labels: Ids  # (M,) the cluster of each client; -1: none
+
+
+@dataclass(frozen=True)
+class FlisHc:
+    """Alg. 3. The clustering comes before round 1 and is not counted as one.
+
+    A client that joins later, or failed in the clustering, chooses the cluster whose model is best
+    for it at the end of its first round, and stays. Holdout clients choose at test time.
+    """
+
+    clustering: InferenceClustering = field(default_factory=InferenceClustering)
+    choose_by: ChooseBy = "validation"  # of those who come later
+
+    gradient = staticmethod(plain_gradient)
+
+    def init(self, fed: Federation) -> Outcome[FlisHcState]:
+        return cluster(self, fed.initial_bank(), fed)
+
+    def cohort(self, state: FlisHcState, t: int, fed: Federation) -> Cohort:
+        placed = fed.clients[state.labels[fed.clients] >= 0]
+        return Cohort(t, fed.sample(t, placed))  # l. 9-10: S_t
+
+    def round(self, state: FlisHcState, cohort: Cohort, fed: Federation) -> Outcome[FlisHcState]:
+        # l. 12-14, in each cluster: θ_g,j <- sum_k |D_k| θ_k / sum_k |D_k|; unheard ones stay
+        clusters = Relation.of_clusters(state.labels)
+        bank, trained = fed.average(clusters, state.bank, cohort, self.gradient)
+        state = self._placed(replace(state, bank=bank), fed)
+        return Outcome(state, trained.metrics())
+
+    def deploy(self, state: FlisHcState, clients: Ids, fed: Federation) -> ModelBank:
+        new = np.intersect1d(clients, fed.holdout)
+        fed.count_placing(_of_clusters(state), new)
+        return self._joined(state, new, fed).bank
+
+    def partition(self, state: FlisHcState) -> Ids:
+        return state.labels
+
+    rounds_before = 0
+    observed_by = ()
+
+    @property
+    def state_decides(self) -> bool:
+        return self.choose_by == "validation"  # rows that choose otherwise keep to themselves
+
+    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
+        # l. 4: every client trains θ_g and sends its model, on which the server predicts
+        return self.clustering.observe(fed, bank, Cohort(max(t, 1), fed.clients), {})
+
+    def branch(
+        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+    ) -> FlisHcState:
+        labels = np.full(fed.num_clients, -1, np.int64)
+        labels[found.clients] = found.labels  # l. 6: C_1, ... <- HC(A, β)
+        return FlisHcState(bank.split(labels), labels)  # l. 7: θ_g,j <- θ_g
+
+    def strands(self, state: FlisHcState, fed: Federation) -> list[tuple[Ids, object]]:
+        """Clusters, of which each round's sample takes clients whatever the clusters are."""
+        if (state.labels < 0).any():
+            return []
+        return [(np.flatnonzero(state.labels == c), None) for c in np.unique(state.labels)]
+
+    def _placed(self, state: FlisHcState, fed: Federation) -> FlisHcState:
+        """The state in which everybody who may train has a cluster, but for those who fail."""
+        new = fed.clients[state.labels[fed.clients] < 0]
+        if len(new):
+            models = _of_clusters(state)
+            sent = len(new) * models.num_rows * models.bytes_per_model
+            fed.meter.count_transfer("placing", down=sent)
+        return self._joined(state, new, fed)
+
+    def _joined(self, state: FlisHcState, new: Ids, fed: Federation) -> FlisHcState:
+        """The state in which each of the clients is in the cluster whose model it chooses."""
+        if not len(new):
+            return state
+        answered, chosen = choose(_of_clusters(state), new, self.choose_by, fed)
+        labels = state.labels.copy()
+        labels[answered] = chosen
+        bank = state.bank.joined(answered, labels, np.flatnonzero(state.labels >= 0))
+        return FlisHcState(bank, labels)
+
+
+def _of_clusters(state: FlisHcState) -> ModelBank:
+    """A row for each cluster and no other, in the order of labels."""
+    labels, first = np.unique(state.labels, return_index=True)
+    return replace(state.bank, params=state.bank.of_clients(first[labels >= 0]))

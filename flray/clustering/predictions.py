@@ -1,0 +1,28 @@
+"""Signature: what a client's trained model says of the server's public examples (FLIS)."""
+
+from dataclasses import dataclass
+
+from flray.client.tasks import PredictionKind
+from flray.clustering.points import Points
+from flray.clustering.update import probe
+from flray.execution.federation import Cohort, Federation, Predictions
+from flray.models.bank import ModelBank, Params
+
+
+@dataclass(frozen=True)
+class PublicPredictions:
+    """B: predictions on the server's public examples, after the client's own training (FLIS)."""
+
+    kind: PredictionKind = "hard"  # one-hot rows; soft: class probabilities
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        trained = probe(fed, bank, cohort)  # Alg. 3 l. 4; its models are all that is sent
+        heard = Cohort(cohort.t, trained.clients, is_probe=True)
+        return predicted_points(fed.predict(trained.params, heard, self.kind)), memory
+
+
+def predicted_points(found: Predictions) -> Points:
+    """The predictions of each client as one vector."""
+    return Points.vectors(found.clients, found.values.flatten(1))
