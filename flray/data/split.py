@@ -60,6 +60,11 @@ class Split:
             return self.train[client]
         return self.similar[client - self.num_clients]
 
+    @property
+    def num_dealt(self) -> int:
+        """The examples that clients or the server hold; those of the global test set come last."""
+        return len(self.image_ids) - self.num_global_only
+
     def label_counts(self, clients: Ids) -> Ids:
         """(K, labels) how many training examples of each label each of the clients holds."""
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
