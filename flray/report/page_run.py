@@ -13,41 +13,12 @@ from matplotlib.colors import to_hex
 from flray.data.dataset import Ids
 from flray.records.clusterings import Clustering, read_clustering
 from flray.records.run_directory import leaves
+from flray.report import figures as draw
+from flray.report import page_blocks as page
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import Colour, matched_colours
 from flray.report.comparison import clustering_sheet, comparison_sheet
-from flray.report.figures import (
-    THRESHOLD,
-    accuracy_figure,
-    bytes_by_kind,
-    clients_figure,
-    efficiency_figure,
-    seconds_by_phase,
-    time_figure,
-    traffic_figure,
-    when,
-)
-from flray.report.page_blocks import (
-    Block,
-    Cell,
-    cards,
-    code,
-    command,
-    duration,
-    figure,
-    fixed,
-    fold,
-    note,
-    number_cell,
-    pairs,
-    percent,
-    section,
-    setting_text,
-    sheet_blocks,
-    side_by_side,
-    table,
-    text,
-)
+from flray.report.page_blocks import Block, Cell, fixed, note, number_cell, percent, setting_text
 from flray.report.runs import Experiments, Plain, RunRecord, look_up, without
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, MISSING
 from flray.scores import partition_scores
@@ -65,17 +36,17 @@ def run_sections(run: RunRecord, name: str) -> list[Block]:
     Args:
         name: unique on the page; anchors and figures begin with it.
     """
-    parts = [("Headline numbers", "numbers", [*_state(run), cards(headline(run))])]
+    parts = [("Headline numbers", "numbers", [*_state(run), page.cards(headline(run))])]
     alone = {run.name: [run]}
     figures = []
     if len(run.evaluated()):
         alt = "Mean test accuracy over clients by round, with the rounds of clusterings"
-        figures.append([figure(accuracy_figure(alone), f"{name}-accuracy", alt)])
+        figures.append([page.figure(draw.accuracy_figure(alone), f"{name}-accuracy", alt)])
     if len(run.last_test()):
         alt = "Test accuracy of every client, sorted and by cluster: how fair it is"
-        figures.append([figure(clients_figure(alone), f"{name}-clients", alt)])
+        figures.append([page.figure(draw.clients_figure(alone), f"{name}-clients", alt)])
     if figures:
-        parts.append(("Accuracy by round and by client", "accuracy", [side_by_side(figures)]))
+        parts.append(("Accuracy by round and by client", "accuracy", [page.side_by_side(figures)]))
     if run.clusterings:
         parts.append(("Clusterings", "clusterings", list(_clusterings(run, name))))
     elif (where := _at_the_end(run)) is not None:
@@ -85,7 +56,7 @@ def run_sections(run: RunRecord, name: str) -> list[Block]:
     parts.append(("Settings", "settings", _settings(run.config)))
     parts.append(("How to run it again", "again", _rerun(run)))
     parts.append(("Environment", "environment", list(_environment(run))))
-    return [section(heading, f"{name}-{anchor}", blocks) for heading, anchor, blocks in parts]
+    return [page.section(heading, f"{name}-{anchor}", blocks) for heading, anchor, blocks in parts]
 
 
 def headline(run: RunRecord) -> list[tuple[str, str, str]]:
@@ -95,42 +66,34 @@ def headline(run: RunRecord) -> list[tuple[str, str, str]]:
     accuracy, error = (fixed(n.get(f"accuracy_{x}"), scale=100) for x in ("mean", "se_clients"))
     groups = run.last_test().get("group", pd.Series(dtype=float)).nunique()
     planned = "" if run.summary is not None else f" of {run.config.get('rounds', '?')}"
-    tuned = "after training on the client's own data"
+    tuned, target = (
+        "after training on the client's own data",
+        look_up(run.config, "evaluate.target"),
+    )
+    after = fixed(n.get("round_after_clustering"), 0)
+    told = f"of {groups} planted groups" if groups else "distinct models in use"
+    accuracies = {  # key of the summary: name, remark
+        "global_accuracy_mean": ("global test accuracy", "on the whole test set"),
+        "tuned_accuracy_mean": ("fine-tuned test accuracy", tuned),
+        "tuned_global_accuracy_mean": ("fine-tuned global test accuracy", tuned),
+        "validation_accuracy_mean": ("validation accuracy", ""),
+        "accuracy_worst": ("worst client", ""),
+        "holdout_accuracy_mean": ("newcomers", "clients that never trained"),
+        "clients_reaching_target": ("clients at target", f"target {percent(target, 1)}"),
+        "accuracy_mean_after_clustering": ("after the clustering", f"accuracy in round {after}"),
+    }
     shown = [
         ("test accuracy", f"{accuracy} ± {error} %{mark}", "mean ± standard error over clients"),
-        ("global test accuracy", percent(n.get("global_accuracy_mean")), "on the whole test set"),
-        ("fine-tuned test accuracy", percent(n.get("tuned_accuracy_mean")), tuned),
-        (
-            "fine-tuned global test accuracy",
-            percent(n.get("tuned_global_accuracy_mean")),
-            f"{tuned}, on the whole test set",
-        ),
-        ("validation accuracy", percent(n.get("validation_accuracy_mean")), ""),
-        ("worst client", percent(n.get("accuracy_worst")), ""),
+        *((name, percent(n.get(key)), remark) for key, (name, remark) in accuracies.items()),
         ("variance over clients", fixed(n.get("accuracy_variance"), 2, 1e4, " %²"), ""),
-        ("newcomers", percent(n.get("holdout_accuracy_mean")), "clients that never trained"),
-        (
-            "clusters",
-            fixed(n.get("clusters"), 0),
-            f"of {groups} planted groups" if groups else "distinct models in use",
-        ),
+        ("clusters", fixed(n.get("clusters"), 0), told),
         ("ARI", fixed(n.get("ari")), "partition against planted groups"),
-        (
-            "clients at target",
-            percent(n.get("clients_reaching_target"), 1),
-            f"target {percent(look_up(run.config, 'evaluate.target'), 1)}",
-        ),
-        (
-            "after the clustering",
-            percent(n.get("accuracy_mean_after_clustering")),
-            f"test accuracy in round {fixed(n.get('round_after_clustering'), 0)}",
-        ),
         ("rounds", fixed(n.get("rounds"), 0) + planned, ""),
         ("client steps", fixed(n.get("client_steps"), 0), "batches of SGD"),
         ("sent up", fixed(n.get("bytes_up"), 1, 1e-6, " MB"), ""),
         ("sent down", fixed(n.get("bytes_down"), 1, 1e-6, " MB"), ""),
         ("clients dropped", fixed(n.get("clients_dropped") or None, 0), ""),
-        ("time", duration(n.get("seconds")), ""),
+        ("time", page.duration(n.get("seconds")), ""),
         ("params_sha256", str(n.get("params_sha256", MISSING))[:SHORT_HASH], "of all models"),
     ]
     return [card for card in shown if not card[1].startswith(MISSING)]
@@ -141,15 +104,15 @@ def experiments_sections(experiments: Experiments, name: str) -> list[Block]:
     parts = [("Side by side", "overview", list(_overview(experiments)))]
     joint = _joint_figures(dict(list(experiments.items())[:MAX_LINES]), name)
     if joint:
-        parts.append(("Accuracy by round and by client", "accuracy", [side_by_side(joint)]))
+        parts.append(("Accuracy by round and by client", "accuracy", [page.side_by_side(joint)]))
     flat = {each: without(runs[0].config, _NOT_TELLING) for each, runs in experiments.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [[k, *(setting_text(s[k]) if k in s else "" for s in flat.values())] for k in keys]
     if differing := [row for row in rows if len(set(row[1:])) > 1]:
-        shown = table(["setting", *flat], differing)
+        shown = page.table(["setting", *flat], differing)
         parts.append(("Settings that differ", "settings", [shown]))
     parts.append(("Each run", "each", list(_each(experiments, name))))
-    return [section(heading, f"{name}-{anchor}", blocks) for heading, anchor, blocks in parts]
+    return [page.section(heading, f"{name}-{anchor}", blocks) for heading, anchor, blocks in parts]
 
 
 _NOT_TELLING = ("seed", "execution", "tracking")  # where and how a run computes, not what
@@ -159,27 +122,27 @@ def _state(run: RunRecord) -> Iterator[Block]:
     """What a reader must know before the numbers."""
     if run.summary is None:
         done, planned = run.numbers["rounds"], run.config.get("rounds", "?")
-        yield text(
+        yield page.text(
             f"This run is not finished: {done} of {planned} rounds are recorded, and what follows "
             "is how it stood then.",
             "warn",
         )
     if run.uses_ground_truth:
         told = GROUND_TRUTH_NOTE.removeprefix(f"{GROUND_TRUTH} ")
-        yield text(f"{GROUND_TRUTH} This run {told}", "warn")
+        yield page.text(f"{GROUND_TRUTH} This run {told}", "warn")
 
 
 def _overview(experiments: Experiments) -> Iterator[Block]:
-    yield pairs({"": _common(experiments)})
+    yield page.pairs({"": _common(experiments)})
     finished = {
         name: kept
         for name, runs in experiments.items()
         if (kept := [run for run in runs if run.summary is not None])
     }
     if finished:
-        yield from sheet_blocks(comparison_sheet(finished))
+        yield from page.sheet_blocks(comparison_sheet(finished))
         clustered = clustering_sheet(finished)
-        yield from sheet_blocks(clustered) if clustered is not None else []
+        yield from page.sheet_blocks(clustered) if clustered is not None else []
     unfinished = [r for runs in experiments.values() for r in runs if r.summary is None]
     if unfinished:
         rows: list[list[Cell | str]] = [
@@ -194,7 +157,7 @@ def _overview(experiments: Experiments) -> Iterator[Block]:
             ]
             for run in unfinished
         ]
-        yield table(["not finished", "rounds", "test accuracy so far"], rows)
+        yield page.table(["not finished", "rounds", "test accuracy so far"], rows)
 
 
 def _common(experiments: Experiments) -> dict[str, str]:
@@ -233,15 +196,19 @@ def _joint_figures(experiments: Experiments, name: str) -> list[list[Block]]:
     figures = []
     if any(len(run.evaluated()) for run in every):
         alt = f"Mean test accuracy by round of {names}"
-        figures.append([figure(accuracy_figure(experiments), f"{name}-joint-accuracy", alt, over)])
+        figures.append(
+            [page.figure(draw.accuracy_figure(experiments), f"{name}-joint-accuracy", alt, over)]
+        )
     if any(len(run.last_test()) for run in every):
         alt = f"Test accuracy of every client of {names}"
         pooled = "Clients of all seeds together." if has_seeds else ""
-        figures.append([figure(clients_figure(experiments), f"{name}-joint-clients", alt, pooled)])
+        figures.append(
+            [page.figure(draw.clients_figure(experiments), f"{name}-joint-clients", alt, pooled)]
+        )
     if any(len(run.evaluated()) and len(run.rounds.filter(regex="^bytes_")) for run in every):
         alt = f"Test accuracy against bytes sent of {names}"
-        drawn = efficiency_figure(experiments)
-        figures.append([figure(drawn, f"{name}-joint-efficiency", alt, over)])
+        drawn = draw.efficiency_figure(experiments)
+        figures.append([page.figure(drawn, f"{name}-joint-efficiency", alt, over)])
     return figures
 
 
@@ -256,7 +223,7 @@ def _each(experiments: Experiments, name: str) -> Iterator[Block]:
         summary = f"{run.label}: {run.title}, {percent(run.numbers.get('accuracy_mean'))}{mark}"
         summary += "" if run.summary is not None else " (not finished)"
         anchor = f"{name}-run{number}"
-        yield fold(summary, run_sections(run, anchor), anchor)
+        yield page.fold(summary, run_sections(run, anchor), anchor)
     if len(chosen) < len(every):
         yield note(
             f"Shown are {len(chosen)} of {len(every)} runs, the first seed of each experiment; "
@@ -272,18 +239,19 @@ def _clusterings(run: RunRecord, name: str) -> Iterator[Block]:
         drawn = [events[k] for k in np.linspace(0, len(events) - 1, MAX_DRAWN).astype(int)]
     for t in reversed(drawn):
         found = read_clustering(run.clusterings[t])
-        told = f"Clustering {when(t)}: {found.num_clients} clients in {found.num_clusters} clusters"
+        counts = f"{found.num_clients} clients in {found.num_clusters} clusters"
+        told = f"Clustering {draw.when(t)}: {counts}"
         if found.groups is not None:
             told += f", ARI {partition_scores(found.labels, found.groups)['ari']:.2f}"
         blocks = _one_clustering(found, run, f"{name}-clustering-{t}")
-        yield from [text(told), *blocks] if t == events[-1] else [fold(told, blocks)]
+        yield from [page.text(told), *blocks] if t == events[-1] else [page.fold(told, blocks)]
     if len(drawn) < len(events):
         shown = ", ".join(map(str, drawn))
         yield note(f"Drawn are {len(drawn)} of {len(events)}: after rounds {shown}.")
     if len(events) > 1:
         rows = [_event_row(t, read_clustering(run.clusterings[t])) for t in events]
         head = ["when", "clients", "clusters", "largest", "ARI", "NMI", "purity"]
-        yield table(head, rows, "all clusterings")
+        yield page.table(head, rows, "all clusterings")
 
 
 def _event_row(t: int, found: Clustering) -> list[Cell | str]:
@@ -291,18 +259,22 @@ def _event_row(t: int, found: Clustering) -> list[Cell | str]:
     largest = int(np.unique(found.labels, return_counts=True)[1].max())
     counts = [number_cell(str(n), n) for n in (found.num_clients, found.num_clusters, largest)]
     names = ("ari", "nmi", "purity")
-    return [when(t), *counts, *(number_cell(fixed(scores.get(n)), scores.get(n)) for n in names)]
+    return [
+        draw.when(t),
+        *counts,
+        *(number_cell(fixed(scores.get(n)), scores.get(n)) for n in names),
+    ]
 
 
 def _one_clustering(found: Clustering, run: RunRecord, name: str) -> list[Block]:
     alt = "Distances between clients: raw, reordered by the dendrogram, and by cluster"
-    threshold = look_up(run.config, THRESHOLD)
-    distance = figure(distance_figure(found, threshold=threshold), f"{name}-distance", alt)
+    threshold = look_up(run.config, draw.THRESHOLD)
+    distance = page.figure(distance_figure(found, threshold=threshold), f"{name}-distance", alt)
     alt = "Clients in the plane, coloured by cluster and by planted group"
-    embedding = figure(embedding_figure(found), f"{name}-embedding", alt)
+    embedding = page.figure(embedding_figure(found), f"{name}-embedding", alt)
     alt = "Who is related to whom, as matrix and as graph"
-    graph = figure(graph_figure(found), f"{name}-graph", alt)
-    return [distance, side_by_side([[embedding, who_is_where(found, run)], [graph]])]
+    graph = page.figure(graph_figure(found), f"{name}-graph", alt)
+    return [distance, page.side_by_side([[embedding, who_is_where(found, run)], [graph]])]
 
 
 def who_is_where(found: Clustering, run: RunRecord) -> Block:
@@ -327,7 +299,7 @@ def who_is_where(found: Clustering, run: RunRecord) -> Block:
         )
     planted = [] if found.groups is None else ["planted groups"]
     head = ["cluster", "size", "members", *planted, "mean test accuracy"]
-    return table(head, rows, "who is where; accuracy at the last evaluation")
+    return page.table(head, rows, "who is where; accuracy at the last evaluation")
 
 
 def _members(
@@ -378,8 +350,8 @@ def ranges(clients: Ids) -> str:
 
 def _costs(run: RunRecord, name: str) -> Block:
     """What a run sent by kind, and where its time went by phase."""
-    up, down = (bytes_by_kind(run.rounds, f"bytes_{side}_") for side in ("up", "down"))
-    kinds, phases, parts = sorted({*up, *down}), seconds_by_phase(run.rounds), []
+    up, down = (draw.bytes_by_kind(run.rounds, f"bytes_{side}_") for side in ("up", "down"))
+    kinds, phases, parts = sorted({*up, *down}), draw.seconds_by_phase(run.rounds), []
     if kinds:
         alt = f"Bytes sent in each round by kind: {', '.join(kinds)}"
         sums = {
@@ -387,11 +359,13 @@ def _costs(run: RunRecord, name: str) -> Block:
             for kind in kinds
         }
         rows = [[k, *(number_cell(fixed(v, 1, 1e-6, " MB"), v) for v in sums[k])] for k in kinds]
-        drawn = figure(traffic_figure(up, down), f"{name}-traffic", alt)
-        parts.append([drawn, table(["kind", "up", "down"], rows, "bytes of the whole run")])
+        drawn = page.figure(draw.traffic_figure(up, down), f"{name}-traffic", alt)
+        parts.append([drawn, page.table(["kind", "up", "down"], rows, "bytes of the whole run")])
     if kinds and len(run.evaluated()):
         alt = "Mean test accuracy against the bytes sent until then"
-        parts.append([figure(efficiency_figure({run.name: [run]}), f"{name}-efficiency", alt)])
+        parts.append(
+            [page.figure(draw.efficiency_figure({run.name: [run]}), f"{name}-efficiency", alt)]
+        )
     if len(phases.columns):
         alt = f"Seconds of each round by phase: {', '.join(map(str, phases))}"
         total = float(phases.to_numpy().sum()) or 1.0
@@ -403,9 +377,11 @@ def _costs(run: RunRecord, name: str) -> Block:
             ]
             for phase, s in phases.sum().items()
         ]
-        drawn = figure(time_figure(phases), f"{name}-time", alt)
-        parts.append([drawn, table(["phase", "seconds", "share"], rows, "time of the whole run")])
-    return side_by_side(parts, narrow=True)
+        drawn = page.figure(draw.time_figure(phases), f"{name}-time", alt)
+        parts.append(
+            [drawn, page.table(["phase", "seconds", "share"], rows, "time of the whole run")]
+        )
+    return page.side_by_side(parts, narrow=True)
 
 
 def _settings(config: Plain) -> list[Block]:
@@ -420,7 +396,10 @@ def _settings(config: Plain) -> list[Block]:
         caption = f"{key}: {title}" if title else key
         tables[caption] = {name: setting_text(held) for name, held in inner.items()}
     raw = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    return [pairs({**tables, "": alone}, "settings"), fold("config.yaml", [code(raw)])]
+    return [
+        page.pairs({**tables, "": alone}, "settings"),
+        page.fold("config.yaml", [page.code(raw)]),
+    ]
 
 
 def _rerun(run: RunRecord) -> list[Block]:
@@ -435,7 +414,7 @@ def _rerun(run: RunRecord) -> list[Block]:
             f"The same versions on the same kind of device give the same params_sha256: {digest}."
         )
         typed = f"flray run {file} --out again"
-    return [command(typed), note(told)]
+    return [page.command(typed), note(told)]
 
 
 def _environment(run: RunRecord) -> Iterator[Block]:
@@ -446,7 +425,7 @@ def _environment(run: RunRecord) -> Iterator[Block]:
         return
     starts: Sequence[Plain] = [held, *held.get("resumed", [])]
     described = [_described(start) for start in starts]
-    yield pairs({"": described[0]})
+    yield page.pairs({"": described[0]})
     for number, start in enumerate(described[1:], 1):
         differs = [f"{k} {v}" for k, v in start.items() if described[0].get(k) != v]
         told = ", ".join(differs) or "on the same versions and hardware"

@@ -6,24 +6,9 @@ from collections.abc import Iterator
 import pandas as pd
 import yaml
 
-from flray.report.page_blocks import (
-    Block,
-    Cell,
-    cards,
-    code,
-    command,
-    figure,
-    fixed,
-    fold,
-    known,
-    note,
-    number_cell,
-    pairs,
-    section,
-    sheet_blocks,
-    side_by_side,
-    table,
-)
+from flray.report import page_blocks as page
+from flray.report import sweep_figures as draw
+from flray.report.page_blocks import Block, Cell, fixed, known, note, number_cell
 from flray.report.page_run import run_sections
 from flray.report.runs import holds_run, read_run
 from flray.report.sheets import (
@@ -32,17 +17,6 @@ from flray.report.sheets import (
     INCOMPLETE,
     INCOMPLETE_NOTE,
     MISSING,
-)
-from flray.report.sweep_figures import (
-    curve_figure,
-    curve_keys,
-    dots_figure,
-    heatmap_figure,
-    heatmap_pairs,
-    marks_of,
-    parallel_figure,
-    scale_of,
-    title_of,
 )
 from flray.report.sweep_sheet import top_sheet, value_text
 from flray.report.sweeps import (
@@ -89,15 +63,17 @@ def sweep_sections(sweep: Sweep, name: str) -> list[Block]:
     Args:
         name: unique on the page; anchors and figures begin with it.
     """
-    return [section(head, f"{name}-{anchor}", body) for head, anchor, body in _parts(sweep, name)]
+    return [
+        page.section(head, f"{name}-{anchor}", body) for head, anchor, body in _parts(sweep, name)
+    ]
 
 
 def _parts(sweep: Sweep, name: str) -> Iterator[tuple[str, str, list[Block]]]:
     notes = [note(GROUND_TRUTH_NOTE)] if sweep.rows[USES_GROUND_TRUTH].any() else []
     notes += [note(INCOMPLETE_NOTE)] if sweep.configurations[MISSING_ROWS].any() else []
-    yield "Overview", "overview", [cards(_headline(sweep)), *notes]
+    yield "Overview", "overview", [page.cards(_headline(sweep)), *notes]
     if len(sweep.best):
-        metric = title_of(sweep.metric).removesuffix(" (%)")
+        metric = draw.title_of(sweep.metric).removesuffix(" (%)")
         yield f"Best by {metric}", "best", list(_best(sweep, name))
     figures = list(_figures(sweep, name))
     if figures:
@@ -107,8 +83,8 @@ def _parts(sweep: Sweep, name: str) -> Iterator[tuple[str, str, list[Block]]]:
         yield "Failed rows", "failed", [_failed_table(sweep)]
     if sweep.space:
         raw = yaml.safe_dump(dict(sweep.space), sort_keys=False, allow_unicode=True)
-        again = command(f"flray sweep {shlex.quote(f'{sweep.name}/space.yaml')} --out again")
-        yield "How to run it again", "again", [again, fold("space.yaml", [code(raw)])]
+        again = page.command(f"flray sweep {shlex.quote(f'{sweep.name}/space.yaml')} --out again")
+        yield "How to run it again", "again", [again, page.fold("space.yaml", [page.code(raw)])]
 
 
 def _headline(sweep: Sweep) -> Iterator[tuple[str, str, str]]:
@@ -117,8 +93,8 @@ def _headline(sweep: Sweep) -> Iterator[tuple[str, str, str]]:
     for title, configuration in (("best row", sweep.best), *_baseline_rows(sweep)):
         for column in (TEST, VALIDATION):
             if column in configuration and len(configuration):
-                what = title_of(column).removesuffix(" (%)")
-                value = f"{_measured(configuration, column)} %{marks_of(configuration)[0]}"
+                what = draw.title_of(column).removesuffix(" (%)")
+                value = f"{_measured(configuration, column)} %{draw.marks_of(configuration)[0]}"
                 yield f"{title}: {what}", value, _of_seeds(configuration)
     seeds = rows[SEED].nunique() if SEED in rows else 1
     tried = rows.drop_duplicates(sweep.telling) if sweep.telling else rows[:1]
@@ -158,11 +134,13 @@ def _of_seeds(configuration: pd.DataFrame) -> str:
 
 def _best(sweep: Sweep, name: str) -> Iterator[Block]:
     """The best configurations, then settings, numbers and the command line of the best one."""
-    yield from sheet_blocks(top_sheet(sweep))
+    yield from page.sheet_blocks(top_sheet(sweep))
     best, rows = sweep.best, sweep.rows_of(sweep.best)
     keys = [*sweep.keys, *([MERGE_PLACE] if MERGE_PLACE in best else [])]
     shown = {key: value_text(v) for key in keys if pd.notna(v := best[key].iloc[0])}
-    yield pairs({"the best": shown | {title_of(c): _measured(best, c) for c in sweep.measured}})
+    yield page.pairs(
+        {"the best": shown | {draw.title_of(c): _measured(best, c) for c in sweep.measured}}
+    )
     yield note(f"The {'highest' if sweep.is_maximised else 'lowest'} {sweep.metric}, over seeds.")
     if best[MISSING_ROWS].any():
         yield note(f"{INCOMPLETE_NOTE} It is shown since no configuration is complete.")
@@ -171,26 +149,30 @@ def _best(sweep: Sweep, name: str) -> Iterator[Block]:
     where = FOLDER if FOLDER in rows else RUN
     if where in rows and pd.notna(folder := rows[where].iloc[0]):
         file = shlex.quote(f"{sweep.name}/{folder}/config.yaml")
-        yield command(f"flray run {file} --out best")
+        yield page.command(f"flray run {file} --out best")
         if holds_run(sweep.path / str(folder)):
             run = read_run(sweep.path / str(folder), str(folder))
             told = f"The run of the best row: {folder}, seed {run.seed}"
-            yield fold(told, run_sections(run, f"{name}-bestrun"))
+            yield page.fold(told, run_sections(run, f"{name}-bestrun"))
 
 
 def _figures(sweep: Sweep, name: str) -> Iterator[Block]:
     if sweep.configurations.empty:
         return
-    named, curves, found = short_names(sweep.keys), curve_keys(sweep), heatmap_pairs(sweep)
+    named, curves, found = (
+        short_names(sweep.keys),
+        draw.curve_keys(sweep),
+        draw.heatmap_pairs(sweep),
+    )
     spread = "Bands are one standard deviation over seeds. " if sweep.has_seeds else ""
     for number, key in enumerate(curves):
         alt = f"Accuracy and number of clusters against {named[key]}"
         told = f"{spread}A line for each combination of the other settings."
-        yield figure(curve_figure(sweep, key), f"{name}-curve{number}", alt, told)
+        yield page.figure(draw.curve_figure(sweep, key), f"{name}-curve{number}", alt, told)
     drawn = [
         [
-            figure(
-                heatmap_figure(sweep, across, down),
+            page.figure(
+                draw.heatmap_figure(sweep, across, down),
                 f"{name}-heat{number}",
                 f"Test accuracy by {named[across]} and {named[down]}",
                 f"Each cell is the best by {sweep.metric} over all other settings.",
@@ -199,17 +181,17 @@ def _figures(sweep: Sweep, name: str) -> Iterator[Block]:
         for number, (across, down) in enumerate(found[:MAX_HEATMAPS])
     ]
     if drawn:
-        yield side_by_side(drawn)
+        yield page.side_by_side(drawn)
     if len(found) > MAX_HEATMAPS:
         yield note(f"Shown are {MAX_HEATMAPS} of {len(found)} pairs of settings.")
     if len(sweep.keys) >= MIN_PARALLEL:
         alt = f"Every configuration as a line through {', '.join(named.values())} to its results"
         told = "A line is a configuration, its colour the metric; the best one is thick."
-        yield figure(parallel_figure(sweep), f"{name}-parallel", alt, told)
+        yield page.figure(draw.parallel_figure(sweep), f"{name}-parallel", alt, told)
     lone = [key for key in sweep.keys if key not in curves]
     if not found and lone:
         alt = f"Accuracy by {named[lone[0]]}"
-        yield figure(dots_figure(sweep, lone[0]), f"{name}-dots", alt)
+        yield page.figure(draw.dots_figure(sweep, lone[0]), f"{name}-dots", alt)
 
 
 def _settings_of(sweep: Sweep) -> dict[str, str]:
@@ -222,7 +204,7 @@ def _rows_table(sweep: Sweep) -> Block:
     rows, settings = sweep.rows, _settings_of(sweep)
     fixed_columns = [column for column in (STATUS, RUN) if column in rows]
     incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
-    measured = [_HEADS.get(column, title_of(column)) for column in sweep.measured]
+    measured = [_HEADS.get(column, draw.title_of(column)) for column in sweep.measured]
     body = []
     for number, (_, row) in enumerate(rows.iterrows()):
         mark = f" {GROUND_TRUTH}" * bool(row[USES_GROUND_TRUTH])
@@ -234,7 +216,7 @@ def _rows_table(sweep: Sweep) -> Block:
             is_marked = column == STATUS and incomplete.iloc[number]
             line.append(Cell(f"{cell.text} {INCOMPLETE}") if is_marked else cell)
         body.append(line)
-    return table(["row", *settings.values(), *measured, *fixed_columns], body)
+    return page.table(["row", *settings.values(), *measured, *fixed_columns], body)
 
 
 def _failed_table(sweep: Sweep) -> Block:
@@ -244,7 +226,7 @@ def _failed_table(sweep: Sweep) -> Block:
         told = [f"{settings[k]}={value_text(row[k])}" for k in settings if pd.notna(row[k])]
         message = row.get(ERROR)
         rows.append([", ".join(told), str(message) if pd.notna(message) else "no message"])
-    return table(["row", "message"], rows)
+    return page.table(["row", "message"], rows)
 
 
 def _setting_cell(value: object) -> Cell:
@@ -259,11 +241,13 @@ def _number_cell(value: object, column: str) -> Cell:
         return number_cell(MISSING, None)
     is_whole = column in _WHOLE and number.is_integer()
     decimals = 0 if is_whole else 1 if column in _WHOLE else 2
-    return number_cell(fixed(number, decimals, scale_of(column)), scale_of(column) * number)
+    return number_cell(
+        fixed(number, decimals, draw.scale_of(column)), draw.scale_of(column) * number
+    )
 
 
 def _measured(configuration: pd.DataFrame, column: str) -> str:
     """A number of a configuration with its spread over seeds."""
     words = _number_cell(configuration[column].iloc[0], column).text
     spread = known(configuration[column + SPREAD].iloc[0])
-    return f"{words} ± {fixed(spread, scale=scale_of(column))}" if spread else words
+    return f"{words} ± {fixed(spread, scale=draw.scale_of(column))}" if spread else words

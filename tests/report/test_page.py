@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from rich.console import Console
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
@@ -265,7 +267,7 @@ class TestRun:
             "variance over clients": "200.00 %²",
             "clusters": "2",
             "ARI": "0.25",
-            "clients at target": "60.0 %",
+            "clients at target": "60.00 %",
             "rounds": "3",
             "client steps": "1,234",
             "sent up": "3.0 MB",
@@ -738,19 +740,29 @@ class TestBrowser:
         (said,), _ = browse(page, "--screenshot=" + str(tmp_path / "wrong.png"))
         assert "wrong" in said
 
-    @pytest.mark.parametrize("kind", ["run", "runs", "sweep"])
-    def test_the_page_loads_without_a_word_on_the_console(self, tmp_path, kind):
+    @pytest.mark.parametrize(
+        ("kind", "width", "scheme"),
+        [("run", 1400, "light"), ("runs", 1400, "dark"), ("sweep", 400, "light")],
+    )
+    def test_the_page_loads_without_a_word_on_the_console(self, tmp_path, kind, width, scheme):
         folder = tmp_path / kind
         if kind == "sweep":
             write_sweep(folder)
         else:
             for number in range(1 if kind == "run" else 2):
-                write_run(folder / f"a{number}")
+                write_run(folder / f"a{number}", events=())
         page, image = tmp_path / "page.html", tmp_path / "page.png"
         write_page([folder], page)
-        said, _ = browse(page, f"--screenshot={image}", "--window-size=1400,2000")
+        dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+        said, _ = browse(page, *dark, f"--screenshot={image}", f"--window-size={width},2000")
         assert said == []
-        assert image.stat().st_size > 50_000
+        assert image.stat().st_size > 30_000
+        corner = imread(image)[1990, 2, :3].mean()
+        assert corner < 0.5 if scheme == "dark" else corner > 0.5
+        wide = "<script>console.error(document.documentElement.scrollWidth)</script></body>"
+        page.write_text(page.read_text(encoding="utf-8").replace("</body>", wide), encoding="utf-8")
+        (found,), _ = browse(page, "--dump-dom", f"--window-size={width},2000")
+        assert int(re.search(r'"(\d+)"', found)[1]) <= max(width, 500)  # the least of a window
 
     def test_the_script_makes_tables_sortable(self, tmp_path):
         page = tmp_path / "page.html"
