@@ -16,6 +16,7 @@ from flray.records.clusterings import read_clustering
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import GOLDEN_RATIO, GREY, GROUPS, Colour, for_figure, palette, plain
 from flray.report.runs import Experiments, RunRecord, look_up, read_run
+from flray.report.sheets import GROUND_TRUTH
 
 DPI = 150
 MAX_BANDS = 4  # more experiments than this would hide each other
@@ -173,7 +174,7 @@ def efficiency_figure(experiments: Experiments) -> Figure:
         mean = pd.concat(frames).groupby("round")[["sent", "accuracy_mean"]].mean()
         marker = "o" if len(mean) <= FEW_POINTS else ""
         y = 100 * mean["accuracy_mean"]
-        label = _short(name)
+        label = _titled(name, runs)
         axes.plot(mean["sent"], y, color=colour, marker=marker, markersize=3, label=label)
     axes.set(xlabel=f"{unit} sent up and down so far", ylabel="test accuracy (%)")
     axes.set_title("Accuracy against communication", fontsize=10)
@@ -357,9 +358,10 @@ def _dot(label: str, colour: Colour) -> Line2D:
 
 def _titled(name: str, runs: Sequence[RunRecord]) -> str:
     seeds = [str(run.seed) for run in runs]
+    marked = _short(name) + f" {GROUND_TRUTH}" * any(run.uses_ground_truth for run in runs)
     if not any(len(run.evaluated()) for run in runs):
         return f"{_short(name)} (not evaluated yet)"
-    return f"{_short(name)} (seeds {', '.join(seeds)})" if len(seeds) > 1 else _short(name)
+    return f"{marked} (seeds {', '.join(seeds)})" if len(seeds) > 1 else marked
 
 
 def _short(name: str) -> str:

@@ -138,9 +138,9 @@ def _best(sweep: Sweep, name: str) -> Iterator[Block]:
     best, rows = sweep.best, sweep.rows_of(sweep.best)
     keys = [*sweep.keys, *([MERGE_PLACE] if MERGE_PLACE in best else [])]
     shown = {key: value_text(v) for key in keys if pd.notna(v := best[key].iloc[0])}
-    yield page.pairs(
-        {"the best": shown | {draw.title_of(c): _measured(best, c) for c in sweep.measured}}
-    )
+    mark = draw.marks_of(best)[0]
+    shown |= {draw.title_of(c): _measured(best, c) + mark for c in sweep.measured}
+    yield page.pairs({"the best": shown})
     yield note(f"The {'highest' if sweep.is_maximised else 'lowest'} {sweep.metric}, over seeds.")
     if best[MISSING_ROWS].any():
         yield note(f"{INCOMPLETE_NOTE} It is shown since no configuration is complete.")
