@@ -26,9 +26,10 @@ from flray.config.experiment import (
 from flray.errors import ExperimentError
 from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
-from flray.report.console import clustering_table, comparison_table, round_line
+from flray.report.comparison import clustering_sheet, comparison_sheet, round_line
 from flray.report.figures import figures_of, write_figures
-from flray.report.runs import RunRecord
+from flray.report.runs import RunRecord, by_experiment
+from flray.report.writers import to_rich
 from flray.sweep.tracking import tracked
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
@@ -76,7 +77,7 @@ def run_all(
 ) -> None:
     """Run them in order, show each round, end in one table; stop in time where a limit is given."""
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
-    summaries: dict[str, list[Summary]] = {}
+    done: list[RunRecord] = []
     for planned in runs:
         seed = planned.experiment.settings.seed
         console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
@@ -91,26 +92,15 @@ def run_all(
         if summary is None:
             console.print("stopped; the same command with --out and --resume goes on")
             return
-        summaries.setdefault(planned.name, []).append(summary)
-    console.print(comparison_table(summaries))
+        done.append(RunRecord(planned.out, planned.experiment.plain, summary, planned.name))
+    console.print(to_rich(comparison_sheet(by_experiment(done))))
     for planned in runs:
         console.print(f"{planned.name}: {planned.out}", soft_wrap=True)
-    _show_clusterings(runs, console)
-
-
-def _show_clusterings(runs: Sequence[PlannedRun], console: Console) -> None:
-    """The table of clusterings, and figures of the first seed."""
-    done: dict[str, list[RunRecord]] = {}
-    for planned in runs:
-        summary = RunDirectory(planned.out).summary() or {}
-        record = RunRecord(planned.out, planned.experiment.plain, summary)
-        done.setdefault(planned.name, []).append(record)
-    table = clustering_table(done)
-    if table is not None:
-        console.print(table)
-    first = {planned.name: planned.out for planned in reversed(runs)}
+    clusterings = clustering_sheet(by_experiment(done))
+    if clusterings is not None:
+        console.print(to_rich(clusterings))
     folder = common_folder([planned.out for planned in runs]) / "figures"
-    drawn = write_figures(dict(reversed(first.items())), folder)
+    drawn = write_figures(by_experiment(done), folder)
     console.print(f"{len(drawn)} figures: {folder}", soft_wrap=True)
 
 
@@ -186,7 +176,8 @@ def attach_to(out: Path, console: Console) -> None:
     if summary is None:
         console.print(f"nobody runs {out}; go on with: flray run ... --out {out} --resume")
     else:
-        console.print(comparison_table({str(summary["algorithm"]): [summary]}))
+        run = RunRecord(out, directory.config(), summary)
+        console.print(to_rich(comparison_sheet({str(summary["algorithm"]): [run]})))
 
 
 def _number_of_seeds(given: Sequence[str]) -> int:

@@ -15,8 +15,10 @@ from rich.live import Live
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
 from flray.report.figures import figures_of
-from flray.report.runs import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
-from flray.report.sweep_record import left_out_note
+from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
+from flray.report.sweep_sheet import top_sheet
+from flray.report.sweeps import left_out_note, read_sweep
+from flray.report.writers import to_rich
 from flray.sweep.driver import Progress, SweepResult, Watch, describe_space, run_sweep
 from flray.sweep.space import read_space
 
@@ -127,6 +129,7 @@ def _conclude(result: SweepResult, console: Console) -> None:
     best = report["best"]
     if best is not None:
         _show_best(report, console)
+        console.print(to_rich(top_sheet(read_sweep(result.path))))
     elif report["done"]:
         console.print(
             f"nothing was chosen: no row has {report['metric']}; to choose by validation set "

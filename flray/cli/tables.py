@@ -9,10 +9,10 @@ from rich.text import Text
 
 from flray.algorithms import ALGORITHMS
 from flray.published import Table, find_table, load_tables
-from flray.report.cells import fill
-from flray.report.matching import MATCHERS, required_algorithms
+from flray.report.matching import matcher_of, required_algorithms
+from flray.report.published_sheet import render
 from flray.report.runs import collect_runs
-from flray.report.tables import Format, render
+from flray.report.writers import Format
 
 # The space of the repository whose runs fill a table; those of the workshop are in the journal's.
 SPACES: Mapping[str, str] = {
@@ -29,7 +29,7 @@ def show_table(name: str, runs: Path, form: Format, console: Console) -> None:
     """Print a published table, filled with the finished runs below a folder."""
     table = find_table(name)
     found = collect_runs(runs)
-    rendered = render(table, fill(table, found), form)
+    rendered = render(table, found, form)
     if isinstance(rendered, str):
         console.out(rendered, end="", highlight=False)
         return
@@ -64,6 +64,6 @@ def _state(table: Table, known: Collection[str]) -> str:
     missing = [name for name in required_algorithms(table) if name not in known]
     if missing:
         return f"algorithms not there yet: {', '.join(missing)}"
-    if not MATCHERS[table.key].metrics:
+    if not matcher_of(table).numbers:
         return "its algorithms are there, no run records its numbers yet"
     return "its algorithms are there"

@@ -5,7 +5,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -96,10 +96,11 @@ class Table:
     settings: Raw
     cost: Cost
     note: str = ""
+    match: Raw = field(default_factory=dict)  # which runs fill it: report/matching.py
 
     @property
     def has_ratios(self) -> bool:
-        return self.key.startswith("flhc.")
+        return any(cell.ratio is not None for row in self.rows for cell in row.cells.values())
 
     @property
     def is_formulas(self) -> bool:
@@ -110,14 +111,33 @@ class Table:
 def load_tables() -> Mapping[str, Table]:
     """All of them by key, papers in alphabetical order; `repa_figures.yaml` holds no table."""
     costs = read_costs(FOLDER / "costs.yaml")
-    tables = {}
+    raws = {}
     for path in sorted(FOLDER.glob("*_table*.yaml")):
         name = _FILE.fullmatch(path.stem)
         assert name is not None, path
-        key = f"{name[1]}.{name[2]}"
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        tables[key] = parse_table(key, raw, costs.get(key, Cost(None, "")))
-    return MappingProxyType(tables)
+        raws[f"{name[1]}.{name[2]}"] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return MappingProxyType(
+        {
+            key: parse_table(
+                key, {**raw, "match": resolved_match(key, raws)}, costs.get(key, Cost(None, ""))
+            )
+            for key, raw in raws.items()
+        }
+    )
+
+
+def resolved_match(key: str, raws: Mapping[str, Raw]) -> Raw:
+    """The section `match` of a table, on top of that of the table it is `like`.
+
+    A part of it that is null is left out, with what the other table has there.
+    """
+    own = dict(raws[key].get("match", {}))
+    if "like" not in own:
+        return own
+    merged = dict(resolved_match(own.pop("like"), raws))
+    for name, said in own.items():
+        merged[name] = {**merged.get(name, {}), **said} if isinstance(said, dict) else said
+    return {name: said for name, said in merged.items() if said is not None}
 
 
 def find_table(name: str) -> Table:
@@ -153,6 +173,7 @@ def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
         settings=settings,
         cost=cost,
         note=raw.get("note") or settings.get("note", ""),
+        match=raw.get("match", {}),
     )
 
 

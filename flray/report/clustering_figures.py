@@ -1,8 +1,10 @@
 """Figures of a clustering: its distances, its clients in the plane, and its graph of clients."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap
@@ -32,7 +34,10 @@ MAX_LEGEND = 12  # categories
 MAX_EDGES = 20_000  # more than this say no more and take seconds each
 PANEL_POINTS = 270  # about the width of a graph, in points
 
+SIDE, TOP = (-0.05, 0, 0.035, 1), (0, 1.01, 1, 0.03)  # of a matrix: x, y, width, height
+
 Colours = Mapping[int, Colour]
+Place = Literal["lower center", "upper center"]  # of a legend
 
 
 def distance_figure(
@@ -63,10 +68,10 @@ def distance_figure(
     _outline_clusters(flat, clustering.labels[order])
     if clustering.groups is not None:
         for axes, places in ((raw, everyone), (reordered, leaves), (flat, order)):
-            _side_strip(axes, clustering.groups[places], of_group)
-        _legend_above(raw, "planted group (strip)", of_group)
-    _legend_above(flat, "cluster", of_cluster)
-    _top_strip(reordered, clustering.labels[leaves], of_cluster)
+            _strip(axes, SIDE, clustering.groups[places][:, None], of_group)
+        _legend(raw, of_group, "lower center", (0.5, 1.02), "planted group (strip)")
+    _legend(flat, of_cluster, "lower center", (0.5, 1.02), "cluster")
+    _strip(reordered, TOP, clustering.labels[leaves][None], of_cluster)
     if clustering.linkage is None or not len(clustering.linkage):
         reordered.set_xlabel("(b) reordered by cluster")
     else:
@@ -163,21 +168,13 @@ def _outline_clusters(axes: Axes, labels: Ids) -> None:
         axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="#D55E00", linewidth=1))
 
 
-def _top_strip(axes: Axes, labels: Ids, colours: Colours) -> None:
-    strip = axes.inset_axes((0, 1.01, 1, 0.03), sharex=axes)
-    _fill_strip(strip, labels[None], colours)
-
-
-def _side_strip(axes: Axes, labels: Ids, colours: Colours) -> None:
-    strip = axes.inset_axes((-0.05, 0, 0.035, 1), sharey=axes)
-    _fill_strip(strip, labels[:, None], colours)
-
-
-def _fill_strip(strip: Axes, labels: Ids, colours: Colours) -> None:
-    names = list(colours)
-    place = np.searchsorted(names, labels)
+def _strip(axes: Axes, place: tuple[float, ...], labels: Ids, colours: Colours) -> None:
+    """Labels along the top (1, m) or the side (m, 1) of a matrix."""
+    shared = {"sharex": axes} if len(labels) == 1 else {"sharey": axes}
+    strip = axes.inset_axes(place, **shared)  # type: ignore[arg-type]
     cmap = ListedColormap(list(colours.values()))
-    strip.imshow(place, cmap=cmap, vmin=-0.5, vmax=len(names) - 0.5, aspect="auto")
+    codes = np.searchsorted(list(colours), labels)
+    strip.imshow(codes, cmap=cmap, vmin=-0.5, vmax=len(colours) - 0.5, aspect="auto")
     strip.axis("off")
 
 
@@ -198,55 +195,28 @@ def _draw_dendrogram(
     tree.spines[["top", "right", "bottom"]].set_visible(False)
 
 
-def _legend_above(axes: Axes, title: str, colours: Colours) -> None:
+def _legend(
+    axes: Axes, colours: Colours, place: Place, anchor: tuple[float, float], title: str = ""
+) -> None:
     if len(colours) > MAX_LEGEND:
         return
-    handles = [_dot(str(name), colour) for name, colour in colours.items()]
-    axes.legend(
-        handles=handles,
-        title=title,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.02),
-        ncols=min(6, len(handles)),
-        frameon=False,
-        fontsize=8,
-        title_fontsize=9,
-        handletextpad=0.2,
-        columnspacing=1,
-    )
-
-
-def _dot(label: str, colour: Colour) -> Line2D:
-    return Line2D([], [], linestyle="", marker="o", color=colour, label=label)
+    dots = [
+        Line2D([], [], color=colour, label=str(name), linestyle="", marker="o")
+        for name, colour in colours.items()
+    ]
+    legend = axes.legend(handles=dots, loc=place, bbox_to_anchor=anchor, ncols=6, frameon=False)
+    legend.set_title(title)
 
 
 def _scatter(axes: Axes, points: Matrix, labels: Ids, colours: Colours) -> None:
-    size = 36 if len(points) <= 200 else 10
     # One call: no category lies wholly above another.
-    axes.scatter(
-        points[:, 0],
-        points[:, 1],
-        s=size,
-        c=[colours[label] for label in labels.tolist()],
-        edgecolors="white",
-        linewidths=0.4,
-        alpha=0.9,
-    )
+    c, size = [colours[label] for label in labels.tolist()], 36 if len(points) <= 200 else 10
+    x, y = points.T
+    axes.scatter(x, y, s=size, c=c, edgecolors="white", linewidths=0.4, alpha=0.9)
     axes.set_aspect("equal", adjustable="box")
     axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(colours) <= MAX_LEGEND:
-        handles = [_dot(str(name), colour) for name, colour in colours.items()]
-        axes.legend(
-            handles=handles,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.08),
-            ncols=min(6, len(handles)),
-            frameon=False,
-            fontsize=9,
-            handletextpad=0.2,
-            columnspacing=1,
-        )
+    sns.despine(ax=axes)
+    _legend(axes, colours, "upper center", (0.5, -0.08))
 
 
 def _edges(clustering: Clustering) -> tuple[Ids, int]:

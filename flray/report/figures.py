@@ -1,80 +1,41 @@
-"""Figures of runs: accuracy by round and by client, and every figure there is as a file."""
+"""Figures of runs: accuracy by round and by client, what was sent and what took time."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from flray.errors import ExperimentError
-from flray.records.clusterings import clustering_files, read_clustering
-from flray.records.run_directory import Config, RunDirectory
+from flray.records.clusterings import read_clustering
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.report.colours import GOLDEN_RATIO, GREY, Colour, for_figure, palette
+from flray.report.colours import GOLDEN_RATIO, GREY, GROUPS, Colour, for_figure, palette, plain
+from flray.report.runs import Experiments, RunRecord, look_up, read_run
+from flray.report.sheets import GROUND_TRUTH
 
 DPI = 150
-MAX_BANDS = 4  # more runs than this would hide each other
-MAX_LINES = 8  # more clusterings of a run than this are ticks at the foot
+MAX_BANDS = 4  # more experiments than this would hide each other
+MAX_LINES = 8  # more clusterings than this are ticks at the foot
 MAX_STRIPS = 20  # clusters side by side
 MAX_EVENTS = 3  # more clusterings than this: only the last is drawn
 LOG_FROM = 20  # clusters
 FEW_POINTS = 20  # are marked one by one
+THRESHOLD = "algorithm.clustering.partition.threshold"
+# A phase that runs inside another one; its time is taken out of the other's.
+_INSIDE = {"probe": "signature"}
 
 
-@dataclass(frozen=True)
-class Run:
-    """What figures show of a run."""
-
-    rounds: pd.DataFrame  # as RunDirectory.rounds
-    clients: pd.DataFrame  # as RunDirectory.clients
-    clusterings: Mapping[int, Path] = field(default_factory=dict)  # files by round
-    target: float | None = None  # accuracy
-    threshold: float | None = None  # of the dendrogram
-
-    def evaluated(self) -> pd.DataFrame:
-        """The rounds that have an accuracy."""
-        columns = ["round", "accuracy_mean", "accuracy_worst_decile", "clusters"]
-        return self.rounds.reindex(columns=columns).dropna(subset=["accuracy_mean"])
-
-    def last_test(self) -> pd.DataFrame:
-        """A row for each client at the last evaluation on its test part."""
-        test = self.clients[self.clients["part"] == "test"]
-        last: pd.DataFrame = test[test["round"] == test["round"].max()]
-        return last
-
-
-def read_run(path: Path) -> Run:
-    directory = RunDirectory(path)
-    if not directory.holds_run():
-        raise ExperimentError(f"{path} holds no run: it has no config.yaml")
-    config = directory.config()
-    return Run(
-        directory.rounds(),
-        directory.clients(),
-        clustering_files(path),
-        _number(config, "evaluate.target"),
-        _number(config, "algorithm.clustering.partition.threshold"),
-    )
-
-
-def write_figures(runs: Mapping[str, Path], folder: Path) -> list[Path]:
-    """Draw everything that the run directories hold into PNGs, and say where they are.
-
-    Args:
-        runs: run directories by the name they have in legends and file names.
-    """
-    read = {name: read_run(path) for name, path in runs.items()}
-    _check_names([name for name, run in read.items() if run.clusterings])
+def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
+    """Draw everything that the run directories hold into PNGs; returns their paths."""
+    _check_names([name for name, runs in experiments.items() if runs[0].clusterings])
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for stem, figure in _figures({for_figure(name): run for name, run in read.items()}):
+    for stem, figure in _figures(experiments):
         paths.append(folder / f"{stem}.png")
         figure.savefig(paths[-1], dpi=DPI)
     return paths
@@ -82,219 +43,329 @@ def write_figures(runs: Mapping[str, Path], folder: Path) -> list[Path]:
 
 def figures_of(run: Path) -> list[Path]:
     """The figures of one run, in its own directory."""
-    return write_figures({"run": run}, run / "figures")
+    return write_figures({"run": [read_run(run, "run")]}, run / "figures")
 
 
-def _figures(runs: Mapping[str, Run]) -> Iterator[tuple[str, Figure]]:
-    """What can be drawn, by file name; one at a time, for figures are large."""
-    if any(len(run.evaluated()) for run in runs.values()):
-        yield "accuracy", accuracy_figure(runs)
-    if any(len(run.last_test()) for run in runs.values()):
-        yield "clients", clients_figure(runs)
-    for name, run in runs.items():
-        for t in _drawn_events(run):
-            clustering, title = read_clustering(run.clusterings[t]), _event_title(name, t)
-            stem = f"{_file_name(name)}_round_{t}"
-            yield f"{stem}_distance", distance_figure(clustering, title, run.threshold)
-            yield f"{stem}_embedding", embedding_figure(clustering, title)
-            yield f"{stem}_graph", graph_figure(clustering, title)
+def _figures(experiments: Experiments) -> Iterator[tuple[str, Figure]]:
+    """What can be drawn, by file name; one at a time, since figures are large."""
+    every = [run for runs in experiments.values() for run in runs]
+    if any(len(run.evaluated()) for run in every):
+        yield "accuracy", accuracy_figure(experiments)
+    if any(len(run.last_test()) for run in every):
+        yield "clients", clients_figure(experiments)
+    for name, (first, *others) in experiments.items():
+        events = sorted(first.clusterings)
+        for t in events if len(events) <= MAX_EVENTS else events[-1:]:
+            title = for_figure(f"{first.label if others else name}, {when(t)}")
+            found, stem = read_clustering(first.clusterings[t]), f"{_file_name(name)}_round_{t}"
+            threshold = look_up(first.config, THRESHOLD)
+            yield f"{stem}_distance", distance_figure(found, title, threshold)
+            yield f"{stem}_embedding", embedding_figure(found, title)
+            yield f"{stem}_graph", graph_figure(found, title)
 
 
-def accuracy_figure(runs: Mapping[str, Run]) -> Figure:
-    """Mean accuracy by round, a line a run; the number of clusters below if there are several."""
-    clustered = any(run.evaluated()["clusters"].max() > 1 for run in runs.values())
+def when(t: int) -> str:
+    return "before the first round" if t == 0 else f"after round {t}"
+
+
+def accuracy_figure(experiments: Experiments) -> Figure:
+    """Mean accuracy by round, a line for each experiment; below it the number of clusters.
+
+    The band is one standard deviation over seeds; of single runs, down to the worst decile.
+    """
+    data = _joined(experiments, RunRecord.evaluated)
+    clustered = bool((data["clusters"] > 1).any())
+    colours = dict(zip(experiments, palette(len(experiments)), strict=True))
+    figure = Figure(figsize=(7, 5.6 if clustered else 4.4), layout="constrained")
     ratios = [3.2, 1] if clustered else [1]
-    figure = Figure(figsize=(7, 5.4 if clustered else 4.2), layout="constrained")
-    grid = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)
-    column: list[Axes] = list(grid[:, 0])
-    banded = len(runs) <= MAX_BANDS
-    handles: list[Artist] = []
-    for (name, run), colour in zip(runs.items(), palette(len(runs)), strict=True):
-        handles.append(_draw_accuracy(column[0], name, run, colour, banded=banded))
-        if clustered:
-            counts = run.evaluated().dropna(subset=["clusters"])
-            column[1].step(counts["round"], counts["clusters"], where="post", color=colour)
-    column[0].set_ylabel("test accuracy (%)")
-    note = "; band: down to the mean of the worst decile" if banded else ""
-    column[0].set_title(f"Mean over clients{note}", fontsize=10)
-    handles += _draw_targets(column[0], runs)
-    _limit_percent(column[0])
-    handles += _draw_events(column, runs)
+    grid = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    top: Axes = grid[0]
+    has_seeds = any(len(runs) > 1 for runs in experiments.values())
+    few = data.groupby("experiment", sort=False)["round"].nunique().max() <= FEW_POINTS
+    style = {"hue": "experiment", "palette": colours, "hue_order": list(colours), "legend": False}
+    marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if few else {}
+    bar = "sd" if has_seeds else None
+    sns.lineplot(data, x="round", y="accuracy", errorbar=bar, ax=top, **style, **marks)
+    told = ""
+    if has_seeds:
+        told = "; band: one standard deviation over seeds"
+    elif len(experiments) <= MAX_BANDS:
+        told = "; band: down to the mean of the worst decile"
+        for name, own in data.groupby("experiment", sort=False):
+            low = 100 * own["accuracy_worst_decile"].to_numpy(np.float64)
+            x, colour = own["round"].to_numpy(), colours[str(name)]
+            top.fill_between(x, low, own["accuracy"], color=colour, alpha=0.15, linewidth=0)
+    top.set_title(f"Mean over clients{told}", fontsize=10)
+    top.set_ylabel("test accuracy (%)")
+    handles = [_line(_titled(name, runs), colours[name]) for name, runs in experiments.items()]
+    handles += _draw_targets(top, experiments)
+    top.set_ylim(max(top.get_ylim()[0], -2), min(top.get_ylim()[1], 102))
     if clustered:
-        _count_axis(column[1])
-    for axes in column:
-        _plain(axes)
-    column[-1].set_xlabel("round")
-    column[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _legend_below(figure, handles)
+        counts = data.dropna(subset=["clusters"])
+        step = {"drawstyle": "steps-post", "errorbar": bar, "ax": grid[1]}
+        sns.lineplot(counts, x="round", y="clusters", **step, **style)
+        count_axis(grid[1])
+    handles += _draw_events(list(grid), experiments)
+    for axes in grid:
+        plain(axes)
+    grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    legend_below(figure, handles)
     return figure
 
 
-def clients_figure(runs: Mapping[str, Run]) -> Figure:
-    """Every client's test accuracy: sorted, a line a run, and below it by cluster or group."""
-    tests = {name: run.last_test() for name, run in runs.items()}
-    tests = {name: test for name, test in tests.items() if len(test)}
-    strips = {name: by for name, test in tests.items() if (by := _strip_column(test))}
+def clients_figure(experiments: Experiments) -> Figure:
+    """Every client's test accuracy: sorted, a line for each experiment over all its seeds; below
+    it a panel for each experiment by cluster (one seed) or by seed, coloured by planted group."""
+    data = _joined(experiments, RunRecord.last_test)
+    data = data.assign(accuracy=100 * data["accuracy"].astype(float))
+    shown = {name: data[data["experiment"] == name] for name in experiments}
+    shown = {name: own for name, own in shown.items() if len(own)}
+    strips = {name: by for name, own in shown.items() if (by := _strip_column(own))}
     columns = min(3, max(1, len(strips)))
     rows = -(-len(strips) // columns)
-    figure = Figure(figsize=(7.5, 3.6 + 2.4 * rows), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.8 + 2.4 * rows), layout="constrained")
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.3] + [1] * rows)
     top = figure.add_subplot(grid[0, :])
-    handles: list[Artist] = [
-        _draw_sorted(top, name, test, colour)
-        for (name, test), colour in zip(tests.items(), palette(len(tests)), strict=True)
-    ]
-    handles += _draw_targets(top, {name: runs[name] for name in tests})
-    _limit_percent(top)
+    handles = []
+    for name, colour in zip(experiments, palette(len(experiments)), strict=True):
+        if name not in shown:
+            continue
+        accuracy = np.sort(shown[name]["accuracy"].to_numpy(np.float64))
+        share = 100 * (np.arange(len(accuracy)) + 0.5) / len(accuracy)
+        marker = "o" if len(accuracy) <= FEW_POINTS else ""
+        top.plot(share, accuracy, color=colour, marker=marker, markersize=3)
+        told = f"mean {accuracy.mean():.1f} %, variance {_variance(shown[name]):.1f} %²"
+        handles.append(_line(f"{_titled(name, experiments[name])}: {told}", colour))
+    handles += _draw_targets(top, {name: experiments[name] for name in shown})
+    top.set_ylim(max(top.get_ylim()[0], -2), min(top.get_ylim()[1], 102))
     top.set(xlabel="clients, worst to best (%)", ylabel="test accuracy (%)", xlim=(0, 100))
     top.set_title("Test accuracy of every client at the last evaluation", fontsize=10)
-    _plain(top)
-    of_group = _group_colours([tests[name] for name in strips])
+    plain(top)
+    planted = sorted(data["group"].dropna().unique()) if "group" in data else []
+    of_group = dict(zip(planted, palette(len(planted), GROUPS), strict=True))
     for k, (name, by) in enumerate(strips.items()):
         axes = figure.add_subplot(grid[1 + k // columns, k % columns], sharey=top)
-        _draw_strips(axes, tests[name], by, of_group)
-        axes.set_title(_end_of(name, 24), fontsize=9)
-        if k % columns == 0:
-            axes.set_ylabel("test accuracy (%)")
-        else:
-            axes.tick_params(labelleft=False)
-        _plain(axes)
-    _legend_below(figure, handles)
-    if 0 < len(of_group) <= MAX_STRIPS:
-        dots: list[Artist] = [
-            Line2D([], [], linestyle="", marker="o", color=colour, label=str(group))
-            for group, colour in of_group.items()
-        ]
+        _draw_strips(axes, shown[name], by, of_group)
+        axes.set_title(for_figure(_end_of(name, 24)), fontsize=9)
+        axes.set_ylabel("" if k % columns else "test accuracy (%)")
+        axes.tick_params(labelleft=k % columns == 0)
+        plain(axes)
+    legend_below(figure, handles)
+    if 0 < len(of_group) <= MAX_STRIPS and strips:
+        dots = [_dot(f"{group:.0f}", colour) for group, colour in of_group.items()]
         legend = figure.legend(handles=dots, loc="outside right upper", frameon=False, fontsize=9)
         legend.set_title("planted\ngroup")
     return figure
 
 
-def _draw_accuracy(axes: Axes, name: str, run: Run, colour: Colour, *, banded: bool) -> Line2D:
-    rows = run.evaluated()
-    t, mean = rows["round"].to_numpy(), 100 * rows["accuracy_mean"].to_numpy()
-    worst = 100 * rows["accuracy_worst_decile"].to_numpy(np.float64)
-    if banded:
-        axes.fill_between(t, worst, mean, color=colour, alpha=0.15, linewidth=0)
-    label = _end_of(name, 60) + ("" if len(t) else " (not evaluated yet)")
-    marker = "o" if len(t) <= FEW_POINTS else ""
-    return axes.plot(t, mean, color=colour, label=label, marker=marker, markersize=3)[0]
+def efficiency_figure(experiments: Experiments) -> Figure:
+    """Mean test accuracy against the bytes sent in both directions until then, over seeds."""
+    sent = {
+        name: [run.rounds.filter(regex="^bytes_(up|down)_").sum(axis=1).cumsum() for run in runs]
+        for name, runs in experiments.items()
+    }
+    size, unit = byte_unit(max(s.max() for each in sent.values() for s in each if len(s)))
+    figure = Figure(figsize=(5.8, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for (name, runs), colour in zip(experiments.items(), palette(len(sent)), strict=True):
+        frames = [
+            run.evaluated().assign(sent=s / size) for run, s in zip(runs, sent[name], strict=True)
+        ]
+        mean = pd.concat(frames).groupby("round")[["sent", "accuracy_mean"]].mean()
+        marker = "o" if len(mean) <= FEW_POINTS else ""
+        y = 100 * mean["accuracy_mean"]
+        label = _titled(name, runs)
+        axes.plot(mean["sent"], y, color=colour, marker=marker, markersize=3, label=label)
+    axes.set(xlabel=f"{unit} sent up and down so far", ylabel="test accuracy (%)")
+    axes.set_title("Accuracy against communication", fontsize=10)
+    plain(axes)
+    if len(experiments) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
 
 
-def _draw_targets(axes: Axes, runs: Mapping[str, Run]) -> list[Line2D]:
-    targets = sorted({run.target for run in runs.values() if run.target is not None})
+def bytes_by_kind(rounds: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    """What was sent in each round in one direction, a column for each kind that ever was."""
+    columns = [str(name) for name in rounds if str(name).startswith(prefix)]
+    kinds = rounds[sorted(columns)].fillna(0).rename(columns=lambda name: name.removeprefix(prefix))
+    kept: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds["round"])
+    return kept
+
+
+def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of each round by phase; phases do not overlap, `other` is what none of them took."""
+    phases = bytes_by_kind(rounds, "seconds_")
+    for inner, outer in _INSIDE.items():
+        if inner in phases and outer in phases:
+            phases[outer] = (phases[outer] - phases[inner]).clip(lower=0)
+    if "seconds" in rounds and len(phases.columns):
+        total = rounds["seconds"].fillna(0).to_numpy(np.float64)
+        phases["other"] = np.maximum(total - phases.sum(axis=1), 0)
+    return phases[phases.sum().sort_values(ascending=False, kind="stable").index]
+
+
+def traffic_figure(up: pd.DataFrame, down: pd.DataFrame) -> Figure:
+    """Bytes of each round, a layer for each kind: sent by clients above, sent to them below."""
+    size, unit = byte_unit(max(side.sum(axis=1).max() for side in (up, down) if len(side.columns)))
+    kinds = sorted({*up, *down})
+    colours: dict[Hashable, Colour] = dict(
+        zip(kinds, sns.color_palette("crest", len(kinds)), strict=True)
+    )
+    figure, axes = _stacked({1: up / size, -1: down / size}, colours)
+    axes.axhline(0, color="0.2", linewidth=0.8)
+    axes.set_ylabel(f"{unit} a round:  ← down   up →")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
+    axes.set_title("Communication by kind", fontsize=10)
+    return figure
+
+
+def time_figure(phases: pd.DataFrame) -> Figure:
+    """Seconds of each round, a layer for each phase."""
+    colours = dict(zip(phases, sns.color_palette("crest", len(phases.columns)), strict=True))
+    figure, axes = _stacked({1: phases}, colours)
+    axes.set_ylabel("seconds a round")
+    axes.set_title("Time by phase", fontsize=10)
+    return figure
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """The unit in which so many bytes are a readable number.
+
+    >>> byte_unit(2.5e6)
+    (1000000.0, 'MB')
+    """
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next(((size, name) for size, name in units if largest >= size), (1.0, "bytes"))
+
+
+def count_axis(axes: Axes) -> None:
+    """Whole numbers; many are on a logarithmic axis."""
+    axes.set_ylabel("clusters")
+    if axes.dataLim.y1 > LOG_FROM:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+        axes.set_ylim(0, 1.1 * max(axes.dataLim.y1, 1))
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D]) -> None:
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    columns = max(1, min(5, len(handles), 95 // (longest + 6)))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
+
+
+def _stacked(
+    sides: Mapping[int, pd.DataFrame], colours: Mapping[Hashable, Colour]
+) -> tuple[Figure, Axes]:
+    """Layers by round, upwards or (-1) downwards; one path for each layer."""
+    figure = Figure(figsize=(5.8, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for sign, layers in sides.items():
+        t = layers.index.to_numpy(np.float64)
+        edges, base = np.append(t - 0.5, t[-1:] + 0.5), np.zeros(len(t))
+        for name in layers:
+            top = base + sign * layers[name].to_numpy(np.float64)
+            axes.stairs(top, edges, baseline=base, fill=True, color=colours[name])
+            base = top
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.01)
+    plain(axes)
+    legend_below(
+        figure, [_line(str(name), colour, linewidth=5) for name, colour in colours.items()]
+    )
+    return figure, axes
+
+
+def _joined(experiments: Experiments, read: Callable[[RunRecord], pd.DataFrame]) -> pd.DataFrame:
+    """The frames of all runs with their experiment and seed."""
+    frames = [
+        read(run).assign(experiment=name, seed=run.seed)
+        for name, runs in experiments.items()
+        for run in runs
+    ]
+    data = pd.concat(frames, ignore_index=True)
+    return data.assign(accuracy=100 * data["accuracy_mean"]) if "accuracy_mean" in data else data
+
+
+def _strip_column(own: pd.DataFrame) -> str | None:
+    """What the panel of an experiment is split by: seed, the model clients share, or group."""
+    if own["seed"].nunique() > 1:
+        return "seed"
+    for column in ("model", "group"):
+        if column in own and 1 < own[column].nunique() <= MAX_STRIPS:
+            return column
+    return None
+
+
+def _draw_strips(axes: Axes, own: pd.DataFrame, by: str, of_group: Mapping[float, Colour]) -> None:
+    """A column of dots for each value; grey where only other experiments have planted groups."""
+    names = sorted(own[by].dropna().astype(int).unique())
+    place = own[by].map({name: k for k, name in enumerate(names)}).to_numpy(np.float64)
+    jitter = 0.6 * (np.arange(len(own)) * GOLDEN_RATIO % 1 - 0.5)
+    clusters = [GREY] * len(names) if of_group or by == "seed" else palette(len(names), GROUPS)
+    groups = own["group"] if "group" in own else pd.Series(np.nan, index=own.index)
+    colours = [of_group.get(g, clusters[int(k)]) for g, k in zip(groups, place, strict=True)]
+    axes.scatter(place + jitter, own["accuracy"], s=12, c=colours, linewidths=0, alpha=0.8)
+    means = own["accuracy"].groupby(place).mean()
+    axes.hlines(means, means.index - 0.4, means.index + 0.4, color="0.2", linewidth=1.2)
+    axes.set_xticks(range(len(names)), [str(name) for name in names])
+    axes.tick_params(axis="x", labelsize=9 if len(names) <= 10 else 6)
+    axes.set_xlabel({"model": "cluster", "seed": "seed"}.get(by, "planted group"))
+
+
+def _variance(own: pd.DataFrame) -> float:
+    """Over clients (ddof 0), the mean over seeds."""
+    return float(own.groupby("seed", dropna=False)["accuracy"].var(ddof=0).mean())
+
+
+def _draw_targets(axes: Axes, experiments: Experiments) -> list[Line2D]:
+    configs = [runs[0].config for runs in experiments.values()]
+    targets = {float(t) for c in configs if (t := look_up(c, "evaluate.target")) is not None}
     return [
         axes.axhline(
-            100 * target,
-            color="0.45",
-            linewidth=0.8,
-            linestyle=":",
-            label=f"target {100 * target:.4g} %",
+            100 * target, color="0.45", lw=0.8, ls=":", label=f"target {100 * target:.4g} %"
         )
-        for target in targets
+        for target in sorted(targets)
     ]
 
 
-def _draw_events(column: Sequence[Axes], runs: Mapping[str, Run]) -> list[Line2D]:
+def _draw_events(column: Sequence[Axes], experiments: Experiments) -> list[Line2D]:
     """A dashed line after each round that ended in a clustering; ticks where they are many."""
-    few = {t for run in runs.values() if len(run.clusterings) <= MAX_LINES for t in run.clusterings}
-    many = {t for run in runs.values() for t in run.clusterings} - few
+    events = [run.clusterings for runs in experiments.values() for run in runs]
+    few = {t for each in events if len(each) <= MAX_LINES for t in each}
+    many = {t for each in events for t in each} - few
     for axes in column:
         for t in sorted(few):
             axes.axvline(t, color="0.3", linewidth=1, linestyle="--")
         for t in sorted(many):
             axes.axvline(t, ymax=0.03, color="0.3", linewidth=1)
-    handles = []
-    if few:
-        handles.append(Line2D([], [], color="0.3", linewidth=1, linestyle="--", label="clustering"))
-    if many:
-        label = "clustering (at the foot)"
-        handles.append(Line2D([], [], color="0.3", linestyle="", marker="|", label=label))
-    return handles
+    handles = [_line("clustering", GREY, linestyle="--")] if few else []
+    foot = _line("clustering (at the foot)", GREY, linestyle="", marker="|")
+    return handles + ([foot] if many else [])
 
 
-def _count_axis(axes: Axes) -> None:
-    axes.set_ylabel("clusters")
-    highest = axes.dataLim.y1
-    if highest > LOG_FROM:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
-        axes.set_ylim(0, 1.1 * highest)
+def _line(label: str, colour: Colour | str, **style: object) -> Line2D:
+    return Line2D([], [], color=colour, label=label, **style)  # type: ignore[arg-type]
 
 
-def _draw_sorted(axes: Axes, name: str, test: pd.DataFrame, colour: Colour) -> Line2D:
-    accuracy = 100 * np.sort(test["accuracy"].to_numpy(np.float64))
-    share = 100 * (np.arange(len(accuracy)) + 0.5) / len(accuracy)
-    label = (
-        f"{_end_of(name, 40)}: mean {accuracy.mean():.1f} %, variance {accuracy.var():.1f} %², "
-        f"round {test['round'].iloc[0]}"
-    )
-    marker = "o" if len(accuracy) <= FEW_POINTS else ""
-    return axes.plot(share, accuracy, color=colour, label=label, marker=marker, markersize=3)[0]
+def _dot(label: str, colour: Colour) -> Line2D:
+    return _line(label, colour, linestyle="", marker="o")
 
 
-def _strip_column(test: pd.DataFrame) -> str | None:
-    """What to tell a run's clients apart by: the model they share, else their planted group."""
-    for column in ("model", "group"):
-        if column in test and 1 < test[column].nunique() <= MAX_STRIPS:
-            return column
-    return None
+def _titled(name: str, runs: Sequence[RunRecord]) -> str:
+    seeds = [str(run.seed) for run in runs]
+    marked = _short(name) + f" {GROUND_TRUTH}" * any(run.uses_ground_truth for run in runs)
+    if not any(len(run.evaluated()) for run in runs):
+        return f"{_short(name)} (not evaluated yet)"
+    return f"{marked} (seeds {', '.join(seeds)})" if len(seeds) > 1 else marked
 
 
-def _group_colours(tests: Sequence[pd.DataFrame]) -> dict[int, Colour]:
-    """One colour for a planted group in every panel."""
-    planted = sorted({int(g) for test in tests if "group" in test for g in test["group"].dropna()})
-    return dict(zip(planted, palette(len(planted)), strict=True))
-
-
-def _draw_strips(axes: Axes, test: pd.DataFrame, by: str, of_group: Mapping[int, Colour]) -> None:
-    """A column of dots for each cluster or group, coloured by planted group.
-
-    Where only other runs have groups the dots are grey, where none has, a colour a cluster.
-    """
-    names = np.unique(test[by].to_numpy(np.int64)).tolist()
-    own = [GREY] * len(names) if of_group else palette(len(names))
-    groups = test["group"] if "group" in test else pd.Series(np.nan, index=test.index)
-    for place, name in enumerate(names):
-        who = test[by] == name
-        accuracy = 100 * test["accuracy"][who].to_numpy(np.float64)
-        x = place + 0.6 * (np.arange(len(accuracy)) * GOLDEN_RATIO % 1 - 0.5)
-        colours = [of_group.get(group, own[place]) for group in groups[who]]
-        axes.scatter(x, accuracy, s=12, c=colours, linewidths=0, alpha=0.8)
-        axes.hlines(accuracy.mean(), place - 0.4, place + 0.4, color="0.2", linewidth=1.2)
-    axes.set_xticks(range(len(names)), [str(name) for name in names])
-    axes.tick_params(axis="x", labelsize=9 if len(names) <= 10 else 6)
-    axes.set_xlabel("cluster" if by == "model" else "planted group")
-
-
-def _limit_percent(axes: Axes) -> None:
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -2), min(high, 102))
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(4, len(handles), 95 // (longest + 6)))
-    figure.legend(
-        handles=list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-    )
-
-
-def _drawn_events(run: Run) -> list[int]:
-    events = sorted(run.clusterings)
-    return events if len(events) <= MAX_EVENTS else events[-1:]
-
-
-def _event_title(name: str, t: int) -> str:
-    return f"{name}, before the first round" if t == 0 else f"{name}, after round {t}"
+def _short(name: str) -> str:
+    return for_figure(_end_of(name, 40))
 
 
 def _end_of(name: str, length: int) -> str:
@@ -321,10 +392,3 @@ def _check_names(names: Sequence[str]) -> None:
         other = seen.setdefault(_file_name(name), name)
         if other != name:
             raise ValueError(f"figures of {other!r} and {name!r} would have one name: rename one")
-
-
-def _number(config: Config, key: str) -> float | None:
-    value: object = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) else None

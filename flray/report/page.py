@@ -3,97 +3,69 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from flray import __version__
 from flray.records.atomic import replace_text
-from flray.report.page_elements import Html, element, joined, section, void
-from flray.report.page_folders import Found, find
-from flray.report.page_run import run_sections
-from flray.report.page_runs import runs_sections
-from flray.report.page_style import SCRIPT, STYLE
+from flray.report.page_blocks import Block, section
+from flray.report.page_run import experiments_sections, run_sections
 from flray.report.page_sweep import sweep_sections, sweep_title
+from flray.report.runs import RunRecord, by_experiment, find_runs
+from flray.report.sweeps import Sweep
 
-# Nothing may be loaded from anywhere: a browser that had to would say so.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-
-Sections = list[tuple[str, str, Html]]  # heading, anchor, section
+MAX_NAMES = 4  # in a title
 
 
 def write_page(folders: Sequence[Path], out: Path) -> None:
     """Everything in and below the folders on one page."""
-    page = render_page(find(folders))
+    page = render_page(*find_runs(folders))
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, page)
 
 
-def render_page(found: Found) -> str:
-    title = _title(found)
-    sections = _sections(found)
-    head = element(
-        "head",
-        void("meta", charset="utf-8"),
-        void("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        void("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        void("link", rel="icon", href="data:,"),
-        element("title", title),
-        element("style", Html(STYLE)),
+def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
+    loader = PackageLoader("flray.report", "templates")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    top = [element("h1", title), element("p", _remark(found), class_="sub")]
-    body = element(
-        "body",
-        element("header", *top, class_="top"),
-        _navigation(sections),
-        element("main", *(shown for _, _, shown in sections)),
-        element("footer", f"Made by flray {__version__} from the recorded files alone."),
-        element("script", Html(SCRIPT)),
+    return environment.get_template("page.html").render(
+        title=_title(runs, sweeps),
+        remark=_remark(runs, sweeps),
+        sections=_sections(runs, sweeps),
+        version=__version__,
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _sections(found: Found) -> Sections:
+def _sections(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> list[Block]:
     """Those of the one thing there is, or one for each of several things."""
-    level = 2 if len(found.sweeps) + bool(found.runs) == 1 else 3
-    parts: list[tuple[str, str, Sections]] = []
-    if len(found.runs) == 1:
-        parts.append((found.runs[0].label, "run", run_sections(found.runs[0], "run", level)))
-    elif found.runs:
-        parts.append(("Runs", "runs", runs_sections(found.experiments, "runs", level)))
-    for number, sweep in enumerate(found.sweeps):
+    parts: list[tuple[str, str, list[Block]]] = []
+    if len(runs) == 1:
+        parts.append((runs[0].label, "run", run_sections(runs[0], "run")))
+    elif runs:
+        parts.append(("Runs", "runs", experiments_sections(by_experiment(runs), "runs")))
+    for number, sweep in enumerate(sweeps):
         name = f"sweep{number}"
-        heading = f"{sweep.name}: {sweep_title(sweep)}"
-        parts.append((heading, name, sweep_sections(sweep, name, level)))
-    if len(parts) == 1:
-        return parts[0][2]
-    return [
-        (heading, anchor, section(2, heading, *(s for _, _, s in inner), anchor=anchor))
-        for heading, anchor, inner in parts
-    ]
+        parts.append((f"{sweep.name}: {sweep_title(sweep)}", name, sweep_sections(sweep, name)))
+    return parts[0][2] if len(parts) == 1 else [section(*part) for part in parts]
 
 
-def _navigation(sections: Sections) -> Html:
-    links = (
-        element("li", element("a", heading, href=f"#{anchor}")) for heading, anchor, _ in sections
-    )
-    return element("nav", element("ul", joined(links)), aria_label="sections")
+def _title(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
+    if len(runs) == 1 and not sweeps:
+        return runs[0].title
+    if len(sweeps) == 1 and not runs:
+        return sweep_title(sweeps[0])
+    names = [*by_experiment(runs), *(sweep.name for sweep in sweeps)]
+    shown = ", ".join(names[:MAX_NAMES])
+    return f"{shown} and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else shown
 
 
-def _title(found: Found) -> str:
-    if len(found.runs) == 1 and not found.sweeps:
-        return found.runs[0].title
-    if len(found.sweeps) == 1 and not found.runs:
-        return sweep_title(found.sweeps[0])
-    names = [*found.experiments, *(sweep.name for sweep in found.sweeps)]
-    shown = ", ".join(names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
-
-
-def _remark(found: Found) -> str:
-    if len(found.runs) == 1 and not found.sweeps:
-        run = found.runs[0]
-        return f"{run.label}; folder {run.folder}"
+def _remark(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
+    if len(runs) == 1 and not sweeps:
+        return f"{runs[0].label}; folder {runs[0].folder}"
     counts = [
-        (len(found.experiments), "experiment"),
-        (len(found.runs), "run"),
-        (len(found.sweeps), "sweep"),
-        (sum(len(sweep.rows) for sweep in found.sweeps), "row"),
+        (len(by_experiment(runs)), "experiment"),
+        (len(runs), "run"),
+        (len(sweeps), "sweep"),
+        (sum(len(sweep.rows) for sweep in sweeps), "row"),
     ]
     return ", ".join(f"{n:,} {word}{'s' if n != 1 else ''}" for n, word in counts if n)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
 from scipy.stats import rankdata, spearmanr
 
 from flray.published.tables import Column, Table
-from flray.report.cells import Cells
 
 Place = tuple[int, str]  # row number, column key
 _FEWEST_FOR_CORRELATION = 3
@@ -22,10 +23,15 @@ class Ranking:
     spearman: float | None  # where three or more are there
 
 
-def rank(table: Table, cells: Cells) -> list[Ranking]:
-    """All comparisons with two methods or more in both; [] where rows are settings of one."""
-    rankings = [_ranking(table, cells, title, places) for title, places in _comparisons(table)]
+def rank(table: Table, cells: pd.DataFrame) -> list[Ranking]:
+    """All comparisons of two methods or more; [] where rows are settings of one method."""
+    rankings = [_ranking(cells, title, places) for title, places in _comparisons(table)]
     return [ranking for ranking in rankings if ranking is not None]
+
+
+def method_of(table: Table, place: Place) -> str:
+    r, key = place
+    return table.rows[r].method or next(c.title for c in table.columns if c.key == key)
 
 
 def _comparisons(table: Table) -> list[tuple[str, list[tuple[int, Column]]]]:
@@ -36,26 +42,25 @@ def _comparisons(table: Table) -> list[tuple[str, list[tuple[int, Column]]]]:
             (row.title, [(r, column) for column in table.columns])
             for r, row in enumerate(table.rows)
         ]
-    blocks = dict.fromkeys(row.block for row in table.rows)
     return [
         (
             ", ".join(filter(None, (block, column.title))),
             [(r, column) for r, row in enumerate(table.rows) if row.block == block],
         )
-        for block in blocks
+        for block in dict.fromkeys(row.block for row in table.rows)
         for column in table.columns
     ]
 
 
 def _ranking(
-    table: Table, cells: Cells, title: str, places: Sequence[tuple[int, Column]]
+    cells: pd.DataFrame, title: str, places: Sequence[tuple[int, Column]]
 ) -> Ranking | None:
     both: dict[Place, tuple[float, float]] = {}
     for r, column in places:
-        ours, printed = cells[r, column.key].by_validation, table.rows[r].cells[column.key].value
-        if ours is not None and printed is not None:
-            sign = 1.0 if column.lower_is_better else -1.0
-            both[r, column.key] = (sign * ours.value, sign * printed)
+        sign, value = 1.0 if column.lower_is_better else -1.0, cells["value"]
+        pair = [sign * value.get((r, column.key, s), np.nan) for s in ("ours", "paper")]
+        if not np.isnan(pair).any():
+            both[r, column.key] = (pair[0], pair[1])
     if len(both) < 2:
         return None
     mine, theirs = zip(*both.values(), strict=True)

@@ -51,7 +51,7 @@ def mean_ratio(ours: Sequence[Measured], key: str, baselines: Sequence[RunRecord
             if _is_there(run, each.round, key)
         ]
         if fitting and math.isfinite(each.value):
-            base = min(fitting, key=lambda run: (str(run.summary.get("params_sha256")), run.path))
+            base = min(fitting, key=lambda run: (str(run.numbers.get("params_sha256")), run.path))
             pairs.append((each.value, base.at(each.round)[key], base.path))
     paths = tuple(path for _, _, path in pairs)
     if not pairs or any(base == 0 for _, base, _ in pairs):
@@ -69,4 +69,4 @@ def _problem(run: RunRecord, key: str) -> str:
     # Only numbers after fine-tuning depend on it.
     fine_tuning = () if key.startswith("tuned_") else ("evaluate.fine_tune",)
     kept = without(run.config, (*NO_MATTER, *_NOT_THE_PROBLEM, *fine_tuning))
-    return json.dumps([kept, run.summary.get("split_sha256")], sort_keys=True, default=str)
+    return json.dumps([kept, run.numbers.get("split_sha256")], sort_keys=True, default=str)

@@ -19,8 +19,9 @@ from flray.report.clustering_figures import (
     embedding_figure,
     graph_figure,
 )
-from flray.report.colours import matched_colours, palette
-from flray.report.figures import Run, accuracy_figure, clients_figure, write_figures
+from flray.report.colours import GREY, matched_colours, palette
+from flray.report.colours import GROUPS as GROUPS_PALETTE
+from flray.report.figures import accuracy_figure, clients_figure, write_figures
 from flray.report.geometry import (
     circle_layout,
     classical_scaling,
@@ -31,6 +32,7 @@ from flray.report.geometry import (
     merge_clusters,
     plane,
 )
+from flray.report.runs import RunRecord, read_run
 from flray.scores import ClientScores
 
 # Clients 10, 12, 14 lie near 0 on a line, clients 11 and 13 near 9.
@@ -68,12 +70,20 @@ def clients(accuracy, t=1, part="test", **columns):
     return pd.DataFrame(fixed | {"model": 0} | columns)
 
 
+def Run(rounds, clients, clusterings=None, target=None, seed=0):
+    """The seeds of an experiment: one run that is not on disk."""
+    record = RunRecord(Path(), {"evaluate": {"target": target}, "seed": seed}, None)
+    vars(record).update(rounds=rounds, clients=clients, clusterings=clusterings or {})
+    return [record]
+
+
 def no_clients():
     return clients(np.empty(0))
 
 
-def lines(axes, label):
-    return [line for line in axes.lines if line.get_label() == label]
+def curves(axes):
+    """The lines of experiments; seaborn adds an empty one for each in some versions."""
+    return [x for x in axes.lines if len(x.get_xdata()) and x.get_linestyle() == "-"]
 
 
 def dashed(axes):
@@ -261,7 +271,7 @@ class TestAccuracy:
     def test_a_line_is_the_mean_in_percent(self):
         figure = accuracy_figure({"a": Run(rounds([0.25, 0.5]), no_clients())})
         (axes,) = figure.axes
-        (line,) = lines(axes, "a")
+        (line,) = curves(axes)
         assert line.get_xydata().tolist() == [[1, 25], [2, 50]]
         band = axes.collections[0].get_paths()[0].vertices
         assert {12.5, 25, 50} <= set(band[:, 1].tolist())
@@ -269,7 +279,7 @@ class TestAccuracy:
     def test_rounds_without_an_evaluation_are_skipped(self):
         frame = rounds([np.nan, 0.5, np.nan, 0.75])
         (axes,) = accuracy_figure({"a": Run(frame, no_clients())}).axes
-        assert lines(axes, "a")[0].get_xydata().tolist() == [[2, 50], [4, 75]]
+        assert curves(axes)[0].get_xydata().tolist() == [[2, 50], [4, 75]]
 
     def test_a_run_that_was_not_evaluated_yet_is_named(self):
         runs = {
@@ -287,7 +297,7 @@ class TestAccuracy:
         figure = accuracy_figure(runs)
         top, counts = figure.axes
         assert dashed(top) == dashed(counts) == [0, 2]
-        assert lines(top, "target 90 %")[0].get_ydata()[0] == 90
+        assert [x.get_ydata()[0] for x in top.lines if x.get_linestyle() == ":"] == [90]
         assert legend_texts(figure) == ["a", "b", "target 90 %", "clustering"]
         assert counts.lines[0].get_ydata().tolist() == [1, 1, 2]
 
@@ -315,7 +325,7 @@ class TestAccuracy:
         runs = {str(k): Run(rounds([0.5, 0.6]), no_clients()) for k in range(12)}
         (axes,) = accuracy_figure(runs).axes
         assert len(axes.collections) == 0
-        assert len({line.get_color() for line in axes.lines}) == 12
+        assert len({line.get_color() for line in curves(axes)}) == 12
 
 
 class TestClients:
@@ -325,7 +335,7 @@ class TestClients:
         (axes,) = figure.axes
         assert axes.lines[0].get_xydata().tolist() == [[25, 25], [75, 75]]
         # Percent: mean 50, deviations of 25, variance 625.
-        assert legend_texts(figure) == ["a: mean 50.0 %, variance 625.0 %², round 1"]
+        assert legend_texts(figure) == ["a: mean 50.0 %, variance 625.0 %²"]
 
     def test_only_the_last_test_evaluation_counts(self):
         frames = [clients([0.1, 0.1], 1), clients([0.5, 0.5], 3)]
@@ -338,11 +348,11 @@ class TestClients:
         frame = clients([0.5, 0.6, 0.7, 0.8], model=[0, 0, 1, 1], group=[4, 4, 4, 5])
         figure = clients_figure({"a": Run(rounds([0.5]), frame)})
         _, strips = figure.axes
-        first, _, second, _ = strips.collections
-        assert first.get_offsets()[:, 1].tolist() == [50, 60]
-        assert np.abs(second.get_offsets()[:, 0] - 1).max() < 0.5
-        assert (first.get_facecolor()[0] == second.get_facecolor()[0]).all()
-        assert (second.get_facecolor()[0] != second.get_facecolor()[1]).any()
+        dots = strips.collections[0]
+        assert dots.get_offsets()[:, 1].tolist() == pytest.approx([50, 60, 70, 80])
+        assert np.abs(dots.get_offsets()[:, 0] - [0, 0, 1, 1]).max() < 0.5
+        colours = [tuple(colour) for colour in dots.get_facecolor()]
+        assert colours[0] == colours[1] == colours[2] != colours[3]
         assert strips.get_xlabel() == "cluster"
         assert legend_texts(figure)[1:] == ["4", "5"]
 
@@ -362,9 +372,34 @@ class TestClients:
             "not yet": Run(rounds([0.5]), no_clients()),
         }
         figure = drawn(clients_figure(mixed))
-        own = {tuple(dots.get_facecolor()[0]) for dots in figure.axes[2].collections[::2]}
+        own = {tuple(colour) for colour in figure.axes[2].collections[0].get_facecolor()}
         assert len(figure.axes) == 3
         assert len(own) == 1  # grey: colours mean groups in this figure
+
+
+class TestSeeds:
+    RUNS = (
+        *Run(rounds([0.2, 0.4]), clients([0.5, 0.7], group=[0, 1]), seed=3),
+        *Run(rounds([0.4, 0.8]), clients([0.6, 0.9], group=[0, 1]), seed=4),
+    )
+
+    def test_a_line_is_the_mean_over_seeds_with_a_band_and_seeds_are_named(self):
+        figure = accuracy_figure({"a": self.RUNS})
+        (axes,) = figure.axes
+        np.testing.assert_allclose(curves(axes)[0].get_ydata(), [30, 60])
+        band = axes.collections[0].get_paths()[0].vertices[:, 1]
+        # Standard deviations of (20, 40) and (40, 80), ddof 1: 14.1 and 28.3.
+        assert (band.min(), band.max()) == pytest.approx((30 - 200**0.5, 60 + 800**0.5))
+        assert legend_texts(figure) == ["a (seeds 3, 4)"]
+
+    def test_clients_of_all_seeds_are_shown_by_seed(self):
+        top, strips = clients_figure({"a": self.RUNS}).axes
+        np.testing.assert_allclose(top.lines[0].get_ydata(), [50, 60, 70, 90])
+        assert [text.get_text() for text in strips.get_xticklabels()] == ["3", "4"]
+        assert strips.get_xlabel() == "seed"
+
+    def test_planted_groups_have_no_colour_of_a_method(self):
+        assert not set(palette(8)) & set(palette(9, GROUPS_PALETTE))
 
 
 class TestDistance:
@@ -447,6 +482,19 @@ class TestGraph:
         assert len(edges.get_segments()) == 3 + 1  # of 3 and of 2 clients
         np.testing.assert_array_equal(figure.axes[1].images[0].get_array()[:3, :3], np.ones((3, 3)))
 
+    def test_clusters_that_overlap_are_joined_by_grey_edges(self):
+        """Rows of R are the clusters: that of client 12 is the union of the other two."""
+        R = np.eye(5)
+        R[np.ix_([0, 4], [0, 2, 4])] = R[np.ix_([1, 3], [1, 2, 3])] = R[2] = 1
+        found = clustering(labels=np.array([0, 1, 2, 1, 0]), R=R, linkage=None)
+        figure = drawn(graph_figure(found))
+        (edges,) = [c for c in figure.axes[3].collections if isinstance(c, LineCollection)]
+        shades = [tuple(colour[:3]) for colour in edges.get_colors()]
+        assert shades.count(GREY) == 4  # to client 12
+        assert len(set(shades) - {GREY}) == len(shades) - 4 == 2  # within 10, 14 and 11, 13
+        order = cluster_order(found)
+        np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), R[np.ix_(order, order)])
+
     def test_many_edges_are_thinned_and_counted(self):
         m = 400
         found = Clustering(np.arange(m), np.zeros(m, np.int64), np.zeros((m, m)))
@@ -478,6 +526,11 @@ CONFIG = {
 }
 
 
+def read(**paths):
+    """The experiments of runs on disk, one seed each."""
+    return {name: [read_run(path, name)] for name, path in paths.items()}
+
+
 def write_run(path, events=(), config=CONFIG, num_rounds=2):
     directory = RunDirectory(path)
     directory.start(config, {}, "digest")
@@ -500,7 +553,7 @@ def is_image(path):
 
 class TestFiles:
     def test_a_run_without_clusterings_has_the_two_accuracy_figures(self, tmp_path):
-        written = write_figures({"a": write_run(tmp_path / "a")}, tmp_path / "out")
+        written = write_figures(read(a=write_run(tmp_path / "a")), tmp_path / "out")
         assert [path.name for path in written] == ["accuracy.png", "clients.png"]
         assert all(is_image(path) for path in written)
         assert sorted((tmp_path / "out").iterdir()) == sorted(written)
@@ -510,7 +563,7 @@ class TestFiles:
             "FL+HC / seed 1": write_run(tmp_path / "a", [1]),
             "plain": write_run(tmp_path / "b", config={"algorithm": "fedavg"}),
         }
-        written = write_figures(runs, tmp_path / "out")
+        written = write_figures(read(**runs), tmp_path / "out")
         assert [path.name for path in written[2:]] == [
             f"FL+HC_seed_1_round_1_{kind}.png" for kind in ("distance", "embedding", "graph")
         ]
@@ -521,26 +574,26 @@ class TestFiles:
         for kind in ("accuracy", "clients", "distance", "embedding", "graph"):
             monkeypatch.setattr(f"flray.report.figures.{kind}_figure", lambda *_: Figure((1, 1)))
         path = write_run(tmp_path / "a", events)
-        names = [p.name for p in write_figures({"a": path}, tmp_path / "out")]
+        names = [p.name for p in write_figures(read(a=path), tmp_path / "out")]
         assert [n for n in names if "graph" in n] == [f"a_round_{t}_graph.png" for t in shown]
 
     def test_a_run_that_has_only_begun_has_no_figures(self, tmp_path):
         path = write_run(tmp_path / "a", num_rounds=0)
-        assert write_figures({"a": path}, tmp_path / "out") == []
+        assert write_figures(read(a=path), tmp_path / "out") == []
 
     def test_runs_that_would_overwrite_each_other_are_refused(self, tmp_path):
         path = write_run(tmp_path / "a", [1])
         with pytest.raises(ValueError, match="'a/b' and 'a b' would have one name"):
-            write_figures({"a/b": path, "a b": path}, tmp_path / "out")
+            write_figures(read(**{"a/b": path, "a b": path}), tmp_path / "out")
 
     def test_a_folder_without_a_run_is_refused(self, tmp_path):
         with pytest.raises(ExperimentError, match="holds no run"):
-            write_figures({"a": tmp_path}, tmp_path / "out")
+            write_figures(read(a=tmp_path), tmp_path / "out")
 
     def test_global_state_is_left_alone(self, tmp_path, monkeypatch):
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
         before = dict(matplotlib.rcParams)
-        write_figures({"a": write_run(tmp_path / "a", [1])}, tmp_path / "out")
+        write_figures(read(a=write_run(tmp_path / "a", [1])), tmp_path / "out")
         assert dict(matplotlib.rcParams) == before
         sources = [path.read_text() for path in Path(flray.report.__file__).parent.glob("*.py")]
         assert any("matplotlib.figure" in source for source in sources)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,13 +19,19 @@ from rich.console import Console
 from flray.cli.tables import show_table, tables_listing
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.published import find_table, load_tables
-from flray.report.cells import Cells, Filled, Ours, fill
-from flray.report.matching import MATCHERS, required_algorithms
+from flray.published.costs import Cost
+from flray.published.tables import parse_table, resolved_match
+from flray.report.matching import holds, matcher_of, required_algorithms
+from flray.report.published_cells import fill
+from flray.report.published_sheet import render
 from flray.report.ranks import rank
 from flray.report.runs import collect_runs
-from flray.report.tables import Format, render
+from flray.report.sheets import numbers
+from flray.report.writers import Format
 
 Write = Callable[..., Path]
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 FLHC: dict[str, Any] = {
     "dataset": {"name": "mnist"},
@@ -122,17 +129,21 @@ def write(tmp_path: Path) -> Write:
     return write_run
 
 
-def filled(key: str, tmp_path: Path) -> Cells:
+def filled(key: str, tmp_path: Path) -> pd.DataFrame:
     return fill(find_table(key), collect_runs(tmp_path / "runs"))
 
 
-def places(cells: Cells) -> set[tuple[int, str]]:
-    return {place for place, cell in cells.items() if cell.by_validation is not None}
+def places(cells: pd.DataFrame, source: str = "ours") -> set[tuple[int, str]]:
+    return {(row, column) for row, column, of in cells.index if of == source}
 
 
-def ours(cell: Filled) -> Ours:
-    assert cell.by_validation is not None
-    return cell.by_validation
+def ours(cells: pd.DataFrame, row: int, column: str, source: str = "ours") -> dict[str, Any]:
+    return cells.loc[(row, column, source)].to_dict()
+
+
+def best(tmp_path: Path, column: str) -> dict[str, Any]:
+    """Ours in the row of L1 and complete linkage of flhc.4."""
+    return ours(filled("flhc.4", tmp_path), L1_COMPLETE, column)
 
 
 def row_of(key: str, *labels: str) -> int:
@@ -171,7 +182,7 @@ def test_a_run_fills_its_row_and_no_other(write: Write, tmp_path: Path) -> None:
     assert find_table("flhc.4").rows[L1_COMPLETE].labels == ("L1", "comp.")
     columns = (ACC_AFTER, ACC_50, CLIENTS_AFTER, CLIENTS_50)
     assert places(cells) == {(L1_COMPLETE, column) for column in columns}
-    values = [ours(cells[L1_COMPLETE, column]).value for column in columns]
+    values = [ours(cells, L1_COMPLETE, column)["value"] for column in columns]
     assert values == pytest.approx([99.2, 99.3, 91.0, 92.0])
     assert not places(filled("flhc.5", tmp_path))
 
@@ -236,7 +247,7 @@ def test_an_encoder_is_known_by_what_it_was_trained_on(write: Write, tmp_path: P
     cells = filled("flt.1", tmp_path)
     assert places(cells) == {(4, "MNIST.acc"), (4, "MNIST.var")}
     assert find_table("flt.1").rows[4].method == "FLT (Enc1)"
-    assert ours(cells[4, "MNIST.acc"]).seeds == (0,)
+    assert ours(cells, 4, "MNIST.acc")["seeds"] == (0,)
     fashion = f"{encoder}={{dataset: {{name: fashion_mnist}}}}"
     write("not_fine_tuned", config, [fashion])
     assert {r for r, _ in places(filled("flt.1", tmp_path))} == {4}
@@ -247,9 +258,9 @@ def test_an_encoder_is_known_by_what_it_was_trained_on(write: Write, tmp_path: P
 def test_accuracy_error_and_variance_are_percent(write: Write, tmp_path: Path) -> None:
     write("a", {**FLT, "algorithm": {"name": "local"}}, [])
     cells = filled("flt.1", tmp_path)
-    accuracy, variance = (ours(cells[1, f"MNIST.{name}"]) for name in ("acc", "var"))
-    assert (accuracy.value, accuracy.error) == pytest.approx((99.3, 0.14))
-    assert variance.value == pytest.approx(2.0)
+    accuracy, variance = (ours(cells, 1, f"MNIST.{name}") for name in ("acc", "var"))
+    assert (accuracy["value"], accuracy["se"]) == pytest.approx((99.3, 0.14))
+    assert variance["value"] == pytest.approx(2.0)
 
 
 def test_a_longer_run_is_read_at_the_rows_round(write: Write, tmp_path: Path) -> None:
@@ -260,8 +271,8 @@ def test_a_longer_run_is_read_at_the_rows_round(write: Write, tmp_path: Path) ->
     cells = filled("flt.5", tmp_path)
     half, full = row_of("flt.5", "(100, 0.2, 5, 50)"), row_of("flt.5", "(100, 0.2, 5, 100)")
     assert places(cells) == {(half, "FedSEM"), (full, "FedSEM")}
-    assert ours(cells[half, "FedSEM"]).value == pytest.approx(60)
-    assert ours(cells[full, "FedSEM"]).value == pytest.approx(70)
+    assert ours(cells, half, "FedSEM")["value"] == pytest.approx(60)
+    assert ours(cells, full, "FedSEM")["value"] == pytest.approx(70)
 
 
 def test_conditions_agree_with_the_published_settings() -> None:
@@ -279,13 +290,13 @@ def test_conditions_agree_with_the_published_settings() -> None:
     }
     compared = 0
     for key, table in load_tables().items():
-        if not MATCHERS[key].metrics:
+        if not matcher_of(table).numbers:
             continue
         for row in table.rows:
             if row.method in ("IFCA", "PerFedAvg"):  # with training of their own
                 continue
             for column in table.columns:
-                conditions = MATCHERS[key].conditions(row, column)
+                conditions = matcher_of(table).conditions(row, column)
                 for name, keys in names.items():
                     stated = table.settings.get(name)
                     if isinstance(stated, dict):
@@ -298,8 +309,36 @@ def test_conditions_agree_with_the_published_settings() -> None:
     assert compared > 500
 
 
+def test_a_new_table_needs_no_python(write: Write, tmp_path: Path) -> None:
+    match = {
+        "runs": {"rounds": {"at_least": 20}, "split.clients": [50, 100], "dataset.name": "mnist"},
+        "columns": {"easy": {"split.name": "pathological"}, "hard": {"split.name": "iid"}},
+        "methods": {"mine": {"algorithm.name": "flhc"}},
+        "numbers": {"acc": {"key": "accuracy_mean"}},
+    }
+    rows = [{"method": "mine", "values": {"easy": {"mean": 90.0}, "hard": {"mean": 80.0}}}]
+    raw = {"paper": "P", "table": 1, "caption": "c", "columns": ["easy", "hard"], "rows": rows}
+    table = parse_table("new.1", {**raw, "match": match}, Cost(None, ""))
+    write("a", FLHC, [])
+    cells = fill(table, collect_runs(tmp_path / "runs"))
+    assert places(cells) == {(0, "easy")}
+    assert ours(cells, 0, "easy")["value"] == pytest.approx(99.3)
+    assert ours(cells, 0, "easy", "difference")["value"] == pytest.approx(9.3)
+
+
+def test_a_null_takes_back_a_part_of_the_other_tables_section() -> None:
+    other = {"runs": {"rounds": 50, "seed": 0}, "numbers": {"acc": {"key": "accuracy_mean"}}}
+    own = {"like": "p.1", "runs": {"rounds": 20}, "numbers": None}
+    raws = {"p.1": {"match": other}, "p.2": {"match": own}}
+    assert resolved_match("p.2", raws) == {"runs": {"rounds": 20, "seed": 0}}
+
+
+def test_an_unknown_condition_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="unknown condition 'atleast'"):
+        holds(3, {"atleast": 2})
+
+
 def test_every_table_says_what_algorithms_it_needs() -> None:
-    assert set(MATCHERS) == set(load_tables())
     assert required_algorithms(find_table("flhc.4")) == ("fedavg", "flhc")
     assert required_algorithms(find_table("repa.1")) == ("repa", "wd")
     assert required_algorithms(find_table("flt.6")) == ()
@@ -338,16 +377,66 @@ def test_flhc_as_flray_resolves_it_fills_its_cells(write: Write, tmp_path: Path)
 def test_repa_as_flray_resolves_it_fills_its_cells(
     write: Write, tmp_path: Path, name: str, overrides: list[str], cell: tuple[tuple[str, ...], str]
 ) -> None:
-    plain = read_yaml(Path(__file__).parents[2] / "experiments" / "repa" / f"{name}.yaml")
+    plain = read_yaml(EXPERIMENTS / "repa" / f"{name}.yaml")
     config = parse_experiment(override(plain, overrides)).plain
     write("a", config, [], robustness=0.5, robustness_se=0.125, clients=80)
-    ((row, column), found) = next(
-        (place, ours(each))
-        for place, each in filled("repa.1", tmp_path).items()
-        if each.by_validation is not None
-    )
-    assert (find_table("repa.1").rows[row].labels, column) == cell
-    assert (found.value, found.error) == (0.5, 0.125)  # shares, as the paper prints them
+    cells = filled("repa.1", tmp_path)
+    labels, column = cell
+    place = (row_of("repa.1", *labels), column)
+    assert places(cells) == {place}
+    found = ours(cells, *place)
+    assert (found["value"], found["se"]) == (0.5, 0.125)  # shares, as the paper prints them
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "overrides", "cell", "value"),
+    [
+        ("flis.1", "cifar10_dc", [], ("FLIS (DC)", "label_skew_20"), 60),
+        ("flis.1", "cifar10_hc", ["split.share=0.3"], ("FLIS (HC)", "label_skew_30"), 60),
+        ("flis.1", "cifar10_dc", ["algorithm=fedavg"], ("FedAvg", "label_skew_20"), 50),
+        (
+            "flis.1",
+            "cifar10_dc",
+            ["algorithm=per_fedavg", "train.lr=0.001"],
+            ("PerFedAvg", "label_skew_20"),
+            60,
+        ),
+        (
+            "flis.2",
+            "cifar10_dc",
+            ["split={name: dirichlet, clients: 100, alpha: 0.1, server: 2500}"],
+            ("FLIS (DC)", "dirichlet_0.1"),
+            60,
+        ),
+        ("flis.4", "cifar10_unseen", [], ("FLIS (DC)", "label_skew_20"), 70),
+        ("flis.4", "cifar10_unseen", ["algorithm=scaffold"], ("SCAFFOLD", "label_skew_20"), 50),
+    ],
+)
+def test_flis_as_flray_resolves_it_fills_its_cells(
+    write: Write,
+    tmp_path: Path,
+    key: str,
+    name: str,
+    overrides: list[str],
+    cell: tuple[str, str],
+    value: float,
+) -> None:
+    """The global methods show one model on all test data, the others models after fine-tuning."""
+    plain = read_yaml(EXPERIMENTS / "flis" / f"{name}.yaml")
+    accuracies = {
+        "global_accuracy_mean": 0.5,
+        "tuned_accuracy_mean": 0.6,
+        "tuned_holdout_accuracy_mean": 0.7,
+    }
+    write("a", parse_experiment(override(plain, overrides)).plain, [], **accuracies)
+    for each in ("flis.1", "flis.2", "flis.3", "flis.4"):
+        cells, rows = filled(each, tmp_path), find_table(each).rows
+        found = {
+            (rows[r].method, rows[r].settings["partition"], column) for r, column in places(cells)
+        }
+        assert found == ({(*cell, "CIFAR-10")} if each == key else set())
+        for place in places(cells):
+            assert ours(cells, *place)["value"] == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -380,28 +469,26 @@ def test_selection_is_by_validation_and_the_papers_way_is_kept_beside_it(
     tested = write(
         "b", FLHC, [f"{threshold}=2.0"], validation_accuracy_mean=0.94, accuracy_mean=0.97
     )
-    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
-    assert cell.by_test is not None
-    assert (ours(cell).value, ours(cell).runs) == (pytest.approx(90), (validated,))
-    assert (cell.by_test.value, cell.by_test.runs) == (pytest.approx(97), (tested,))
-    assert cell.varied == (threshold,)
+    cells = filled("flhc.4", tmp_path)
+    cell, by_test = (ours(cells, L1_COMPLETE, ACC_50, source) for source in ("ours", "test"))
+    assert (cell["value"], cell["runs"]) == (pytest.approx(90), (validated,))
+    assert (by_test["value"], by_test["runs"]) == (pytest.approx(97), (tested,))
+    assert cell["varied"] == (threshold,)
 
 
 def test_variance_is_of_the_run_whose_accuracy_is_selected(write: Write, tmp_path: Path) -> None:
     config = {**FLT, "algorithm": {"name": "local"}}
     write("a", config, ["train.momentum=0.0"], accuracy_mean=0.9, accuracy_variance=0.01)
     write("b", config, ["train.momentum=0.5"], accuracy_mean=0.8, accuracy_variance=0.001)
-    cell = filled("flt.1", tmp_path)[1, "MNIST.var"]
-    assert cell.by_test is not None
-    assert cell.by_test.value == pytest.approx(100)
+    by_test = ours(filled("flt.1", tmp_path), 1, "MNIST.var", "test")
+    assert by_test["value"] == pytest.approx(100)
 
 
 def test_without_a_choice_nothing_is_test_selected(write: Write, tmp_path: Path) -> None:
     write("a", FLHC, ["seed=0"])
     write("b", FLHC, ["seed=1"])
-    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
-    assert cell.by_test is None
-    assert cell.varied == ()
+    assert not places(filled("flhc.4", tmp_path), "test")
+    assert best(tmp_path, ACC_50)["varied"] == ()
 
 
 def test_a_choice_without_validation_is_only_made_the_papers_way(
@@ -409,9 +496,9 @@ def test_a_choice_without_validation_is_only_made_the_papers_way(
 ) -> None:
     for name in ("a", "b"):
         write(name, FLHC, [], validation_accuracy_mean=None)
-    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
-    assert cell.by_validation is None
-    assert cell.by_test is not None
+    cells = filled("flhc.4", tmp_path)
+    assert not places(cells)
+    assert (L1_COMPLETE, ACC_50) in places(cells, "test")
 
 
 THRESHOLD = "algorithm.clustering.partition.threshold"
@@ -427,10 +514,10 @@ def test_a_configuration_with_a_missing_seed_is_chosen_after_complete_ones(
         keys = [f"seed={seed}", f"{THRESHOLD}=2.0"]
         path = write(f"b{seed}", FLHC, keys, accuracy_mean=0.95, validation_accuracy_mean=0.95)
     (path / "summary.json").unlink()
-    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
-    assert (ours(cell).value, ours(cell).seeds) == (pytest.approx(90), (0, 1))
-    assert ours(cell).missing_seeds == 0
-    assert cell.left_out == (tmp_path / "runs" / "b0",)
+    cell = best(tmp_path, ACC_50)
+    assert (cell["value"], cell["seeds"]) == (pytest.approx(90), (0, 1))
+    assert cell["missing_seeds"] == 0
+    assert cell["left_out"] == (tmp_path / "runs" / "b0",)
     text = text_of("md", "flhc.4", tmp_path)
     assert "1 run is left out of the choice" in text
     assert "‡" not in text
@@ -442,9 +529,9 @@ def test_a_configuration_with_a_missing_seed_is_marked_where_it_fills_a_cell(
     write("a", FLHC, ["seed=0"])
     (write("b", FLHC, ["seed=1"]) / "summary.json").unlink()
     (write("again", FLHC, ["seed=0"]) / "summary.json").unlink()  # of seed 0 there is a run
-    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
-    assert (cell.seeds, cell.missing_seeds) == ((0,), 1)
-    assert "99.3‡" in text_of("md", "flhc.4", tmp_path)
+    cell = best(tmp_path, ACC_50)
+    assert (cell["seeds"], cell["missing_seeds"]) == ((0,), 1)
+    assert "**99.3‡**" in text_of("md", "flhc.4", tmp_path)
     assert "‡ a seed of this configuration failed" in text_of("md", "flhc.4", tmp_path)
     assert r"99.3$\ddagger$" in text_of("latex", "flhc.4", tmp_path)
     lines = csv.DictReader(io.StringIO(text_of("csv", "flhc.4", tmp_path)))
@@ -479,10 +566,10 @@ def test_missing_seeds_of_a_sweep_are_those_of_its_table(write: Write, tmp_path:
     (sweep / "space.yaml").write_text(yaml.safe_dump({"space": {THRESHOLD: {"between_merges": 2}}}))
     trunk = write("sweep/trunks/x/run", FLHC, ["seed=0", f"{THRESHOLD}=1.1"])
     (trunk / "summary.json").unlink()
-    cell = filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]
-    assert ours(cell).runs == (sweep / "runs/00", sweep / "runs/01")
-    assert ours(cell).missing_seeds == 0
-    assert cell.left_out == (sweep / "runs/10",)
+    cell = best(tmp_path, ACC_50)
+    assert cell["runs"] == (sweep / "runs/00", sweep / "runs/01")
+    assert cell["missing_seeds"] == 0
+    assert cell["left_out"] == (sweep / "runs/10",)
 
 
 def test_a_run_that_diverged_does_not_count(write: Write, tmp_path: Path) -> None:
@@ -497,14 +584,14 @@ def test_seeds_are_averaged_with_their_spread(write: Write, tmp_path: Path) -> N
         write(f"s{seed}", FLHC, [f"seed={seed}"], accuracy_mean=accuracy)
         for seed, accuracy in enumerate((0.97, 0.98, 0.99))
     ]
-    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
-    assert (cell.value, cell.std) == pytest.approx((98, 1))  # squares 1 + 0 + 1 over 3 - 1
-    assert (cell.seeds, cell.runs) == ((0, 1, 2), tuple(paths))
+    cell = best(tmp_path, ACC_50)
+    assert (cell["value"], cell["error"]) == pytest.approx((98, 1))  # squares 1 + 0 + 1 over 3 - 1
+    assert (cell["seeds"], cell["runs"]) == ((0, 1, 2), tuple(paths))
 
 
 def test_one_seed_has_no_spread(write: Write, tmp_path: Path) -> None:
     write("a", FLHC, [])
-    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).std is None
+    assert math.isnan(best(tmp_path, ACC_50)["error"])
 
 
 # --- ratio to FedAvg
@@ -532,9 +619,9 @@ def test_ratios_are_to_fedavg_at_the_same_round_and_seed(write: Write, tmp_path:
     )
     write("another_problem", FEDAVG, ["seed=0", "split.clients=50"], fedavg_rounds(0.1, 0.1))
     cells = filled("flhc.4", tmp_path)
-    after, last = ours(cells[L1_COMPLETE, ACC_AFTER]), ours(cells[L1_COMPLETE, ACC_50])
-    assert (after.ratio, last.ratio) == (pytest.approx(2.0), pytest.approx(1.5))
-    assert after.baselines == last.baselines == (base,)
+    after, last = ours(cells, L1_COMPLETE, ACC_AFTER), ours(cells, L1_COMPLETE, ACC_50)
+    assert (after["ratio"], last["ratio"]) == (pytest.approx(2.0), pytest.approx(1.5))
+    assert after["baselines"] == last["baselines"] == (base,)
 
 
 def test_the_ratio_is_the_mean_over_seeds_of_paired_ratios(write: Write, tmp_path: Path) -> None:
@@ -543,7 +630,7 @@ def test_the_ratio_is_the_mean_over_seeds_of_paired_ratios(write: Write, tmp_pat
         write(f"flhc{seed}", FLHC, [f"seed={seed}"], accuracy_mean=mine)
         rounds = fedavg_rounds(0.1, base)
         write(f"fedavg{seed}", FEDAVG, [f"seed={seed}"], rounds, accuracy_mean=base)
-    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).ratio == pytest.approx(2)
+    assert best(tmp_path, ACC_50)["ratio"] == pytest.approx(2)
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
@@ -553,8 +640,8 @@ def test_of_several_fedavg_runs_one_that_has_the_round_is_taken(
     write("flhc", FLHC, [], accuracy_mean_after_clustering=0.8)
     write(names[0], FEDAVG, ["evaluate.every=50"], fedavg_rounds(0.4, 0.6)[2:])
     has_it = write(names[1], FEDAVG, ["evaluate.every=1"], fedavg_rounds(0.4, 0.6))
-    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_AFTER])
-    assert (cell.ratio, cell.baselines) == (pytest.approx(2), (has_it,))
+    cell = best(tmp_path, ACC_AFTER)
+    assert (cell["ratio"], cell["baselines"]) == (pytest.approx(2), (has_it,))
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
@@ -565,24 +652,23 @@ def test_which_of_equal_fedavg_runs_is_taken_does_not_depend_on_their_folders(
     write("flhc", FLHC, [], accuracy_mean=0.9)
     write(names[0], FEDAVG, [], fedavg_rounds(0.4, 0.6), accuracy_mean=0.6, params_sha256="1f")
     write(names[1], FEDAVG, [], fedavg_rounds(0.4, 0.5), accuracy_mean=0.5, params_sha256="0e")
-    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).ratio == pytest.approx(1.8)
+    assert best(tmp_path, ACC_50)["ratio"] == pytest.approx(1.8)
 
 
 def test_a_ratio_needs_the_same_split(write: Write, tmp_path: Path) -> None:
     write("flhc", FLHC, [], split_sha256="one")
     write("fedavg", FEDAVG, [], fedavg_rounds(0.4, 0.6), split_sha256="another")
-    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50])
-    assert (cell.ratio, cell.baselines) == (None, ())
+    cell = best(tmp_path, ACC_50)
+    assert (cell["has_ratio"], cell["baselines"]) == (False, ())
 
 
 def test_a_ratio_to_nothing_is_empty(write: Write, tmp_path: Path) -> None:
     write("flhc", FLHC, [])
     write("fedavg", FEDAVG, [], fedavg_rounds(0.4, 0.6, reaching=0.0), clients_reaching_target=0)
-    cell = ours(filled("flhc.4", tmp_path)[L1_COMPLETE, CLIENTS_AFTER])
-    assert cell.ratio is None
-    assert cell.baselines
-    text = render(find_table("flhc.4"), filled("flhc.4", tmp_path), "md")
-    assert "91.0 (–) n=1 [1] / 91.0 (6.5x)" in str(text)
+    cell = best(tmp_path, CLIENTS_AFTER)
+    assert math.isnan(cell["ratio"])
+    assert cell["baselines"]
+    assert "**91.0** (–) [1]<br>paper 91.0 (6.5x)" in text_of("md", "flhc.4", tmp_path)
 
 
 # --- ranks
@@ -623,12 +709,9 @@ def test_blocks_are_ranked_apart() -> None:
         for r, row in enumerate(table.rows)
         for c in table.columns
     }
-    cells = {
-        place: Filled(Ours(each, None, (0,), (Path("a"),)))
-        for place, each in value.items()
-        if each is not None
-    }
-    rankings = rank(table, cells)
+    known = {place: each for place, each in value.items() if each is not None}
+    both = {(*place, of): {"value": x} for place, x in known.items() for of in ("ours", "paper")}
+    rankings = rank(table, numbers(both))
     assert len(rankings) == 2 * 4
     assert all(len(ranking.ours) == 11 for ranking in rankings)
     assert all(ranking.ours == ranking.paper for ranking in rankings)
@@ -638,12 +721,11 @@ def test_blocks_are_ranked_apart() -> None:
 def test_columns_are_ranked_where_methods_are_columns() -> None:
     table = find_table("flt.5")
     values = {"FedSEM": 3.0, "FLT_enc1": 1.0, "FLT_enc2": 2.0}
-    cells = {
-        (r, name): Filled(Ours(value, None, (0,), (Path("a"),)) if r == 0 else None)
-        for r in range(len(table.rows))
-        for name, value in values.items()
+    cells = {(0, name, "ours"): {"value": value} for name, value in values.items()}
+    printed = {
+        (0, c.key, "paper"): {"value": table.rows[0].cells[c.key].value} for c in table.columns
     }
-    (ranking,) = rank(table, cells)
+    (ranking,) = rank(table, numbers(cells | printed))
     assert ranking.title == "(100, 0.2, 1, 50)"
     assert ranking.ours == {(0, "FedSEM"): 1, (0, "FLT_enc1"): 3, (0, "FLT_enc2"): 2}
     assert ranking.paper == {(0, "FedSEM"): 3, (0, "FLT_enc1"): 1, (0, "FLT_enc2"): 2}
@@ -676,7 +758,7 @@ def swept(write: Write) -> None:
 
 
 def text_of(form: Format, key: str, tmp_path: Path) -> str:
-    return str(render(find_table(key), filled(key, tmp_path), form))
+    return str(render(find_table(key), collect_runs(tmp_path / "runs"), form))
 
 
 @pytest.mark.usefixtures("swept")
@@ -707,7 +789,7 @@ def test_a_run_is_marked_if_it_used_ground_truth_not_if_it_was_allowed_to(
     """Runs recorded before that was known are marked where they were allowed to."""
     known = {} if used is None else {"uses_ground_truth": used}
     write("a", FLHC, ["uses_ground_truth=true"], **known)
-    assert ours(filled("flhc.4", tmp_path)[L1_COMPLETE, ACC_50]).uses_ground_truth is marked
+    assert best(tmp_path, ACC_50)["uses_ground_truth"] == marked
 
 
 @pytest.mark.usefixtures("swept")
@@ -716,11 +798,10 @@ def test_markdown_has_equal_columns_and_lists_the_runs(tmp_path: Path) -> None:
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 10
     assert {line.count("|") for line in table} == {7}
-    cell = (
-        "97.1† ± 0.1 (1.1x) n=2 [1] / 99.3 (1.0x), -2.2; test-selected 98.1† ± 0.1 (1.1x) n=2 [2]"
-    )
-    assert cell in table[2 + L1_COMPLETE]
-    assert table[2].startswith("| cos. | ave. | – / 89.3 (1.0x) |")
+    lines = ("**97.1†** ± 0.1 (1.1x) [1]", "paper 99.3 (1.0x)", "diff. -2.2")
+    assert "<br>".join([*lines, "test 98.1† ± 0.1 (1.1x) [2]"]) in table[2 + L1_COMPLETE]
+    assert table[2].startswith("| cos. | ave. | –<br>paper 89.3 (1.0x) |")
+    assert "mean over 2 seeds" in text
     assert table[3].startswith("|  | comp. |")
     sweep, fedavg = (tmp_path / "runs" / name for name in ("sweep/1.0", "fedavg"))
     behind = [f"{folder}/seed_{seed}" for folder in (sweep, fedavg) for seed in (0, 1)]
@@ -736,7 +817,7 @@ def test_latex_has_balanced_columns(tmp_path: Path) -> None:
         text = text_of("latex", key, tmp_path)
         found = re.search(r"\\begin\{tabular\}\{(l+)\}\n\\toprule\n(.*)\\bottomrule", text, re.S)
         assert found is not None
-        rows = [row for row in found[2].splitlines() if row != r"\midrule"]
+        rows = [r for r in found[2].splitlines() if not r.startswith((r"\midrule", r"\cline"))]
         assert len(rows) > 3
         for row in rows:
             assert row.endswith(r" \\")
@@ -751,10 +832,10 @@ def test_the_terminal_shows_ours_above_the_papers(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     show_table("flhc.IV", tmp_path / "runs", "rich", console)
     text = console.export_text()
-    assert "97.1† ± 0.1 (1.1x) n=2 [1]" in text
-    assert "paper 99.3 (1.0x) -2.2" in text
-    assert "test-selected" in text
-    assert "98.1† ± 0.1 (1.1x) n=2 [2]" in text
+    for words in ("97.1†±0.1 (1.1x) [1]", "paper 99.3 (1.0x)", "diff. -2.2", "test 98.1†±0.1"):
+        assert words in text
+    table = text[: text.index("cells are filled")].splitlines()
+    assert max(len(line.rstrip()) for line in table[2:]) <= 100
     assert "6 finished runs" in text
 
 
@@ -763,7 +844,7 @@ def test_ranks_are_written_below_the_table(tmp_path: Path) -> None:
     expected = "| MNIST acc. | FedAvg 1/3, Local 2/2, FLT (Enc1) 3/1 | -1.00 |"
     text = text_of("md", "flt.1", tmp_path)
     assert expected in text
-    assert "98.00 n=1 se 0.14 [1] / 82.73 ± 0.38, +15.27" in text
+    assert "**98.00** se 0.14 [1]<br>paper 82.73 ± 0.38<br>diff. +15.27" in text
 
 
 @pytest.mark.parametrize("form", ["rich", "md", "latex", "csv"])
@@ -792,4 +873,7 @@ def test_the_listing_says_cost_and_what_is_missing() -> None:
     (repa,) = (line for line in lines if " repa.1 " in line)
     assert "624,000" in repa
     assert "its algorithms are there" in repa
+    assert "no run records its numbers yet" not in repa
+    (flis,) = (line for line in lines if " flis.3 " in line)
+    assert "no run records its numbers yet" in flis
     assert sum(bool(re.search(r"^│ \w+\.\d ", line)) for line in lines) == 20

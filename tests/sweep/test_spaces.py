@@ -17,7 +17,7 @@ from flray.cli.tables import SPACES, tables_listing
 from flray.clustering import STAGES
 from flray.config.experiment import with_value
 from flray.published import find_table, load_tables
-from flray.report.matching import MATCHERS, fits
+from flray.report.matching import fits, matcher_of
 from flray.report.runs import RunRecord, look_up
 from flray.sweep.rows import Row, canonical, expand
 from flray.sweep.space import THRESHOLD, BetweenMerges, Drawn, Grid, RandomSearch, Space, read_space
@@ -157,7 +157,8 @@ def value_of(row: Row, key: str) -> str:
 
 def cells(key: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Every cell of a table that a run could fill, with what a run must be for that."""
-    matcher, table = MATCHERS[key], find_table(key)
+    table = find_table(key)
+    matcher = matcher_of(table)
     for row, column in itertools.product(table.rows, table.columns):
         if matcher.metric(row, column) is not None:
             place = (key, row.method, column.entry, row.title, column.key)

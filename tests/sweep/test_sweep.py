@@ -130,7 +130,7 @@ def test_every_row_is_collected_once(swept) -> None:
     configs = {json.dumps(run.config, sort_keys=True) for run in runs}
     assert len(configs) == NUM_ROWS
     shared = next(run for run in runs if "shared_with" in run.summary)
-    assert list(shared.rounds) == [1, 2, 3]
+    assert shared.rounds["round"].tolist() == [1, 2, 3]
 
 
 def test_the_folder_tells_everything_in_relative_paths(swept) -> None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -15,7 +16,8 @@ from flray.errors import ExperimentError
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
 SPACE = "space.yaml"
-SEED, STATUS, ERROR, FAILED, UNFINISHED = "seed", "status", "error", "failed", "unfinished"
+SEED, STATUS, ERROR, FAILED = "seed", "status", "error", "failed"
+NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
 RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
 TEST, VALIDATION = "accuracy_mean", "validation_accuracy_mean"
 # What a row may have measured, in the order of its columns on the page.
@@ -84,10 +86,10 @@ class Sweep:
 
     @cached_property
     def finished(self) -> pd.DataFrame:
-        """The rows that came to an end with a number; one that still runs has its last round's."""
+        """The rows that ran to their end and have the metric."""
         rows = self.rows
         if STATUS in rows:
-            rows = rows[~rows[STATUS].isin((FAILED, UNFINISHED))]
+            rows = rows[~rows[STATUS].isin(NOT_FINISHED)]
         return rows.dropna(subset=[self.metric]) if self.metric in rows else rows[:0]
 
     @cached_property
@@ -133,9 +135,37 @@ class Sweep:
         return bool(len(self.configurations) and self.configurations[NUM_SEEDS].max() > 1)
 
     @cached_property
+    def ranked(self) -> pd.DataFrame:
+        """The configurations that the best is chosen from, the best first."""
+        rows = self.configurations
+        return best_first(rows, self.metric, self.is_maximised) if len(rows) else rows
+
+    @cached_property
     def best(self) -> pd.DataFrame:
         """The configuration with the best metric, a row; none where nothing finished."""
-        return best_rows(self.configurations, [], self.metric, self.is_maximised)
+        return self.ranked.head(1)
+
+    @cached_property
+    def num_tied(self) -> int:
+        """How many configurations have the best metric, the best itself included."""
+        candidates = self.ranked
+        if candidates.empty:
+            return 0
+        if (candidates[MISSING_ROWS] == 0).any():
+            candidates = candidates[candidates[MISSING_ROWS] == 0]
+        return int(np.isclose(candidates[self.metric], candidates[self.metric].iloc[0]).sum())
+
+    @cached_property
+    def baselines(self) -> pd.DataFrame:
+        """The configurations that the space lists as baselines, such as FedAvg."""
+        is_baseline = pd.Series(False, self.configurations.index)
+        for sets in self._baselines:
+            own = {key: value for key, value in sets.items() if key in self.keys}
+            if own:
+                texts = self.configurations[list(own)].map(_name_of)
+                wanted = pd.Series({key: _name_of(value) for key, value in own.items()})
+                is_baseline |= texts.eq(wanted).all(axis=1)
+        return self.configurations[is_baseline]
 
     def rows_of(self, configuration: pd.DataFrame) -> pd.DataFrame:
         """The rows, a seed each, that a configuration is the mean of."""
@@ -233,6 +263,11 @@ def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
     numbers = pd.to_numeric(text, errors="coerce")
     whole = numbers.notna().sum() == text.notna().sum() > 0
     return numbers if whole else text.where(text.notna(), None)
+
+
+def _name_of(value: Any) -> str:  # Any: YAML
+    """A component by its name, a mapping by that in it."""
+    return str(value.get("name")) if isinstance(value, dict) else str(value)
 
 
 def _text(value: Hashable) -> str:

@@ -1,0 +1,173 @@
+"""Runs side by side: a line for each round, one paired table, and FL+HC's own table."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flray.report.ratios import Measured, mean_ratio
+from flray.report.runs import Experiments, RunRecord
+from flray.report.sheets import Heading, Sheet, mark_notes, numbers
+
+# Heading, key of summary.json, scale, decimals, whether the spread over seeds stands beside it.
+_COLUMNS = (
+    ("accuracy %", "accuracy_mean", 100, 2, True),
+    ("global", "global_accuracy_mean", 100, 2, True),
+    ("tuned", "tuned_accuracy_mean", 100, 2, True),
+    ("tuned global", "tuned_global_accuracy_mean", 100, 2, True),
+    ("validation", "validation_accuracy_mean", 100, 2, True),
+    ("worst", "accuracy_worst", 100, 2, False),
+    ("var. %²", "accuracy_variance", 1e4, 2, False),
+    ("clusters", "clusters", 1, 0, False),
+    ("MB up", "bytes_up", 1e-6, 1, False),
+    ("MB down", "bytes_down", 1e-6, 1, False),
+    ("seconds", "seconds", 1, 1, False),
+)
+_OTHER_PROTOCOLS = ("global", "tuned", "tuned global")  # columns only where a run has them
+
+
+def round_line(row: Mapping[str, Any], num_rounds: int) -> str:
+    """One round on one line.
+
+    >>> round_line({"round": 3, "accuracy_mean": 0.5, "accuracy_worst": 0.25, "clusters": 2,
+    ...             "train_loss": 1.5, "seconds": 0.25}, 20)
+    'round  3/20 · accuracy  50.00 % · worst client  25.00 % · clusters 2 · loss 1.5000 · 0.25 s'
+    """
+    width = len(str(num_rounds))
+    parts = [f"round {row['round']:{width}d}/{num_rounds}"]
+    if row.get("accuracy_mean") is not None:
+        parts.append(f"accuracy {100 * row['accuracy_mean']:6.2f} %")
+        parts.append(f"worst client {100 * row['accuracy_worst']:6.2f} %")
+        parts.append(f"clusters {row['clusters']}")
+    if "train_loss" in row:
+        parts.append(f"loss {row['train_loss']:.4f}")
+    if row.get("clustering_clusters") is not None:
+        found = f"clustered into {row['clustering_clusters']:g}"
+        if row.get("clustering_ari") is not None:
+            found += f" (ARI {row['clustering_ari']:.2f})"
+        parts.append(found)
+    if row.get("clients_dropped"):
+        parts.append(f"dropped {row['clients_dropped']}")
+    parts.append(f"{row['seconds']:.2f} s")
+    return " · ".join(parts)
+
+
+def comparison_sheet(experiments: Experiments) -> Sheet:
+    """A row for each experiment, a mean over its seeds; differences are paired by seed."""
+    first, num_seeds = next(iter(experiments)), max(map(len, experiments.values()))
+    there = {key for runs in experiments.values() for run in runs for key in run.numbers}
+    columns = [c for c in _COLUMNS if c[0] not in _OTHER_PROTOCOLS or c[1] in there]
+    headings = [Heading(name, name, "", decimals) for name, _, _, decimals, _ in columns]
+    versus = Heading("vs", f"vs {first}")
+    cells: dict[tuple[Any, str, str], dict[str, Any]] = {}  # Any: fields
+    for name, runs in experiments.items():
+        for title, key, scale, _, has_error in columns:
+            cell = _mean([_value(run, key, scale) for run in runs])
+            cells[name, title, "ours"] = {**cell, "error": cell["error"] if has_error else None}
+            if scale > 1:  # what a method that knows the groups does better
+                cells[name, title, "ours"] |= {"uses_ground_truth": _uses_ground_truth(runs)}
+        if len(runs) == 1:
+            error = _value(runs[0], "accuracy_se_clients", 100)
+            cells[name, "accuracy %", "ours"]["error"] = error
+        paired = _paired_difference(runs, experiments[first]) if name != first else {"text": " "}
+        cells[name, "vs", "ours"] = paired
+    frame = numbers(cells)
+    if not all(
+        float(value).is_integer() for value in frame.xs("clusters", level="column")["value"]
+    ):
+        headings = [Heading(h.key, h.name, "", 1) if h.key == "clusters" else h for h in headings]
+    if len(experiments) > 1:
+        headings.insert(1, versus)
+    else:
+        frame = frame.drop("vs", level="column")
+    spread = (
+        "± is the standard deviation over seeds, behind vs the standard error of the paired "
+        "difference."
+        if num_seeds > 1
+        else "± is the standard error over clients."
+    )
+    labels = pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
+    title = f"mean over {num_seeds} seeds" if num_seeds > 1 else ""
+    return Sheet(title, labels, tuple(headings), frame, notes=(spread, *mark_notes(frame)))
+
+
+def clustering_sheet(experiments: Experiments) -> Sheet | None:
+    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the first
+    experiment at the same seed and round; None where nothing was clustered or compared with."""
+    first, *others = experiments
+    clustered = {
+        name: found
+        for name in others
+        if (found := [run for run in experiments[name] if "round_after_clustering" in run.numbers])
+    }
+    if not clustered:
+        return None
+    cells: dict[tuple[Any, str, str], dict[str, Any]] = {}  # Any: fields
+    headings = [Heading("round", "round", "", 0)]
+    for column, group in (
+        ("accuracy_mean", "accuracy %"),
+        ("clients_reaching_target", "at target %"),
+    ):
+        headings += [Heading(f"{column} {when}", when, group) for when in ("after", "end")]
+    headings.append(Heading("ari", "ARI"))
+    for name, runs in clustered.items():
+        after = [int(run.numbers["round_after_clustering"]) for run in runs]
+        end = [int(run.numbers["rounds"]) for run in runs]
+        cells[name, "round", "ours"] = {"value": float(np.mean(after))}
+        for column in ("accuracy_mean", "clients_reaching_target"):
+            for when, rounds in (("after", after), ("end", end)):
+                mine = [_measured(run, t, column) for run, t in zip(runs, rounds, strict=True)]
+                ratio = mean_ratio(mine, column, experiments[first])
+                cells[name, f"{column} {when}", "ours"] = {
+                    **_mean([100 * each.value for each in mine]),
+                    "ratio": ratio.value,
+                    "has_ratio": True,
+                    "uses_ground_truth": _uses_ground_truth(runs),
+                }
+        aris = [run.numbers["ari"] for run in runs if run.numbers.get("ari") is not None]
+        cells[name, "ari", "ours"] = _mean(aris) if aris else {}
+    labels = pd.DataFrame({"experiment": list(clustered)}, index=list(clustered))
+    title = f"after the clustering and at the end, with the ratio to {first}"
+    frame = numbers(cells)
+    return Sheet(title, labels, tuple(headings), frame, notes=tuple(mark_notes(frame)))
+
+
+def _uses_ground_truth(runs: Sequence[RunRecord]) -> bool:
+    return any(run.uses_ground_truth for run in runs)
+
+
+def _measured(run: RunRecord, t: int, column: str) -> Measured:
+    """The value of a column in round t; NaN where it was not evaluated or is not finite."""
+    value = run.at(t).get(column)
+    return Measured(run, t, np.nan if value is None else value)
+
+
+def _value(run: RunRecord, key: str, scale: float) -> float:
+    value = run.numbers.get(key)
+    return np.nan if value is None else scale * value
+
+
+def _mean(values: Sequence[float]) -> dict[str, Any]:  # Any: fields
+    """The mean, and the standard deviation over seeds where there are several."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"value": float(np.mean(values)), "error": spread}
+
+
+def _paired_difference(
+    runs: Sequence[RunRecord], against: Sequence[RunRecord]
+) -> dict[str, Any]:  # Any: fields
+    """Mean of the differences seed by seed, and its standard error."""
+    base = {run.seed: _value(run, "accuracy_mean", 100) for run in against}
+    pairs = [_value(r, "accuracy_mean", 100) - base[r.seed] for r in runs if r.seed in base]
+    if not pairs:
+        return {"text": "no common seed"}
+    cell = _mean(pairs)
+    if cell["error"] is not None:
+        cell["error"] /= np.sqrt(len(pairs))
+    return {**cell, "text": _signed(cell)}
+
+
+def _signed(cell: Mapping[str, Any]) -> str:  # Any: fields
+    error = "" if cell["error"] is None else f" ± {cell['error']:.2f}"
+    return f"{cell['value']:+.2f}{error}"

@@ -1,0 +1,149 @@
+"""A paper's table with our numbers in it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+from rich.console import RenderableType
+
+from flray.published.tables import Table
+from flray.report.published_cells import LEFT_OUT, VARIED, fill
+from flray.report.ranks import Ranking, method_of, rank
+from flray.report.runs import RunRecord
+from flray.report.sheets import MISSING, Heading, Sheet, mark_notes
+from flray.report.writers import Format, to_latex, to_markdown, to_rich
+
+
+def render(table: Table, runs: Sequence[RunRecord], form: Format) -> RenderableType:
+    """The table filled with the runs, in one of the formats; all but `rich` are text."""
+    cells = fill(table, runs)
+    if form == "csv":
+        return to_csv(table, cells)
+    sheet = published_sheet(table, cells)
+    return {"rich": to_rich, "md": to_markdown, "latex": to_latex}[form](sheet)
+
+
+def published_sheet(table: Table, cells: pd.DataFrame) -> Sheet:
+    rankings = rank(table, cells)
+    below = [_rank_texts(table, ranking) for ranking in rankings]
+    sheet = Sheet(
+        title=f"{table.key} · {table.paper}, Table {table.number}. {table.caption}",
+        labels=pd.DataFrame([row.labels for row in table.rows], columns=list(table.row_headings)),
+        headings=tuple(Heading(c.key, c.name, c.group, c.decimals) for c in table.columns),
+        cells=cells,
+        blocks=tuple(row.block for row in table.rows) if any(r.block for r in table.rows) else (),
+        notes=tuple(_notes(table, cells)),
+        below=pd.DataFrame(below, columns=["compared in", "ranks, ours/paper", "Spearman"]),
+        numbers_runs=True,
+        ratio_decimals=1,
+    )
+    return sheet
+
+
+def _rank_texts(table: Table, ranking: Ranking) -> tuple[str, str, str]:
+    ranks = [
+        f"{method_of(table, place)} {ours}/{ranking.paper[place]}"
+        for place, ours in sorted(ranking.ours.items(), key=lambda item: item[1])
+    ]
+    spearman = MISSING if ranking.spearman is None else f"{ranking.spearman:.2f}"
+    return ranking.title, ", ".join(ranks), spearman
+
+
+def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
+    ours, test = (_of_source(cells, source) for source in ("ours", "test"))
+    if not table.is_formulas:
+        total = len(table.rows) * len(table.columns)
+        yield f"{len(ours)} of {total} cells are filled by runs; {MISSING} is missing."
+    if len(ours):
+        counts = sorted({len(seeds) for seeds in ours["seeds"]})
+        over = f"{counts[0]} seed{'s' * (counts[0] > 1)}" if len(counts) == 1 else "n seeds"
+        yield (
+            f"Ours is a mean over {over}, ± its standard deviation over them, diff. ours less the "
+            "paper's; [k] are the runs listed below."
+        )
+    if ours["se"].notna().any():
+        yield "se is the binomial standard error, which is what the paper's ± is."
+    if len(test):
+        varied = sorted({key for keys in test[VARIED] for key in keys})
+        yield (
+            "Selected by validation accuracy, seed by seed, among runs that differ in "
+            f"{', '.join(varied) or 'nothing but their folder'}. "
+            "test is selected the papers' way: the best by its own test number."
+        )
+    yield from mark_notes(cells)
+    left_out = {path for paths in cells[LEFT_OUT] for path in paths}
+    if left_out:
+        runs = "runs are" if len(left_out) > 1 else "run is"
+        yield (
+            f"{len(left_out)} {runs} left out of the choice: another seed of the configuration "
+            "failed or did not finish."
+        )
+    if table.has_ratios and not all(ours["baselines"]):
+        yield (
+            "Ours without a ratio: no FedAvg run with these settings, seed and split has the round."
+        )
+    if ours["ratio"].notna().any():
+        yield "(x) ours is the mean over seeds of the ratio to FedAvg with the same seed and split."
+    if table.metric:
+        yield f"Paper: {table.metric}."
+    if table.note:
+        yield f"Paper: {table.note}."
+    for note in dict.fromkeys(row.note for row in table.rows if row.note):
+        rows = dict.fromkeys(", ".join(row.labels) for row in table.rows if row.note == note)
+        yield f"Paper, {'; '.join(rows)}: {note}."
+
+
+def _of_source(cells: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The cells of a source by row and column."""
+    found: pd.DataFrame = cells[cells.index.get_level_values("source") == source]
+    return found.droplevel("source")
+
+
+def to_csv(table: Table, cells: pd.DataFrame) -> str:
+    """A line for each cell, empty fields for what is missing; several runs are joined by `;`."""
+    places = [(r, column) for r in range(len(table.rows)) for column in table.columns]
+    index = pd.MultiIndex.from_tuples([(r, column.key) for r, column in places])
+    ours, paper, apart, test = (
+        _of_source(cells, source).reindex(index)
+        for source in ("ours", "paper", "difference", "test")
+    )
+    ranks = {
+        place: (rank_, ranking.paper[place], ranking.spearman)
+        for ranking in rank(table, cells)
+        for place, rank_ in ranking.ours.items()
+    }
+    ranked = pd.DataFrame([ranks.get(place, (None,) * 3) for place in index], index)
+    frame = pd.DataFrame(
+        {
+            "table": table.key,
+            "block": [table.rows[r].block for r, _ in places],
+            "row": [", ".join(table.rows[r].labels) for r, _ in places],
+            "column": [column.key for _, column in places],
+            "unit": [column.unit for _, column in places],
+            "ours": ours["value"],
+            "std": ours["error"],
+            "seeds": ours["seeds"].map(len, na_action="ignore").astype("Int64"),
+            "se": ours["se"],
+            "ratio": ours["ratio"],
+            "paper": paper["value"].astype(object).where(paper["text"] == "", paper["text"]),
+            "paper_spread": paper["error"],
+            "paper_ratio": paper["ratio"],
+            "difference": apart["value"],
+            "rank": ranked[0].astype("Int64"),
+            "paper_rank": ranked[1].astype("Int64"),
+            "spearman": ranked[2],
+            "uses_ground_truth": ours["uses_ground_truth"],
+            "missing_seeds": ours["missing_seeds"].astype("Int64"),
+            "test_selected": test["value"],
+            "test_selected_std": test["error"],
+            "runs": ours["runs"].map(_joined, na_action="ignore"),
+            "fedavg_runs": ours["baselines"].map(_joined, na_action="ignore"),
+            "test_selected_runs": test["runs"].map(_joined, na_action="ignore"),
+        },
+        index,
+    )
+    return frame.to_csv(index=False)
+
+
+def _joined(paths: Sequence[Path]) -> str:
+    return ";".join(map(str, paths))

@@ -1,0 +1,140 @@
+"""Runs side by side."""
+
+import io
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.ratios import Measured, mean_ratio
+from flray.report.runs import RunRecord
+from flray.report.writers import to_rich
+
+NUMBERS = dict.fromkeys(
+    ("accuracy_mean", "accuracy_se_clients", "accuracy_worst", "accuracy_variance"), 0.5
+) | dict.fromkeys(("clusters", "bytes_up", "bytes_down", "seconds"), 1)
+
+
+def shown(sheet, width=200) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(to_rich(sheet))
+    return console.export_text()
+
+
+def compared(seed: int = 0, **numbers) -> RunRecord:
+    return RunRecord(Path(), {"seed": seed}, {"seed": seed} | NUMBERS | numbers)
+
+
+def run(
+    seed: int, accuracy: list[float], after: int | None = None, digest: str = "same", **config
+) -> RunRecord:
+    """A finished run; half as many clients reach the target as are right."""
+    algorithm = "fedavg" if after is None else "flhc"
+    summary = {"seed": seed, "rounds": len(accuracy), "ari": 0.5, "split_sha256": digest}
+    summary |= {"accuracy_mean": accuracy[-1], "clients_reaching_target": accuracy[-1] / 2}
+    if after:
+        summary["round_after_clustering"] = after
+    record = RunRecord(Path(), {"algorithm": algorithm, "seed": seed, **config}, summary)
+    rows = [(t, value, value / 2) for t, value in enumerate(accuracy, start=1)]
+    columns = ["round", "accuracy_mean", "clients_reaching_target"]
+    vars(record)["rounds"] = pd.DataFrame(rows, columns=columns)  # instead of reading a file
+    return record
+
+
+def test_the_ratio_is_to_the_same_seed_and_round() -> None:
+    """After: (0.8 / 0.4 + 0.9 / 0.6) / 2 = 1.75; at the end: (0.9 / 0.6 + 0.6 / 0.6) / 2 = 1.25."""
+    base = [run(0, [0.1, 0.4, 0.6]), run(1, [0.1, 0.6, 0.6])]
+    mine = [run(0, [0.1, 0.8, 0.9], after=2), run(1, [0.1, 0.9, 0.6], after=2)]
+    text = shown(clustering_sheet({"fedavg": base, "flhc": mine}))
+    assert "(1.75x)" in text
+    assert "(1.25x)" in text
+
+
+def test_only_runs_that_differ_in_their_algorithm_alone_have_a_ratio() -> None:
+    mine = [run(0, [0.4, 0.8], after=2)]
+    for other, expected in (
+        (run(0, [0.2, 0.4]), "(2.00x)"),
+        (run(1, [0.2, 0.4]), "(–)"),
+        (run(0, [0.2, 0.4], digest="another"), "(–)"),
+        (run(0, [0.2, 0.4], participation=0.5), "(–)"),
+        (run(0, [0.2, 0.4], evaluate={"every": 2}), "(2.00x)"),
+    ):
+        text = shown(clustering_sheet({"fedavg": [other], "flhc": mine}))
+        assert expected in text
+        assert "80.00" in text
+
+
+def test_a_seed_that_never_clustered_is_left_out() -> None:
+    base = [run(0, [0.2, 0.4]), run(1, [0.2, 0.4])]
+    mine = [run(0, [0.2, 0.8], after=2), run(1, [0.2, 0.4])]
+    assert "(2.00x)" in shown(clustering_sheet({"fedavg": base, "flhc": mine}))
+
+
+def test_a_baseline_of_nothing_gives_a_dash() -> None:
+    text = shown(clustering_sheet({"a": [run(0, [0.0, 0.0])], "b": [run(0, [0.5, 0.5], after=1)]}))
+    assert "(–)" in text
+
+
+def test_without_a_clustering_there_is_no_table() -> None:
+    assert clustering_sheet({"a": [run(0, [0.5])], "b": [run(0, [0.5])]}) is None
+    assert clustering_sheet({"a": [run(0, [0.5], after=1)]}) is None
+
+
+def test_a_split_without_validation_is_no_error() -> None:
+    assert "50.00" in shown(comparison_sheet({"a": [compared()]}))
+
+
+def test_other_protocols_have_columns_where_a_run_has_them() -> None:
+    tuned = compared(global_accuracy_mean=0.25, tuned_accuracy_mean=0.75)
+    assert not {"global", "tuned"} & {h.key for h in comparison_sheet({"a": [compared()]}).headings}
+    sheet = comparison_sheet({"a": [compared()], "b": [tuned]})
+    assert [h.key for h in sheet.headings][2:5] == ["global", "tuned", "validation"]
+    lines = sheet.lines()
+    assert [lines["b", key]["ours"] for key in ("global", "tuned")] == ["25.00", "75.00"]
+    assert [lines["a", key]["ours"] for key in ("global", "tuned")] == ["–", "–"]
+
+
+def test_means_and_paired_differences_are_over_seeds() -> None:
+    """Differences of 10 and 20 points: mean 15, standard error 5 sqrt(2) / sqrt(2)."""
+    first = [compared(0, accuracy_mean=0.8), compared(1, accuracy_mean=0.5)]
+    second = [compared(0, accuracy_mean=0.9), compared(1, accuracy_mean=0.7, clusters=2)]
+    lines = comparison_sheet({"a": first, "b": second}).lines()
+    assert lines["b", "vs"]["ours"] == "+15.00 ± 5.00"
+    assert lines["b", "accuracy %"]["ours"] == "80.00 ± 14.14"
+    assert lines["b", "clusters"]["ours"] == "1.5"
+    apart = comparison_sheet({"a": first[:1], "b": second[1:]})
+    assert apart.lines()["b", "vs"]["ours"] == "no common seed"
+
+
+def test_the_table_fits_a_hundred_columns() -> None:
+    numbers = {"validation_accuracy_mean": 0.5, "bytes_up": 123_456_789, "bytes_down": 123_456_789}
+    runs = [compared(seed, **numbers, seconds=123.4) for seed in range(3)]
+    text = shown(comparison_sheet({"fedavg": runs, "flhc": runs}))
+    table = text[: text.index("± is the")].splitlines()
+    assert len(table) > 3
+    assert max(len(line.rstrip()) for line in table) <= 100
+
+
+def test_ratios_of_tuned_accuracy_need_the_same_fine_tuning() -> None:
+    def tuned(accuracy: float, epochs: int, after: int | None = None) -> RunRecord:
+        found = run(0, [accuracy], after, evaluate={"on": "local", "fine_tune": {"epochs": epochs}})
+        vars(found)["summary"]["tuned_accuracy_mean"] = accuracy
+        return found
+
+    mine, base = [Measured(tuned(0.8, 1, after=1), None, 0.8)], [tuned(0.4, 5)]
+    assert mean_ratio(mine, "accuracy_mean", base).value == 2.0
+    assert mean_ratio(mine, "tuned_accuracy_mean", base).value is None
+    assert mean_ratio(mine, "tuned_accuracy_mean", [tuned(0.4, 1)]).value == 2.0
+
+
+def test_experiments_that_used_ground_truth_are_marked() -> None:
+    used, unused = ([compared(uses_ground_truth=value)] for value in (True, False))
+    sheet = comparison_sheet({"a": unused, "b": used})
+    assert "†" in sheet.lines()["b", "accuracy %"]["ours"]
+    assert "†" not in sheet.lines()["a", "accuracy %"]["ours"]
+    assert "† uses ground truth" in shown(sheet)
+    assert "†" not in shown(comparison_sheet({"a": unused}))
+    clustered = run(0, [0.5, 0.5], after=1)
+    vars(clustered)["summary"]["uses_ground_truth"] = True
+    assert "†" in shown(clustering_sheet({"a": [run(0, [0.5, 0.5])], "b": [clustered]}))
