@@ -6,7 +6,7 @@ others need of them in the cache, and puts its records together from those of al
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -59,6 +59,11 @@ class PartialFederation(Federation):
     own: Ids = field(default_factory=nobody)  # those that train here
     begin: int = 0  # the round after which others are elsewhere
     heard: list[Trained] = field(default_factory=list)  # since the recorder took them
+
+    @classmethod
+    def of(cls, fed: Federation, own: Ids, begin: int) -> "PartialFederation":
+        values = {each.name: getattr(fed, each.name) for each in fields(fed)}
+        return cls(**values, own=own, begin=begin)
 
     def train(
         self,

@@ -7,7 +7,6 @@ and takes the others from the cache. Any other row is an ordinary run.
 """
 
 import copy
-import dataclasses
 import json
 import os
 import shutil
@@ -479,8 +478,7 @@ class Trial:
         directory = self._opened(home / digest(sorted(mine)), fill)
         if directory.summary() is not None:
             return directory  # killed before it was moved
-        fields = {each.name: getattr(self.fed, each.name) for each in dataclasses.fields(self.fed)}
-        fed = PartialFederation(**fields, own=clients_of(mine), begin=n)
+        fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
         server = assemble(self.experiment, self.parts, fed, directory)
         recorder = PartRecorder(fed, directory, self.job.cache)
         self._forget()
