@@ -95,20 +95,26 @@ class Suggestions:
             return []
         for attempt in range(MOST_REFUSED):
             name = f"{trial_id} {attempt}"
-            chosen = self._decoded(self._optuna.suggest(name) or {})
-            if not is_excluded(self._space, chosen | {"seed": self._seeds[0]}):
+            rows = self._rows(self._decoded(self._optuna.suggest(name) or {}))
+            if rows:
                 break
             self._optuna.on_trial_complete(name, error=True)
         else:
             raise ExperimentError("`except` leaves out everything that Optuna suggests")
         self._asked[trial_id] = name
         self._left -= 1
-        rows = []
-        for seed in self._seeds:
-            sets = chosen if seed is None else {**chosen, "seed": seed}
-            rows.append(suggested_row(self._space, self._next, sets))
-            self._next += 1
+        self._next += len(rows)
         return rows
+
+    def _rows(self, chosen: Mapping[str, Any]) -> list[Row]:
+        """A row for each seed; none for a combination that is left out or cannot be."""
+        each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
+        if any(is_excluded(self._space, sets) for sets in each):
+            return []
+        try:
+            return [suggested_row(self._space, self._next + k, sets) for k, sets in enumerate(each)]
+        except ExperimentError:
+            return []
 
     def tell(self, trial_id: str, result: Mapping[str, Any], error: bool) -> None:
         name = self._asked.pop(trial_id, None)
