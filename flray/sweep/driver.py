@@ -1,14 +1,12 @@
 """The driver of a sweep: checks, trials of Ray Tune over a shared cache, table and report."""
 
-import logging
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, perf_counter, time
+from time import perf_counter, time
 from typing import Any
 from uuid import uuid4
 
@@ -16,21 +14,19 @@ import numpy as np
 import pandas as pd
 import ray
 from ray import tune
-from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.schedulers import TrialScheduler
 
 from flray.client.plan import num_local_steps
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
-from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 from flray.execution.federation import cohort_size
 from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row as RoundRow
 from flray.sweep.allotment import bundles, cluster_resources, shared_plan
+from flray.sweep.branch import branches
 from flray.sweep.cache import Cache, one_line_message
 from flray.sweep.components import KIND as COMPONENT
 from flray.sweep.folder import (
@@ -50,24 +46,13 @@ from flray.sweep.keys import code_version, device_of, digest, prefix_key
 from flray.sweep.metrics import check_metric
 from flray.sweep.rows import Row, expand, possible, rounds_to_cluster_after
 from flray.sweep.search import RowSearch, Suggestions, again
-from flray.sweep.space import Asha, OptunaSearch, Space
+from flray.sweep.space import OptunaSearch, Space
 from flray.sweep.tracking import Draw, no_figures, track_table, tracked
-from flray.sweep.trial import Job, branches, run_row
+from flray.sweep.trial import Job
+from flray.sweep.tuning import run_trials, scheduler_of
 
-TUNE = "tune"  # Tune's own files, of no use once it has ended
-SHOW_EVERY_S = 1.0
-MOST_PENDING = 16  # trials that wait for a place
 KINDS = {"prefixes": "prefix", "observations": "observation", "distances": "distance"}
 KINDS |= {"trees": "tree"}
-
-# Tune's own output would run through our progress lines; its trials stay in the driver's folder,
-# from which data and modules are looked for.
-ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-}
 
 
 @dataclass(frozen=True)
@@ -123,7 +108,7 @@ def run_sweep(
             shared_plan(asked)  # or refuse
         for experiment in asked:
             bundles(experiment, space.options, there)
-        scheduler = _scheduler(space, experiments)
+        scheduler = scheduler_of(space.options, experiments)
         with locked(out), _client_actors(space, asked) as pool:
             open_folder(out, space, code)
             root = Path(space.options.cache or out / "cache").absolute()
@@ -203,7 +188,7 @@ class _Sweep:
         if waiting or (suggestions is not None and suggestions.are_left):
             search = RowSearch(_interleaved(waiting, self.job), suggestions)
             self._fit(search, scheduler)
-        self._show({}, is_last=True)
+        self._show(0, is_last=True)
 
     def _suggestions(self, states: Mapping[int, RowState]) -> Suggestions | None:
         if not isinstance(self.space.options.search, OptunaSearch):
@@ -221,38 +206,7 @@ class _Sweep:
         return None if value is None else float(value)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
-        options, there = self.space.options, cluster_resources()
-
-        def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-            experiment = parse_experiment(config["rows"][0].plain)
-            return tune.PlacementGroupFactory(bundles(experiment, options, there))
-
-        trainable = tune.with_parameters(
-            run_trial, job=self.job, metric=options.metric, is_scheduled=self.space.is_scheduled
-        )
-        # Tune would start one process at a time for a search that is not its own.
-        pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
-        with _quiet(pending), _tune_folder(self.folder) as storage:
-            tuner = tune.Tuner(
-                tune.with_resources(trainable, placement),
-                tune_config=tune.TuneConfig(
-                    search_alg=search,
-                    num_samples=-1,  # until the search has no more
-                    max_concurrent_trials=options.concurrency,
-                    scheduler=scheduler,
-                    reuse_actors=True,  # a process with torch takes seconds to start
-                    trial_dirname_creator=lambda trial: trial.trial_id,
-                ),
-                run_config=tune.RunConfig(
-                    name="sweep",
-                    storage_path=str(storage),
-                    verbose=0,
-                    failure_config=tune.FailureConfig(max_failures=1),  # of processes
-                    callbacks=[_Showing(self._show)],
-                ),
-            )
-            results = tuner.fit()
-        for result in (results[place] for place in range(len(results))):
+        for result in run_trials(search, self.job, self.space.options, scheduler, self._show):
             assert result.config is not None
             for row in result.config["rows"]:
                 self._record_end(row.number, result)
@@ -268,7 +222,7 @@ class _Sweep:
         elif self.space.is_scheduled and result.metrics and not result.metrics.get("is_over"):
             write_state(self.folder, replace(state, status="stopped"))
 
-    def _show(self, running: Mapping[str, Any], is_last: bool = False) -> None:
+    def _show(self, running: int, is_last: bool = False) -> None:
         states = self.states()
         found = Counter(state.status for state in states)
         values = [v for state in states if (v := self._value(state)) is not None]
@@ -278,7 +232,7 @@ class _Sweep:
                 rows=len(states) if is_last else max(self.num_rows, len(states)),
                 done=found["done"] + found["shared"] + found["stopped"],
                 failed=found["failed"],
-                running=len(running),
+                running=running,
                 shared=found["shared"],
                 best=best(values) if values else None,
             )
@@ -360,45 +314,6 @@ class _Sweep:
         return int(later.fillna(0).sum()) + state.steps_added
 
 
-def run_trial(
-    config: Mapping[str, Any], job: Job, metric: str, is_scheduled: bool
-) -> dict[str, Any]:
-    """What Tune calls: run the rows of a trial, and return the mean of their metric."""
-    values = []
-    is_over = True
-    for row in config["rows"]:
-        report = _Report(metric) if is_scheduled else None
-        state = run_row(row, job, report or (lambda _: None))
-        is_over = is_over and state.status != "unfinished"
-        summary = {}
-        if state.status in ("done", "shared") and state.run is not None:
-            summary = RunDirectory(job.folder / run_path(state.run)).summary() or {}
-        values.append(summary.get(metric))
-    result: dict[str, Any] = {"is_over": True, "round": config["rows"][0].plain["rounds"]}
-    known = [value for value in values if value is not None]
-    if len(known) == len(values):
-        result[metric] = float(np.mean(known))
-    return result
-
-
-class _Report:
-    """Reports each round to Tune with the metric as it was when it was last evaluated."""
-
-    def __init__(self, metric: str) -> None:
-        self._metric = metric
-        self._value: float | None = None
-        self._waiting: RoundRow | None = None
-
-    def __call__(self, row: RoundRow) -> None:
-        # A round is reported once the next one is there: Tune may end the trial for it, and the
-        # last one must write its summary.
-        before, self._waiting = self._waiting, row
-        if before is not None:
-            self._value = before.get(self._metric, self._value)
-            if self._value is not None:
-                tune.report({"round": before["round"], self._metric: self._value})
-
-
 def _interleaved(rows: Sequence[Row], job: Job) -> list[Row]:
     """The rows in turns of their prefixes, so that trials at a time do not wait for one prefix."""
     groups: dict[str, list[Row]] = {}
@@ -408,78 +323,6 @@ def _interleaved(rows: Sequence[Row], job: Job) -> list[Row]:
         groups.setdefault(prefix_key(row.plain, job.code, device), []).append(row)
     turns = {id(row): turn for group in groups.values() for turn, row in enumerate(group)}
     return sorted(rows, key=lambda row: turns[id(row)])
-
-
-def _scheduler(space: Space, experiments: Sequence[Experiment]) -> TrialScheduler | None:
-    scheduler = space.options.scheduler
-    if not isinstance(scheduler, Asha):
-        return None
-    rounds = max(experiment.settings.rounds for experiment in experiments)
-    if scheduler.grace > rounds:
-        raise ExperimentError(
-            f"scheduler.grace must be at most the {rounds} rounds of the trials, "
-            f"got {scheduler.grace}"
-        )
-    return ASHAScheduler(
-        time_attr="round",
-        metric=space.options.metric,
-        mode=space.options.mode,
-        max_t=rounds + 1,  # or it would end trials that are about to write their summary
-        grace_period=scheduler.grace,
-        reduction_factor=scheduler.reduction,
-    )
-
-
-class _Showing(TrialProgressCallback):
-    """Says which trials are at work; stands in the place of Tune's own, which prints."""
-
-    def __init__(self, show: Callable[[Mapping[str, Any]], None]) -> None:
-        super().__init__()
-        self._show, self._next = show, 0.0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Tune writes its callbacks down to restore them, which nobody will; a terminal cannot be.
-        return _Showing, (_show_nothing,)
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if monotonic() >= self._next:
-            self._next = monotonic() + SHOW_EVERY_S
-            self._show({t.trial_id: t for t in trials if t.status == "RUNNING"})
-
-    def on_trial_result(self, *args: Any, **info: Any) -> None:
-        """Print nothing."""
-
-    on_trial_error = on_trial_complete = on_trial_result
-
-
-def _show_nothing(running: Mapping[str, Any]) -> None:
-    pass
-
-
-@contextmanager
-def _tune_folder(folder: Path) -> Iterator[Path]:
-    """A place for what Tune writes, which holds nothing that the sweep's folder does not."""
-    path = folder / TUNE
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _quiet(pending: int) -> Iterator[None]:
-    logger = logging.getLogger("ray.tune")
-    settings = ENVIRONMENT | {"TUNE_MAX_PENDING_TRIALS_PG": str(pending)}
-    level, before = logger.level, {key: os.environ.get(key) for key in settings}
-    os.environ.update(settings)
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 
 @contextmanager

@@ -11,19 +11,17 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Branching, Outcome, Separable
-from flray.algorithms.fedavg import FedAvg, FedAvgState
-from flray.client.host import Host
-from flray.client.training import Gradient
+from flray.algorithms.algorithm import Branching, Separable
+from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.config.build import (
     Prepared,
@@ -33,12 +31,10 @@ from flray.config.build import (
     prepare,
     start_executor,
 )
-from flray.config.experiment import Experiment, parse_experiment
-from flray.data.dataset import Ids
-from flray.execution.executor import CLIENT_ERRORS, Executor, Failed, Output
-from flray.execution.federation import Cohort, Federation
+from flray.config.experiment import parse_experiment
+from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
+from flray.execution.federation import Federation
 from flray.execution.ray_pool import wait_for_resources
-from flray.models.bank import ModelBank, Params
 from flray.records.atomic import replace_text
 from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.components import FOLDER as PARTS_OF_RUN
@@ -46,6 +42,7 @@ from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Row as RoundRow
 from flray.server.loop import Server, ignore
+from flray.sweep.branch import Branch, OwnMetrics, branches
 from flray.sweep.cache import Cache, OutOfTime, one_line_message, read_value, write_value
 from flray.sweep.components import (
     KIND,
@@ -70,17 +67,6 @@ from flray.sweep.prefix import Prefix
 from flray.sweep.rows import Row, canonical
 from flray.sweep.stages import Stages
 from flray.sweep.tracking import Draw, no_figures, tracked
-
-BRANCHING = ("rounds_before", "clustering", "observed_by", "state_decides", "observe", "branch")
-COUNTED = ("client_steps", "clients_dropped", "bytes_")  # how columns of a round's cost begin
-OF_EVALUATION = "_evaluation"  # how those end that are not of the round itself
-METRICS = frozenset({"train_loss"})  # of a round, that follow from what is kept of its clients
-
-Work = TypeVar("Work")
-
-
-class OwnMetrics(Exception):
-    """A round returned metrics that neither FedAvg's prefix nor components have."""
 
 
 @dataclass(frozen=True)
@@ -116,92 +102,9 @@ def run_row(row: Row, job: Job, on_round: Callable[[RoundRow], None] = ignore) -
     return trial.state
 
 
-class LazyExecutor:
-    """Starts an executor once it has something to do: a row that finds everything starts none."""
-
-    def __init__(self, start: Callable[[], Executor]) -> None:
-        self._start = start
-        self._started: Executor | None = None
-
-    @property
-    def _executor(self) -> Executor:
-        self._started = self._started or self._start()
-        return self._started
-
-    @property
-    def clients_per_job(self) -> int | None:
-        return self._executor.clients_per_job
-
-    @property
-    def retries(self) -> int:
-        return self._executor.retries
-
-    def map(
-        self, task: Callable[[Host, Params, Work], Output], bank: Params, jobs: Sequence[Work]
-    ) -> list[Output | Failed]:
-        return self._executor.map(task, bank, jobs) if jobs else []
-
-    def close(self) -> None:
-        if self._started is not None:
-            self._started.close()
-
-
 @lru_cache(maxsize=2)
 def _prepared(text: str) -> Prepared:
     return prepare(parse_experiment(json.loads(text)))
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A branching algorithm from the round of its clustering on, of which everything is known.
-
-    The server's own loop records and evaluates that round, as it would have in a run alone.
-    """
-
-    algorithm: Branching[Any]  # Any: the state is the algorithm's own
-    state: Any  # after the clustering
-    clustering: Clustering
-    counts: Counter[str]  # of the clustering
-    row: RoundRow  # the prefix's, of the round of the clustering
-    are_metrics_known: bool  # refuse metrics that the prefix or components lack
-
-    @property
-    def gradient(self) -> Gradient:
-        return self.algorithm.gradient
-
-    def init(self, fed: Federation) -> Outcome[Any]:
-        fed.meter.counts.update(self.counts)
-        return Outcome(self.state, clusterings=(self.clustering,))
-
-    def cohort(self, state: Any, t: int, fed: Federation) -> Cohort:
-        if t == self.algorithm.rounds_before:
-            return FedAvg().cohort(state, t, fed)
-        return self.algorithm.cohort(state, t, fed)
-
-    def round(self, state: Any, cohort: Cohort, fed: Federation) -> Outcome[Any]:
-        if cohort.t > self.algorithm.rounds_before:
-            outcome = self.algorithm.round(state, cohort, fed)
-            if self.are_metrics_known and outcome.metrics.keys() - METRICS:
-                raise OwnMetrics
-            return outcome
-        # A branch is evaluated anew, so what the prefix's evaluation cost is not its own.
-        costs = {
-            key: value
-            for key, value in self.row.items()
-            if key.startswith(COUNTED) and not key.endswith(OF_EVALUATION)
-        }
-        fed.meter.counts.update(costs)
-        fed.meter.counts.update(self.counts)
-        metrics = {key: value for key, value in self.row.items() if key in METRICS}
-        return Outcome(self.state, metrics, (self.clustering,))
-
-    def deploy(self, state: Any, clients: Ids, fed: Federation) -> ModelBank:
-        if isinstance(state, FedAvgState):  # as it was before the clustering
-            return state.bank
-        return self.algorithm.deploy(state, clients, fed)
-
-    def partition(self, state: Any) -> Ids:
-        return self.algorithm.partition(state)
 
 
 class Trial:
@@ -491,10 +394,3 @@ class Trial:
 
     def _forget(self) -> None:
         self.fed.meter.read_and_reset()
-
-
-def branches(experiment: Experiment) -> bool:
-    """True if it is FedAvg up to a clustering that it comes to."""
-    algorithm = experiment.algorithm.build()
-    is_branching = all(hasattr(algorithm, name) for name in BRANCHING)
-    return is_branching and algorithm.rounds_before <= experiment.settings.rounds

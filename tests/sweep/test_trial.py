@@ -18,13 +18,14 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweep import cache as cache_module
 from flray.sweep import trial as trial_module
+from flray.sweep.branch import branches
 from flray.sweep.cache import Cache
 from flray.sweep.components import KIND, put_together
 from flray.sweep.folder import RowState
 from flray.sweep.keys import prefix_key
 from flray.sweep.rows import expand, rounds_to_cluster_after
 from flray.sweep.space import THRESHOLD, parse_space
-from flray.sweep.trial import Job, branches, run_row
+from flray.sweep.trial import Job, run_row
 
 from scenarios import TINY
 
