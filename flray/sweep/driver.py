@@ -185,7 +185,8 @@ class _Sweep:
         first = len(self.known)
         rows += [again(self.space, s) for s in states.values() if s.number >= first]
         waiting = [row for row in rows if states[row.number].status == "unfinished"]
-        if waiting or (suggestions is not None and suggestions.are_left):
+        is_left = waiting or (suggestions is not None and suggestions.are_left)
+        if is_left and not self.job.cache.is_over():
             search = RowSearch(_interleaved(waiting, self.job), suggestions)
             self._fit(search, scheduler)
         self._show(0, is_last=True)
