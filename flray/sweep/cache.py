@@ -86,8 +86,10 @@ class Cache:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            self.count(kind, key, write(temporary))
-            os.replace(temporary, path)
+            steps = write(temporary)
+            if not path.exists():  # a run that was cut short may repeat what another finished
+                self.count(kind, key, steps)
+                os.replace(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -189,7 +189,7 @@ class _Sweep:
         if is_left and not self.job.cache.is_over():
             search = RowSearch(_interleaved(waiting, self.job), suggestions)
             self._fit(search, scheduler)
-        self._show(0, is_last=True)
+        self._show(0)
 
     def _suggestions(self, states: Mapping[int, RowState]) -> Suggestions | None:
         if not isinstance(self.space.options.search, OptunaSearch):
@@ -223,14 +223,14 @@ class _Sweep:
         elif self.space.is_scheduled and result.metrics and not result.metrics.get("is_over"):
             write_state(self.folder, replace(state, status="stopped"))
 
-    def _show(self, running: int, is_last: bool = False) -> None:
+    def _show(self, running: int) -> None:
         states = self.states()
         found = Counter(state.status for state in states)
         values = [v for state in states if (v := self._value(state)) is not None]
         best = max if self.space.options.mode == "max" else min
         self.watch.show(
             Progress(
-                rows=len(states) if is_last else max(self.num_rows, len(states)),
+                rows=max(self.num_rows, len(states)),
                 done=found["done"] + found["shared"] + found["stopped"],
                 failed=found["failed"],
                 running=running,
@@ -247,9 +247,10 @@ class _Sweep:
         write_table(self.folder, frame)
         counts = Counter(state.status for state in states)
         names = ("done", "shared", "failed", "stopped", "unfinished")
+        counts["unfinished"] += max(self.num_rows - len(states), 0)  # not suggested yet
         report = {
             **read_report(self.folder),
-            "rows": len(states),
+            "rows": max(self.num_rows, len(states)),
             **{name: counts[name] for name in names},
             **self._counts(states),
             **self._costs(states, frame),
@@ -260,9 +261,9 @@ class _Sweep:
             "commit": environment()["commit"],
         }
         write_report(self.folder, report)
-        if counts["done"] + counts["shared"] + counts["stopped"] == len(states):
+        if counts["failed"] + counts["unfinished"] == 0:
             self._shrink()
-        tracking = parse_experiment(dict(states[0].plain)).settings.tracking
+        tracking = parse_experiment(possible(self.space)[0].plain).settings.tracking
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
