@@ -81,7 +81,7 @@ def prefix_key(plain: Plain, code: Mapping[str, str], device: str) -> str:
     return digest([shared, dict(code), device])
 
 
-def run_key(prefix: str, plain: Plain) -> str:
+def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
     """Of a run that begins with round 1."""
     return digest([prefix, plain["algorithm"], plain["rounds"]])
 

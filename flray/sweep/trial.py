@@ -169,7 +169,7 @@ class Trial:
             directory = self._opened(path, self._start_of(begin or -1))
             self._train(assemble(self.experiment, self.parts, self.fed, directory))
 
-        self._settle(run_key(self.prefix.key, self.row.plain), make)
+        self._settle(run_key(self.prefix.key, self.state.plain), make)
 
     def _run_branch(self, algorithm: Branching[Any]) -> None:
         n = algorithm.rounds_before

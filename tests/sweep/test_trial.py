@@ -372,7 +372,8 @@ def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
 ) -> None:
     """Neither FedAvg's prefix nor what is kept of components has such metrics."""
     algorithm = {"name": f"{__name__}:{name}", "rounds_before": rounds_before}
-    space = space_of({"algorithm": algorithm, "rounds": 3}, {THRESHOLD: [0.0, 1e9]})
+    varied = {THRESHOLD: {"between_merges": 2}}
+    space = space_of({"algorithm": algorithm, "rounds": 3}, varied)
     states = swept(space, tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
     assert len({state.run for state in states}) == 2
