@@ -52,8 +52,8 @@ class Algorithm(Protocol[State]):
 class Branching(Algorithm[State], Protocol[State]):
     """One that is FedAvg for some rounds, then clusters by a pipeline and goes on by what it found.
 
-    Experiments that differ in later stages only are branches of one trunk: a sweep computes what
-    they share once.
+    Up to the clustering its rounds are FedAvg's, state and metrics. So experiments that differ in
+    later stages only share this prefix and branch from it: a sweep computes the prefix once.
     """
 
     @property
@@ -71,7 +71,8 @@ class Branching(Algorithm[State], Protocol[State]):
 
     @property
     def state_decides(self) -> bool:
-        """After the branch, do rounds depend on the state and on no field, if nobody joins?"""
+        """True if rounds after the clustering depend on the state alone and on no field of the
+        algorithm, as long as nobody joins."""
         ...
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
@@ -86,15 +87,15 @@ class Branching(Algorithm[State], Protocol[State]):
 
 
 @runtime_checkable
-class Apart(Protocol):
+class Separable(Protocol):
     """A branching algorithm some of whose clients never hear others once they were clustered.
 
     Another clustering in which such clients go on in the same way need not train them again.
     """
 
-    def strands(self, state: Any, fed: Federation) -> list[tuple[Ids, object]]:  # Any: its own
+    def components(self, state: Any, fed: Federation) -> list[tuple[Ids, object]]:  # Any: its own
         """Clients that hear each other and nobody else, with all that decides how they go on
-        beside their models; every client is in one strand. Empty: no such thing can be said.
+        beside their models; every client is in one component. Empty: there is no such division.
         """
         ...
 

@@ -103,7 +103,7 @@ class Flhc:
         state = replace(state, joint=bank, means=Points.vectors(np.unique(found.labels), means))
         return self._place(state, fed.holdout, self.rounds_before, fed)
 
-    def strands(self, state: FlhcState, fed: Federation) -> list[tuple[Ids, object]]:
+    def components(self, state: FlhcState, fed: Federation) -> list[tuple[Ids, object]]:
         """Clusters: each samples, trains and averages its own."""
         if state.joint is not None:
             return []  # somebody may still come

@@ -101,7 +101,7 @@ class FlisHc:
         labels[found.clients] = found.labels  # l. 6: C_1, ... <- HC(A, β)
         return FlisHcState(bank.split(labels), labels)  # l. 7: θ_g,j <- θ_g
 
-    def strands(self, state: FlisHcState, fed: Federation) -> list[tuple[Ids, object]]:
+    def components(self, state: FlisHcState, fed: Federation) -> list[tuple[Ids, object]]:
         """Clusters, of which each round's sample takes clients whatever the clusters are."""
         if (state.labels < 0).any():
             return []

@@ -131,7 +131,7 @@ class Flt:
         state = self._related(bank, observed, found, Flags.none(fed.num_clients))
         return self._after(state, 0, self._stages_until(0, fed), fed)
 
-    def strands(self, state: FltState, fed: Federation) -> list[tuple[Ids, object]]:
+    def components(self, state: FltState, fed: Federation) -> list[tuple[Ids, object]]:
         """Components of Ã, of which each round's sample takes clients whatever Ã is."""
         if not self.state_decides or (state.labels < 0).any():
             return []

@@ -64,21 +64,19 @@ def is_space(path: Path) -> bool:
 def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     """How far a sweep is, on one line.
 
-    >>> progress_line(Progress(rows=9, trunks=1, trunks_done=1, trials=4, done=2, failed=1,
-    ...                        running=1, shared=5, best=0.875), "accuracy_mean", 60.0)
-    '2/4 runs done · 1 running · 1 failed · 5 rows shared · best accuracy_mean 0.8750 · 0:30 left'
+    >>> progress_line(Progress(rows=9, done=6, failed=1, running=2, shared=4, best=0.875),
+    ...               "accuracy_mean", 60.0)
+    '6/9 rows done (4 shared) · 2 running · 1 failed · best accuracy_mean 0.8750 · 0:20 left'
     """
-    if not progress.trials:
-        return f"{progress.trunks_done}/{progress.trunks} trunks grown for {progress.rows} rows"
-    parts = [f"{progress.done}/{progress.trials} runs done", f"{progress.running} running"]
+    shared = f" ({progress.shared} shared)" if progress.shared else ""
+    parts = [f"{progress.done}/{progress.rows} rows done{shared}", f"{progress.running} running"]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
-    parts.append(f"{progress.shared} rows shared")
     if progress.best is not None:
         parts.append(f"best {metric} {progress.best:.4f}")
-    open_runs = progress.trials - progress.done - progress.failed
-    if progress.done and open_runs:
-        left = int(seconds * open_runs / progress.done)
+    waiting = progress.rows - progress.done - progress.failed
+    if progress.done and waiting:
+        left = int(seconds * waiting / progress.done)
         parts.append(f"{left // 60}:{left % 60:02d} left")
     return " · ".join(parts)
 
@@ -86,13 +84,11 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
 @contextmanager
 def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]]:
     """What to call with progress: a line that changes, or one more where there is no terminal."""
-    begin: list[float] = []  # when the trials began
+    begin = perf_counter()
     last: list[Progress] = []
 
     def line(progress: Progress) -> str:
-        if progress.trials and not begin:
-            begin.append(perf_counter())
-        return progress_line(progress, metric, perf_counter() - begin[0] if begin else 0.0)
+        return progress_line(progress, metric, perf_counter() - begin)
 
     def add_line(progress: Progress) -> None:
         if not last or _is_news(last[-1], progress):
@@ -107,10 +103,7 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
 
 
 def _is_news(before: Progress, now: Progress) -> bool:
-    counts: list[Any] = [
-        (each.trunks_done, each.trials, each.done, each.failed) for each in (before, now)
-    ]
-    return bool(counts[0] != counts[1])
+    return (before.rows, before.done, before.failed) != (now.rows, now.done, now.failed)
 
 
 def _conclude(result: SweepResult, console: Console) -> None:

@@ -120,9 +120,9 @@ def bind(
 
     What is not given comes from `base`, an instance of the target, or is the target's default.
     """
-    hints = get_type_hints(_annotated(target), include_extras=True)
+    hints = _hints(target)
     parameters = {
-        name: p for name, p in inspect.signature(target).parameters.items() if name not in injected
+        name: p for name, p in _signature(target).parameters.items() if name not in injected
     }
     for key in given:
         if key not in parameters:
@@ -206,7 +206,7 @@ def _file_and_changes(target: type, given: object) -> tuple[str | None, object]:
     """
     if isinstance(given, str) and given.endswith(YAML_FILES):
         return given, {}
-    if isinstance(given, Mapping) and "name" not in inspect.signature(target).parameters:
+    if isinstance(given, Mapping) and "name" not in _signature(target).parameters:
         name = given.get("name")
         if isinstance(name, str) and name.endswith(YAML_FILES):
             return name, {key: value for key, value in given.items() if key != "name"}
@@ -296,7 +296,7 @@ def _plain(value: Any, hint: Any) -> Any:
 
 
 def _plain_fields(target: Callable[..., Any], values: Plain, injected: tuple[str, ...] = ()) -> Any:
-    hints = get_type_hints(_annotated(target), include_extras=True)
+    hints = _hints(target)
     return {
         name: _plain(value, hints.get(name, Any))
         for name, value in values.items()
@@ -340,13 +340,24 @@ def _values_of(component: object) -> Plain:
 
 def _defaults(target: Callable[..., Any]) -> Plain:
     """The default of every parameter that has one."""
-    parameters = inspect.signature(target).parameters.values()
+    parameters = _signature(target).parameters.values()
     found = {p.name: p.default for p in parameters if p.default is not p.empty}
     if dataclasses.is_dataclass(target):
         fields = {f.name: f.default_factory for f in dataclasses.fields(target)}
         made = {name: f for name, f in fields.items() if f is not MISSING}
         found |= {name: factory() for name, factory in made.items() if name in found}
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(target: Callable[..., Any]) -> inspect.Signature:
+    """Looked at once: a space of a hundred rows binds every class a hundred times."""
+    return inspect.signature(target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _hints(target: Callable[..., Any]) -> Mapping[str, Any]:
+    return get_type_hints(_annotated(target), include_extras=True)
 
 
 def _annotated(target: Callable[..., Any]) -> Callable[..., Any]:

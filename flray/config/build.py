@@ -33,7 +33,6 @@ from flray.randomness import torch_seed
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.records.strands import Strands
 from flray.server.actor import run_in_actor
 from flray.server.evaluation import Row
 from flray.server.loop import Server, ignore, never
@@ -79,8 +78,6 @@ def build_server(
 ) -> Server:
     """Everything an experiment needs; refuses before the run directory is made.
 
-    A directory with strands is of a run that trains only these.
-
     Args:
         pool: of client actors to share with other experiments; None: actors of its own.
     """
@@ -89,7 +86,6 @@ def build_server(
         wait_for_resources(parts.plan)
     open_directory(experiment, parts, directory)
     fed = build_federation(experiment, parts, start_executor(parts, pool))
-    fed = replace(fed, only=Strands(directory.path).only())
     return replace(
         assemble(experiment, parts, fed, directory), on_round=on_round, should_stop=should_stop
     )

@@ -82,3 +82,33 @@ class Inline:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+class LazyExecutor:
+    """Starts an executor once it has something to do: a row that finds everything starts none."""
+
+    def __init__(self, start: Callable[[], Executor]) -> None:
+        self._start = start
+        self._started: Executor | None = None
+
+    @property
+    def _executor(self) -> Executor:
+        self._started = self._started or self._start()
+        return self._started
+
+    @property
+    def clients_per_job(self) -> int | None:
+        return self._executor.clients_per_job
+
+    @property
+    def retries(self) -> int:
+        return self._executor.retries
+
+    def map(
+        self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
+    ) -> list[Output | Failed]:
+        return self._executor.map(task, bank, jobs) if jobs else []
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()

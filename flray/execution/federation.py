@@ -121,15 +121,6 @@ class Predictions:
     values: Tensor  # B (K, R, classes): one-hot rows or class probabilities
 
 
-@dataclass(frozen=True)
-class Heard:
-    """Of one client's training in a round."""
-
-    client: int
-    loss: float
-    num_steps: int
-
-
 @dataclass
 class Meter:
     """What a round took: bytes by kind, steps, failures, reads of ground truth, seconds by phase.
@@ -197,8 +188,6 @@ class Federation:
     draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
     meter: Meter = field(default_factory=Meter)
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
-    only: Ids | None = None  # train and score no others, whom another run trains; None: everybody
-    heard: list[Heard] = field(default_factory=list)  # of the round, taken by the server
 
     def during(self, timeline: Timeline, t: int) -> "Federation":
         """The same federation as it is in round t."""
@@ -212,6 +201,10 @@ class Federation:
             ground_truth=Oracle(split) if self.ground_truth else None,
             t=t,
         )
+
+    def scored(self) -> Ids:
+        """The clients whose models are evaluated: those that may train, and holdout clients."""
+        return np.union1d(self.clients, self.holdout)
 
     @property
     def oracle(self) -> Oracle:
@@ -295,12 +288,7 @@ class Federation:
         """
         memo, training = memo or {}, training or self.training
         self._count_labels_read(cohort)
-        if self.only is not None:
-            wanted = np.isin(cohort.clients, self.only)
-            cohort = replace(cohort, clients=cohort.clients[wanted])
-            memo = {name: leaf[torch.from_numpy(wanted)] for name, leaf in memo.items()}
-            bank = bank.of_some(cohort.clients)
-        elif bank.num_rows > len(cohort.clients):
+        if bank.num_rows > len(cohort.clients):
             bank = bank.of_some(cohort.clients)  # what is sent follows the cohort
         size = self.executor.clients_per_job or self.block
         jobs = [
@@ -319,9 +307,6 @@ class Federation:
             self._decide(failed, cohort.t, cohort.clients)
         trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)), training)
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
-        if self.only is not None:
-            each = zip(trained.clients, trained.loss, trained.num_steps, strict=True)
-            self.heard.extend(Heard(int(i), float(loss), int(steps)) for i, loss, steps in each)
         return trained
 
     def judge(self, bank: ModelBank, cohort: Cohort, part: JudgedPart) -> "Judgement":
@@ -429,9 +414,8 @@ class Federation:
     def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
         """Count a model sent to each client of the cohort, and one received from each heard."""
         down = len(cohort.clients)
-        # With `only`, another run hears the rest of the cohort, and nobody can have been dropped.
-        up = len(trained.clients) if self.only is None else down
         size = bank.bytes_per_model
+        up = len(trained.clients)
         self.meter.count_transfer("model", down=down * size, up=up * size)
 
     def count_placing(self, bank: ModelBank, clients: Ids) -> None:

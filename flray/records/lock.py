@@ -34,6 +34,22 @@ def locked(directory: Path) -> Iterator[None]:
                 directory.rmdir()  # refused before anything was written
 
 
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Try to hold the lock file `path`, which stays; True if nobody else holds it now.
+
+    It is given back at the end of the block or of the process, whichever comes first.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def check_free(directory: Path) -> None:
     """Refuse a directory that another process is running."""
     if (pid := holder(directory)) is not None:

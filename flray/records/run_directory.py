@@ -5,7 +5,6 @@ evaluation; `finish` joins them. Append the rows of a round before its checkpoin
 kill `truncate` drops what the checkpoint does not know, but nothing brings back what is missing.
 """
 
-import itertools
 import json
 import math
 import re
@@ -150,19 +149,14 @@ class RunDirectory:
         write_clustering(self._clusterings, t, arrays, num_later)
 
     def adopt(self, other: "RunDirectory", num_rounds: int) -> None:
-        """Take over another run's rows of its first rounds, which this one would repeat."""
+        """Take over the first rounds of another, unfinished run, which this one would repeat."""
         table = _read(other._rounds).filter(pc.field("round") <= num_rounds)
-        if not len(table):
-            return
         seen = [name for name in table.column_names if table[name].null_count < len(table)]
         replace_file(self._rounds, partial(pq.write_table, table.select(seen)))
-        scores = other._client_table().filter(pc.field("round") <= num_rounds)
         self._parts.mkdir(parents=True, exist_ok=True)
-        for t, part in itertools.product(pc.unique(scores["round"]).to_pylist(), PARTS):
-            rows = scores.filter((pc.field("round") == t) & (pc.field("part") == part))
-            if len(rows):
-                file = self._parts / f"round_{t:06d}_{part}.parquet"
-                replace_file(file, partial(pq.write_table, rows))
+        for file in other._part_files():
+            if _round_of(file) <= num_rounds:
+                shutil.copyfile(file, self._parts / file.name)
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""

@@ -53,9 +53,7 @@ def robustness_row(
         ]
     )  # (C, n)
     sizes = np.array([len(ids) for ids in split.similar], np.int64)
-    among = replace(
-        fed, meter=Meter(), num_examples=np.concatenate([fed.num_examples, sizes]), only=None
-    )
+    among = replace(fed, meter=Meter(), num_examples=np.concatenate([fed.num_examples, sizes]))
     with fed.meter.phase("robustness"):
         answered, place = algorithm.assign(state, np.unique(asked), among)
     landed = dict(zip(answered.tolist(), place.tolist(), strict=True))

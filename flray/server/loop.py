@@ -3,20 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from flray.algorithms.algorithm import Algorithm, Metrics, Outcome
+from flray.algorithms.algorithm import Algorithm, Outcome
 from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
-from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, Meter
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
-from flray.records.strands import METRICS, Strands
 from flray.scores import overlap_errors, partition_scores
 from flray.server.clusterings import label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
@@ -29,6 +27,25 @@ def ignore(row: Row) -> None:
 
 def never() -> bool:
     return False
+
+
+Banks = tuple[ModelBank, ModelBank]  # the models that clients use after a round, and before it
+
+
+class PartRecorder(Protocol):
+    """Keeps the records of a run that trains a part of the clients, in the place of a summary."""
+
+    def truncate(self, after_round: int) -> None:
+        """Drop what was kept of later rounds."""
+        ...
+
+    def round(self, t: int, banks: Banks | None, partition: Ids) -> None:
+        """Keep what round t gave; banks only where it was evaluated."""
+        ...
+
+    def finish(self, bank: ModelBank) -> None:
+        """Keep the final models, after the last round."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,7 @@ class Server:
     device: str
     on_round: Callable[[Row], None] = ignore
     should_stop: Callable[[], bool] = never
+    recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
 
     def run(self) -> bool:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
@@ -54,7 +72,8 @@ class Server:
             found = self.begin(store)
         else:
             self.directory.truncate(found.round)
-            Strands(self.directory.path).truncate(found.round)
+            if self.recorder is not None:
+                self.recorder.truncate(found.round)
             self.fed.meter.counts.update(found.extra.get("counts", {}))
         state, before = found.state, found.extra.get("row", {})
         begin = perf_counter()
@@ -93,8 +112,6 @@ class Server:
         cohort = self.algorithm.cohort(state, t, fed)
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
-        if self.fed.only is not None:
-            _require_known(outcome.metrics, t)
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
@@ -105,7 +122,8 @@ class Server:
                 banks = self._deployed(new, t), uncounted._deployed(state, t - 1)
                 row |= self._evaluate(banks[0], self.algorithm.partition(new), fed, t)
                 row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
-        self._record_strands(t, banks, self.algorithm.partition(new))
+        if self.recorder is not None:
+            self.recorder.round(t, banks, self.algorithm.partition(new))
         return new, row
 
     def _is_evaluated(self, t: int) -> bool:
@@ -161,46 +179,17 @@ class Server:
     def _evaluate(self, bank: ModelBank, partition: Ids, fed: Federation, t: int) -> Row:
         """Metrics of the round's row, holdout clients apart; keeps a row per client and part."""
         split = self.timeline.at(t)
-        present = np.setdiff1d(np.arange(split.num_clients), split.absent)
-        scored = bank
-        if fed.only is not None:
-            present = np.intersect1d(present, fed.only)
-            scored = bank.of_some(present)
-        scores = evaluate(fed, scored, Cohort(t, present), split, self.evaluation)
+        cohort = Cohort(t, fed.scored())
+        scores = evaluate(fed, bank.of_some(cohort.clients), cohort, split, self.evaluation)
         for part, found in scores.items():
             self.directory.append_clients(t, part, found, bank.owner, split.groups)
         return evaluation_row(scores, partition, split, self.evaluation.target)
 
-    def _record_strands(
-        self, t: int, banks: tuple[ModelBank, ModelBank] | None, partition: Ids
-    ) -> None:
-        """Keep what other runs with the same strands will need of this round."""
-        only = self.fed.only
-        if only is None:
-            return
-        heard = sorted(self.fed.heard, key=lambda each: each.client)
-        self.fed.heard.clear()
-        steps = self.fed.meter.counts["client_steps"]  # of a clustering before round 1 too
-        arrays = {
-            "other_steps": np.array(steps - sum(each.num_steps for each in heard)),
-            "clients": np.array([each.client for each in heard], dtype=np.int64),
-            "loss": np.array([each.loss for each in heard], dtype=np.float64),
-            "steps": np.array([each.num_steps for each in heard], dtype=np.int64),
-        }
-        if banks is not None:
-            arrays |= {"owner": banks[0].owner, "partition": partition}
-            arrays |= {"moved": squared_changes(*banks)[only]}
-        Strands(self.directory.path).append(t, arrays)
-
     def _finish(self, bank: ModelBank) -> None:
-        only = self.fed.only
-        if only is None:
-            found = summarise_run(
-                self.directory, self.timeline, self.evaluation.target, bank.sha256()
-            )
-            return self.directory.finish({**self.facts, **found})
-        digests = dict(zip(map(int, only), bank.digests(only), strict=True))
-        return Strands(self.directory.path).finish(self.directory.clients(), digests)
+        if self.recorder is not None:
+            return self.recorder.finish(bank)
+        found = summarise_run(self.directory, self.timeline, self.evaluation.target, bank.sha256())
+        return self.directory.finish({**self.facts, **found})
 
 
 def packages_of(component: object) -> set[str]:
@@ -211,13 +200,3 @@ def packages_of(component: object) -> set[str]:
         for each in fields(component):
             found |= packages_of(getattr(component, each.name))
     return found
-
-
-def _require_known(metrics: Metrics, t: int) -> None:
-    """Refuse a metric that cannot be put together from what strands keep of each client."""
-    for name in metrics.keys() - METRICS:
-        raise ExperimentError(
-            f"round {t} returned the metric {name!r}, but this run trains only a part of the "
-            "clients, for rows of a sweep that share them: return the metric in every round, so "
-            "that the sweep runs such rows whole"
-        )

@@ -14,6 +14,8 @@ TOTALS = {
     "client_steps": "^client_steps$",
     "clients_dropped": "^clients_dropped$",
 }
+# What FL+HC reports of the round after its clustering.
+AFTER_CLUSTERING = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
 
 
 def summarise_run(
@@ -89,7 +91,6 @@ def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:
     if after.empty:
         return {}
     row: Row = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
-    reported = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
     return {"round_after_clustering": row["round"]} | {
-        f"{name}_after_clustering": row[name] for name in reported if name in row
+        f"{name}_after_clustering": row[name] for name in AFTER_CLUSTERING if name in row
     }

@@ -3,10 +3,11 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -15,17 +16,27 @@ import yaml
 from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
-from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory, first_difference
-from flray.records.strands import Strands
 from flray.server.summary import of_one_round, used_ground_truth
-from flray.sweep.growth import row_folder
 from flray.sweep.rows import canonical
 from flray.sweep.space import THRESHOLD, Options, Space
-from flray.sweep.tree import run_path
 
-SPACE, REPORT, TABLE = "space.yaml", "sweep.json", "rows.parquet"
-FREE = ("concurrency", "client_actors")  # keys of a space that a sweep may go on with otherwise
+SPACE, REPORT, TABLE, STATES = "space.yaml", "sweep.json", "rows.parquet", "trials"
+FREE = (
+    "concurrency",
+    "client_actors",
+    "cache",
+)  # keys of a space that a sweep may go on with otherwise
+
+
+def run_path(key: str) -> str:
+    """Where a run lies, relative to the sweep's folder."""
+    return f"runs/{key}"
+
+
+def row_path(number: int) -> str:
+    """Where a row lies that shares the run of another, relative to the sweep's folder."""
+    return f"rows/{number:04d}"
 
 
 @dataclass(frozen=True)
@@ -40,14 +51,18 @@ class RowState:
     status: str = "unfinished"
     error: str | None = None
     merge_place: int | None = None  # of its threshold between the merges, where it has one
-    sources: Mapping[str, list[int]] = field(default_factory=dict)  # run -> clients it trained
+    components: list[str] = field(default_factory=list)  # keys of those its clients are in
+    begin: int | None = None  # its run trained the rounds after this one; None: all is in the cache
+    steps_added: int = (
+        0  # client steps of the row that are in no such round, less those not its own
+    )
 
     @property
     def folder(self) -> str | None:
         """Its run directory, or the folder that stands for one; relative to the sweep's."""
         if self.run is None:
             return None
-        return run_path(self.run) if self.is_own else row_folder(self.number)
+        return run_path(self.run) if self.is_own else row_path(self.number)
 
     def but_for_the_seed(self) -> dict[str, Any]:
         """What rows that differ in their seed alone have in common.
@@ -83,9 +98,9 @@ def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
     """Make the folder of a sweep where there is none."""
     if (path / SPACE).is_file():
         return
-    for name in ("runs", "rows", "trunks"):
+    for name in ("runs", "rows", STATES):
         (path / name).mkdir(exist_ok=True)
-    write_report(path, {"code": dict(code), "seconds": 0.0})
+    write_report(path, {"id": uuid4().hex, "code": dict(code), "seconds": 0.0})
     text = yaml.safe_dump(space.plain, sort_keys=False, allow_unicode=True)
     replace_text(path / SPACE, text)  # last: it is what makes this a sweep
 
@@ -116,16 +131,23 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
     replace_text(path / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
+def write_state(folder: Path, state: RowState) -> None:
+    replace_text(folder / STATES / f"{state.number:04d}.json", json.dumps(asdict(state), indent=1))
+
+
+def read_states(folder: Path) -> dict[int, RowState]:
+    """What has become of rows, by number; those that have no trial yet are missing."""
+    files = sorted((folder / STATES).glob("*.json"))
+    states = (RowState(**json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    return {state.number: state for state in states}
+
+
 def fill_shared_row(folder: Path, state: RowState) -> None:
     """Give a row that shares a run its numbers; its configuration and clustering are its own."""
     assert state.run is not None
-    source, target = RunDirectory(folder / run_path(state.run)), folder / row_folder(state.number)
+    source, target = RunDirectory(folder / run_path(state.run)), folder / row_path(state.number)
     summary = source.summary()
-    row = RunDirectory(target)
-    if summary is None or row.summary() is not None:
-        return
-    if not row.holds_run():
-        row.start(state.plain, environment(), summary["split_sha256"])
+    assert summary is not None, state.run
     for name in ("rounds.parquet", "clients.parquet"):
         replace_file(target / name, partial(shutil.copyfile, source.path / name))
     shared = {**summary, "shared_with": run_path(state.run)}
@@ -159,8 +181,7 @@ def _numbers(run: RunDirectory) -> dict[str, Any]:
     summary = run.summary()
     if summary is not None:
         return summary
-    # The rounds of a run that trains some clients only are not the row's.
-    rounds = run.rows() if Strands(run.path).only() is None else []
+    rounds = run.rows()
     if not rounds:
         return {}
     steps = sum(row.get("client_steps", 0) for row in rounds)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flray import __version__
+from flray.algorithms.algorithm import Branching
 from flray.config.binding import Plain
 from flray.config.experiment import Experiment
 from flray.records.encoding import encode
@@ -71,3 +72,36 @@ def state_digest(state: object) -> str:
 def _bytes(array: Any) -> bytes:  # Any: an array of any type
     contents: bytes = array.tobytes()
     return contents
+
+
+def prefix_key(plain: Plain, code: Mapping[str, str], device: str) -> str:
+    """Of FedAvg's rounds that experiments share which differ in algorithm and rounds alone."""
+    own = ("algorithm", "rounds")
+    shared = {key: value for key, value in deciding(plain).items() if key not in own}
+    return digest([shared, dict(code), device])
+
+
+def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
+    """Of a run that begins with round 1."""
+    return digest([prefix, plain["algorithm"], plain["rounds"]])
+
+
+def observation_key(prefix: str, plain: Plain, algorithm: Branching[Any]) -> str:
+    """Of the signatures of all clients; by the fields that matter before they have answered."""
+    own = {name: plain["algorithm"][name] for name in ("name", *algorithm.observed_by)}
+    signature = plain["algorithm"]["clustering"]["signature"]
+    return digest([prefix, algorithm.rounds_before, own, signature])
+
+
+def branch_key(
+    prefix: str, plain: Mapping[str, Any], algorithm: Branching[Any], start: object
+) -> str:
+    """Rows with one key go on alike after the clustering, and have the same records.
+
+    Args:
+        start: digests of the state to go on from, and of what else the records depend on.
+    """
+    own: Any = plain["algorithm"]
+    if algorithm.state_decides and not plain["events"]:
+        own = own["name"]
+    return digest([prefix, algorithm.rounds_before, own, plain["rounds"], start])

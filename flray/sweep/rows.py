@@ -3,11 +3,12 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.points import Matrix
@@ -23,8 +24,8 @@ from flray.randomness import generator
 from flray.sweep.space import (
     THRESHOLD,
     BetweenMerges,
-    Drawn,
     Grid,
+    OptunaSearch,
     RandomSearch,
     Space,
     Values,
@@ -32,6 +33,7 @@ from flray.sweep.space import (
 
 SAME_HEIGHT = 1e-6  # relative difference below which a threshold counts as on a merge
 SINGLE_MERGE_SPACING = 2.0  # of thresholds where all merges have one height
+ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 
@@ -92,16 +94,55 @@ def _off_merges(threshold: float, merges: Matrix, spacing: float) -> float:
 
 
 def expand(space: Space) -> tuple[Row, ...]:
-    """Every row of the space, then its baselines; a configuration that repeats is one row."""
-    found: dict[str, Row] = {}
-    for overrides, plain, point in itertools.chain(_varied(space), _baselines(space)):
-        key = canonical([plain, None if point is None else [point.place, point.number]])
-        found.setdefault(key, Row(len(found), overrides, plain, point))
-    if not found:
+    """The rows that are known before anything runs; a configuration that repeats is one row.
+
+    Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
+    of which there may be none.
+    """
+    baselines = _baselines(space)
+    if isinstance(space.options.search, OptunaSearch):
+        return tuple(_distinct(baselines))
+    rows = _distinct(itertools.chain(_varied(space), baselines))
+    if not rows:
         raise ExperimentError("the space has no rows: `except` leaves no combination")
-    rows = found.values()
     together = evaluated_together([parse_experiment(row.plain) for row in rows])
     return tuple(replace(row, plain=each.plain) for row, each in zip(rows, together, strict=True))
+
+
+def possible(space: Space) -> tuple[Row, ...]:
+    """The rows that are known before and, with Optuna, some of those that may be suggested.
+
+    These have each value of each list and the ends of each range, one at a time.
+    """
+    rows = expand(space)
+    if not isinstance(space.options.search, OptunaSearch):
+        return rows
+    ends = {key: _ends(values) for key, values in space.varied.items()}
+    first = {key: values[0] for key, values in ends.items()}
+    some = [first, *({**first, key: v} for key, values in ends.items() for v in values[1:])]
+    allowed = [chosen for chosen in some if not is_excluded(space, chosen)]
+    return (*rows, *(suggested_row(space, len(rows), chosen) for chosen in allowed))
+
+
+def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> Row:
+    """The row of values that were suggested for the keys of the space."""
+    (experiment,) = space.experiments.values()
+    return Row(number, *_expanded(experiment, {}, chosen))
+
+
+def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
+    """True if `except` leaves this combination out."""
+    return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
+
+
+def rounds_to_cluster_after(space: Space) -> frozenset[int]:
+    """The rounds after which a row of the space may cluster."""
+    algorithms = [parse_experiment(row.plain).algorithm.build() for row in possible(space)]
+    rounds = {a.rounds_before for a in algorithms if hasattr(a, "rounds_before")}
+    drawn = space.varied.get(ROUNDS_BEFORE)
+    if isinstance(drawn, Integer):
+        rounds |= set(range(int(drawn.lower), int(drawn.upper)))
+    return frozenset(rounds)
 
 
 def canonical(value: object) -> str:
@@ -112,22 +153,35 @@ def canonical(value: object) -> str:
 Expanded = tuple[dict[str, Any], Plain, MergePoint | None]  # Any: YAML
 
 
+def _distinct(expanded: Iterable[Expanded]) -> list[Row]:
+    found: dict[str, Row] = {}
+    for overrides, plain, point in expanded:
+        key = canonical([plain, None if point is None else [point.place, point.number]])
+        found.setdefault(key, Row(len(found), overrides, plain, point))
+    return list(found.values())
+
+
 def _varied(space: Space) -> Iterator[Expanded]:
     for name, experiment in space.experiments.items():
-        named = {"experiment": name} if len(space.experiments) > 1 else {}
         for chosen in _combinations(space, space.varied):
-            if not any(_matches(chosen, pattern) for pattern in space.excluded):
-                yield _expanded(experiment, named, chosen)
+            if not is_excluded(space, chosen):
+                yield _expanded(experiment, _named(space, name), chosen)
 
 
 def _baselines(space: Space) -> Iterator[Expanded]:
+    is_adaptive = isinstance(space.options.search, OptunaSearch)
     for (name, experiment), changes in itertools.product(
         space.experiments.items(), space.baselines
     ):
-        named = {"experiment": name} if len(space.experiments) > 1 else {}
         applying = {key: v for key, v in space.varied.items() if not _is_replaced(key, changes)}
+        if is_adaptive:  # nothing is suggested for a baseline: it has the experiment's own values
+            applying = {key: v for key, v in applying.items() if key == "seed"}
         for chosen in _combinations(space, applying):
-            yield _expanded(experiment, named, {**changes, **chosen})
+            yield _expanded(experiment, _named(space, name), {**changes, **chosen})
+
+
+def _named(space: Space, name: str) -> dict[str, Any]:
+    return {"experiment": name} if len(space.experiments) > 1 else {}
 
 
 def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
@@ -141,20 +195,27 @@ def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
 
 def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
     """A value for each key; draws repeat with every combination of the lists."""
-    lists = [_listed(values) for values in varied.values() if not isinstance(values, Drawn)]
-    keys = [key for key, values in varied.items() if not isinstance(values, Drawn)]
-    for values in itertools.product(*lists):
-        fixed = dict(zip(keys, values, strict=True))
+    lists = {key: _ends(v) for key, v in varied.items() if not isinstance(v, Domain)}
+    for values in itertools.product(*lists.values()):
         for drawn in _draws(space, varied):
-            chosen = fixed | drawn
+            chosen = dict(zip(lists, values, strict=True)) | drawn
             yield {key: chosen[key] for key in varied}
 
 
-def _listed(values: Values) -> Sequence[Any]:
-    if isinstance(values, BetweenMerges):
-        return [MergePoint(place, values.number) for place in range(values.number)]
-    assert isinstance(values, Grid)
-    return values.values
+def _ends(values: Values) -> Sequence[Any]:
+    """All values of a list, the ends of a range."""
+    match values:
+        case Grid():
+            return values.values
+        case BetweenMerges():
+            return [MergePoint(place, values.number) for place in range(values.number)]
+        case Categorical():
+            return values.categories
+        case Integer():
+            return [values.lower, values.upper - 1]
+        case Float():
+            return [values.lower, values.upper]
+    raise AssertionError(values)
 
 
 def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
@@ -162,15 +223,18 @@ def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any
     if not isinstance(search, RandomSearch):
         yield {}
         return
-    for sample in range(search.samples):
+    for sample in range(1 if isinstance(search, OptunaSearch) else search.samples):
         # All keys are drawn whether they apply or not: a baseline meets the same values.
         rng = generator(search.seed, "search", sample)
-        drawn = {k: v.draw(rng) for k, v in space.varied.items() if isinstance(v, Drawn)}
+        drawn = {k: _draw(v, rng) for k, v in space.varied.items() if isinstance(v, Domain)}
         yield {key: value for key, value in drawn.items() if key in varied}
 
 
-def _matches(chosen: Mapping[str, Any], pattern: Mapping[str, tuple[Any, ...]]) -> bool:
-    return all(chosen[key] in values for key, values in pattern.items())
+def _draw(domain: Domain, rng: np.random.Generator) -> Any:
+    if isinstance(domain, Categorical):  # numpy would make one array of names and numbers
+        return domain.categories[int(rng.integers(len(domain.categories)))]
+    value = domain.sample(random_state=rng)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _expanded(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> Expanded:

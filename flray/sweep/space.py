@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from ray import tune
+from ray.tune.search.sample import Categorical, Domain
 
 from flray.config.binding import Plain, bind_dataclass, read_mapping
 from flray.config.experiment import override, parse_experiment, read_yaml
@@ -31,43 +33,7 @@ class BetweenMerges:
     number: int
 
 
-@dataclass(frozen=True)
-class Choice:
-    values: tuple[Any, ...]  # Any: YAML
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        return self.values[int(rng.integers(len(self.values)))]
-
-
-@dataclass(frozen=True)
-class Uniform:
-    low: float
-    high: float
-
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(rng.uniform(self.low, self.high))
-
-
-@dataclass(frozen=True)
-class LogUniform:
-    low: float
-    high: float
-
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(np.exp(rng.uniform(np.log(self.low), np.log(self.high))))
-
-
-@dataclass(frozen=True)
-class RandInt:
-    low: int
-    high: int  # included
-
-    def draw(self, rng: np.random.Generator) -> int:
-        return int(rng.integers(self.low, self.high, endpoint=True))
-
-
-Drawn = Choice | Uniform | LogUniform | RandInt
-Values = Grid | BetweenMerges | Drawn
+Values = Grid | BetweenMerges | Domain  # Domain: drawn, as Ray Tune writes it
 
 
 @dataclass(frozen=True)
@@ -88,13 +54,21 @@ class RandomSearch:
 
 
 @dataclass(frozen=True)
+class OptunaSearch(RandomSearch):
+    """Each sample is suggested by those before it; lists are choices, every sample has all seeds.
+
+    Akiba et al.: Optuna. KDD 2019, arXiv 1907.10902; its sampler is TPE.
+    """
+
+
+@dataclass(frozen=True)
 class NoScheduler:
     """Every trial runs to its end."""
 
 
 @dataclass(frozen=True)
 class Asha:
-    """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a trial."""
+    """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a run."""
 
     grace: int = 1  # rounds that every trial gets
     reduction: int = 3  # one of so many goes on at each rung
@@ -104,7 +78,11 @@ class Asha:
         _require_at_least("reduction", self.reduction, 2)
 
 
-SEARCHES: dict[str, type] = {"grid": GridSearch, "random": RandomSearch}
+SEARCHES: dict[str, type] = {
+    "grid": GridSearch,
+    "random": RandomSearch,
+    "optuna": OptunaSearch,
+}
 SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
 
 
@@ -120,6 +98,7 @@ class Options:
     concurrency: int | None = None  # trials at a time; null: as many as fit
     # With executor ray: has each trial client actors of its own, or do all share one pool?
     client_actors: Literal["own", "shared"] = "own"
+    cache: str | None = None  # a folder to share with other sweeps; null: below the sweep's own
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
@@ -136,9 +115,9 @@ class Space:
     plain: Plain = field(repr=False)  # resolved, for space.yaml
 
     @property
-    def shares_continuations(self) -> bool:
-        """A scheduler stops trials by their rank: each row must have one of its own."""
-        return isinstance(self.options.scheduler, NoScheduler)
+    def is_scheduled(self) -> bool:
+        """A scheduler stops trials by their rank: each row must have a run of its own."""
+        return not isinstance(self.options.scheduler, NoScheduler)
 
 
 OPTIONS = tuple(Options.__dataclass_fields__)
@@ -163,7 +142,7 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
         varied["seed"] = _seeds(given, experiments)
     plain_options = {key: plain[key] for key in OPTIONS if key in plain}
     options, resolved = bind_dataclass(Options, plain_options, "")
-    _check_search(varied, options)
+    _check_search(varied, options, len(experiments))
     excluded = _excluded(plain.get("except", []), varied)
     baselines = _baselines(plain.get("baseline", []))
     kept = {"except": plain.get("except", []), "baseline": list(baselines)}
@@ -216,7 +195,7 @@ def _is_experiment(given: Mapping[str, Any]) -> bool:
     return "dataset" in given or not all(isinstance(each, Mapping) for each in given.values())
 
 
-def _values(key: str, given: object) -> Values:
+def _values(key: str, given: object) -> Values | Any:  # Any: Tune leaves its domains untyped
     if isinstance(given, list):
         return _grid(key, given)
     if not isinstance(given, Mapping) or "name" in given:
@@ -233,18 +212,18 @@ def _values(key: str, given: object) -> Values:
         return _between_merges(key, argument)
     if form in ("grid", "choice"):
         grid = _grid(key, argument)
-        return grid if form == "grid" else Choice(grid.values)
+        return grid if form == "grid" else tune.choice(list(grid.values))
     if form in ("linspace", "logspace"):
         return _spaced(key, form, argument)
     low, high = _numbers(key, form, argument, "[from, to]", 2)
     if form == "uniform":
-        return Uniform(low, high)
+        return tune.uniform(low, high)
     if form == "loguniform":
         _require_positive(key, form, low)
-        return LogUniform(low, high)
+        return tune.loguniform(low, high)
     if int(low) != low or int(high) != high:
         raise ExperimentError(f"space.{key}: randint takes whole numbers, got {argument!r}")
-    return RandInt(int(low), int(high))
+    return tune.randint(int(low), int(high) + 1)
 
 
 FORMS = (
@@ -321,18 +300,26 @@ def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
     return Grid(tuple(range(first, first + number)))
 
 
-def _check_search(varied: Mapping[str, Values], options: Options) -> None:
-    drawn = [key for key, values in varied.items() if isinstance(values, Drawn)]
+def _check_search(varied: Mapping[str, Values], options: Options, num_experiments: int) -> None:
+    drawn = [key for key, values in varied.items() if isinstance(values, Domain)]
     if drawn and isinstance(options.search, GridSearch):
         raise ExperimentError(
             f"space.{drawn[0]} is drawn at random, but search is grid; give a list, linspace or "
-            "logspace, or set search={name: random, samples: 20}"
+            "logspace, or set search={name: random, samples: 20} or {name: optuna, samples: 20}"
         )
-    if not drawn and isinstance(options.search, RandomSearch):
+    if not isinstance(options.search, OptunaSearch):
+        if not drawn and isinstance(options.search, RandomSearch):
+            raise ExperimentError(
+                "search is random, but the space has nothing to draw; use uniform, loguniform, "
+                "choice or randint, or leave search out"
+            )
+        return
+    if num_experiments > 1:
         raise ExperimentError(
-            "search is random, but the space has nothing to draw; use uniform, loguniform, "
-            "choice or randint, or leave search out"
+            f"search optuna looks for the best of one experiment, got {num_experiments}"
         )
+    if all(isinstance(v, Grid) and len(v.values) < 2 for k, v in varied.items() if k != "seed"):
+        raise ExperimentError("search is optuna, but the space has nothing to choose from")
 
 
 def _excluded(
@@ -346,18 +333,24 @@ def _excluded(
         for key in pattern:
             if key not in varied:
                 raise ExperimentError(_unknown("key", key, list(varied), f"in except[{place}]"))
-            if not isinstance(varied[key], Grid | Choice):
+            if not isinstance(varied[key], Grid | Categorical):
                 raise ExperimentError(f"except[{place}]: the values of {key} are not known before")
         patterns.append({k: tuple(v) if isinstance(v, list) else (v,) for k, v in pattern.items()})
         for key, values in patterns[-1].items():
-            there: Any = varied[key]  # Grid or Choice
+            there = listed(varied[key])
             for value in values:
-                if value not in there.values:
+                if value not in there:
                     raise ExperimentError(
                         f"except[{place}]: {key} is never {value!r}; it is one of "
-                        f"{', '.join(map(str, there.values))}"
+                        f"{', '.join(map(str, there))}"
                     )
     return tuple(patterns)
+
+
+def listed(values: Values) -> Sequence[Any]:  # Any: YAML
+    """The values of a list or a choice."""
+    assert isinstance(values, Grid | Categorical)
+    return values.values if isinstance(values, Grid) else values.categories
 
 
 def _baselines(given: object) -> tuple[Plain, ...]:

@@ -17,6 +17,7 @@ from flray.execution.executor import Inline
 from flray.execution.federation import Cohort, Federation, Oracle, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
+from flray.sweep.components import PartialFederation
 
 from scenarios import TINY
 
@@ -99,19 +100,20 @@ def shifted(grad, w, batch, w0, memo):  # noqa: ARG001
     return {name: g + memo["own"] + memo["all"] for name, g in grad(w, batch).items()}
 
 
-@pytest.mark.parametrize("only", [None, [1, 4]])
-def test_memo_reaches_its_client_and_shared_everybody(only) -> None:
+@pytest.mark.parametrize("own", [None, [1, 4]])
+def test_memo_reaches_its_client_and_shared_everybody(own) -> None:
     """With lr 0.1 and no momentum, a step adds -0.1 (own + all) to the plain step: own rows are
     0.1 i, and 0.2 is shared; one step, so nothing else follows from it."""
     fed, executor = recorded()
     one_step = replace(fed.training, momentum=0.0, epochs=1, batch_size=1000)
     cohort = Cohort(1, np.array([0, 1, 4]))
     memo, shared = {"own": torch.tensor([0.0, 0.1, 0.4])}, {"all": torch.tensor(0.2)}
-    fed = replace(fed, only=None if only is None else np.array(only))
+    if own is not None:  # a run of a sweep that trains some of the clients
+        fed = PartialFederation.of(fed, np.array(own), begin=0)
     bank = fed.initial_bank()
     plain = fed.train(bank, cohort, plain_gradient, training=one_step)
     found = fed.train(bank, cohort, shifted, memo, shared=shared, training=one_step)
-    assert found.clients.tolist() == (only or [0, 1, 4])
+    assert found.clients.tolist() == (own or [0, 1, 4])
     for name, leaf in found.params.items():
         for k, i in enumerate(found.clients):
             apart = leaf[k] - plain.params[name][k]
@@ -119,6 +121,18 @@ def test_memo_reaches_its_client_and_shared_everybody(only) -> None:
     task, _, jobs = executor.sent[-1]
     assert task.shared["all"] is shared["all"]
     assert all(set(job.memo) == {"own"} for job in jobs)
+
+
+def test_a_partial_federation_counts_the_cohort_and_scores_its_own_after_the_clustering() -> None:
+    fed, _ = recorded()
+    part = PartialFederation.of(fed, np.array([1, 4]), begin=2)
+    cohort, bank = Cohort(3, np.array([0, 1, 4])), fed.initial_bank()
+    trained = part.train(bank, cohort, plain_gradient)
+    part.count_models(bank, cohort, trained)
+    assert part.meter.counts["bytes_up_model"] == 3 * bank.bytes_per_model
+    assert [each.clients.tolist() for each in part.heard] == [[1, 4]]
+    assert replace(part, t=2).scored().tolist() == list(range(6))
+    assert replace(part, t=3).scored().tolist() == [1, 4]
 
 
 def test_steps_are_those_of_the_training_that_was_used() -> None:

@@ -1,4 +1,4 @@
-"""A Ray cluster for the sweeps of a file, gone at its end."""
+"""One Ray cluster for all sweeps of a test process: starting one takes seconds."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from flray.execution.cluster import connected
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with connected():

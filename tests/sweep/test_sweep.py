@@ -17,14 +17,13 @@ from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.randomness import generator
 from flray.records.clusterings import read_clusterings
+from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.report.runs import collect_runs
-from flray.sweep import driver, trials
-from flray.sweep.driver import Progress, Watch, describe_space, run_sweep
-from flray.sweep.folder import RowState, best_of, table_of, write_table
-from flray.sweep.rows import expand
+from flray.sweep.driver import Progress, Watch, _Sweep, describe_space, run_sweep
+from flray.sweep.folder import RowState, best_of, read_states, run_path, table_of, write_table
+from flray.sweep.rows import possible
 from flray.sweep.space import THRESHOLD, Options, parse_space, read_space
-from flray.sweep.tree import Run, run_path
 
 from scenarios import TINY
 
@@ -117,9 +116,10 @@ def test_what_was_trained_is_counted_against_the_naive_sweep(swept, naive) -> No
     trained += sum(steps_of_a_cluster(seed, list(m), range(n + 1, 4)) for n, seed, m in clusters)
     assert report["client_steps_trained"] == trained
     assert report["ratio"] == report["client_steps_naive"] / trained > 3
-    assert (report["strands_trained"], report["strands"]) == (len(clusters), num_clusters)
-    counts = {key: report[key] for key in ("trunks", "observations", "distances", "trees")}
-    assert counts == {"trunks": 2, "observations": 4, "distances": 12, "trees": 16}
+    assert (report["components_trained"], report["components"]) == (len(clusters), num_clusters)
+    counts = {key: report[key] for key in ("prefixes", "observations", "distances", "trees")}
+    # Baselines that cannot be trained have no prefix; FedAvg goes on from the one of its seed.
+    assert counts == {"prefixes": 2, "observations": 4, "distances": 12, "trees": 16}
     assert report["done"] == report["runs"] - NUM_FAILING < NUM_ROWS
     assert report["done"] + report["shared"] == NUM_ROWS
 
@@ -140,7 +140,7 @@ def test_the_folder_tells_everything_in_relative_paths(swept) -> None:
     assert len(texts) > NUM_ROWS
     assert not any(str(result.path) in text for text in texts)
     pd.testing.assert_frame_equal(pd.read_parquet(result.path / "rows.parquet"), result.table)
-    assert seen[-1].done + seen[-1].failed == seen[-1].trials == result.report["runs"]
+    assert seen[-1].done + seen[-1].failed == seen[-1].rows == len(result.table)
     assert seen[-1].best == result.table["validation_accuracy_mean"].max()
 
 
@@ -159,9 +159,9 @@ def test_a_sweep_that_is_done_runs_nothing_again(swept, monkeypatch) -> None:
     result, _ = swept
     stamps = {p: p.stat().st_mtime_ns for p in result.path.glob("runs/*/*")}
     asked = []
-    monkeypatch.setattr(driver, "run_trials", lambda runs, *_: asked.extend(runs))
+    monkeypatch.setattr(_Sweep, "_fit", lambda _, search, __: asked.extend(search._known))
     again = run_sweep(SPACE, result.path, resume=True)
-    assert len(asked) == NUM_FAILING  # which are tried again
+    assert [row.number for row in asked] == [NUM_ROWS, NUM_ROWS + 1]  # failures are tried again
     assert stamps == {p: p.stat().st_mtime_ns for p in result.path.glob("runs/*/*")}
     pd.testing.assert_frame_equal(again.table, result.table)
     with pytest.raises(ExperimentError, match="already holds this sweep: pass --resume"):
@@ -178,27 +178,6 @@ def test_a_failing_trial_is_a_row_and_the_others_go_on(swept) -> None:
     assert failed["error"].str.contains("NaN or infinite; lower train.lr").all()
     assert result.table["error"].iloc[:NUM_ROWS].isna().all()
     assert result.report["failed"] == seen[-1].failed == NUM_FAILING
-
-
-def test_rows_fail_with_the_run_that_trains_their_clients(swept, tmp_path, monkeypatch) -> None:
-    """As if the trial of the first row had failed: whoever has one of its clusters fails too."""
-    folder = tmp_path / "copy"
-    shutil.copytree(swept[0].path, folder)
-    records = [json.loads(p.read_text()) for p in folder.glob("trunks/*/*.json")]
-    sources = {int(i): set(row["sources"]) for each in records for i, row in each["rows"].items()}
-    key = Path(swept[0].table["run"].iloc[0]).name
-    concerned = {i for i, runs in sources.items() if key in runs}
-    assert 1 < len(concerned) < len(sources)
-    (folder / "runs" / key / "strands" / "digests.json").unlink()
-    for row in swept[0].table.itertuples():
-        if row.row in concerned:
-            (folder / row.folder / "summary.json").unlink()
-    (folder / "trials" / f"{key}.json").write_text('{"status": "failed", "error": "a flood"}')
-    monkeypatch.setattr(driver, "run_trials", lambda *_: None)
-    table = run_sweep(SPACE, folder, resume=True).table.iloc[:NUM_ROWS]
-    assert set(table.index[table["status"] == "failed"]) == concerned
-    assert (table.loc[sorted(concerned), "error"] == "a flood").all()
-    assert table.loc[table["status"] != "failed", "accuracy_mean"].notna().all()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -229,8 +208,6 @@ def test_a_sweep_out_of_time_goes_on_in_another_folder(tmp_path) -> None:
     space = parse_space(plain)
     first = run_sweep(space, tmp_path / "here", max_minutes=0)
     assert first.report["unfinished"] == 3
-    (run,) = (tmp_path / "here" / "runs").iterdir()  # FedAvg is the trunk
-    assert RunDirectory(run).rounds()["round"].tolist() == [1]
     shutil.move(tmp_path / "here", tmp_path / "there")
     second = run_sweep(space, tmp_path / "there", resume=True)
     assert second.table["status"].tolist() == ["done", "done", "done"]
@@ -240,20 +217,83 @@ def test_a_sweep_out_of_time_goes_on_in_another_folder(tmp_path) -> None:
         assert row.params_sha256 == alone.summary["params_sha256"]
 
 
-def test_a_trial_out_of_time_stops_after_its_round(tmp_path, monkeypatch) -> None:
-    reported = []
-    clock = iter([0.0, 0.0, 2.0])
-    monkeypatch.setattr(trials.tune, "report", lambda row, **_: reported.append(row))
-    monkeypatch.setattr(trials, "time", lambda: next(clock))
-    run = Run("abc", parse_experiment(TINY).plain)
-    job = trials.Job(tmp_path, metric=None, deadline=1.0)
-    trials.run_trial({"run": "abc"}, {"abc": run}, job)
-    assert [row["round"] for row in reported] == [1, 2]
-    assert trials.outcome_of(run, tmp_path).status == "unfinished"
-    monkeypatch.setattr(trials, "time", lambda: 0.0)
-    trials.run_trial({"run": "abc"}, {"abc": run}, job)
-    assert [row["round"] for row in reported] == [1, 2, 3, 4]
-    assert trials.outcome_of(run, tmp_path).status == "done"
+OPTUNA = {
+    "experiment": {**FLHC, "rounds": 4},
+    "space": {
+        "algorithm.rounds_before": {"randint": [1, 3]},
+        DISTANCE: ["l1", "l2", "cosine"],
+        LINKAGE: ["average", "ward"],
+        THRESHOLD: {"between_merges": 4},
+        "seeds": 2,
+    },
+    "except": [{LINKAGE: "ward", DISTANCE: ["l1", "cosine"]}],
+    "baseline": {"algorithm": "fedavg"},
+    "search": {"name": "optuna", "samples": 6},
+    "concurrency": 2,
+}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_suggestions_of_optuna_share_their_prefixes_and_are_told_of_when_resumed(tmp_path) -> None:
+    """Two baselines and six samples of two seeds; two samples were left by a kill."""
+    result = run_sweep(parse_space(OPTUNA), tmp_path / "out")
+    table = result.table
+    assert len(table) == 2 + 12
+    assert set(table["status"]) <= {"done", "shared"}
+    suggested = table.iloc[2:]
+    assert suggested["seed"].tolist() == [0, 1] * 6
+    ward = suggested[suggested[LINKAGE] == "ward"]
+    assert (ward[DISTANCE] == "l2").all()
+    assert result.report["prefixes"] == 2
+    assert result.report["ratio"] > 1.5
+    for row in suggested.iloc[:2].itertuples():
+        config = yaml.safe_load((result.path / row.folder / "config.yaml").read_text())
+        alone = run_experiment(parse_experiment(config), tmp_path / "naive" / str(row.row))
+        assert row.params_sha256 == alone.summary["params_sha256"]
+
+    states = read_states(result.path)
+    kept = {number: state.overrides for number, state in states.items() if number < 10}
+    for number in range(10, 14):
+        (result.path / "trials" / f"{number:04d}.json").unlink()
+    told = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "ray.tune.search.optuna.OptunaSearch.add_evaluated_point",
+            lambda _, point, value: told.append((point, value)),
+        )
+        again = run_sweep(parse_space(OPTUNA), result.path, resume=True)
+    assert len(again.table) == 14
+    assert {n: read_states(result.path)[n].overrides for n in kept} == kept
+    means = table.iloc[2:10].groupby(np.arange(8) // 2)["validation_accuracy_mean"].mean()
+    assert [value for _, value in told] == pytest.approx(means.tolist())
+    assert all(set(point) == {*OPTUNA["space"]} - {"seeds"} for point, _ in told)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric": "accuracy"}, "unknown metric 'accuracy'; known: accuracy_mean, "),
+        (
+            {"split": {**TINY["split"], "validation": 0}, "scheduler": "asha"},
+            "goes by validation_accuracy_mean, but no client has validation examples",
+        ),
+    ],
+)
+def test_a_metric_that_no_row_will_have_is_refused_before_anything_trains(
+    tmp_path, given, message
+) -> None:
+    given = dict(given)
+    experiment = {**FLHC, "split": given.pop("split", TINY["split"])}
+    space = parse_space({"experiment": experiment, "space": {"seed": [0, 1]}, **given})
+    with pytest.raises(ExperimentError, match=message):
+        run_sweep(space, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_two_sweeps_cannot_run_in_one_folder(tmp_path) -> None:
+    with locked(tmp_path / "out"), pytest.raises(ExperimentError, match="by another process"):
+        run_sweep(SPACE, tmp_path / "out")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -326,7 +366,8 @@ def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
 
 def test_a_space_is_described_without_training() -> None:
     text = describe_space(SPACE)
-    assert text.startswith("52 rows: 48 branch from 2 trunks, 4 are 4 runs of their own")
+    assert text.startswith("52 rows: 48 branch from 2 prefixes, 4 are runs of their own")
+    assert "6 suggestions of Optuna and 2 baselines" in describe_space(parse_space(OPTUNA))
 
 
 @pytest.mark.slow
@@ -349,7 +390,7 @@ def test_actors_of_a_trial_live_in_its_placement_group(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_trials_that_share_client_actors_have_the_bits_of_runs_alone(tmp_path) -> None:
-    """Two seeds are two trunks and two hosts; trials of both meet in one pool of one actor."""
+    """Two seeds are two prefixes and two hosts; trials of both meet in one pool of one actor."""
     actors = {"executor": "ray", "actors": {"count": 1, "num_cpus": 0.5}}
     space = {"algorithm.rounds_before": 1, THRESHOLD: {"between_merges": 3}, "seed": [0, 1]}
     plain = {
@@ -394,4 +435,4 @@ def test_shipped_spaces_can_be_read() -> None:
     assert len(files) > 0
     for file in files:
         assert file.read_text().startswith(f"# flray sweep tune_spaces/{file.name}")
-        assert len(expand(read_space(file))) > 1
+        assert len(possible(read_space(file))) > 1

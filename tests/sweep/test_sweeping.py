@@ -39,10 +39,9 @@ def said(tmp_path, monkeypatch):
 
         def pretend(_space, folder, *rest) -> SweepResult:
             show = rest[-1].show
-            show(Progress(rows=3, trunks=1, trunks_done=0))
-            show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, running=2, shared=1))
-            show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, running=1, shared=1))
-            show(Progress(rows=3, trunks=1, trunks_done=1, trials=2, done=1, shared=1, best=0.9))
+            show(Progress(rows=3, running=2))
+            show(Progress(rows=3, running=1))
+            show(Progress(rows=3, done=2, running=1, shared=1, best=0.9))
             return SweepResult(folder, report, table)
 
         monkeypatch.setattr(sweeping, "run_sweep", pretend)
@@ -57,13 +56,11 @@ def said(tmp_path, monkeypatch):
 
 def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
     lines = said(REPORT).splitlines()
-    assert lines[1] == "0/1 trunks grown for 3 rows"
-    assert lines[2:4] == [
-        "0/2 runs done · 2 running · 1 rows shared",
-        "1/2 runs done · 0 running · 1 rows shared · best validation_accuracy_mean 0.9000 · "
-        "0:00 left",
+    assert lines[1:3] == [
+        "0/3 rows done · 2 running",
+        "2/3 rows done (1 shared) · 1 running · best validation_accuracy_mean 0.9000 · 0:00 left",
     ]
-    assert lines[4:8] == [
+    assert lines[3:7] == [
         "3 rows: 1 done, 1 shared, 1 failed",
         "1,000 client steps trained where 2,500 would have been (2.5 times fewer)",
         "best validation_accuracy_mean 0.9000 (rows [0, 1]): train.lr=0.1",

@@ -272,7 +272,7 @@ def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> N
     }
     result = run_sweep(parse_space(space), tmp_path / "mine", watch=Watch(draw=figures_of))
     assert result.table["status"].tolist() == ["done"] * 3
-    assert result.report["strands_trained"] > 2
+    assert result.report["components_trained"] > 2
     for row in result.table.itertuples():
         out = result.path / row.run
         (segment,) = segments(out)

@@ -1,0 +1,160 @@
+"""A content-addressed folder of what runs share: equal keys, equal bits.
+
+`<kind>/<key>/` is an entry, there in full or not at all; `<kind>/<key>.lock` is held by the process
+that is computing it, and `<kind>/<key>.json` has the client steps it took each sweep. Whoever
+claims an entry finishes it before waiting for another one, so nobody waits in a circle; the claim
+of a process that died is free again.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import sleep, time
+from typing import Any
+
+from flray.clustering.points import Points
+from flray.errors import ClientFailure
+from flray.execution.executor import CLIENT_ERRORS
+from flray.records.atomic import replace_text
+from flray.records.checkpoint import Checkpoint, CheckpointStore
+from flray.records.lock import claimed
+
+POLL_S = 0.1
+VALUES_KEPT = 64  # by a process, of those it has read
+DEVICE = "device"
+
+
+class OutOfTime(Exception):
+    """The sweep's time is over before something was computed."""
+
+
+def one_line_message(error: BaseException) -> str:
+    """What went wrong, in a line; flray's own errors need no name of a class."""
+    text = str(error).strip().split("\n")[-1]
+    known = type(error).__module__.startswith("flray.")
+    return text if known and text else f"{type(error).__name__}: {text}"
+
+
+@dataclass(frozen=True)
+class Cache:
+    root: Path
+    sweep: str  # names the sweep that computes, for its costs
+    session: str  # names this start of it: what failed is not tried again before the next
+    deadline: float = float("inf")  # by the clock
+
+    def path(self, kind: str, key: str) -> Path:
+        return self.root / kind / key
+
+    def claim(self, kind: str, key: str) -> AbstractContextManager[bool]:
+        """Try to become the one who computes an entry; True if nobody else does."""
+        return claimed(self.root / kind / f"{key}.lock")
+
+    def obtain(self, kind: str, key: str, compute: Callable[[Path], int]) -> Path:
+        """The folder of an entry: found, computed here, or awaited from who has claimed it.
+
+        Args:
+            compute: fills the folder it is given and returns the client steps it took.
+        """
+        path = self.path(kind, key)
+        while not path.exists():
+            with self.claim(kind, key) as is_mine:
+                if is_mine and not path.exists():
+                    with self.failing_once(kind, key):
+                        self.publish(kind, key, compute)
+            if not path.exists():
+                self.wait()
+        return path
+
+    def value(self, kind: str, key: str, compute: Callable[[], Any]) -> Any:
+        """A value of tensors, arrays and dataclasses by its key. Any: what `compute` returns."""
+
+        def save(folder: Path) -> int:
+            write_value(folder, compute())
+            return 0
+
+        return read_value(self.obtain(kind, key, save)).state
+
+    def publish(self, kind: str, key: str, write: Callable[[Path], int]) -> None:
+        """Put an entry in place whose claim is held."""
+        path = self.path(kind, key)
+        temporary = path.with_name(f".{key}.{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            steps = write(temporary)
+            if not path.exists():  # a run that was cut short may repeat what another finished
+                self.count(kind, key, steps)
+                os.replace(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def count(self, kind: str, key: str, client_steps: int) -> None:
+        """Record what an entry cost this sweep."""
+        costs = self._costs(self.root / kind / f"{key}.json")
+        text = json.dumps({**costs, self.sweep: client_steps})
+        replace_text(self.root / kind / f"{key}.json", text)
+
+    def costs(self, kind: str) -> dict[str, int]:
+        """The client steps that the entries of a kind took this sweep, by key."""
+        files = {path.stem: self._costs(path) for path in (self.root / kind).glob("*.json")}
+        return {key: each[self.sweep] for key, each in files.items() if self.sweep in each}
+
+    def costs_of_others(self, kind: str, key: str) -> int:
+        """The client steps that an entry took other sweeps."""
+        costs = self._costs(self.root / kind / f"{key}.json")
+        return sum(steps for sweep, steps in costs.items() if sweep != self.sweep)
+
+    def wait(self) -> None:
+        """Wait a moment for somebody else; refused once the sweep's time is over."""
+        if self.is_over():
+            raise OutOfTime
+        sleep(POLL_S)
+
+    def is_over(self) -> bool:
+        return time() > self.deadline
+
+    @contextmanager
+    def failing_once(self, kind: str, key: str) -> Iterator[None]:
+        """Let the block compute an entry; repeat its error if it failed since the sweep began."""
+        failed = self.root / kind / f"{key}.failed"
+        if failed.is_file():
+            session, message = json.loads(failed.read_text(encoding="utf-8"))
+            if session == self.session:
+                raise ClientFailure(message)
+        try:
+            yield
+        except CLIENT_ERRORS as error:
+            replace_text(failed, json.dumps([self.session, one_line_message(error)]))
+            raise
+
+    def _costs(self, path: Path) -> dict[str, int]:
+        if not path.is_file():
+            return {}
+        costs: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+        return costs
+
+
+def write_value(folder: Path, value: Any, extra: Mapping[str, object] | None = None) -> None:
+    """Store a value of tensors, arrays and dataclasses. Any: of any such type."""
+    points = value[0] if isinstance(value, tuple) else value
+    device = points.values.device.type if isinstance(points, Points) else "cpu"
+    CheckpointStore(folder).save(0, value, {**(extra or {}), DEVICE: device})
+
+
+@lru_cache(maxsize=VALUES_KEPT)
+def read_value(folder: Path) -> Checkpoint:
+    """What was stored, on the kind of device it was computed on, which distances depend on.
+
+    A process reads it once, so equal keys are one object.
+    """
+    found = CheckpointStore(folder).load_latest()
+    assert found is not None, folder
+    if found.extra[DEVICE] != "cpu":
+        found = CheckpointStore(folder).load_latest(found.extra[DEVICE])
+        assert found is not None, folder
+    return found

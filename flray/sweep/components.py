@@ -1,0 +1,253 @@
+"""Components: clients that hear each other and nobody else after a clustering, trained once.
+
+After the clustering of FL+HC a cluster samples, trains and averages its own clients, so it goes on
+alike in every partition that has it. A run trains the components that nobody else has, keeps what
+others need of them in the cache, and puts its records together from those of all its components.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from flray.client.plan import num_local_steps
+from flray.client.training import Gradient, Training
+from flray.config.build import Prepared, facts_of
+from flray.config.experiment import Experiment
+from flray.data.dataset import Ids
+from flray.execution.federation import (
+    GROUND_TRUTH_READS,
+    Cohort,
+    Federation,
+    Trained,
+    nobody,
+)
+from flray.models.bank import ModelBank, Params, sha256_of, squared_changes
+from flray.records.components import Arrays, PartRecords
+from flray.records.run_directory import PARTS, RunDirectory
+from flray.scores import ClientScores
+from flray.server.evaluation import Row, evaluation_row
+from flray.server.loop import Banks
+from flray.server.summary import summarise_run
+from flray.sweep.cache import Cache
+
+KIND = "component"
+TABLES = ("heard", "moved", "scores", "models")
+# How the columns of a round's costs begin, and of what else the meter counts.
+COSTS = ("client_steps", "clients_dropped", "bytes_", "seconds", GROUND_TRUTH_READS)
+ENTRIES_KEPT = 256  # by a process, of those it has read
+
+Frames = dict[str, pd.DataFrame]  # by name, of TABLES
+Components = Mapping[str, Ids]  # the clients of each, by key
+
+
+def clients_of(components: Components) -> Ids:
+    return np.sort(np.concatenate([nobody(), *components.values()]))
+
+
+@dataclass(frozen=True)
+class PartialFederation(Federation):
+    """A federation in which some clients train and are scored, and others elsewhere.
+
+    Algorithms sample, mix and count as if all of the cohort had answered.
+    """
+
+    own: Ids = field(default_factory=nobody)  # those that train here
+    begin: int = 0  # the round after which others are elsewhere
+    heard: list[Trained] = field(default_factory=list)  # since the recorder took them
+
+    @classmethod
+    def of(cls, fed: Federation, own: Ids, begin: int) -> "PartialFederation":
+        values = {each.name: getattr(fed, each.name) for each in fields(fed)}
+        return cls(**values, own=own, begin=begin)
+
+    def train(
+        self,
+        bank: ModelBank,
+        cohort: Cohort,
+        gradient: Gradient,
+        memo: Params | None = None,
+        *,
+        shared: Params | None = None,
+        training: Training | None = None,
+    ) -> Trained:
+        is_own = np.isin(cohort.clients, self.own)
+        mine = replace(cohort, clients=cohort.clients[is_own])
+        rows = {name: leaf[torch.from_numpy(is_own)] for name, leaf in (memo or {}).items()}
+        trained = super().train(bank, mine, gradient, rows, shared=shared, training=training)
+        self.heard.append(trained)
+        return trained
+
+    def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
+        both = len(cohort.clients) * bank.bytes_per_model  # nobody can have been dropped
+        self.meter.count_transfer("model", down=both, up=both)
+
+    def scored(self) -> Ids:
+        everybody = super().scored()
+        return everybody if self.t <= self.begin else np.intersect1d(everybody, self.own)
+
+
+@dataclass(frozen=True)
+class PartRecorder:
+    """Keeps what a partial federation hears, and at the end an entry for each of its components."""
+
+    fed: PartialFederation
+    directory: RunDirectory
+    cache: Cache
+
+    @property
+    def records(self) -> PartRecords:
+        return PartRecords(self.directory.path)
+
+    def truncate(self, after_round: int) -> None:
+        self.records.truncate(after_round)
+
+    def round(self, t: int, banks: Banks | None, partition: Ids) -> None:
+        heard = list(self.fed.heard)
+        self.fed.heard.clear()
+        if t <= self.fed.begin:
+            return
+        arrays = {
+            "client": np.concatenate([nobody(), *(each.clients for each in heard)]),
+            "loss": np.concatenate([np.empty(0), *(each.loss for each in heard)]),
+            "steps": np.concatenate([nobody(), *(each.num_steps for each in heard)]),
+        }
+        steps = self.fed.meter.counts["client_steps"]  # of a clustering before round 1 too
+        arrays["other_steps"] = np.array(steps - arrays["steps"].sum())
+        if banks is not None:
+            moved = squared_changes(*banks)[self.fed.own]
+            arrays |= {"owner": banks[0].owner, "partition": partition, "moved": moved}
+        self.records.append(t, arrays)
+
+    def finish(self, bank: ModelBank) -> None:
+        own = self.fed.own
+        rounds = self.records.rounds()
+        tables = {
+            "heard": _long(rounds, ("client", "loss", "steps")),
+            "moved": _long(
+                {t: {**a, "client": own} for t, a in rounds.items() if "moved" in a},
+                ("client", "moved"),
+            ),
+            "scores": self._scores(),
+            "models": pd.DataFrame({"client": own, "sha256": bank.digests(own)}),
+        }
+        for key, clients in self.records.components().items():
+            if not self.cache.path(KIND, key).exists():
+                mine = {k: table[table["client"].isin(clients)] for k, table in tables.items()}
+                self.cache.publish(KIND, key, partial(_write, mine))
+
+    def _scores(self) -> pd.DataFrame:
+        scores = self.directory.clients()
+        return scores[scores["round"] > self.fed.begin].drop(columns="model")
+
+
+def _long(rounds: Mapping[int, Arrays], columns: Iterable[str]) -> pd.DataFrame:
+    """Arrays of several rounds as one table with the column `round`."""
+    empty = {"round": nobody(), **{name: np.empty(0) for name in columns}}
+    frames = [pd.DataFrame({"round": t} | {c: a[c] for c in columns}) for t, a in rounds.items()]
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(empty)
+
+
+def _write(tables: Frames, folder: Path) -> int:
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet")
+    return int(tables["heard"]["steps"].sum())
+
+
+@lru_cache(maxsize=ENTRIES_KEPT)
+def _read(folder: Path) -> Frames:
+    return {name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}
+
+
+def put_together(
+    directory: RunDirectory, experiment: Experiment, parts: Prepared, tables: Frames
+) -> None:
+    """Give a run directory that trained a part of its clients the records of all of them.
+
+    They are equal to the last bit to those of a run that trained everybody. May be cut short and
+    done again.
+    """
+    rounds = PartRecords(directory.path).rounds()
+    timeline, settings = parts.payload.timeline, experiment.settings
+    tuning = settings.evaluate.tuning(settings.train)
+    scores = _all_scores(directory, rounds, tables["scores"])
+    rows = []
+    for row in directory.rows():
+        t = row["round"]
+        if t in rounds:
+            heard, moved = (_of_round(tables[name], t) for name in ("heard", "moved"))
+            evaluated: Row = {}
+            if "owner" in rounds[t]:
+                split, found = timeline.at(t), _by_part(scores[scores["round"] == t])
+                target = settings.evaluate.target
+                evaluated = evaluation_row(found, rounds[t]["partition"], split, target)
+                evaluated["params_change_sq"] = float(moved["moved"].to_numpy().sum())
+            row = _whole(row, rounds[t], heard, evaluated)
+            if evaluated and tuning is not None:  # all clients are there, and none was dropped
+                steps = num_local_steps(split.num_train_examples, tuning)
+                row["client_steps_evaluation"] = int(steps.sum())
+        rows.append(row)
+    directory.replace_rounds(rows)
+    sha256 = sha256_of(tables["models"]["sha256"].tolist())
+    summary = summarise_run(directory, timeline, settings.evaluate.target, sha256)
+    directory.conclude(scores, {**facts_of(experiment, parts.payload), **summary})
+
+
+def tables_of(cache: Cache, components: Components) -> Frames:
+    """What was kept of components, whoever trained them, in the order of their clients."""
+    entries = [_read(cache.path(KIND, key)) for key in components]
+    joined = {name: pd.concat([each[name] for each in entries]) for name in TABLES}
+    return {
+        name: table.sort_values("client", kind="stable", ignore_index=True)
+        for name, table in joined.items()
+    }
+
+
+def _of_round(table: pd.DataFrame, t: int) -> pd.DataFrame:
+    return table[table["round"] == t]
+
+
+def _all_scores(
+    directory: RunDirectory, rounds: Mapping[int, Arrays], later: pd.DataFrame
+) -> pd.DataFrame:
+    """A row for each client and evaluation, as a run that scored all of them would have it."""
+    own = directory.clients()
+    before = own[own["round"] < min(rounds)]
+    owners = zip(later["round"], later["client"], strict=True)
+    models = np.array([int(rounds[t]["owner"][i]) for t, i in owners], dtype=np.int64)
+    columns = dict.fromkeys([*own.columns, *later.columns])  # one that scored nobody has no groups
+    scores = pd.concat([before, later.assign(model=models)])[list(columns)]
+    return scores.sort_values(["round", "part", "client"], ignore_index=True)
+
+
+def _by_part(scores: pd.DataFrame) -> dict[str, ClientScores]:
+    names = ("client", "correct", "total", "loss")
+    there = set(scores["part"])
+    chosen = {part: scores[scores["part"] == part] for part in PARTS if part in there}
+    return {
+        part: ClientScores(*(frame[name].to_numpy() for name in names))
+        for part, frame in chosen.items()
+    }
+
+
+def _whole(row: Row, own: Arrays, heard: pd.DataFrame, evaluated: Row) -> Row:
+    """A round's row for all clients; its columns come in the order in which a run writes them.
+
+    Args:
+        row: as it was recorded by the run that trained some of the clients.
+        own: what that run kept of this round.
+    """
+    keys = list(row)
+    first: Row = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
+    losses = heard.loc[heard["steps"] > 0, "loss"].to_numpy()
+    if len(losses):
+        first["train_loss"] = float(losses.mean())
+    first |= evaluated
+    costs = {key: value for key, value in row.items() if key.startswith(COSTS)}
+    costs["client_steps"] = int(own["other_steps"]) + int(heard["steps"].sum())
+    return first | costs
