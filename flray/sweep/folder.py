@@ -145,7 +145,7 @@ def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
         chosen = {key: _cell(value) for key, value in settings}
         if state.merge_place is not None:
             chosen["merge_place"] = state.merge_place
-        unknown = {"uses_ground_truth": None}
+        unknown = {"uses_ground_truth": None, "holdout_labels_read": None}
         records.append(unknown | numbers | own | {"error": state.error} | chosen)
     first = ["row", "status", "run", "folder", "error"]
     keys = [key for state in states for key in state.overrides]
