@@ -139,7 +139,7 @@ def overlap_errors(together: NDArray[np.bool_], label_counts: Ids) -> dict[str, 
     >>> labels = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]])
     >>> errors = overlap_errors(np.eye(3, dtype=bool), labels)  # everybody alone
     >>> [round(errors[f"{truth}_fn"], 3) for truth in ("overlap", "equal")]
-    [1.0, 0.0]
+    [1.333, 0.0]
     """
     held = (label_counts > 0).astype(np.int64)
     shared, own = held @ held.T, held.sum(1)  # (m, m), (m,)

@@ -30,11 +30,19 @@ def check_files(arguments: Sequence[str], console: Console, own: click.Group) ->
     return wrong
 
 
+def _is_cluster_file(path: Path) -> bool:
+    """Does this file hold a cluster for `ray up`?"""
+    if not path.is_file():
+        return False
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return any(line.startswith(("cluster_name:", "provider:")) for line in lines)
+
+
 def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[str]:
     path = Path(file)
     if is_space(path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
-    if path.is_file() and {"cluster_name", "provider"} & read_mapping(path, "the cluster").keys():
+    if _is_cluster_file(path):
         from flray.execution.cluster_file import check_cluster_file, tool_of  # slow: Ray's own
 
         plain = read_mapping(path, "the cluster")

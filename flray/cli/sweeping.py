@@ -122,7 +122,7 @@ def _conclude(result: SweepResult, console: Console) -> None:
     best = report["best"]
     if best is not None:
         _show_best(report, console)
-        console.print(to_rich(top_sheet(read_sweep(result.path))))
+        _show_top(result, console)
     elif report["done"]:
         console.print(
             f"nothing was chosen: no row has {report['metric']}; to choose by validation set "
@@ -156,6 +156,10 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
     text = f"best {metric} {best[metric]:.4f}{marks} (rows {best['rows']}): {sets}"
     for line in (text, *notes):
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _show_top(result: SweepResult, console: Console) -> None:
+    console.print(to_rich(top_sheet(read_sweep(result.path))))
 
 
 def _show_failures(result: SweepResult, console: Console) -> None:

@@ -102,7 +102,8 @@ class Disagreement:
     def __call__(self, points: Points) -> Matrix:
         """1 - A_ij, and 0 on the diagonal.
 
-        >>> B = torch.eye(3)[[[0, 1], [0, 2]]].flatten(1)  # two models agree on one example of two
+        >>> said = torch.tensor([[0, 1], [0, 2]])  # two models agree on one example of two
+        >>> B = torch.eye(3)[said].flatten(1)
         >>> Disagreement()(Points.vectors(np.arange(2), B)).tolist()
         [[0.0, 0.5], [0.5, 0.0]]
         """

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,7 @@ def _said(error: jsonschema.ValidationError) -> str:
     if error.validator != "additionalProperties":
         return f"{where}: {error.message}"
     unknown = [key for key in error.instance if key not in known]
-    close = difflib.get_close_matches(str(unknown[0]), known, n=1)
-    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    meant = _meant(str(unknown[0]), known)
     return f"{where}: unknown key {unknown[0]!r}{meant}; known here: {', '.join(sorted(known))}"
 
 
@@ -117,16 +116,19 @@ def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> N
         return
     name, called = Path(words[0]).name, words[1]
     if called not in tool:
-        close = difflib.get_close_matches(called, list(tool), n=1)
-        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        meant = _meant(called, tool)
         raise ExperimentError(f"{where}: `{name}` has no command {called!r}{meant}")
     known = tool[called]
     for word in words[2:]:
         option = word.partition("=")[0]
         if option.startswith("--") and option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            meant = _meant(option, known)
             raise ExperimentError(f"{where}: `{name} {called}` has no option {option!r}{meant}")
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _check_token(plain: Plain) -> None:

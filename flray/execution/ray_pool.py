@@ -8,7 +8,7 @@ import copy
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 from typing import Any
 
@@ -101,6 +101,7 @@ class RayPool:
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
+    starting: dict[int, Any] = field(default_factory=dict)  # ObjectRef of `ready`, by place
 
     @property
     def clients_per_job(self) -> int | None:
@@ -130,7 +131,15 @@ class RayPool:
         return [output for output in outputs if output is not None]
 
     def _hanging(self, running: dict[Any, Running], kind: str) -> list[Any]:
-        """Jobs that take far longer than others did: their actors are stopped or stuck."""
+        """Jobs that take far longer than others did: their actors are stopped or stuck.
+
+        The time before an actor has started does not count: it may wait for a machine.
+        """
+        for ref, each in running.items():
+            if each.place in self.starting:
+                if ray.wait([self.starting[each.place]], timeout=0)[0]:
+                    del self.starting[each.place]
+                running[ref] = replace(each, since=monotonic())
         latest = monotonic() - self.patience.of(kind)
         return [ref for ref, each in running.items() if each.since < latest]
 
@@ -145,12 +154,16 @@ class RayPool:
             return ray.get(ref, timeout=timeout)
         except GetTimeoutError:
             ray.kill(self.actors[place])
-            self.actors[place] = self._start_one()
+            self._replace(place)
             return Failed(TimeoutError("its actor did not answer: it hangs or was stopped"))
         except (RayActorError, RayTaskError) as error:
             if isinstance(error, RayActorError):
-                self.actors[place] = self._start_one()
+                self._replace(place)
             return failure(error)
+
+    def _replace(self, place: int) -> None:
+        self.actors[place] = self._start_one()
+        self.starting[place] = self.actors[place].ready.remote()
 
     def start(self) -> None:
         """Start all actors and wait until each is there."""

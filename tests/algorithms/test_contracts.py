@@ -170,7 +170,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 
 # What a newcomer costs beside the model it is given: a signature, by which the server places it, or
 # all models, among which it chooses. The other methods have one model for everybody who comes.
-PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pca_km_hc"}
+PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pca_km_hc", "repa", "wd"}
 PLACED_BY_CHOICE = {"flis_dc", "flis_hc", "ifca"}
 
 
@@ -181,7 +181,9 @@ def test_unseen_clients_get_a_model_and_train_it(name, tiny_run) -> None:
     split = "split={name: dirichlet, clients: 10, alpha: 0.5, min_samples: 2, holdout: 2}"
     overrides = [*named(name, split), "participation=1", "rounds=2"]
     overrides += ["evaluate={every: 2, fine_tune: {epochs: 5}}"]
-    overrides += ["algorithm.rounds_before=1"] if name == "flhc" else []
+    early = {"flhc": "rounds_before=1", "repa": "pretrain_rounds=1", "wd": "pretrain_rounds=1"}
+    overrides += [f"algorithm.{early[name]}"] if name in early else []
+    overrides += [NUMBER % 2] if name == "wd" else []
     experiment = parse_experiment(override(TINY, overrides))
     unseen = deal(experiment, experiment.dataset.build().load()).holdout.tolist()
     away = f"events=[{{round: 1, kind: leave, clients: {unseen}}}]"

@@ -263,7 +263,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path) -> None:
         ({"halve_every": -1}, "halve_every must be >= 0, got -1"),
         ({"validation": 1.0}, r"validation must be in \[0, 1\), got 1.0"),
         ({"validation": -0.1}, r"validation must be in \[0, 1\), got -0.1"),
-        ({"model": Mlp200}, r"model must have encode\(x\), got Mlp200; choose conv_ae, residual"),
+        ({"model": Mlp200}, r"model must have encode\(x\), got Mlp200; choose conv_ae, repa_net"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message) -> None:

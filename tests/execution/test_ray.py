@@ -221,6 +221,18 @@ def test_patience_follows_the_jobs_that_ended() -> None:
     assert (patience.of("Train"), patience.of("Score")) == (30.0, 50.0)
 
 
+def test_an_actor_that_waits_for_a_machine_does_not_hang(monkeypatch) -> None:
+    """Both jobs are too old; the actor of the first has not started yet."""
+    pool = ray_pool.RayPool(None, None, None, Patience(first_s=1.0), starting={0: "ready"})
+    there: list[str] = []
+    monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, **_: (there, refs))
+    old = {"a": ray_pool.Running(0, 0, since=0.0), "b": ray_pool.Running(1, 1, since=0.0)}
+    assert pool._hanging(old, "Train") == ["b"]
+    there.append("ready")
+    assert pool._hanging(old, "Train") == ["b"]  # a is young from its start on
+    assert pool.starting == {}
+
+
 def _client_actor_pids() -> list[int]:
     """Processes whose title says that they are our client actors."""
     pids = []
