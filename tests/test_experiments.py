@@ -1,5 +1,6 @@
 """Every experiment in the repository is read, built and run for a round on toy data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ENCODERS = sorted((EXPERIMENTS / "encoders").glob("*.yaml"))
 FILES = sorted(set(EXPERIMENTS.rglob("*.yaml")) - set(ENCODERS))
 TOY = [
-    "dataset={name: synthetic, num_train: 400, num_test: 500, num_groups: 10}",
+    "dataset={name: synthetic, num_train: 400, num_test: 500, num_groups: 10, size: 16}",
     "split.clients=10",
     "rounds=1",
     "train.epochs=1",
@@ -23,9 +24,14 @@ TOY = [
 
 
 # An encoder is pre-trained on embedded data, not on what the paper has.
-ENCODER = "{dataset: {name: synthetic, num_train: 200, num_test: 100}, model: conv_ae, epochs: 1}"
+IMAGES = "{name: synthetic, num_train: 100, num_test: 50, size: 16}"
+ENCODER = f"{{dataset: {IMAGES}, model: conv_ae, epochs: 1}}"
 TOY_OF = {
-    "flt": [f"algorithm.clustering.signature.encoder={ENCODER}", "algorithm.clustering.embed=none"],
+    "flt": [
+        f"algorithm.clustering.signature.encoder={ENCODER}",
+        "algorithm.clustering.signature.epochs=1",
+        "algorithm.clustering.embed=none",
+    ],
     "repa": [
         "dataset.size=8",
         "algorithm.pretrain_rounds=1",
@@ -44,9 +50,12 @@ TOY_SPLIT = {
 FEWER = {"server": 20, "holdout": 2}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory) -> Iterator[None]:
+    """One for all, so that the encoder is pre-trained once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLRAY_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def test_there_are_experiments() -> None:

@@ -564,8 +564,8 @@ def test_missing_seeds_of_a_sweep_are_those_of_its_table(write: Write, tmp_path:
     sweep = tmp_path / "runs" / "sweep"
     pd.DataFrame(rows).to_parquet(sweep / "rows.parquet")
     (sweep / "space.yaml").write_text(yaml.safe_dump({"space": {THRESHOLD: {"between_merges": 2}}}))
-    trunk = write("sweep/trunks/x/run", FLHC, ["seed=0", f"{THRESHOLD}=1.1"])
-    (trunk / "summary.json").unlink()
+    prefix = write("sweep/cache/prefix/x/run", FLHC, ["seed=0", f"{THRESHOLD}=1.1"])
+    (prefix / "summary.json").unlink()
     cell = best(tmp_path, ACC_50)
     assert cell["runs"] == (sweep / "runs/00", sweep / "runs/01")
     assert cell["missing_seeds"] == 0
