@@ -23,6 +23,7 @@ LAYERS = [
     ["records"],
     ["server"],
     ["config"],
+    ["forecast"],
     ["sweep"],
     ["report"],
     ["cli"],

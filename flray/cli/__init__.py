@@ -29,6 +29,7 @@ def cli() -> None:
     flray run a.yaml b.yaml seeds=3            compare two experiments over three seeds
     flray run a.yaml train.lr=0.1 rounds=20    any key can be set as it stands in the file
     flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
+    flray plan a.yaml                          how long will it take, and what binds?
     flray table flhc.4 · flray report runs/x   the paper's table, a page
     flray list algorithms                      what there is to choose from
     """
@@ -119,6 +120,41 @@ def check(arguments: tuple[str, ...]) -> None:
 
     if check_files(arguments, _console(), cli):
         sys.exit(BAD_EXPERIMENT)
+
+
+@cli.command()
+@click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
+@click.option("--gpus", type=click.FloatRange(min=0), help="GPUs of a node for client actors.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Rates of another machine; nothing is measured here.",
+)
+@click.option(
+    "--save-profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the rates of this machine for --profile.",
+)
+def plan(
+    arguments: tuple[str, ...],
+    gpus: float | None,
+    nodes: int,
+    profile: Path | None,
+    save_profile: Path | None,
+) -> None:
+    """What will an experiment take? Time, client steps, bytes and memory, and what binds.
+
+    Its rounds are rehearsed with clients that train a few steps only, which takes seconds.
+
+    \b
+    flray plan experiments/flhc/mnist_label_swap.yaml
+    flray plan experiments/flhc/mnist_label_swap.yaml --save-profile gpu.json    where the GPU is
+    flray plan experiments/flhc/mnist_label_swap.yaml rounds=500 --profile gpu.json --gpus 4
+    """
+    from flray.cli.planning import plan_files
+
+    plan_files(arguments, gpus, nodes, profile, save_profile, _console())
 
 
 @cli.command()

@@ -1,0 +1,96 @@
+"""An engine that measures a few steps of the blocks it is given, and foretells the rest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import ceil
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from flray.client.engine import Block, BlockResult, Engine
+from flray.client.training import Gradient, Training
+
+SMALL_STEP = 1e-4  # from which norms and angles of updates can be taken
+MEASURED_S = 1.0  # about what measuring a kind of block may take
+SHARES = (0.1, 0.3)  # of each client's steps, if there is time for them
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What blocks of one kind take."""
+
+    seconds: float  # once per block
+    seconds_per_step: float  # per client step
+
+    def of(self, num_steps: int) -> float:
+        return self.seconds + self.seconds_per_step * num_steps
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Trains a share of the first block of each kind; no client gets further than a small step.
+
+    All clients move alike, so a clustering finds one cluster.
+    """
+
+    engine: Engine
+    rates: dict[str, Rate] = field(default_factory=dict)  # measured here or before, by kind
+    blocks: list[float] = field(default_factory=list)  # foretold seconds of each block so far
+
+    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
+        num_steps = sum(plan.num_steps for plan in block.plans)
+        if num_steps:
+            kind = kind_of(block, training, gradient)
+            if kind not in self.rates:
+                self.rates[kind] = self._measured(block, training, gradient)
+            self.blocks.append(self.rates[kind].of(num_steps))
+        moved = {
+            name: leaf + SMALL_STEP if leaf.is_floating_point() else leaf
+            for name, leaf in block.w0.items()
+        }
+        return BlockResult(moved, np.ones(len(block.plans)))
+
+    def _measured(self, block: Block, training: Training, gradient: Gradient) -> Rate:
+        def measure(share: float) -> tuple[int, float]:
+            part = some_steps(block, share)
+            seconds = timed(lambda: self.engine.train(part, training, gradient))
+            return sum(plan.num_steps for plan in part.plans), seconds
+
+        measure(0.0)  # one step each: libraries load, graphs are captured
+        few = measure(0.0)
+        steps_in_time = few[0] * MEASURED_S / max(few[1], 1e-6)
+        whole = sum(plan.num_steps for plan in block.plans)
+        fits = min(1.0, steps_in_time / (sum(SHARES) * whole))
+        (steps, seconds), (more, longer) = (measure(share * fits) for share in SHARES)
+        if more == steps:  # too few steps for a difference
+            return Rate(0.0, longer / more)
+        per_step = max((longer - seconds) / (more - steps), 0.0)
+        return Rate(max(seconds - per_step * steps, 0.0), per_step)
+
+
+def kind_of(block: Block, training: Training, gradient: Gradient) -> str:
+    """Blocks alike in this take time in proportion to their steps."""
+    num_params = sum(leaf[0].numel() for leaf in block.w0.values())
+    name = getattr(gradient, "__name__", type(gradient).__name__)
+    clients = 1 << (len(block.plans) - 1).bit_length()
+    batch = f"{training.batches_per_step} x {training.batch_size}"
+    return f"{num_params} parameters, {name}, batches {batch}, up to {clients} clients"
+
+
+def some_steps(block: Block, share: float) -> Block:
+    """The first steps of each client, at least one."""
+    plans = []
+    for plan in block.plans:
+        end = min(plan.num_steps, max(1, ceil(share * plan.num_steps)))
+        plans.append(replace(plan, ids=plan.ids[:end], mask=plan.mask[:end], keys=plan.keys[:end]))
+    return replace(block, plans=tuple(plans))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of some work, a GPU's included."""
+    begin = perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter() - begin

@@ -1,0 +1,117 @@
+"""A forecast counts what the run itself will count."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from flray.cli import cli
+from flray.client.engine import Block
+from flray.client.plan import Plan
+from flray.config.experiment import override, parse_experiment
+from flray.errors import ExperimentError
+from flray.forecast.forecast import Forecast, forecast
+from flray.forecast.sampling import Rate, Sampling, some_steps
+
+from scenarios import TINY
+
+
+def forecast_of(*overrides: str, **keywords) -> Forecast:
+    return forecast(parse_experiment(override(TINY, overrides)), **keywords)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm=fedavg",),
+        ("algorithm=scaffold", "evaluate.every=3"),
+        ("algorithm={name: ifca, number: 2}",),
+        # All clients train for the clustering; one cluster is what a rehearsal finds.
+        ("algorithm={name: flhc, rounds_before: 2}", "algorithm.clustering.partition.threshold=99"),
+    ],
+    ids=["fedavg", "scaffold", "ifca", "flhc"],
+)
+def test_steps_and_bytes_are_those_of_the_run(tiny_run, overrides) -> None:
+    found, ran = forecast_of(*overrides), tiny_run(*overrides).rounds
+    assert found.client_steps == ran["client_steps"].sum()
+    assert found.bytes_up == ran.filter(like="bytes_up_").fillna(0).sum().sum()
+    assert found.bytes_down == ran.filter(like="bytes_down_").fillna(0).sum().sum()
+    assert found.is_rehearsed
+
+
+def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal() -> None:
+    """Out of time after two rounds, a third measures the evaluation."""
+    found = forecast_of("rounds=50", "participation=1", budget_s=0.0)
+    one = forecast_of("rounds=1", "participation=1")
+    assert not found.is_rehearsed
+    assert found.client_steps == 50 * one.client_steps
+    assert found.bytes_up == 50 * one.bytes_up
+
+
+def test_training_is_the_rate_times_the_steps_over_the_processes() -> None:
+    kind, _ = forecast_of("participation=1", "execution.block=3").rates.popitem()
+    rates = {kind: Rate(seconds=1.0, seconds_per_step=0.5)}
+    given = ("participation=1", "execution.block=3", "rounds=2")
+    found = forecast_of(*given, rates=rates)
+    # Two blocks of three clients in each of two rounds.
+    assert found.seconds["training"] == pytest.approx(4 * 1.0 + 0.5 * found.client_steps)
+    both = forecast_of(*given, rates=rates, processes=2)
+    assert both.seconds["training"] == pytest.approx(found.seconds["training"] / 2)
+    more = forecast_of(*given, rates=rates, processes=9)  # there is no third block
+    assert more.seconds["training"] == both.seconds["training"]
+
+
+def test_a_rate_is_the_slope_of_the_time_over_the_steps(monkeypatch) -> None:
+    """A clock that adds 2 s for a block and 0.25 s for a step; clients of 40 and 20 steps."""
+    clock = [0.0]
+
+    class Steady:
+        def train(self, block, training, gradient):
+            clock[0] += 2.0 + 0.25 * sum(plan.num_steps for plan in block.plans)
+
+    monkeypatch.setattr("flray.forecast.sampling.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("flray.forecast.sampling.MEASURED_S", 1e9)
+    ids = np.zeros((40, 1, 2), np.int64)
+    plans = [Plan(i, ids[:n], ids[:n] == 0, ids[:n, :, 0]) for i, n in enumerate((40, 20))]
+    rate = Sampling(Steady())._measured(Block(tuple(plans), {}, {}), None, None)
+    assert rate.seconds_per_step == pytest.approx(0.25)
+    assert rate.seconds == pytest.approx(2.0)
+    assert [p.num_steps for p in some_steps(Block(tuple(plans), {}, {}), 0.26).plans] == [11, 6]
+
+
+def test_a_profile_serves_where_nothing_is_measured(tmp_path, monkeypatch) -> None:
+    path, kept = tmp_path / "tiny.yaml", tmp_path / "rates.json"
+    path.write_text(json.dumps(TINY))
+    run = CliRunner().invoke
+    first = run(cli, ["plan", str(path), "--save-profile", str(kept)], catch_exceptions=False)
+    assert "client steps" in first.output
+    assert "takes most" in first.output
+    monkeypatch.setattr(Sampling, "_measured", pytest.fail)
+    again = run(cli, ["plan", str(path), "--profile", str(kept)], catch_exceptions=False)
+    assert again.exit_code == 0
+
+
+def test_what_cannot_be_foretold_is_said(tmp_path) -> None:
+    with pytest.raises(ExperimentError, match="has no blocks of this kind, it knows: other"):
+        forecast_of(rates={"other": Rate(0.0, 1.0)})
+    (tmp_path / "rates.json").write_text("[]")
+    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
+    tiny = str(tmp_path / "tiny.yaml")
+    for arguments, message in (
+        (["--profile", str(tmp_path / "rates.json")], "is no profile of `flray plan"),
+        (["--gpus", "1"], "they use no GPU: set execution.executor=ray"),
+    ):
+        failed = CliRunner().invoke(cli, ["plan", tiny, *arguments])
+        assert isinstance(failed.exception, ExperimentError)
+        assert message in str(failed.exception)
+
+
+def test_gpus_limit_the_actors_at_work(tmp_path) -> None:
+    """0.25 of a GPU each: eight fit on two, and five were asked for."""
+    actors = {"executor": "ray", "actors": {"count": 5, "num_gpus": 0.25}}
+    (tmp_path / "tiny.yaml").write_text(json.dumps({**TINY, "execution": actors}))
+    for gpus, expected in (("2", 5), ("0.5", 2)):
+        arguments = ["plan", str(tmp_path / "tiny.yaml"), "execution.device=cpu", "--gpus", gpus]
+        shown = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert f"{expected} training at a time" in shown.output
