@@ -44,6 +44,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def keeps_models(self) -> bool:
+        """True if trained models stay with hosts, which answer questions about them."""
+        ...
+
+    @property
     def retries(self) -> int:
         """Of a whole block before its clients are tried one by one."""
         ...
@@ -51,7 +56,10 @@ class Executor(Protocol):
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        """The outputs of the jobs in their order; the bank is sent once, not once a job."""
+        """The outputs of the jobs in their order; the bank is sent once, not once a job.
+
+        A job with a `place` goes to the host of that number, where hosts have numbers.
+        """
         ...
 
     def close(self) -> None: ...
@@ -63,6 +71,7 @@ class Inline:
 
     host: Host
     clients_per_job: int | None = None
+    keeps_models: bool = False  # they are here anyway
     retries: int = 0  # what failed here would fail again
 
     def map(
@@ -99,6 +108,10 @@ class LazyExecutor:
     @property
     def clients_per_job(self) -> int | None:
         return self._executor.clients_per_job
+
+    @property
+    def keeps_models(self) -> bool:
+        return self._executor.keeps_models
 
     @property
     def retries(self) -> int:

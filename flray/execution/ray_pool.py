@@ -49,11 +49,12 @@ class Payload:
 class ClientActor:
     """One process that runs the tasks of the clients it is handed."""
 
-    def __init__(self, payload: Payload) -> None:
+    def __init__(self, payload: Payload, place: int) -> None:
         share_tensors_without_copies()
         # Its weights lie in memory that all actors of the node map: engines write into their own.
         module = copy.deepcopy(payload.module)
-        self.host: Host = start_host(module, payload.dataset, payload.timeline, payload.settings)
+        host = start_host(module, payload.dataset, payload.timeline, payload.settings)
+        self.host: Host = replace(host, place=place)
 
     def ready(self) -> int:
         return os.getpid()
@@ -98,6 +99,7 @@ class RayPool:
     plan: Plan
     settings: HostSettings
     patience: Patience
+    keeps_models: bool = True
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
@@ -117,10 +119,12 @@ class RayPool:
         running: dict[Any, Running] = {}  # by ObjectRef
         kind = type(task).__name__
         while waiting or running:
-            while waiting and idle:
-                place, job = idle.popleft(), waiting.popleft()
-                ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
-                running[ref] = Running(job, place, monotonic())
+            for place in list(idle):
+                job = _next_for(place, waiting, jobs)
+                if job is not None:
+                    idle.remove(place)
+                    ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
+                    running[ref] = Running(job, place, monotonic())
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
             for ref in ended or self._hanging(running, kind):
                 now = running.pop(ref)
@@ -145,6 +149,8 @@ class RayPool:
 
     def _sent(self, bank: Params) -> Any:
         """The bank in the object store: what is evaluated is what the next round starts from."""
+        if not bank:
+            return bank
         if self.last_sent is None or self.last_sent[0] is not bank:
             self.last_sent = bank, ray.put(bank)
         return self.last_sent[1]
@@ -162,21 +168,21 @@ class RayPool:
             return failure(error)
 
     def _replace(self, place: int) -> None:
-        self.actors[place] = self._start_one()
+        self.actors[place] = self._start_one(place)
         self.starting[place] = self.actors[place].ready.remote()
 
     def start(self) -> None:
         """Start all actors and wait until each is there."""
         self.actors.extend(started(self._start_one, self.plan))
 
-    def _start_one(self) -> Any:
+    def _start_one(self, place: int) -> Any:
         actor_class = ray.remote(ClientActor).options(
             num_cpus=self.plan.actors.num_cpus,
             num_gpus=self.plan.actors.num_gpus,
             runtime_env=actor_environment(self.settings.threads),
             scheduling_strategy=_strategy(),
         )
-        return actor_class.remote(self.payload)
+        return actor_class.remote(self.payload, place)
 
     def close(self) -> None:
         for actor in self.actors:
@@ -184,9 +190,18 @@ class RayPool:
         self.actors.clear()
 
 
-def started(start_one: Callable[[], Any], plan: Plan) -> list[Any]:
+def _next_for(place: int, waiting: deque[int], jobs: Sequence[Job]) -> int | None:
+    """Take the first of the waiting jobs that may run at this place; None: there is none."""
+    for job in waiting:
+        if getattr(jobs[job], "place", place) == place:
+            waiting.remove(job)
+            return job
+    return None
+
+
+def started(start_one: Callable[[int], Any], plan: Plan) -> list[Any]:
     """As many actors as planned, each of them ready; or none and an error."""
-    actors = [start_one() for _ in range(plan.num_actors)]
+    actors = [start_one(place) for place in range(plan.num_actors)]
     ready: list[Any] = [actor.ready.remote() for actor in actors]  # ObjectRefs
     try:
         ray.get(ready, timeout=START_TIMEOUT_S)

@@ -128,7 +128,7 @@ class Dispatcher:
         self.actors = started(self._start_one, self.plan)
         self.idle.extend(range(len(self.actors)))
 
-    def _start_one(self) -> Any:
+    def _start_one(self, place: int) -> Any:  # all are alike
         return (
             ray.remote(SharedClientActor)
             .options(
@@ -189,7 +189,7 @@ class Dispatcher:
             await done
         except RayError as error:  # whatever it is: the actor's place must become idle again
             if isinstance(error, RayActorError):
-                self.actors[place] = self._start_one()
+                self.actors[place] = self._start_one(place)
             if len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
@@ -231,6 +231,7 @@ class SharedPool:
     num_slots: int
     retries: int = 1
     clients_per_job: int | None = None
+    keeps_models: bool = False  # a block may hold those of other experiments
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
 
     def map(

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Algorithm, Outcome
 from flray.clustering.pipeline import Clustering
@@ -29,7 +30,15 @@ def never() -> bool:
     return False
 
 
-Banks = tuple[ModelBank, ModelBank]  # the models that clients use after a round, and before it
+DEPLOYED_AT_ONCE = 1000  # clients whose models before a round are compared with those after it
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluated round says of all clients."""
+
+    owner: Ids  # (M,) the row of the bank that each uses
+    moved: NDArray[np.float64]  # (M,) ||w_i^t - w_i^(t-1)||^2
 
 
 class PartRecorder(Protocol):
@@ -39,8 +48,8 @@ class PartRecorder(Protocol):
         """Drop what was kept of later rounds."""
         ...
 
-    def round(self, t: int, banks: Banks | None, partition: Ids) -> None:
-        """Keep what round t gave; banks only where it was evaluated."""
+    def round(self, t: int, evaluated: Evaluated | None, partition: Ids) -> None:
+        """Keep what round t gave."""
         ...
 
     def finish(self, bank: ModelBank) -> None:
@@ -115,16 +124,30 @@ class Server:
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
-        banks = None
+        evaluated = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
-                banks = self._deployed(new, t), uncounted._deployed(state, t - 1)
-                row |= self._evaluate(banks[0], self.algorithm.partition(new), fed, t)
-                row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
+                bank = self._deployed(new, t)
+                row |= self._evaluate(bank, self.algorithm.partition(new), fed, t)
+                evaluated = Evaluated(bank.owner, self._changes(bank, state, t))
+                row["params_change_sq"] = float(evaluated.moved[split.clients].sum())
         if self.recorder is not None:
-            self.recorder.round(t, banks, self.algorithm.partition(new))
+            self.recorder.round(t, evaluated, self.algorithm.partition(new))
         return new, row
+
+    def _changes(self, bank: ModelBank, before: Any, t: int) -> NDArray[np.float64]:
+        """(M,) how far round t moved each client's model, squared.
+
+        Models before it are deployed for some clients at a time: all of them may be as large as the
+        bank.
+        """
+        uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
+        everybody = np.arange(self.fed.num_clients)
+        parts = np.split(everybody, range(DEPLOYED_AT_ONCE, len(everybody), DEPLOYED_AT_ONCE))
+        moved = [
+            squared_changes(bank, uncounted._deployed(before, t - 1, some), some) for some in parts
+        ]
+        return np.concatenate(moved)
 
     def _is_evaluated(self, t: int) -> bool:
         """The round of a clustering and the one after it always are: papers report them.
@@ -171,10 +194,14 @@ class Server:
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
         return {f"clustering_{name}": value for name, value in row.items()}
 
-    def _deployed(self, state: Any, t: int) -> ModelBank:
-        """The model of each client in the state after round t, in the federation of that round."""
+    def _deployed(self, state: Any, t: int, clients: Ids | None = None) -> ModelBank:
+        """The models of clients in the state after round t, in the federation of that round.
+
+        None: of all clients.
+        """
         fed = self.fed.during(self.timeline, max(t, 1))
-        return self.algorithm.deploy(state, np.arange(fed.num_clients), fed)
+        asked = np.arange(fed.num_clients) if clients is None else clients
+        return self.algorithm.deploy(state, asked, fed)
 
     def _evaluate(self, bank: ModelBank, partition: Ids, fed: Federation, t: int) -> Row:
         """Metrics of the round's row, holdout clients apart; keeps a row per client and part."""
