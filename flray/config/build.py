@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule
 from flray.client.host import HostSettings, choose_engine, start_host
 from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
-from flray.config.experiment import Experiment
+from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Dataset
 from flray.data.events import make_timeline, with_global_test
 from flray.data.similar import with_similar
@@ -25,7 +25,7 @@ from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation, Oracle, cohort_size
 from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
-from flray.execution.resources import Plan
+from flray.execution.resources import Actors, Plan
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import buffers_of, build_seeded, params_of, stack
@@ -81,7 +81,8 @@ def build_server(
     Args:
         pool: of client actors to share with other experiments; None: actors of its own.
     """
-    parts = prepare(experiment)
+    experiment = with_recorded_block(experiment, directory)
+    parts = prepare(experiment, None if pool else experiment.settings.execution.actors)
     if parts.plan and pool is None:
         wait_for_resources(parts.plan)
     open_directory(experiment, parts, directory)
@@ -91,10 +92,24 @@ def build_server(
     )
 
 
+def with_recorded_block(experiment: Experiment, directory: RunDirectory) -> Experiment:
+    """The experiment with the block that its directory has recorded, unless it names one.
+
+    The default follows the number of actors, with which a run may go on; its bits follow the block.
+    """
+    if experiment.settings.execution.block is not None or not directory.holds_run():
+        return experiment
+    block = directory.config().get("execution", {}).get("block")
+    plain = {**experiment.plain, "execution": {**experiment.plain["execution"], "block": block}}
+    return parse_experiment(plain)
+
+
 def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
     """Make the run directory, or check that it holds this experiment."""
     recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
-    directory.resume(experiment.plain, recorded, parts.payload.timeline.digest())
+    execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
+    plain = {**experiment.plain, "execution": execution}
+    directory.resume(plain, recorded, parts.payload.timeline.digest())
 
 
 def assemble(
@@ -124,7 +139,12 @@ class Prepared:
     host: str  # names the payload: equal names, equal hosts
 
 
-def prepare(experiment: Experiment) -> Prepared:
+def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
+    """Deal the data and build the module.
+
+    Args:
+        pool: actors of the run's own, among which the default block divides a cohort.
+    """
     settings, execution = experiment.settings, experiment.settings.execution
     dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
@@ -132,7 +152,9 @@ def prepare(experiment: Experiment) -> Prepared:
     device = execution.resolve_device()
     num_params = sum(p.numel() for p in module.parameters())
     num_heard = cohort_size(len(split.clients), settings.participation)
-    block = execution.block or default_block(num_params, num_heard, device)
+    own_actors = pool if execution.executor == "ray" else None
+    num_hosts = own_actors.number(split.num_clients) if own_actors else 1
+    block = execution.block or default_block(num_params, num_heard, device, num_hosts)
     host = HostSettings(
         engine=execution.engine,
         device=device,
@@ -224,7 +246,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
 
 def describe(experiment: Experiment) -> str:
     """Prepare everything but start nothing: what the experiment would be, in a sentence."""
-    parts = prepare(experiment)
+    parts = prepare(experiment, experiment.settings.execution.actors)
     payload, split = parts.payload, parts.payload.timeline.at(1)
     engine = choose_engine(payload.settings.engine, payload.module, payload.settings.device)
     if engine == "vectorized":

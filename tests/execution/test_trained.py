@@ -9,13 +9,14 @@ import torch
 from flray.client.host import Host
 from flray.client.keeping import Ask
 from flray.client.training import plain_gradient
-from flray.config.build import build_federation, prepare, start_executor
+from flray.config.build import build_federation, prepare, start_executor, with_recorded_block
 from flray.config.experiment import override, parse_experiment
-from flray.errors import ClientFailure
+from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import HostedBlocks
 from flray.models.mixing import Relation
+from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
@@ -163,3 +164,48 @@ def test_a_client_that_is_not_finite_is_not_part_of_a_mean() -> None:
         assert all(leaf.isfinite().all() for leaf in after.params.values())
         hashes.add(after.sha256())
     assert len(hashes) == 1
+
+
+def actors(count: object, *overrides: str) -> list[str]:
+    return ["execution.executor=ray", f"execution.actors={{count: {count}}}", *overrides]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "block", "idle"),
+    [
+        ([], 6, None),
+        (actors(2), 3, 0),
+        (actors(4), 2, 1),
+        (actors("per_client"), 1, 0),
+        (actors(4, "execution.block=6"), 6, 3),
+    ],
+)
+def test_the_default_block_divides_a_cohort_among_actors(overrides, block, idle) -> None:
+    """A cohort of six; blocks of two are three, so that one of four actors is idle."""
+    experiment = parse_experiment(override(TINY, ["participation=1", *overrides]))
+    parts = prepare(experiment, experiment.settings.execution.actors)
+    assert parts.payload.settings.num_slots == block
+    if idle is None:
+        assert parts.plan is None
+    else:
+        assert parts.plan.num_idle == idle
+        assert (f"{idle} of the actors are idle" in str(parts.plan)) == (idle > 0)
+    in_a_shared_pool = prepare(experiment)
+    assert in_a_shared_pool.payload.settings.num_slots == (experiment.settings.execution.block or 6)
+
+
+def test_a_run_goes_on_with_the_block_it_began_with(tiny_run, tmp_path) -> None:
+    """On two actors a cohort of six would be blocks of three."""
+    out = tmp_path / "run"
+    part = tiny_run("participation=1", out=out, should_stop=lambda: True)
+    assert part.summary is None
+    directory = RunDirectory(out)
+    assert directory.config()["execution"]["block"] == 6
+    elsewhere = parse_experiment(override(TINY, ["participation=1", *actors(2)]))
+    assert with_recorded_block(elsewhere, directory).settings.execution.block == 6
+    directory.check_resume(elsewhere.plain)
+    other = parse_experiment(override(TINY, ["participation=1", "execution.block=3"]))
+    with pytest.raises(ExperimentError, match=r"execution.block is 6 there and 3 here"):
+        directory.check_resume(other.plain)
+    done = tiny_run("participation=1", out=out, resume=True)
+    assert done.summary["params_sha256"] == tiny_run("participation=1").summary["params_sha256"]
