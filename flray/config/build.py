@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,11 @@ from flray.data.events import make_timeline, with_global_test
 from flray.data.similar import with_similar
 from flray.data.split import Split
 from flray.errors import ExperimentError
+from flray.execution.client_actor import wait_for_resources
 from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation, Oracle, cohort_size
-from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
+from flray.execution.ray_pool import Payload, start_pool
 from flray.execution.resources import Actors, Plan
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
@@ -33,7 +34,7 @@ from flray.randomness import torch_seed
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.server.actor import run_in_actor
+from flray.server.actor import Processes, run_in_actor, start_processes
 from flray.server.evaluation import Row
 from flray.server.loop import Server, ignore, never
 
@@ -54,16 +55,23 @@ def run_experiment(
     resume: bool = False,
     on_round: Callable[[Row], None] = ignore,
     should_stop: Callable[[], bool] = never,
+    processes: Processes | None = None,
 ) -> Result:
-    """Run an experiment into the folder `out`; with resume, go on where it stopped."""
+    """Run an experiment into the folder `out`; with resume, go on where it stopped.
+
+    Args:
+        processes: of executor ray, where they were started before.
+    """
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     if directory.summary() is None:
         build = partial(build_server, experiment, directory)
         with locked(directory.path):
             if experiment.settings.execution.executor == "ray":
+                execution = experiment.settings.execution
                 with connected():
-                    run_in_actor(build, on_round, should_stop)
+                    started = processes or start_processes(execution.actors, execution.threads)
+                    run_in_actor(build, started, on_round, should_stop)
             else:
                 build(on_round, should_stop).run()
     return Result(out, directory.summary(), directory.rounds(), directory.clients())
@@ -74,19 +82,21 @@ def build_server(
     directory: RunDirectory,
     on_round: Callable[[Row], None],
     should_stop: Callable[[], bool],
+    clients: Sequence[Any] | None = None,  # Any: actor handles
     pool: Any = None,  # Any: the handle of a dispatcher
 ) -> Server:
     """Everything an experiment needs; refuses before the run directory is made.
 
     Args:
+        clients: client actors that were started for it and have no data yet.
         pool: of client actors to share with other experiments; None: actors of its own.
     """
     experiment = with_recorded_block(experiment, directory)
     parts = prepare(experiment, None if pool else experiment.settings.execution.actors)
-    if parts.plan and pool is None:
+    if parts.plan and pool is None and clients is None:
         wait_for_resources(parts.plan)
     open_directory(experiment, parts, directory)
-    fed = build_federation(experiment, parts, start_executor(parts, pool))
+    fed = build_federation(experiment, parts, start_executor(parts, pool, clients))
     return replace(
         assemble(experiment, parts, fed, directory), on_round=on_round, should_stop=should_stop
     )
@@ -202,11 +212,13 @@ def _host_name(experiment: Experiment, host: HostSettings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def start_executor(parts: Prepared, pool: Any = None) -> Executor:  # Any: a dispatcher's handle
+def start_executor(
+    parts: Prepared, pool: Any = None, clients: Sequence[Any] | None = None
+) -> Executor:  # Any: actor handles
     if pool is not None:
         return join_shared_pool(pool, parts.host, parts.payload)
     if parts.plan:
-        return start_pool(parts.payload, parts.plan)
+        return start_pool(parts.payload, parts.plan, clients)
     payload = parts.payload
     return Inline(start_host(payload.module, payload.dataset, payload.timeline, payload.settings))
 

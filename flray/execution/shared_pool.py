@@ -21,6 +21,7 @@ from ray.exceptions import RayActorError, RayError
 
 from flray.client.host import Host, start_host
 from flray.client.tasks import Train, train_together
+from flray.execution.client_actor import wait_for_resources
 from flray.execution.cluster import actor_environment
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.ray_pool import (
@@ -28,7 +29,6 @@ from flray.execution.ray_pool import (
     failure,
     share_tensors_without_copies,
     started,
-    wait_for_resources,
 )
 from flray.execution.resources import Plan
 from flray.models.bank import Params
@@ -128,8 +128,8 @@ class Dispatcher:
         self.actors = started(self._start_one, self.plan)
         self.idle.extend(range(len(self.actors)))
 
-    def _start_one(self, place: int) -> Any:  # all are alike
-        return (
+    def _start_one(self, place: int) -> tuple[Any, Any]:  # all are alike
+        actor: Any = (
             ray.remote(SharedClientActor)
             .options(
                 num_cpus=self.plan.actors.num_cpus,
@@ -139,6 +139,7 @@ class Dispatcher:
             )
             .remote()
         )
+        return actor, actor.ready.remote()
 
     async def knows(self, host: str) -> bool:
         return host in self.payloads
@@ -189,7 +190,7 @@ class Dispatcher:
             await done
         except RayError as error:  # whatever it is: the actor's place must become idle again
             if isinstance(error, RayActorError):
-                self.actors[place] = self._start_one(place)
+                self.actors[place], _ = self._start_one(place)
             if len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)

@@ -24,9 +24,10 @@ from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import ray_pool
+from flray.execution.client_actor import ClientActor, wait_for_resources
 from flray.execution.cluster import connected
 from flray.execution.federation import Cohort
-from flray.execution.ray_pool import ClientActor, Patience, wait_for_resources
+from flray.execution.ray_pool import Patience
 from flray.execution.resources import Actors, Plan
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory

@@ -107,7 +107,7 @@ def run_together(pool, overrides: list[list[str]], folder: Path, on_round=lambda
     for place, given in enumerate(overrides):  # one by one: torch's seeds are the process's
         experiment = parse_experiment(override(TINY, [ACTORS % 1, *given]))
         directory = RunDirectory(folder / str(place))
-        servers.append(build_server(experiment, directory, on_round, lambda: False, pool))
+        servers.append(build_server(experiment, directory, on_round, lambda: False, pool=pool))
     with ThreadPoolExecutor(len(servers)) as threads:
         assert all(threads.map(lambda server: server.run(), servers))
     return [server.directory.summary() for server in servers]
