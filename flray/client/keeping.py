@@ -14,8 +14,6 @@ from flray.data.dataset import Ids
 from flray.models.bank import Params
 from flray.models.mixing import Weights, largest_values, rows_of
 
-CALLS_KEPT = 2  # trainings whose models a host keeps: a probe may come between training and mixing
-
 Question = Callable[[Params], Params]  # of the models of a block, leaves (K, ...)
 
 
@@ -33,14 +31,18 @@ class TrainAndKeep:
     """Local training of a block whose models stay with the host."""
 
     train: Train
+    most: int  # trainings whose models a host keeps
     # Tells this training from others, of other experiments too. Not a seed: nothing depends on it.
     call: str = field(default_factory=lambda: uuid4().hex)
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> KeptBlock:
-        result = self.train(host, bank, job)
+        return self.keep(host, job, self.train(host, bank, job))
+
+    def keep(self, host: Host, job: TrainJob, result: BlockResult) -> KeptBlock:
+        """Keep the models of a block; those of the oldest training make room."""
         kept = host.kept.setdefault(self.call, {})
         kept[block_number(job)] = result.params
-        for call in list(host.kept)[:-CALLS_KEPT]:
+        for call in list(host.kept)[: -self.most]:
             del host.kept[call]
         return kept_block(result, host.place)
 

@@ -44,8 +44,11 @@ class Executor(Protocol):
         ...
 
     @property
-    def keeps_models(self) -> bool:
-        """True if trained models stay with hosts, which answer questions about them."""
+    def trainings_kept(self) -> int:
+        """Trained models stay with hosts, which answer questions about so many trainings.
+
+        0: models come back with the outputs.
+        """
         ...
 
     @property
@@ -71,7 +74,7 @@ class Inline:
 
     host: Host
     clients_per_job: int | None = None
-    keeps_models: bool = False  # they are here anyway
+    trainings_kept: int = 0  # models are here anyway
     retries: int = 0  # what failed here would fail again
 
     def map(
@@ -110,8 +113,8 @@ class LazyExecutor:
         return self._executor.clients_per_job
 
     @property
-    def keeps_models(self) -> bool:
-        return self._executor.keeps_models
+    def trainings_kept(self) -> int:
+        return self._executor.trainings_kept
 
     @property
     def retries(self) -> int:

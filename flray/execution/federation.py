@@ -292,8 +292,8 @@ class Federation:
         self, task: Train, bank: Params, jobs: Sequence[TrainJob]
     ) -> tuple[list[tuple[TrainJob, KeptBlock]], dict[int, Failed], Blocks]:
         """Train the blocks; their models stay where they were trained."""
-        if self.executor.keeps_models:
-            keeping = TrainAndKeep(task)
+        if self.executor.trainings_kept:
+            keeping = TrainAndKeep(task, self.executor.trainings_kept)
             kept, failed = run_to_the_client(self.executor, keeping, bank, jobs)
             places = [found.place for _, found in kept]
             trained_jobs = [job for job, _ in kept]

@@ -88,7 +88,7 @@ class RayPool:
     plan: Plan
     settings: HostSettings
     patience: Patience
-    keeps_models: bool = True
+    trainings_kept: int = 2  # a probe may come between training and mixing
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef

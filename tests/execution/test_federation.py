@@ -50,7 +50,7 @@ class Recording:
     inline: Inline
     sent: list[tuple[Any, Params, Any]] = field(default_factory=list)
     clients_per_job: int | None = None
-    keeps_models: bool = False
+    trainings_kept: int = 0
     retries: int = 0
 
     def map(self, task, bank, jobs):

@@ -27,7 +27,7 @@ class Hosts:
 
     hosts: list[Host]
     clients_per_job: int | None = None
-    keeps_models: bool = True
+    trainings_kept: int = 2
     retries: int = 0
     forgets: list[int] = field(default_factory=list)  # the next asked of these have lost all
     maps: list[str] = field(default_factory=list)
