@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
-from flray.execution.federation import Federation, Trained
+from flray.execution.federation import Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
 
 Series = NDArray[np.float64]

@@ -21,7 +21,8 @@ from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.client.training import Training
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Federation, Trained
+from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import MixingRow, Relation, mix
 
@@ -44,7 +45,7 @@ class FedNova(FedAvg):
         if not len(heard.clients):
             return Outcome(state, trained.metrics())
         with fed.meter.phase("mix"):
-            mixed = mix([normalised_row(heard, fed)], heard.params, state.bank.params)
+            mixed = mix([normalised_row(heard, fed)], heard.models, state.bank.params)
         means = fed.mix(Relation.joint(fed.num_clients), heard, _only(fed.buffers, state.bank))
         bank = ModelBank(mixed | means.params, state.bank.owner)
         return Outcome(FedAvgState(bank), trained.metrics())

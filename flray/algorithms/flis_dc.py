@@ -23,7 +23,8 @@ from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Partition
 from flray.clustering.predictions import predicted_points
 from flray.data.dataset import Ids
-from flray.execution.federation import Cohort, Federation, Trained
+from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
 from flray.models.mixing import Relation
 

@@ -16,7 +16,7 @@ from flray.algorithms.algorithm import Outcome
 from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, Params, last_layers
+from flray.models.bank import ModelBank, last_layers
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
 
@@ -51,7 +51,7 @@ class LgFedAvg:
         self, state: LgFedAvgState, cohort: Cohort, fed: Federation
     ) -> Outcome[LgFedAvgState]:
         trained = fed.train(self.deploy(state, cohort.clients, fed), cohort, self.gradient)
-        own: Params = {name: trained.params[name] for name in state.local.default}
+        own = trained.leaves(list(state.local.default))
         local = state.local.updated(trained.clients, own)  # Alg. 1: theta_l stays on the device
         if state.shared.params:
             fed.count_models(state.shared, cohort, trained)

@@ -1,5 +1,6 @@
 """The command line: what people type."""
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -203,9 +204,17 @@ def attach(run: Path) -> None:
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 def keep(out: Path) -> None:
     """Drive a run on Ray; what `flray run` starts in the background."""
-    from flray.cli.keeper import keep
+    from flray.execution.cluster import connected
+    from flray.execution.resources import Actors
+    from flray.server.actor import start_processes
 
-    keep(out)
+    request = json.load(sys.stdin)
+    execution = request["experiment"]["execution"]
+    with connected():
+        processes = start_processes(Actors(**execution["actors"]), execution["threads"])
+        from flray.cli.keeper import keep  # here: the actors import torch and Lightning meanwhile
+
+        keep(request, out, processes)
 
 
 @cli.command()

@@ -1,8 +1,9 @@
 """`flray run`: from arguments to runs, one after another, to one table."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import resources
@@ -128,9 +129,20 @@ def _run_one(
     with bar if console.is_terminal else nullcontext():
         if planned.experiment.settings.execution.executor == "ray":
             return _run_kept(planned, resume, show, console.print, should_stop)
-        with tracked(planned.experiment, planned.out, show, figures_of) as on_round:
+        following = tracked(planned.experiment, planned.out, show, figures_of)
+        with terminating_as_interrupted(), following as on_round:
             out = planned.out
             return run_experiment(planned.experiment, out, resume, on_round, should_stop).summary
+
+
+@contextmanager
+def terminating_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does, so that the round in memory is still written."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_kept(

@@ -18,6 +18,7 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.report.figures import figures_of
+from flray.server.actor import Processes
 from flray.server.loop import ignore
 from flray.sweep.tracking import tracked
 
@@ -34,15 +35,15 @@ class Detached(Exception):
     """The watcher leaves, the run goes on."""
 
 
-def keep(out: Path) -> None:
-    """Run the experiment that comes as JSON on standard input, until it is done or told to stop."""
-    request = json.load(sys.stdin)
+def keep(request: Row, out: Path, processes: Processes) -> None:
+    """Run the experiment of a request, until it is done or told to stop."""
     experiment = parse_experiment(request["experiment"])
     wish = out / STOP
     wish.unlink(missing_ok=True)
     try:
         with tracked(experiment, out, ignore, figures_of) as on_round:
-            run_experiment(experiment, out, request["resume"], on_round, wish.exists)
+            resume = request["resume"]
+            run_experiment(experiment, out, resume, on_round, wish.exists, processes)
     finally:
         wish.unlink(missing_ok=True)
 

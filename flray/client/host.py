@@ -1,6 +1,6 @@
 """A host: what a process keeps to run any client's task. A cache, never an owner of state."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from flray.client.vectorized import Vectorized, refusal
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
+from flray.models.bank import Params
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
@@ -27,6 +28,9 @@ class Host:
     timeline: Timeline  # who holds which examples, by round
     engine: Engine
     seed: int
+    place: int = 0  # among the hosts of an executor
+    # Models of the last trainings, by training and block, for hosts whose models stay.
+    kept: dict[str, dict[int, Params]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torch import Tensor
 from flray.client.training import plain_gradient
 from flray.clustering.points import Points
 from flray.data.dataset import Ids
-from flray.execution.federation import Cohort, Federation, Trained
+from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,18 @@ from pytorch_lightning import LightningModule
 from flray.client.host import HostSettings, choose_engine, start_host
 from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
-from flray.config.experiment import Experiment
+from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Dataset
 from flray.data.events import make_timeline, with_global_test
 from flray.data.similar import with_similar
 from flray.data.split import Split
 from flray.errors import ExperimentError
+from flray.execution.client_actor import wait_for_resources
 from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation, Oracle, cohort_size
-from flray.execution.ray_pool import Payload, start_pool, wait_for_resources
-from flray.execution.resources import Plan
+from flray.execution.ray_pool import Payload, start_pool
+from flray.execution.resources import Actors, Plan
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import buffers_of, build_seeded, params_of, stack
@@ -33,7 +34,7 @@ from flray.randomness import torch_seed
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.server.actor import run_in_actor
+from flray.server.actor import Processes, run_in_actor, start_processes
 from flray.server.evaluation import Row
 from flray.server.loop import Server, ignore, never
 
@@ -54,16 +55,23 @@ def run_experiment(
     resume: bool = False,
     on_round: Callable[[Row], None] = ignore,
     should_stop: Callable[[], bool] = never,
+    processes: Processes | None = None,
 ) -> Result:
-    """Run an experiment into the folder `out`; with resume, go on where it stopped."""
+    """Run an experiment into the folder `out`; with resume, go on where it stopped.
+
+    Args:
+        processes: of executor ray, where they were started before.
+    """
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     if directory.summary() is None:
         build = partial(build_server, experiment, directory)
         with locked(directory.path):
             if experiment.settings.execution.executor == "ray":
+                execution = experiment.settings.execution
                 with connected():
-                    run_in_actor(build, on_round, should_stop)
+                    started = processes or start_processes(execution.actors, execution.threads)
+                    run_in_actor(build, started, on_round, should_stop)
             else:
                 build(on_round, should_stop).run()
     return Result(out, directory.summary(), directory.rounds(), directory.clients())
@@ -74,27 +82,44 @@ def build_server(
     directory: RunDirectory,
     on_round: Callable[[Row], None],
     should_stop: Callable[[], bool],
+    clients: Sequence[Any] | None = None,  # Any: actor handles
     pool: Any = None,  # Any: the handle of a dispatcher
 ) -> Server:
     """Everything an experiment needs; refuses before the run directory is made.
 
     Args:
+        clients: client actors that were started for it and have no data yet.
         pool: of client actors to share with other experiments; None: actors of its own.
     """
-    parts = prepare(experiment)
-    if parts.plan and pool is None:
+    experiment = with_recorded_block(experiment, directory)
+    parts = prepare(experiment, None if pool else experiment.settings.execution.actors)
+    if parts.plan and pool is None and clients is None:
         wait_for_resources(parts.plan)
     open_directory(experiment, parts, directory)
-    fed = build_federation(experiment, parts, start_executor(parts, pool))
+    fed = build_federation(experiment, parts, start_executor(parts, pool, clients))
     return replace(
         assemble(experiment, parts, fed, directory), on_round=on_round, should_stop=should_stop
     )
 
 
+def with_recorded_block(experiment: Experiment, directory: RunDirectory) -> Experiment:
+    """The experiment with the block that its directory has recorded, unless it names one.
+
+    The default follows the number of actors, with which a run may go on; its bits follow the block.
+    """
+    if experiment.settings.execution.block is not None or not directory.holds_run():
+        return experiment
+    block = directory.config().get("execution", {}).get("block")
+    plain = {**experiment.plain, "execution": {**experiment.plain["execution"], "block": block}}
+    return parse_experiment(plain)
+
+
 def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
     """Make the run directory, or check that it holds this experiment."""
     recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
-    directory.resume(experiment.plain, recorded, parts.payload.timeline.digest())
+    execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
+    plain = {**experiment.plain, "execution": execution}
+    directory.resume(plain, recorded, parts.payload.timeline.digest())
 
 
 def assemble(
@@ -124,7 +149,12 @@ class Prepared:
     host: str  # names the payload: equal names, equal hosts
 
 
-def prepare(experiment: Experiment) -> Prepared:
+def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
+    """Deal the data and build the module.
+
+    Args:
+        pool: actors of the run's own, among which the default block divides a cohort.
+    """
     settings, execution = experiment.settings, experiment.settings.execution
     dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
@@ -132,7 +162,9 @@ def prepare(experiment: Experiment) -> Prepared:
     device = execution.resolve_device()
     num_params = sum(p.numel() for p in module.parameters())
     num_heard = cohort_size(len(split.clients), settings.participation)
-    block = execution.block or default_block(num_params, num_heard, device)
+    own_actors = pool if execution.executor == "ray" else None
+    num_hosts = own_actors.number(split.num_clients) if own_actors else 1
+    block = execution.block or default_block(num_params, num_heard, device, num_hosts)
     host = HostSettings(
         engine=execution.engine,
         device=device,
@@ -180,11 +212,13 @@ def _host_name(experiment: Experiment, host: HostSettings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def start_executor(parts: Prepared, pool: Any = None) -> Executor:  # Any: a dispatcher's handle
+def start_executor(
+    parts: Prepared, pool: Any = None, clients: Sequence[Any] | None = None
+) -> Executor:  # Any: actor handles
     if pool is not None:
         return join_shared_pool(pool, parts.host, parts.payload)
     if parts.plan:
-        return start_pool(parts.payload, parts.plan)
+        return start_pool(parts.payload, parts.plan, clients)
     payload = parts.payload
     return Inline(start_host(payload.module, payload.dataset, payload.timeline, payload.settings))
 
@@ -224,7 +258,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
 
 def describe(experiment: Experiment) -> str:
     """Prepare everything but start nothing: what the experiment would be, in a sentence."""
-    parts = prepare(experiment)
+    parts = prepare(experiment, experiment.settings.execution.actors)
     payload, split = parts.payload, parts.payload.timeline.at(1)
     engine = choose_engine(payload.settings.engine, payload.module, payload.settings.device)
     if engine == "vectorized":

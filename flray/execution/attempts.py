@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from flray.client.engine import BlockResult
+import numpy as np
+
 from flray.client.host import Host
-from flray.client.tasks import ByClient, TrainJob, finite_models
+from flray.client.keeping import KeptBlock
+from flray.client.tasks import ByClient, TrainJob
 from flray.execution.executor import Executor, Failed, Output
 from flray.models.bank import Params
 
@@ -44,9 +46,10 @@ def _attempt(
     return done, [(job, output) for job, output in pairs if isinstance(output, Failed)]
 
 
-def not_finite(done: Sequence[tuple[TrainJob, BlockResult]]) -> dict[int, Failed]:
+def not_finite(done: Sequence[tuple[TrainJob, KeptBlock]]) -> dict[int, Failed]:
     error = FloatingPointError("its loss or weights became NaN or infinite; lower train.lr")
     failed: dict[int, Failed] = {}
-    for job, result in done:
-        failed |= {int(i): Failed(error) for i in job.clients[~finite_models(result)]}
+    for job, found in done:
+        finite = np.isfinite(np.stack([found.loss, *found.largest.values()])).all(0)
+        failed |= {int(i): Failed(error) for i in job.clients[~finite]}
     return failed

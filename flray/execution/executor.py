@@ -44,6 +44,14 @@ class Executor(Protocol):
         ...
 
     @property
+    def trainings_kept(self) -> int:
+        """Trained models stay with hosts, which answer questions about so many trainings.
+
+        0: models come back with the outputs.
+        """
+        ...
+
+    @property
     def retries(self) -> int:
         """Of a whole block before its clients are tried one by one."""
         ...
@@ -51,7 +59,10 @@ class Executor(Protocol):
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        """The outputs of the jobs in their order; the bank is sent once, not once a job."""
+        """The outputs of the jobs in their order; the bank is sent once, not once a job.
+
+        A job with a `place` goes to the host of that number, where hosts have numbers.
+        """
         ...
 
     def close(self) -> None: ...
@@ -63,6 +74,7 @@ class Inline:
 
     host: Host
     clients_per_job: int | None = None
+    trainings_kept: int = 0  # models are here anyway
     retries: int = 0  # what failed here would fail again
 
     def map(
@@ -99,6 +111,10 @@ class LazyExecutor:
     @property
     def clients_per_job(self) -> int | None:
         return self._executor.clients_per_job
+
+    @property
+    def trainings_kept(self) -> int:
+        return self._executor.trainings_kept
 
     @property
     def retries(self) -> int:

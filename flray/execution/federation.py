@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flray.client.engine import BlockResult
 from flray.client.host import Host
+from flray.client.keeping import KeptBlock, TrainAndKeep, kept_block
 from flray.client.plan import num_local_steps
 from flray.client.tasks import (
     ClientsJob,
@@ -37,6 +37,7 @@ from flray.data.split import Part, Split
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.attempts import not_finite, run_to_the_client
 from flray.execution.executor import Executor, Failed, Output
+from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, TrainedModels
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Aggregation, Relation, Weights, mix, mix_bank, mixing_rows
 from flray.randomness import generator
@@ -62,29 +63,6 @@ class Cohort:
     t: int
     clients: Ids
     is_probe: bool = False  # not the round's own training: batches in an order of their own
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What came back from the clients of a round, in ascending client order."""
-
-    clients: Ids  # (K,)
-    params: Params  # leaves (K, ...)
-    loss: NDArray[np.float64]  # (K,) mean training loss over the client's steps
-    num_steps: Ids  # (K,)
-
-    def with_steps(self) -> "Trained":
-        """Those that took a step: a client without examples, or with too few, takes none."""
-        kept = np.flatnonzero(self.num_steps)
-        if len(kept) == len(self.clients):
-            return self
-        params = {name: leaf[torch.from_numpy(kept)] for name, leaf in self.params.items()}
-        return Trained(self.clients[kept], params, self.loss[kept], self.num_steps[kept])
-
-    def metrics(self) -> dict[str, float]:
-        """What every method reports of its local training: the mean of clients that took a step."""
-        losses = self.loss[self.num_steps > 0]
-        return {"train_loss": float(losses.mean())} if len(losses) else {}
 
 
 @dataclass(frozen=True)
@@ -301,13 +279,28 @@ class Federation:
         ]
         task = Train(training, gradient, cohort.t, cohort.is_probe, shared or {})
         with self.meter.phase("probe" if cohort.is_probe else "train"):
-            done, failed = run_to_the_client(self.executor, task, bank.params, jobs)
+            done, failed, blocks = self._run_blocks(task, bank.params, jobs)
         failed |= not_finite(done)
         if failed:
             self._decide(failed, cohort.t, cohort.clients)
-        trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)), training)
+        clients = np.setdiff1d(cohort.clients, list(failed))
+        trained = self._joined(done, clients, blocks, training)
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
         return trained
+
+    def _run_blocks(
+        self, task: Train, bank: Params, jobs: Sequence[TrainJob]
+    ) -> tuple[list[tuple[TrainJob, KeptBlock]], dict[int, Failed], Blocks]:
+        """Train the blocks; their models stay where they were trained."""
+        if self.executor.trainings_kept:
+            keeping = TrainAndKeep(task, self.executor.trainings_kept)
+            kept, failed = run_to_the_client(self.executor, keeping, bank, jobs)
+            places = [found.place for _, found in kept]
+            trained_jobs = [job for job, _ in kept]
+            return kept, failed, HostedBlocks(self.executor, keeping, bank, trained_jobs, places)
+        done, failed = run_to_the_client(self.executor, task, bank, jobs)
+        kept = [(job, kept_block(result)) for job, result in done]
+        return kept, failed, HeldBlocks([result.params for _, result in done])
 
     def judge(self, bank: ModelBank, cohort: Cohort, part: JudgedPart) -> "Judgement":
         """Loss and accuracy of every model of the bank on each client's own part.
@@ -432,7 +425,7 @@ class Federation:
         """W' = A X + B W: each client's model, the mean of those it hears weighted by n_k."""
         with self.meter.phase("mix"):
             weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
-            return mix_bank(weighted, trained.clients, trained.params, bank, self.aggregation)
+            return mix_bank(weighted, trained.clients, trained.models, bank, self.aggregation)
 
     def mix_rows(self, hears: Weights, trained: Trained, bank: ModelBank) -> ModelBank:
         """The bank whose row u is the mean of the clients it hears, with strength hears[u, j] n_j.
@@ -443,7 +436,7 @@ class Federation:
         with self.meter.phase("mix"):
             weighted = hears * self._mixing_weights()
             rows = mixing_rows(weighted, trained.clients, bank, self.aggregation)
-            return replace(bank, params=mix(rows, trained.params, bank.params))
+            return replace(bank, params=mix(rows, trained.models, bank.params))
 
     def _mixing_weights(self) -> Weights:
         """(M,) n_k or 1 of the clients that may train, 0 for the others."""
@@ -515,20 +508,33 @@ class Federation:
         self.meter.counts[counter] += len(failed)
 
     def _joined(
-        self, done: Sequence[tuple[TrainJob, BlockResult]], clients: Ids, training: Training
+        self,
+        done: Sequence[tuple[TrainJob, KeptBlock]],
+        clients: Ids,
+        blocks: Blocks,
+        training: Training,
     ) -> Trained:
-        """Everything that came back, in the order of clients."""
-        ids = np.concatenate([job.clients for job, _ in done] or [clients[:0]])
+        """What came back of the clients, in their order; models stay in their blocks."""
+        ids = np.concatenate([nobody(), *(job.clients for job, _ in done)])
+        sizes = [len(job.clients) for job, _ in done]
         order = np.argsort(ids, kind="stable")
         order = order[np.isin(ids[order], clients)]
-        losses = np.concatenate([result.loss for _, result in done] or [np.empty(0)])
+        models = TrainedModels(
+            blocks,
+            block=np.repeat(np.arange(len(done)), sizes)[order],
+            slot=np.concatenate([nobody(), *map(np.arange, sizes)])[order],
+            largest={
+                name: np.concatenate([np.empty(0), *(found.largest[name] for _, found in done)])[
+                    order
+                ]
+                for name in self.initial
+            },
+            nobody={name: leaf[:0] for name, leaf in self.initial.items()},
+        )
         return Trained(
             clients=clients,
-            params={
-                name: torch.cat([nobody[:0], *(result.params[name] for _, result in done)])[order]
-                for name, nobody in self.initial.items()
-            },
-            loss=losses[order],
+            models=models,
+            loss=np.concatenate([np.empty(0), *(found.loss for _, found in done)])[order],
             num_steps=num_local_steps(self.num_examples[clients], training),
         )
 

@@ -5,11 +5,10 @@ nothing. Data goes to each node once, a bank once a round; jobs carry indices.
 """
 
 import copy
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,22 +17,20 @@ import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util import get_current_placement_group, register_serializer
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util import register_serializer
 
 from flray.client.host import Host, HostSettings, start_host
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import tensor_over
 from flray.errors import ExperimentError
-from flray.execution.cluster import actor_environment
+from flray.execution.client_actor import start_client_actor
 from flray.execution.executor import Failed, Job, Output
-from flray.execution.resources import Plan, check_resources
+from flray.execution.resources import Plan
 from flray.models.bank import Params
 
 START_TIMEOUT_S = 300.0
 POLL_S = 1.0
-FREE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,20 +43,13 @@ class Payload:
     settings: HostSettings
 
 
-class ClientActor:
-    """One process that runs the tasks of the clients it is handed."""
-
-    def __init__(self, payload: Payload) -> None:
-        share_tensors_without_copies()
-        # Its weights lie in memory that all actors of the node map: engines write into their own.
-        module = copy.deepcopy(payload.module)
-        self.host: Host = start_host(module, payload.dataset, payload.timeline, payload.settings)
-
-    def ready(self) -> int:
-        return os.getpid()
-
-    def run(self, task: Callable[[Host, Params, Any], Any], bank: Params, job: Any) -> Any:
-        return task(self.host, bank, job)
+def start_numbered_host(payload: Payload, place: int) -> Host:
+    """The host of a client actor."""
+    share_tensors_without_copies()
+    # Its weights lie in memory that all actors of the node map: engines write into their own.
+    module = copy.deepcopy(payload.module)
+    host = start_host(module, payload.dataset, payload.timeline, payload.settings)
+    return replace(host, place=place)
 
 
 @dataclass
@@ -98,10 +88,11 @@ class RayPool:
     plan: Plan
     settings: HostSettings
     patience: Patience
+    trainings_kept: int = 2  # a probe may come between training and mixing
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
-    starting: dict[int, Any] = field(default_factory=dict)  # ObjectRef of `ready`, by place
+    starting: dict[int, Any] = field(default_factory=dict)  # ObjectRef of `start`, by place
 
     @property
     def clients_per_job(self) -> int | None:
@@ -117,10 +108,12 @@ class RayPool:
         running: dict[Any, Running] = {}  # by ObjectRef
         kind = type(task).__name__
         while waiting or running:
-            while waiting and idle:
-                place, job = idle.popleft(), waiting.popleft()
-                ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
-                running[ref] = Running(job, place, monotonic())
+            for place in list(idle):
+                job = _next_for(place, waiting, jobs)
+                if job is not None:
+                    idle.remove(place)
+                    ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
+                    running[ref] = Running(job, place, monotonic())
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
             for ref in ended or self._hanging(running, kind):
                 now = running.pop(ref)
@@ -145,6 +138,8 @@ class RayPool:
 
     def _sent(self, bank: Params) -> Any:
         """The bank in the object store: what is evaluated is what the next round starts from."""
+        if not bank:
+            return bank
         if self.last_sent is None or self.last_sent[0] is not bank:
             self.last_sent = bank, ray.put(bank)
         return self.last_sent[1]
@@ -162,21 +157,21 @@ class RayPool:
             return failure(error)
 
     def _replace(self, place: int) -> None:
-        self.actors[place] = self._start_one()
-        self.starting[place] = self.actors[place].ready.remote()
+        self.actors[place], self.starting[place] = self._start_one(place)
 
-    def start(self) -> None:
-        """Start all actors and wait until each is there."""
-        self.actors.extend(started(self._start_one, self.plan))
+    def start(self, processes: Sequence[Any] | None) -> None:
+        """Give each process its data, or start as many as planned, and wait until all are there."""
+        waiting = deque(processes or [])
 
-    def _start_one(self) -> Any:
-        actor_class = ray.remote(ClientActor).options(
-            num_cpus=self.plan.actors.num_cpus,
-            num_gpus=self.plan.actors.num_gpus,
-            runtime_env=actor_environment(self.settings.threads),
-            scheduling_strategy=_strategy(),
-        )
-        return actor_class.remote(self.payload)
+        def start_one(place: int) -> tuple[Any, Any]:
+            return self._start_one(place, waiting.popleft() if waiting else None)
+
+        self.actors.extend(started(start_one, self.plan))
+
+    def _start_one(self, place: int, process: Any = None) -> tuple[Any, Any]:
+        """An actor, and the ObjectRef that is there once it can work."""
+        actor = process or start_client_actor(self.plan.actors, self.settings.threads)
+        return actor, actor.start.remote(self.payload, place)
 
     def close(self) -> None:
         for actor in self.actors:
@@ -184,12 +179,27 @@ class RayPool:
         self.actors.clear()
 
 
-def started(start_one: Callable[[], Any], plan: Plan) -> list[Any]:
-    """As many actors as planned, each of them ready; or none and an error."""
-    actors = [start_one() for _ in range(plan.num_actors)]
-    ready: list[Any] = [actor.ready.remote() for actor in actors]  # ObjectRefs
+def _next_for(place: int, waiting: deque[int], jobs: Sequence[Job]) -> int | None:
+    """Take the first of the waiting jobs that may run at this place; None: there is none."""
+    for job in waiting:
+        if getattr(jobs[job], "place", place) == place:
+            waiting.remove(job)
+            return job
+    return None
+
+
+def started(start_one: Callable[[int], tuple[Any, Any]], plan: Plan) -> list[Any]:
+    """As many actors as planned, each of them ready; or none and an error.
+
+    Args:
+        start_one: gives an actor, and the ObjectRef that is there once it can work.
+    """
+    pairs = [start_one(place) for place in range(plan.num_actors)]
+    actors, ready = [actor for actor, _ in pairs], [ref for _, ref in pairs]
     try:
         ray.get(ready, timeout=START_TIMEOUT_S)
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, ExperimentError) else error) from None
     except GetTimeoutError as error:
         done, _ = ray.wait(ready, num_returns=len(ready), timeout=0)
         for actor in actors:
@@ -209,35 +219,16 @@ def failure(error: RayError) -> Failed:
     return Failed(cause or error)
 
 
-def start_pool(payload: Payload, plan: Plan) -> RayPool:
-    """A pool of client actors, each of them ready to work."""
+def start_pool(payload: Payload, plan: Plan, processes: Sequence[Any] | None = None) -> RayPool:
+    """A pool of client actors, each of them ready to work.
+
+    Args:
+        processes: client actors that were started before and have no data yet.
+    """
     share_tensors_without_copies()
     pool = RayPool(ray.put(payload), plan, payload.settings, patience=Patience())
-    pool.start()
+    pool.start(processes)
     return pool
-
-
-def _strategy() -> Any:
-    """Where actors go: over the cluster, or inside the placement group we are in ourselves."""
-    group = get_current_placement_group()
-    return "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group)
-
-
-def wait_for_resources(plan: Plan) -> None:
-    """Refuse at once what the cluster does not have; wait a little for what others give back."""
-    if get_current_placement_group() is not None:
-        return  # made for us, and counted as taken
-    there: Callable[[], dict[str, float]] = ray.cluster_resources
-    free: Callable[[], dict[str, float]] = ray.available_resources
-    check_resources(plan, there())
-    deadline = monotonic() + FREE_TIMEOUT_S
-    while True:
-        try:
-            return check_resources(plan, free())
-        except ExperimentError:
-            if monotonic() > deadline:
-                raise
-            sleep(0.1)
 
 
 def share_tensors_without_copies() -> None:

@@ -48,10 +48,21 @@ class Plan:
         if self.actors.num_gpus:
             total += f", {self.num_actors * self.actors.num_gpus:g} GPU"
         memory = self.num_actors * ACTOR_MEMORY / 1e9
-        return (
+        text = (
             f"{self.num_actors} client actors of {each} each = {total}, about {memory:.1f} GB; "
             f"{self.blocks_per_round} blocks of {self.block} clients a round"
         )
+        if self.num_idle:
+            text += (
+                f"; {self.num_idle} of the actors are idle: lower execution.block or "
+                "execution.actors.count"
+            )
+        return text
+
+    @property
+    def num_idle(self) -> int:
+        """Actors for which a round has no block."""
+        return max(0, self.num_actors - self.blocks_per_round)
 
 
 def check_resources(plan: Plan, there: Mapping[str, float]) -> None:

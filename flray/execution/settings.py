@@ -22,7 +22,9 @@ class Execution:
     engine: EngineName = "auto"
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     precision: Literal["float32", "float64"] = "float32"
-    block: int | None = None  # client slots computed together; None: chosen by model and device
+    # Client slots computed together; None: by model, device, cohort and number of actors, which the
+    # run directory records: a run that goes on keeps its block.
+    block: int | None = None
     threads: int = 1  # of a process; more change the last bits
     callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
     actors: Actors = field(default_factory=Actors)  # of executor ray
@@ -68,14 +70,19 @@ class Execution:
         return "cuda" if has_gpu and self.device != "cpu" else "cpu"
 
 
-def default_block(num_params: int, cohort_size: int, device: str) -> int:
-    """Slots per block, by model, device and cohort alone; blocks of a cohort are equally full.
+def default_block(num_params: int, cohort_size: int, device: str, num_actors: int = 1) -> int:
+    """Slots per block, by model, device, cohort and the actors asked for; never by free memory.
+
+    The blocks of a cohort are equally full, and every actor has as many of them.
 
     >>> default_block(159_010, 20, "cpu"), default_block(159_010, 50, "cpu")
     (20, 17)
+    >>> default_block(159_010, 20, "cpu", 8), default_block(159_010, 100, "cpu", 2)
+    (3, 17)
     """
     largest = LARGEST_BLOCK_ON_CPU
     if device != "cpu":
         largest = max(1, BLOCK_BYTES_ON_GPU // (4 * COPIES_OF_A_MODEL * num_params))
     num_blocks = -(-cohort_size // largest)
+    num_blocks = -(-num_blocks // num_actors) * num_actors
     return -(-cohort_size // num_blocks)

@@ -2,7 +2,8 @@
 
 A block does not care whose clients it holds. A dispatcher keeps the jobs of all experiments in one
 queue; an actor that becomes free is handed what has gathered of one kind, up to a block's slots.
-Results lie in the object store and go from the actor that computed them to the experiment.
+Trained models stay with the actor that trained them, which is asked for sums of them; other results
+lie in the object store and go from the actor that computed them to the experiment.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
 
 from flray.client.host import Host, start_host
-from flray.client.tasks import Train, train_together
+from flray.client.keeping import TrainAndKeep
+from flray.client.tasks import train_together
+from flray.execution.client_actor import wait_for_resources
 from flray.execution.cluster import actor_environment
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.ray_pool import (
@@ -28,7 +31,6 @@ from flray.execution.ray_pool import (
     failure,
     share_tensors_without_copies,
     started,
-    wait_for_resources,
 )
 from flray.execution.resources import Plan
 from flray.models.bank import Params
@@ -38,6 +40,7 @@ Value = TypeVar("Value")
 
 HOSTS_KEPT = 4  # by an actor; each has a data set on its device
 BANKS_KEPT = 8
+TRAININGS_KEPT = 64  # whose models stay with a host, of all experiments that share it
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,15 @@ class Part:
     bank: Any  # ObjectRef
     job: Any
     size: int  # client slots it takes
+    place: int | None = None  # of the actor that must run it; None: any
 
 
 class SharedClientActor:
     """One process that runs clients of any experiment; hosts and models are caches."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: int) -> None:
         share_tensors_without_copies()
+        self.place = place  # among the actors of the pool
         self.hosts: OrderedDict[str, Host] = OrderedDict()
         self.banks: OrderedDict[Any, Params] = OrderedDict()  # by ObjectRef, as they were received
 
@@ -68,8 +73,10 @@ class SharedClientActor:
         banks = [self._bank(part.bank) for part in parts]
         jobs = [part.job for part in parts]
         whole = list(zip(tasks, banks, jobs, strict=True))
-        if len(parts) > 1 and all(isinstance(task, Train) for task in tasks):
-            return [None, *train_together(host, whole)]
+        if len(parts) > 1 and all(isinstance(task, TrainAndKeep) for task in tasks):
+            trained = train_together(host, [(task.train, bank, job) for task, bank, job in whole])
+            done = zip(tasks, jobs, trained, strict=True)
+            return [None, *(task.keep(host, job, result) for task, job, result in done)]
         return [None, *(task(host, bank, job) for task, bank, job in whole)]
 
     def _host(self, name: str, payload: Sequence[Any]) -> Host:
@@ -77,11 +84,15 @@ class SharedClientActor:
             held: Payload = ray.get(payload[0])
             # Its weights lie in memory that all actors of the node map.
             module = copy.deepcopy(held.module)
-            return start_host(module, held.dataset, held.timeline, held.settings)
+            host = start_host(module, held.dataset, held.timeline, held.settings)
+            return replace(host, place=self.place)
 
         return _kept(self.hosts, name, start, HOSTS_KEPT)
 
     def _bank(self, ref: Any) -> Params:
+        if ref is None:
+            return {}
+
         def receive() -> Params:
             bank: Params = ray.get(ref)
             return bank
@@ -128,8 +139,8 @@ class Dispatcher:
         self.actors = started(self._start_one, self.plan)
         self.idle.extend(range(len(self.actors)))
 
-    def _start_one(self) -> Any:
-        return (
+    def _start_one(self, place: int) -> tuple[Any, Any]:
+        actor: Any = (
             ray.remote(SharedClientActor)
             .options(
                 num_cpus=self.plan.actors.num_cpus,
@@ -137,8 +148,9 @@ class Dispatcher:
                 runtime_env=actor_environment(self.threads),
                 scheduling_strategy="SPREAD",
             )
-            .remote()
+            .remote(place)
         )
+        return actor, actor.ready.remote()
 
     async def knows(self, host: str) -> bool:
         return host in self.payloads
@@ -158,25 +170,31 @@ class Dispatcher:
     async def map(
         self, host: str, parts: Sequence[Part], kind: tuple[Any, ...] | None, capacity: int
     ) -> list[Any]:
-        """ObjectRefs of the outputs; kind None: parts of this call stay among themselves."""
+        """ObjectRefs of the outputs; kind None: parts of this call stay among themselves.
+
+        Parts that only one actor can run, questions about models that it keeps, come first.
+        """
         trains = kind is not None
         if kind is None:
             kind, capacity = (next(self.maps),), -(-len(parts) // len(self.actors))
         loop = asyncio.get_running_loop()
         units = [
-            Waiting((host, *kind), capacity, host, part, trains, loop.create_future())
+            Waiting((host, *kind, part.place), capacity, host, part, trains, loop.create_future())
             for part in parts
         ]
-        self.waiting.extend(units)
+        self.waiting.extend(unit for unit in units if unit.part.place is None)
+        self.waiting.extendleft(unit for unit in units if unit.part.place is not None)
         self._dispatch()
         return list(await asyncio.gather(*(unit.answer for unit in units)))
 
     def _dispatch(self) -> None:
-        while self.waiting and self.idle:
-            batch = gathered(self.waiting, len(self.idle))
-            task = asyncio.ensure_future(self._run(self.idle.popleft(), batch))
-            self.running.add(task)  # the loop itself holds on to no task
-            task.add_done_callback(self.running.discard)
+        for place in list(self.idle):
+            batch = gathered(self.waiting, len(self.idle), place)
+            if batch:
+                self.idle.remove(place)
+                task = asyncio.ensure_future(self._run(place, batch))
+                self.running.add(task)  # the loop itself holds on to no task
+                task.add_done_callback(self.running.discard)
 
     async def _run(self, place: int, batch: Sequence[Waiting]) -> None:
         parts = [unit.part for unit in batch]
@@ -189,7 +207,7 @@ class Dispatcher:
             await done
         except RayError as error:  # whatever it is: the actor's place must become idle again
             if isinstance(error, RayActorError):
-                self.actors[place] = self._start_one()
+                self.actors[place], _ = self._start_one(place)
             if len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
@@ -202,13 +220,17 @@ class Dispatcher:
         self._dispatch()
 
 
-def gathered(waiting: deque[Waiting], num_idle: int) -> list[Waiting]:
-    """Take what is computed next out of the queue: parts of the first one's kind.
+def gathered(waiting: deque[Waiting], num_idle: int, place: int) -> list[Waiting]:
+    """Take what the actor at this place computes next out of the queue: parts of one kind.
 
-    Other actors that are idle get their share; what is left over keeps its order.
+    It is the kind of the first part that may run there. Other actors that are idle get their share;
+    what is left over keeps its order.
     """
-    first = waiting[0]
+    first = next((unit for unit in waiting if unit.part.place in (None, place)), None)
+    if first is None:
+        return []
     alike = [unit for unit in waiting if unit.kind == first.kind]
+    num_idle = num_idle if first.part.place is None else 1
     chosen: list[Waiting] = []
     free = first.capacity
     for unit in alike[: -(-len(alike) // num_idle)]:
@@ -231,6 +253,7 @@ class SharedPool:
     num_slots: int
     retries: int = 1
     clients_per_job: int | None = None
+    trainings_kept: int = TRAININGS_KEPT
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
 
     def map(
@@ -238,10 +261,13 @@ class SharedPool:
     ) -> list[Output | Failed]:
         if not jobs:
             return []
-        if self.last_sent is None or self.last_sent[0] is not bank:
+        if bank and (self.last_sent is None or self.last_sent[0] is not bank):
             self.last_sent = bank, ray.put(bank)
         sent_task = ray.put(task)
-        parts = [Part(sent_task, self.last_sent[1], job, _size(job)) for job in jobs]
+        sent_bank = self.last_sent[1] if bank and self.last_sent else None
+        parts = [
+            Part(sent_task, sent_bank, job, _size(job), getattr(job, "place", None)) for job in jobs
+        ]
         kind = _kind(task, jobs[0])
         asked = self.dispatcher.map.remote(self.host, parts, kind, self.num_slots)
         outputs: list[Any] = ray.get(asked)
@@ -263,11 +289,12 @@ def _size(job: Any) -> int:
 
 def _kind(task: Any, job: Any) -> tuple[Any, ...] | None:
     """What training jobs must have in common to be one block."""
-    if not isinstance(task, Train):
+    if not isinstance(task, TrainAndKeep):
         return None
-    pickled: bytes = cloudpickle.dumps((task.training, task.gradient))  # type: ignore[no-untyped-call]  # ray's own
+    train = task.train
+    pickled: bytes = cloudpickle.dumps((train.training, train.gradient))  # type: ignore[no-untyped-call]  # ray's own
     memo = tuple((name, leaf.shape[1:]) for name, leaf in job.memo.items())
-    shared = tuple((name, leaf.shape) for name, leaf in task.shared.items())
+    shared = tuple((name, leaf.shape) for name, leaf in train.shared.items())
     return hashlib.sha256(pickled).hexdigest(), memo, shared
 
 

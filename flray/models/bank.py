@@ -13,6 +13,8 @@ from torch import Tensor
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 
+CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
+
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
 
 
@@ -159,11 +161,21 @@ def _without_unused_rows(bank: ModelBank) -> ModelBank:
     return replace(bank, params=params, owner=owner.astype(np.int64))
 
 
-def squared_changes(new: ModelBank, old: ModelBank) -> NDArray[np.float64]:
-    """(M,) ||w_i^t - w_i^(t-1)||^2 of each client's params; FLT's Theorem 2 has their sum."""
-    pairs, of = np.unique(np.stack([new.owner, old.owner]), axis=1, return_inverse=True)
-    moved = np.zeros(pairs.shape[1])
-    for k, (u, v) in enumerate(pairs.T):
-        leaves = (new.params[name][u] - old.params[name][v] for name in new.params)
-        moved[k] = sum(float(leaf.double().square().sum()) for leaf in leaves)
-    return moved[of.reshape(-1)]
+def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.float64]:
+    """(K,) ||w_i^t - w_i^(t-1)||^2 of the clients' params; FLT's Theorem 2 has their sum."""
+    owners = np.stack([new.owner[clients], old.owner[clients]])
+    pairs, of = np.unique(owners, axis=1, return_inverse=True)
+    some = next(iter(new.params.values()))
+    size = CHANGES_ON_CPU if some.device.type == "cpu" else CHANGES_ON_GPU
+    # Always as many at once, the last again and again: how a GPU adds up depends on the shape.
+    padded = np.pad(pairs, ((0, 0), (0, -pairs.shape[1] % size)), mode="edge")
+    moved = some.new_zeros(padded.shape[1], dtype=torch.float64)
+    for part, rows in zip(
+        torch.split(moved, size), np.split(padded, len(moved) // size, axis=1), strict=True
+    ):
+        u, v = torch.from_numpy(rows).to(some.device)
+        for name, leaf in new.params.items():
+            change = leaf.index_select(0, u) - old.params[name].index_select(0, v)
+            part += change.flatten(1).double().square().sum(1)
+    found: NDArray[np.float64] = moved.cpu().numpy()  # the only wait for a GPU
+    return found[of.reshape(-1)]

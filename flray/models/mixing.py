@@ -1,12 +1,14 @@
 """Aggregation, one operator for every method: W' = A X + B W.
 
 X are the models trained this round, W the bank before it. A row of [A B] sums to 1 and belongs to
-one new model; a row that hears nobody keeps its model. The sum is a fold over non-zero weights in
-client order, so its bits depend on who was heard and on nothing else.
+one new model; a row that hears nobody keeps its model. Sums are taken in fixed point: integers add
+up to the same number in any order, so the bits of a model depend on who was heard and on nothing
+else, and hosts can sum up the models they have trained. A model that is only copied keeps its bits.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +19,14 @@ from flray.data.dataset import Ids
 from flray.models.bank import ModelBank, Params
 
 Weights = NDArray[np.float64]
+
+# The integers in which models of a dtype are summed, and the bits that a sum may use.
+FIXED_POINT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 61)}
+LARGEST_EXPONENT = 100  # of a scale: leaves below 2^-70 are summed with fewer bits
+SLACK = 1.001  # of a bound: weights that differ by rounding alone must not change a scale
+# Elements multiplied at a time, so that a CPU does it in its cache.
+ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 27
+LEAST_ROWS = 4  # multiplied at a time
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,14 @@ class MixingRow:
     kept: Ids  # rows of the bank before
     b: Weights
 
+    @property
+    def copies_heard(self) -> bool:
+        return not len(self.kept) and len(self.heard) == 1 and float(self.a[0]) == 1
+
+    @property
+    def copies_kept(self) -> bool:
+        return not len(self.heard) and len(self.kept) == 1 and float(self.b[0]) == 1
+
 
 def mixing_row(
     relation: Weights, previous: int, cohort: Ids, bank: ModelBank, aggregation: Aggregation
@@ -111,8 +129,114 @@ def mixing_rows(
     ]
 
 
+class Models(Protocol):
+    """Trained models of K clients, wherever they are."""
+
+    @property
+    def largest(self) -> dict[str, Weights]:
+        """(K,) by leaf, the largest absolute value."""
+        ...
+
+    def rows(self, places: Ids, names: Sequence[str]) -> Params:
+        """The leaves (n, ...) of the models at these places."""
+        ...
+
+    def sums(self, terms: "Terms") -> Params:
+        """Weighted sums of these models."""
+        ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """V weighted sums over the models of a stack, in fixed point.
+
+    A term is rounded to a multiple of 2^-exponents[leaf][v].
+
+    >>> terms = Terms((np.array([0, 2]),), (np.array([0.5, 0.25]),), {"w": np.array([3])})
+    >>> terms({"w": torch.tensor([[1.0], [7.0], [0.25]])})["w"]  # 8 (1/2 + 1/16), rounded
+    tensor([[4]], dtype=torch.int32)
+    """
+
+    places: tuple[Ids, ...]  # of the models that sum v has a term of
+    weights: tuple[Weights, ...]
+    exponents: dict[str, Ids]  # by leaf, (V,)
+
+    def __call__(self, models: Params) -> Params:
+        return {
+            name: torch.stack([self._sum(v, models[name], name) for v in range(len(self.places))])
+            for name in self.exponents
+        }
+
+    def _sum(self, v: int, leaf: Tensor, name: str) -> Tensor:
+        kind, _ = FIXED_POINT[leaf.dtype]
+        total = torch.zeros(leaf.shape[1:], dtype=kind, device=leaf.device)
+        if not len(self.places[v]):
+            return total
+        places = torch.from_numpy(self.places[v]).to(leaf.device)
+        weights = torch.from_numpy(self.weights[v] * 2.0 ** self.exponents[name][v]).to(leaf)
+        weights = weights.view(-1, *[1] * total.dim())
+        at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
+        size = max(LEAST_ROWS, at_once // max(1, total.numel()))
+        for some, weight in zip(torch.split(places, size), torch.split(weights, size), strict=True):
+            products = leaf.index_select(0, some).mul_(weight).round_()
+            total += products.to(kind).sum(0, dtype=kind)
+        return total
+
+    def at(self, place_of: Ids) -> "Terms":
+        """The terms of models that lie elsewhere, at place_of[place]; -1: not there."""
+        there = [place_of[places] >= 0 for places in self.places]
+        return Terms(
+            tuple(place_of[p][is_there] for p, is_there in zip(self.places, there, strict=True)),
+            tuple(w[is_there] for w, is_there in zip(self.weights, there, strict=True)),
+            self.exponents,
+        )
+
+    def result(self, sums: Params, like: Params) -> Params:
+        """Sums as numbers, of the dtype of the models."""
+        found = {}
+        for name, total in sums.items():
+            scale = torch.from_numpy(2.0 ** -self.exponents[name].astype(np.float64))
+            scale = scale.to(like[name]).view(-1, *[1] * (total.dim() - 1))
+            found[name] = total.to(like[name].dtype).mul_(scale)
+        return found
+
+
+@dataclass(frozen=True)
+class HeldModels:
+    """Models in the memory of this process."""
+
+    params: Params  # leaves (K, ...)
+    largest: dict[str, Weights] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "largest", largest_values(self.params))
+
+    def rows(self, places: Ids, names: Sequence[str]) -> Params:
+        return {name: rows_of(self.params[name], places) for name in names}
+
+    def sums(self, terms: Terms) -> Params:
+        return terms(self.params)
+
+
+def largest_values(models: Params) -> dict[str, Weights]:
+    """(K,) by leaf, the largest absolute value of each model; NaN where one is.
+
+    >>> largest_values({"w": torch.tensor([[1.0, -2.0], [torch.nan, 0.0]])})
+    {'w': array([ 2., nan])}
+    """
+    if not models:
+        return {}
+    flat = [leaf.flatten(1) for leaf in models.values()]
+    found = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
+    return dict(zip(models, found.double().cpu().numpy(), strict=True))
+
+
+def rows_of(leaf: Tensor, places: Ids) -> Tensor:
+    return leaf.index_select(0, torch.from_numpy(places).to(leaf.device))
+
+
 def mix_bank(
-    relation: Relation, cohort: Ids, trained: Params, bank: ModelBank, aggregation: Aggregation
+    relation: Relation, cohort: Ids, trained: Models, bank: ModelBank, aggregation: Aggregation
 ) -> ModelBank:
     """Each client's model after the round; clients whose models must be equal share a row.
 
@@ -131,18 +255,54 @@ def mix_bank(
     return ModelBank(mix(rows, trained, bank.params), owner.reshape(-1))
 
 
-def mix(rows: list[MixingRow], trained: Params, bank: Params) -> Params:
-    """W' = A X + B W, a new stack with one model for each row."""
-    return {k: torch.stack([_fold(r, trained[k], bank[k]) for r in rows]) for k in bank}
+def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
+    """W' = A X + B W, a new stack with one model for each row and the leaves of the bank."""
+    mixed = {name: leaf.new_empty(len(rows), *leaf.shape[1:]) for name, leaf in bank.items()}
+    names = list(bank)
+    heard = np.array([v for v, row in enumerate(rows) if row.copies_heard], np.int64)
+    if len(heard):
+        places = np.concatenate([rows[v].heard for v in heard])
+        _put(mixed, heard, trained.rows(places, names))
+    kept = np.array([v for v, row in enumerate(rows) if row.copies_kept], np.int64)
+    if len(kept):
+        places = np.concatenate([rows[v].kept for v in kept])
+        _put(mixed, kept, {name: rows_of(bank[name], places) for name in names})
+    summed = np.setdiff1d(np.arange(len(rows)), np.concatenate([heard, kept]))
+    if len(summed) and names:
+        _put(mixed, summed, _means([rows[v] for v in summed], trained, bank))
+    return mixed
 
 
-def _fold(row: MixingRow, trained: Tensor, bank: Tensor) -> Tensor:
-    terms = [(trained, int(j), float(a)) for j, a in zip(row.heard, row.a, strict=True)]
-    terms += [(bank, int(u), float(b)) for u, b in zip(row.kept, row.b, strict=True)]
-    # The first term starts the sum: 0 + (-0.0) would change a bit of a model that is only copied.
-    source, index, weight = terms[0]
-    total = source[index] * weight
-    for source, index, weight in terms[1:]:
-        # Two roundings, as any device does them: a fused multiply-add would differ between devices.
-        total = total + source[index] * weight
-    return total
+def _put(mixed: Params, rows: Ids, values: Params) -> None:
+    for name, leaf in mixed.items():
+        leaf.index_copy_(0, torch.from_numpy(rows).to(leaf.device), values[name].to(leaf.device))
+
+
+def _means(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
+    heard, kept = tuple(row.heard for row in rows), tuple(row.kept for row in rows)
+    exponents = _exponents(rows, trained.largest, bank)
+    terms = Terms(heard, tuple(row.a for row in rows), exponents)
+    sums = trained.sums(terms)
+    if any(map(len, kept)):
+        before = Terms(kept, tuple(row.b for row in rows), exponents)(bank)
+        sums = {name: total + before[name] for name, total in sums.items()}
+    return terms.result(sums, bank)
+
+
+def _exponents(
+    rows: Sequence[MixingRow], largest: dict[str, Weights], bank: Params
+) -> dict[str, Ids]:
+    """By leaf (V,): how many bits after the point the sum of each row has room for."""
+    used = np.unique(np.concatenate([row.kept for row in rows]))
+    before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
+    found = {}
+    for name, leaf in bank.items():
+        bounds = [
+            abs(row.a).sum() * largest[name][row.heard].max(initial=0.0)
+            + abs(row.b).sum() * before[name][np.searchsorted(used, row.kept)].max(initial=0.0)
+            for row in rows
+        ]
+        _, num_bits = FIXED_POINT[leaf.dtype]
+        bits_before = np.frexp(SLACK * np.array(bounds))[1].astype(np.int64)
+        found[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
+    return found

@@ -47,6 +47,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """A state that is to be written: a tree, and arrays in the memory of the host."""
+
+    round: int
+    arrays: Arrays
+    trees: dict[str, Json]
+
+
+@dataclass(frozen=True)
 class RowSources:
     """Where a tensor's rows lie: row i is row places[i] of the tensor in the file of rounds[i]."""
 
@@ -124,22 +133,31 @@ class CheckpointStore:
 
     def save(self, t: int, state: object, extra: Mapping[str, object] | None = None) -> None:
         """Write what changed since the last save; on failure the checkpoints before stay intact."""
-        before = self._saved
-        if t < 0 or (before is not None and t <= before.round):
-            last = "none yet" if before is None else before.round
-            raise ValueError(f"checkpoints are saved in order of rounds >= 0, got {t} after {last}")
+        self.write(self.snapshot(t, state, extra))
+
+    def snapshot(
+        self, t: int, state: object, extra: Mapping[str, object] | None = None
+    ) -> Snapshot:
+        """What `write` needs, copied from the device; tensors of the host are not copied."""
         state_tree, arrays = encode(state, known=self._known)
         self._known.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
         self._require_trusted([state_tree, extra_tree])
-        arrays |= extra_arrays
+        trees = {"format": FORMAT, "round": t, "state": state_tree, "extra": extra_tree}
+        return Snapshot(t, arrays | extra_arrays, trees)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """The second half of `save`, for a thread of its own: it touches no device."""
+        before, t, arrays = self._saved, snapshot.round, snapshot.arrays
+        if t < 0 or (before is not None and t <= before.round):
+            last = "none yet" if before is None else before.round
+            raise ValueError(f"checkpoints are saved in order of rounds >= 0, got {t} after {last}")
         carried = _carried_sources(before, arrays)
         masks = _rows_to_write(before, arrays, carried)
         tensors = {path: _pick(as_rows(arrays[path]), mask) for path, mask in masks.items()}
         tensors = {path: rows for path, rows in tensors.items() if len(rows)}
         sources = {path: carried[path].updated(mask, t) for path, mask in masks.items()}
-        trees = {"format": FORMAT, "round": t, "state": state_tree, "extra": extra_tree}
-        self._saved = self._write(_Saved(t, arrays, sources, {}), tensors, trees)
+        self._saved = self._write(_Saved(t, arrays, sources, {}), tensors, snapshot.trees)
         self._collect_garbage(before)
 
     def load_latest(self, device: str = "cpu") -> Checkpoint | None:

@@ -68,7 +68,7 @@ class RunDirectory:
         """Refuse a directory that holds anything but this experiment or nothing."""
         if self.holds_run():
             here = yaml.safe_load(_to_yaml(config))
-            difference = first_difference(_deciding(self._held_config()), _deciding(here))
+            difference = first_difference(*_alike(_deciding(self._held_config()), _deciding(here)))
             if difference is not None:
                 raise ExperimentError(
                     f"{self.path} holds another experiment ({difference}): "
@@ -276,6 +276,19 @@ def _deciding(config: Config) -> Config:
     execution = config.get("execution", {})
     free = ("executor", "actors")
     return kept | {"execution": {k: v for k, v in execution.items() if k not in free}}
+
+
+def _alike(held: Config, here: Config) -> tuple[Config, Config]:
+    """Both without `execution.block`, if one of them leaves it to the default."""
+    blocks = [config["execution"].get("block") for config in (held, here)]
+    if None not in blocks:
+        return held, here
+
+    def without(config: Config) -> Config:
+        execution = {k: v for k, v in config["execution"].items() if k != "block"}
+        return {**config, "execution": execution}
+
+    return without(held), without(here)
 
 
 def first_difference(held: Config, config: Config) -> str | None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Algorithm, Outcome
 from flray.clustering.pipeline import Clustering
@@ -13,8 +15,9 @@ from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.execution.federation import Cohort, Federation, Meter
 from flray.models.bank import ModelBank, squared_changes
-from flray.records.checkpoint import Checkpoint, CheckpointStore
+from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
 from flray.records.run_directory import RunDirectory
+from flray.records.writer import Writer
 from flray.scores import overlap_errors, partition_scores
 from flray.server.clusterings import label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
@@ -25,11 +28,23 @@ def ignore(row: Row) -> None:
     """Show nothing of a round."""
 
 
+def keep_nothing(snapshot: Snapshot) -> None:
+    """Do nothing with a round that was written."""
+
+
 def never() -> bool:
     return False
 
 
-Banks = tuple[ModelBank, ModelBank]  # the models that clients use after a round, and before it
+DEPLOYED_AT_ONCE = 1000  # clients whose models before a round are compared with those after it
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluated round says of all clients."""
+
+    owner: Ids  # (M,) the row of the bank that each uses
+    moved: NDArray[np.float64]  # (M,) ||w_i^t - w_i^(t-1)||^2
 
 
 class PartRecorder(Protocol):
@@ -39,8 +54,8 @@ class PartRecorder(Protocol):
         """Drop what was kept of later rounds."""
         ...
 
-    def round(self, t: int, banks: Banks | None, partition: Ids) -> None:
-        """Keep what round t gave; banks only where it was evaluated."""
+    def round(self, t: int, evaluated: Evaluated | None, partition: Ids) -> None:
+        """Keep what round t gave."""
         ...
 
     def finish(self, bank: ModelBank) -> None:
@@ -60,8 +75,10 @@ class Server:
     directory: RunDirectory
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
     device: str
-    on_round: Callable[[Row], None] = ignore
+    on_round: Callable[[Row], None] = ignore  # its records may still be on their way
+    on_commit: Callable[[Snapshot], None] = keep_nothing  # in the thread that wrote the round
     should_stop: Callable[[], bool] = never
+    stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
 
     def run(self) -> bool:
@@ -75,23 +92,46 @@ class Server:
             if self.recorder is not None:
                 self.recorder.truncate(found.round)
             self.fed.meter.counts.update(found.extra.get("counts", {}))
-        state, before = found.state, found.extra.get("row", {})
-        begin = perf_counter()
-        for t in range(found.round + 1, self.num_rounds + 1):
-            state, row = self._round(state, t)
-            row, before = before | row, {}
-            # Records come before the checkpoint, which commits the round: a resumed run drops
-            # rows that have no checkpoint. So a row's seconds hold the checkpoint before it.
-            row |= self.fed.meter.read_and_reset() | {"seconds": perf_counter() - begin}
-            begin = perf_counter()
-            self.directory.append_round(row)
-            with self.fed.meter.phase("checkpoint"):
-                store.save(t, state)
-            self.on_round(row)
-            if t < self.num_rounds and self.should_stop():
-                return False
+        last = min(self.num_rounds, self.stop_after or self.num_rounds)
+        with Writer() as writer:
+            state, done = self._rounds(found, last, store, writer)
+        if done < self.num_rounds:
+            return False
         self._finish(self._deployed(state, self.num_rounds))
         return True
+
+    def _rounds(
+        self, found: Checkpoint, last: int, store: CheckpointStore, writer: Writer
+    ) -> tuple[Any, int]:
+        """The rounds after a checkpoint; the state after them and the number of the last.
+
+        The records of a round are written while the next one is computed.
+        """
+        state, before = found.state, found.extra.get("row", {})
+        begin, t = perf_counter(), found.round
+        for t in range(found.round + 1, last + 1):
+            state, row, records = self._round(state, t)
+            row, before = before | row, {}
+            # A row's seconds hold what the round before it waited for its checkpoint.
+            row |= self.fed.meter.read_and_reset() | {"seconds": perf_counter() - begin}
+            begin = perf_counter()
+            with self.fed.meter.phase("checkpoint"):
+                records.append(partial(self.directory.append_round, row))
+                writer.submit(partial(self._commit, records, store, store.snapshot(t, state)))
+            self.on_round(row)
+            if t < self.num_rounds and self.should_stop():
+                break
+        return state, t
+
+    def _commit(
+        self, records: Sequence[Callable[[], None]], store: CheckpointStore, snapshot: Snapshot
+    ) -> None:
+        """Write a round. The checkpoint comes last, which commits it: a resumed run drops records
+        that have no checkpoint."""
+        for write in records:
+            write()
+        store.write(snapshot)
+        self.on_commit(snapshot)
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
         """The state before round 1, saved: an init may have cost an encoder and a clustering.
@@ -106,7 +146,8 @@ class Server:
         store.save(saved.round, saved.state, saved.extra)
         return saved
 
-    def _round(self, state: Any, t: int) -> tuple[Any, Row]:
+    def _round(self, state: Any, t: int) -> tuple[Any, Row, list[Callable[[], None]]]:
+        """The state after round t, its row, and what else is to be written of it."""
         split = self.timeline.at(t)
         fed = self.fed.during(self.timeline, t)
         cohort = self.algorithm.cohort(state, t, fed)
@@ -115,16 +156,32 @@ class Server:
         row: Row = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
-        banks = None
+        evaluated: Evaluated | None = None
+        records: list[Callable[[], None]] = []
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
-                banks = self._deployed(new, t), uncounted._deployed(state, t - 1)
-                row |= self._evaluate(banks[0], self.algorithm.partition(new), fed, t)
-                row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
+                bank = self._deployed(new, t)
+                scored, records = self._evaluate(bank, self.algorithm.partition(new), fed, t)
+                row |= scored
+                evaluated = Evaluated(bank.owner, self._changes(bank, state, t))
+                row["params_change_sq"] = float(evaluated.moved[split.clients].sum())
         if self.recorder is not None:
-            self.recorder.round(t, banks, self.algorithm.partition(new))
-        return new, row
+            self.recorder.round(t, evaluated, self.algorithm.partition(new))
+        return new, row, records
+
+    def _changes(self, bank: ModelBank, before: Any, t: int) -> NDArray[np.float64]:
+        """(M,) how far round t moved each client's model, squared.
+
+        Models before it are deployed for some clients at a time: all of them may be as large as the
+        bank.
+        """
+        uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
+        everybody = np.arange(self.fed.num_clients)
+        parts = np.split(everybody, range(DEPLOYED_AT_ONCE, len(everybody), DEPLOYED_AT_ONCE))
+        moved = [
+            squared_changes(bank, uncounted._deployed(before, t - 1, some), some) for some in parts
+        ]
+        return np.concatenate(moved)
 
     def _is_evaluated(self, t: int) -> bool:
         """The round of a clustering and the one after it always are: papers report them.
@@ -171,19 +228,28 @@ class Server:
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
         return {f"clustering_{name}": value for name, value in row.items()}
 
-    def _deployed(self, state: Any, t: int) -> ModelBank:
-        """The model of each client in the state after round t, in the federation of that round."""
-        fed = self.fed.during(self.timeline, max(t, 1))
-        return self.algorithm.deploy(state, np.arange(fed.num_clients), fed)
+    def _deployed(self, state: Any, t: int, clients: Ids | None = None) -> ModelBank:
+        """The models of clients in the state after round t, in the federation of that round.
 
-    def _evaluate(self, bank: ModelBank, partition: Ids, fed: Federation, t: int) -> Row:
-        """Metrics of the round's row, holdout clients apart; keeps a row per client and part."""
+        None: of all clients.
+        """
+        fed = self.fed.during(self.timeline, max(t, 1))
+        asked = np.arange(fed.num_clients) if clients is None else clients
+        return self.algorithm.deploy(state, asked, fed)
+
+    def _evaluate(
+        self, bank: ModelBank, partition: Ids, fed: Federation, t: int
+    ) -> tuple[Row, list[Callable[[], None]]]:
+        """Metrics of the round's row, holdout clients apart, and the writes of clients' rows."""
         split = self.timeline.at(t)
         cohort = Cohort(t, fed.scored())
         scores = evaluate(fed, bank.of_some(cohort.clients), cohort, split, self.evaluation)
-        for part, found in scores.items():
-            self.directory.append_clients(t, part, found, bank.owner, split.groups)
-        return evaluation_row(scores, partition, split, self.evaluation.target)
+        append = self.directory.append_clients
+        records: list[Callable[[], None]] = [
+            partial(append, t, part, found, bank.owner, split.groups)
+            for part, found in scores.items()
+        ]
+        return evaluation_row(scores, partition, split, self.evaluation.target), records
 
     def _finish(self, bank: ModelBank) -> None:
         if self.recorder is not None:

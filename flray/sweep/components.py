@@ -19,19 +19,14 @@ from flray.client.training import Gradient, Training
 from flray.config.build import Prepared, facts_of
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
-from flray.execution.federation import (
-    GROUND_TRUTH_READS,
-    Cohort,
-    Federation,
-    Trained,
-    nobody,
-)
-from flray.models.bank import ModelBank, Params, sha256_of, squared_changes
+from flray.execution.federation import GROUND_TRUTH_READS, Cohort, Federation, nobody
+from flray.execution.trained import Trained
+from flray.models.bank import ModelBank, Params, sha256_of
 from flray.records.components import Arrays, PartRecords
 from flray.records.run_directory import PARTS, RunDirectory
 from flray.scores import ClientScores
 from flray.server.evaluation import Row, evaluation_row
-from flray.server.loop import Banks
+from flray.server.loop import Evaluated
 from flray.server.summary import summarise_run
 from flray.sweep.cache import Cache
 
@@ -106,7 +101,7 @@ class PartRecorder:
     def truncate(self, after_round: int) -> None:
         self.records.truncate(after_round)
 
-    def round(self, t: int, banks: Banks | None, partition: Ids) -> None:
+    def round(self, t: int, evaluated: Evaluated | None, partition: Ids) -> None:
         heard = list(self.fed.heard)
         self.fed.heard.clear()
         if t <= self.fed.begin:
@@ -118,9 +113,9 @@ class PartRecorder:
         }
         steps = self.fed.meter.counts["client_steps"]  # of a clustering before round 1 too
         arrays["other_steps"] = np.array(steps - arrays["steps"].sum())
-        if banks is not None:
-            moved = squared_changes(*banks)[self.fed.own]
-            arrays |= {"owner": banks[0].owner, "partition": partition, "moved": moved}
+        if evaluated is not None:
+            moved = evaluated.moved[self.fed.own]
+            arrays |= {"owner": evaluated.owner, "partition": partition, "moved": moved}
         self.records.append(t, arrays)
 
     def finish(self, bank: ModelBank) -> None:

@@ -7,6 +7,7 @@
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flray.config.build import Prepared, assemble, open_directory
 from flray.config.experiment import Experiment, parse_experiment
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank
-from flray.records.checkpoint import CheckpointStore
+from flray.records.checkpoint import CheckpointStore, Snapshot
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Row
 from flray.sweep.cache import Cache, OutOfTime
@@ -79,9 +80,10 @@ class Prefix:
         return self.cache.path(KIND, self.key) / "states" / f"round_{t:06d}"
 
     def _train(self, n: int) -> None:
-        newest = CheckpointStore(self.directory.checkpoints).load_latest()
+        store = CheckpointStore(self.directory.checkpoints)
+        newest = store.load_latest()
         if newest is not None and newest.round > 0:
-            self._keep(self.directory, newest.round, n)  # killed before it was
+            self._keep(n, store.snapshot(newest.round, newest.state))  # killed before it was
         if newest is None or newest.round < n:
             self._train_in(self.directory, n)
             self._count(self.key, sum(row.get("client_steps", 0) for row in self.directory.rows()))
@@ -102,32 +104,20 @@ class Prefix:
         return parse_experiment(self.plain | fedavg)
 
     def _train_in(self, directory: RunDirectory, n: int) -> None:
-        reached = [0]
-
-        def keep(row: Row) -> None:
-            reached[0] = row["round"]
-            self._keep(directory, row["round"], n)
-
-        def is_enough() -> bool:
-            return reached[0] >= n or self.cache.is_over()
-
         open_directory(self._experiment, self.parts, directory)
         server = assemble(self._experiment, self.parts, self.fed, directory)
         self.fed.meter.read_and_reset()
-        replace(server, on_round=keep, should_stop=is_enough).run()
+        keep = partial(self._keep, n)
+        replace(server, on_commit=keep, should_stop=self.cache.is_over, stop_after=n).run()
         self.fed.meter.read_and_reset()
-        if reached[0] < n:
+        if not self._is_kept(n):
             raise OutOfTime
 
-    def _keep(self, directory: RunDirectory, t: int, n: int) -> None:
-        """Keep the newest checkpoint, of round t, if needed: a run keeps its last two only."""
+    def _keep(self, n: int, snapshot: Snapshot) -> None:
+        """Keep the state of a round that this or another row branches from: a run keeps two."""
         needed = {n - 1, n, *self.wanted, *(each - 1 for each in self.wanted)}
-        if t not in needed or self._is_kept(t):
-            return
-        found = CheckpointStore(directory.checkpoints).load_latest()
-        assert found is not None
-        if found.round == t:
-            CheckpointStore(self._place(t)).save(t, found.state)
+        if snapshot.round in needed and not self._is_kept(snapshot.round):
+            CheckpointStore(self._place(snapshot.round)).write(snapshot)
 
     def _count(self, key: str, total: int) -> None:
         """Record what this sweep has trained of a prefix of so many steps in all."""

@@ -32,9 +32,9 @@ from flray.config.build import (
     start_executor,
 )
 from flray.config.experiment import parse_experiment
+from flray.execution.client_actor import wait_for_resources
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation
-from flray.execution.ray_pool import wait_for_resources
 from flray.records.atomic import replace_text
 from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.components import FOLDER as PARTS_OF_RUN

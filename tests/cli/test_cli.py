@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from flray.cli import main
+from flray.cli.campaign import terminating_as_interrupted
 from flray.config.experiment import COMPONENTS, override
 
 from scenarios import TINY
@@ -232,3 +234,10 @@ def test_an_installed_wheel_runs_in_any_folder(tmp_path) -> None:
     assert str(target) in done.stdout
     assert "round 1/1" in done.stdout
     assert len(list((folder / "runs").rglob("summary.json"))) == 2
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), terminating_as_interrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

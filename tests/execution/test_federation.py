@@ -50,6 +50,7 @@ class Recording:
     inline: Inline
     sent: list[tuple[Any, Params, Any]] = field(default_factory=list)
     clients_per_job: int | None = None
+    trainings_kept: int = 0
     retries: int = 0
 
     def map(self, task, bank, jobs):

@@ -24,10 +24,12 @@ from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import ray_pool
+from flray.execution.client_actor import ClientActor, wait_for_resources
 from flray.execution.cluster import connected
-from flray.execution.federation import Cohort, Trained
-from flray.execution.ray_pool import ClientActor, Patience, wait_for_resources
+from flray.execution.federation import Cohort
+from flray.execution.ray_pool import Patience
 from flray.execution.resources import Actors, Plan
+from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
@@ -127,6 +129,7 @@ def test_memo_shared_and_pairs_on_actors_are_those_of_one_process() -> None:
         }
         cohort, how = Cohort(1, np.arange(6)), fed.training.paired()
         found = fed.train(fed.initial_bank(), cohort, corrected, own, shared=shared, training=how)
+        assert set(found.params) == set(fed.initial)  # brought here before the actors end
         fed.executor.close()
         return found
 

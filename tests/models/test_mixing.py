@@ -3,7 +3,16 @@ import pytest
 import torch
 
 from flray.models.bank import ModelBank, squared_changes
-from flray.models.mixing import Aggregation, Relation, mix, mix_bank, mixing_row
+from flray.models.mixing import (
+    Aggregation,
+    HeldModels,
+    MixingRow,
+    Relation,
+    Terms,
+    mix,
+    mix_bank,
+    mixing_row,
+)
 
 
 def bank_of(rows: list[float], owner: list[int]) -> ModelBank:
@@ -21,21 +30,21 @@ def test_mean_is_weighted_by_samples_of_those_heard() -> None:
     bank = bank_of([100.0], [0, 0, 0, 0])
     n = np.array([5.0, 10, 20, 30])
     row = mixing_row(n, 0, np.array([1, 3]), bank, Aggregation())
-    assert mix([row], {"w": torch.tensor([[1.0], [5.0]])}, bank.params)["w"].item() == 4
+    assert mix([row], HeldModels({"w": torch.tensor([[1.0], [5.0]])}), bank.params)["w"].item() == 4
 
 
 def test_stale_clients_count_as_they_were() -> None:
     """n = 10, 10, 20; only client 2 heard: (10 * 1 + 10 * 3 + 20 * 7) / 40 = 4.5."""
     bank = bank_of([1.0, 3.0], [0, 1, 1])
     row = mixing_row(np.array([10.0, 10, 20]), 0, np.array([2]), bank, Aggregation("stale"))
-    assert mix([row], {"w": torch.tensor([[7.0]])}, bank.params)["w"].item() == 4.5
+    assert mix([row], HeldModels({"w": torch.tensor([[7.0]])}), bank.params)["w"].item() == 4.5
 
 
 def test_server_lr_moves_part_of_the_way() -> None:
     """From 2 towards 6 with step 0.25: 3."""
     bank = bank_of([2.0], [0, 0])
     row = mixing_row(np.ones(2), 0, np.array([0, 1]), bank, Aggregation(server_lr=0.25))
-    assert mix([row], {"w": torch.tensor([[4.0], [8.0]])}, bank.params)["w"].item() == 3
+    assert mix([row], HeldModels({"w": torch.tensor([[4.0], [8.0]])}), bank.params)["w"].item() == 3
 
 
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
@@ -57,7 +66,7 @@ def test_a_copied_model_keeps_every_bit_and_nothing_received_changes() -> None:
     trained = {"w": torch.tensor([[-0.0], [5.0]])}
     bank = bank_of([1.0], [0, 0])
     row = mixing_row(np.array([1.0, 0.0]), 0, np.array([0, 1]), bank, Aggregation())
-    mixed = mix([row], trained, bank.params)["w"]
+    mixed = mix([row], HeldModels(trained), bank.params)["w"]
     assert torch.signbit(mixed).all()
     mixed.fill_(9)
     assert trained["w"].tolist() == [[-0.0], [5.0]]
@@ -74,7 +83,8 @@ def test_hash_sees_models_not_rows() -> None:
 def test_squared_changes_are_of_every_client() -> None:
     """Clients 0 and 2 move by 2, client 1 by 1."""
     old, new = bank_of([1.0], [0, 0, 0]), bank_of([3.0, 2.0], [0, 1, 0])
-    assert squared_changes(new, old).tolist() == [4, 1, 4]
+    assert squared_changes(new, old, np.arange(3)).tolist() == [4, 1, 4]
+    assert squared_changes(new, old, np.array([1, 2])).tolist() == [1, 4]
 
 
 def test_the_models_of_some_clients_by_hand() -> None:
@@ -92,7 +102,9 @@ def test_rows_of_a_relation_by_hand() -> None:
     strengths = np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]]) * np.array([1.0, 2, 3])  # R_ij n_j
     trained = {"w": torch.tensor([[1.0], [4.0], [10.0]], dtype=torch.float64)}
     bank = ModelBank({"w": torch.zeros(1, 1, dtype=torch.float64)}, np.zeros(3, np.int64))
-    mixed = mix_bank(Relation.of_matrix(strengths), np.arange(3), trained, bank, Aggregation())
+    mixed = mix_bank(
+        Relation.of_matrix(strengths), np.arange(3), HeldModels(trained), bank, Aggregation()
+    )
     got = mixed.of_clients(np.arange(3))["w"].flatten().tolist()
     assert got == pytest.approx([9 / 3, 39 / 6, 38 / 5])
 
@@ -101,9 +113,10 @@ def test_who_hears_nobody_keeps_its_model_beside_the_others() -> None:
     """Clients 0 and 1 are a cluster with different models; 2 is another; nobody hears 3."""
     bank = ModelBank({"w": torch.tensor([[1.0], [2.0]])}, np.array([0, 1, 1, 0]))
     relation = Relation.of_clusters(np.array([0, 0, 1, -1]))
-    quiet = mix_bank(relation, np.array([2]), {"w": torch.tensor([[7.0]])}, bank, Aggregation())
+    seven = HeldModels({"w": torch.tensor([[7.0]])})
+    quiet = mix_bank(relation, np.array([2]), seven, bank, Aggregation())
     assert quiet.of_clients(np.arange(4))["w"].flatten().tolist() == [1.0, 2.0, 7.0, 1.0]
-    loud = mix_bank(relation, np.array([1]), {"w": torch.tensor([[7.0]])}, bank, Aggregation())
+    loud = mix_bank(relation, np.array([1]), seven, bank, Aggregation())
     assert loud.of_clients(np.arange(4))["w"].flatten().tolist() == [7.0, 7.0, 2.0, 1.0]
     assert loud.owner[0] == loud.owner[1]
 
@@ -112,5 +125,70 @@ def test_a_small_server_step_starts_from_each_ones_own() -> None:
     bank = ModelBank({"w": torch.tensor([[0.0], [2.0]])}, np.array([0, 1]))
     joint = Relation.joint(2)
     half = Aggregation(server_lr=0.5)
-    mixed = mix_bank(joint, np.array([0]), {"w": torch.tensor([[4.0]])}, bank, half)
+    mixed = mix_bank(joint, np.array([0]), HeldModels({"w": torch.tensor([[4.0]])}), bank, half)
     assert mixed.of_clients(np.arange(2))["w"].flatten().tolist() == [2.0, 3.0]
+
+
+def random_rows(num_heard: int, num_kept: int, num_rows: int) -> list[MixingRow]:
+    """Rows of different lengths with negative weights, one that copies, one that keeps."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for _ in range(num_rows):
+        heard = np.flatnonzero(rng.random(num_heard) < 0.5)
+        kept = np.flatnonzero(rng.random(num_kept) < 0.5)
+        weights = rng.normal(size=len(heard) + len(kept))
+        rows.append(MixingRow(heard, weights[: len(heard)], kept, weights[len(heard) :]))
+    one, none = np.ones(1), np.empty(0)
+    rows.append(MixingRow(np.array([2]), one, np.empty(0, np.int64), none))
+    rows.append(MixingRow(np.empty(0, np.int64), none, np.array([1]), one))
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mixing_is_the_matrix_product_and_does_not_depend_on_order(dtype) -> None:
+    """Leaves of sizes far apart, so that each needs a scale of its own."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = {"large": 1e4, "small": 1e-20, "zero": 0.0}
+    trained, bank = (
+        {n: s * torch.randn(k, 3, 5, generator=draw, dtype=dtype) for n, s in sizes.items()}
+        for k in (30, 4)
+    )
+    rows = random_rows(30, 4, 6)
+    mixed = mix(rows, HeldModels(trained), bank)
+    order = np.random.default_rng(0).permutation(30)
+    place = np.argsort(order)
+    shuffled = {n: leaf[torch.from_numpy(order)] for n, leaf in trained.items()}
+    again = mix(
+        [MixingRow(place[r.heard][::-1].copy(), r.a[::-1].copy(), r.kept, r.b) for r in rows],
+        HeldModels(shuffled),
+        bank,
+    )
+    a, b = np.zeros((len(rows), 30)), np.zeros((len(rows), 4))
+    for v, row in enumerate(rows):
+        a[v, row.heard], b[v, row.kept] = row.a, row.b
+    tolerance = {torch.float32: 1e-7, torch.float64: 1e-15}[dtype]
+    for name, size in sizes.items():
+        assert torch.equal(mixed[name], again[name])
+        exact = np.tensordot(a, trained[name].double().numpy(), 1)
+        exact += np.tensordot(b, bank[name].double().numpy(), 1)
+        # Weights of float32 have 24 bits and the sums of 30 terms here reach about 30 times `size`.
+        np.testing.assert_allclose(mixed[name].double().numpy(), exact, atol=30 * size * tolerance)
+    assert torch.equal(mixed["large"][-2], trained["large"][2])
+    assert torch.equal(mixed["large"][-1], bank["large"][1])
+    assert mixed["large"].abs().max() > 1e3
+
+
+def test_parts_of_a_sum_add_up_to_the_whole() -> None:
+    """As hosts do it that have some of the models each."""
+    draw = torch.Generator().manual_seed(0)
+    models = {"w": torch.randn(7, 4, generator=draw)}
+    weights = np.random.default_rng(1).random(7)
+    terms = Terms(
+        (np.arange(7), np.array([5, 1])), (weights, weights[:2]), {"w": np.array([20, 9])}
+    )
+    place = np.array([0, -1, 1, -1, 2, -1, 3])
+    here = terms.at(place)({"w": models["w"][[0, 2, 4, 6]]})["w"]
+    there = terms.at(np.array([-1, 0, -1, 1, -1, 2, -1]))({"w": models["w"][[1, 3, 5]]})["w"]
+    assert torch.equal(here + there, terms(models)["w"])
+    assert here.abs().sum() > 0
+    assert there.abs().sum() > 0

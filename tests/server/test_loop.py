@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import yaml
 
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
+from flray.execution.federation import Federation
+from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
@@ -164,6 +167,7 @@ def test_checkpoints_of_local_follow_the_cohort(tiny_run) -> None:
 
 
 def test_rounds_are_readable_while_a_run_goes_on(tiny_run, tmp_path: Path) -> None:
+    """The directory is at most a round behind."""
     seen = []
     tiny_run(
         out=tmp_path / "live",
@@ -171,7 +175,62 @@ def test_rounds_are_readable_while_a_run_goes_on(tiny_run, tmp_path: Path) -> No
             (row["round"], len(RunDirectory(tmp_path / "live").rounds()))
         ),
     )
-    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert [t for t, _ in seen] == [1, 2, 3, 4]
+    assert all(t - 1 <= recorded <= t for t, recorded in seen)
+
+
+def test_what_is_written_late_ends_the_run_when_it_fails(tiny_run, monkeypatch, tmp_path) -> None:
+    """The disk is full in round 2: the run ends in round 3 at the latest and can go on."""
+    write = CheckpointStore.write
+
+    def full(self, snapshot):
+        if snapshot.round == 2:
+            raise ExperimentError("no room for round 2")
+        write(self, snapshot)
+
+    monkeypatch.setattr(CheckpointStore, "write", full)
+    seen = []
+    with pytest.raises(ExperimentError, match="no room for round 2"):
+        tiny_run(out=tmp_path / "full", on_round=lambda row: seen.append(row["round"]))
+    assert seen in ([1, 2], [1, 2, 3])
+    monkeypatch.setattr(CheckpointStore, "write", write)
+    done = tiny_run(out=tmp_path / "full", resume=True)
+    assert done.summary["params_sha256"] == tiny_run().summary["params_sha256"]
+    assert done.rounds["round"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_round_is_written_while_the_next_one_trains(tiny_run, monkeypatch) -> None:
+    """Round 1 cannot be written before round 2 was computed."""
+    computed, write = threading.Event(), CheckpointStore.write
+
+    def waiting(self, snapshot):
+        if snapshot.round == 1:
+            assert computed.wait(60)
+        write(self, snapshot)
+
+    train = Federation.train
+
+    def noted(self, bank, cohort, *arguments, **keywords):
+        if cohort.t == 2:
+            computed.set()
+        return train(self, bank, cohort, *arguments, **keywords)
+
+    monkeypatch.setattr(CheckpointStore, "write", waiting)
+    monkeypatch.setattr(Federation, "train", noted)
+    assert tiny_run("evaluate.every=4").summary["rounds"] == 4
+
+
+def test_an_interrupted_run_writes_the_round_it_had_computed(tiny_run, tmp_path) -> None:
+    out = tmp_path / "run"
+
+    def interrupt(row) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(out=out, on_round=interrupt)
+    assert _rounds_done(out) == 2
+    assert len(RunDirectory(out).rounds()) == 2
 
 
 def test_clients_without_test_examples_are_left_out_of_the_mean(tiny_run) -> None:

@@ -163,7 +163,7 @@ def test_labels_changed_by_an_event_do_not_change_the_global_test_set(tiny_run) 
 class Spy:
     """An executor that notes its jobs and what came back."""
 
-    retries, clients_per_job = 0, None
+    retries, clients_per_job, trainings_kept = 0, None, 0
 
     def __init__(self, executor) -> None:
         self.executor, self.jobs, self.outputs = executor, [], []

@@ -350,7 +350,7 @@ class Watched(Flhc):
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
         outcome = super().round(state, cohort, fed)
-        moved = squared_changes(outcome.state.bank, state.bank)
+        moved = squared_changes(outcome.state.bank, state.bank, fed.clients)
         own = {"largest_move": float(moved.max())} if outcome.metrics else {}
         return replace(outcome, metrics=outcome.metrics | own)
 

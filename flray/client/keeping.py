@@ -1,0 +1,91 @@
+"""Trained models that stay with the host that trained them, and what the host is asked of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.client.engine import BlockResult
+from flray.client.host import Host
+from flray.client.tasks import Train, TrainJob
+from flray.data.dataset import Ids
+from flray.models.bank import Params
+from flray.models.mixing import Weights, largest_values, rows_of
+
+Question = Callable[[Params], Params]  # of the models of a block, leaves (K, ...)
+
+
+@dataclass(frozen=True)
+class KeptBlock:
+    """What a host says of a block whose models it keeps."""
+
+    loss: NDArray[np.float64]  # (K,)
+    largest: dict[str, Weights]  # (K,) by leaf, the largest absolute value
+    place: int  # of the host among those of the executor
+
+
+@dataclass(frozen=True)
+class TrainAndKeep:
+    """Local training of a block whose models stay with the host."""
+
+    train: Train
+    most: int  # trainings whose models a host keeps
+    # Tells this training from others, of other experiments too. Not a seed: nothing depends on it.
+    call: str = field(default_factory=lambda: uuid4().hex)
+
+    def __call__(self, host: Host, bank: Params, job: TrainJob) -> KeptBlock:
+        return self.keep(host, job, self.train(host, bank, job))
+
+    def keep(self, host: Host, job: TrainJob, result: BlockResult) -> KeptBlock:
+        """Keep the models of a block; those of the oldest training make room."""
+        kept = host.kept.setdefault(self.call, {})
+        kept[block_number(job)] = result.params
+        for call in list(host.kept)[: -self.most]:
+            del host.kept[call]
+        return kept_block(result, host.place)
+
+
+def kept_block(result: BlockResult, place: int = 0) -> KeptBlock:
+    return KeptBlock(result.loss, largest_values(result.params), place)
+
+
+def block_number(job: TrainJob) -> int:
+    """Names a block among those of one training."""
+    return int(job.clients[0])
+
+
+@dataclass(frozen=True)
+class AskJob:
+    """A question about the models of one block."""
+
+    call: str
+    block: int
+    question: Question
+    place: int  # of the host that has them
+
+
+class Ask:
+    """Answer a question about models that were kept; a host without them raises LookupError."""
+
+    def __call__(self, host: Host, bank: Params, job: AskJob) -> Params:
+        kept = host.kept.get(job.call, {})
+        if job.block not in kept:
+            raise LookupError("this host does not have the models of the block (any more)")
+        return job.question(kept[job.block])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The models themselves, or some of their leaves; not copied where all are asked for."""
+
+    places: Ids
+    names: Sequence[str]
+
+    def __call__(self, models: Params) -> Params:
+        found = {}
+        for name in self.names:
+            is_whole = np.array_equal(self.places, np.arange(len(models[name])))
+            found[name] = models[name] if is_whole else rows_of(models[name], self.places)
+        return found

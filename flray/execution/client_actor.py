@@ -1,0 +1,92 @@
+"""The process of a client actor, which is started before anything heavy is imported.
+
+Importing torch and Lightning is most of the time it takes to start an actor. An actor imports them
+on its own as soon as it is there, while the driver and others do the same, and gets its data later.
+"""
+
+import os
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from flray.errors import ExperimentError
+from flray.execution.cluster import actor_environment
+from flray.execution.resources import Actors, Plan, check_resources
+
+if TYPE_CHECKING:
+    from flray.client.host import Host
+    from flray.execution.ray_pool import Payload
+    from flray.models.bank import Params
+
+FREE_TIMEOUT_S = 10.0
+
+
+class ClientActor:
+    """One process that runs the tasks of the clients it is handed."""
+
+    def load(self) -> None:
+        """Import what a host needs."""
+        import flray.execution.ray_pool  # noqa: F401
+
+    def start(self, payload: "Payload", place: int) -> int:
+        """Become the host of this number; returns the process id."""
+        from flray.execution.ray_pool import start_numbered_host
+
+        self.host: Host = start_numbered_host(payload, place)
+        return os.getpid()
+
+    def run(
+        self, task: "Callable[[Host, Params, Any], Any]", bank: "Params", job: Any
+    ) -> Any:  # Any: of the task
+        return task(self.host, bank, job)
+
+
+def start_client_actor(actors: Actors, threads: int) -> Any:  # Any: an actor handle
+    """A process that has begun to import and waits for `start`."""
+    actor: Any = (
+        ray.remote(ClientActor)
+        .options(
+            num_cpus=actors.num_cpus,
+            num_gpus=actors.num_gpus,
+            runtime_env=actor_environment(threads),
+            scheduling_strategy=_strategy(),
+        )
+        .remote()
+    )
+    actor.load.remote()
+    return actor
+
+
+def start_client_actors(actors: Actors, threads: int) -> list[Any] | None:
+    """As many as are asked for; None where their number follows from the data."""
+    if actors.count == "per_client":
+        return None
+    wait_for_resources(Plan(actors.count, actors, block=0, blocks_per_round=actors.count))
+    return [start_client_actor(actors, threads) for _ in range(actors.count)]
+
+
+def _strategy() -> Any:
+    """Where actors go: over the cluster, or inside the placement group we are in ourselves."""
+    group = get_current_placement_group()
+    return "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group)
+
+
+def wait_for_resources(plan: Plan) -> None:
+    """Refuse at once what the cluster does not have; wait a little for what others give back."""
+    if get_current_placement_group() is not None:
+        return  # made for us, and counted as taken
+    there: Callable[[], dict[str, float]] = ray.cluster_resources
+    free: Callable[[], dict[str, float]] = ray.available_resources
+    check_resources(plan, there())
+    deadline = monotonic() + FREE_TIMEOUT_S
+    while True:
+        try:
+            return check_resources(plan, free())
+        except ExperimentError:
+            if monotonic() > deadline:
+                raise
+            sleep(0.1)
