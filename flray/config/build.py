@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pytorch_lightning import LightningModule
 
-from flray.client.host import HostSettings, choose_engine, start_host
+from flray.client.host import HostSettings, choose_engine, default_threads, start_host
 from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
@@ -93,7 +93,10 @@ def build_server(
 
 def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
     """Make the run directory, or check that it holds this experiment."""
-    recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
+    recorded = environment() | {
+        "plan": str(parts.plan) if parts.plan else None,
+        "threads": parts.payload.settings.threads,
+    }
     directory.resume(experiment.plain, recorded, parts.payload.timeline.digest())
 
 
@@ -133,12 +136,15 @@ def prepare(experiment: Experiment) -> Prepared:
     num_params = sum(p.numel() for p in module.parameters())
     num_heard = cohort_size(len(split.clients), settings.participation)
     block = execution.block or default_block(num_params, num_heard, device)
+    threads = execution.threads or (
+        default_threads(execution.engine, module, device) if execution.executor == "inline" else 1
+    )
     host = HostSettings(
         engine=execution.engine,
         device=device,
         dtype=execution.dtype,
         num_slots=block,
-        threads=execution.threads,
+        threads=threads,
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )

@@ -23,14 +23,15 @@ class Execution:
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     precision: Literal["float32", "float64"] = "float32"
     block: int | None = None  # client slots computed together; None: chosen by model and device
-    threads: int = 1  # of a process; more change the last bits
+    # Of a process. None: all cores where their number changes no bit, see docs/architecture.md.
+    threads: int | None = None
     callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
     actors: Actors = field(default_factory=Actors)  # of executor ray
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
             raise ValueError(f"block must be >= 1, got {self.block}")
-        if self.threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be >= 1, got {self.threads}")
         if self.callbacks and self.engine != "lightning":
             raise ValueError(
