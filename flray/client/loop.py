@@ -50,12 +50,10 @@ class Loop:
         w = {name: p.detach() for name, p in parameters.items()}
 
         def grad(at: Params, batch: LocalBatch) -> Params:
-            here = at is w
-            gradients, loss = (
-                self.batch_loss.gradient_here(batch)
-                if here
-                else self.batch_loss.gradient_at(at, batch)
-            )
+            if at is w:
+                gradients, loss = self.batch_loss.gradient_here(parameters, batch)
+            else:
+                gradients, loss = self.batch_loss.gradient_at(at, batch)
             losses.append(loss)
             return gradients
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from flray.client.plan import Plan
 from flray.client.training import LocalBatch
 from flray.data.pixels import Examples
-from flray.models.bank import Params, trainable
+from flray.models.bank import Params
 from flray.models.classifier import Batch
 from flray.models.dropout import dropout_keys
 
@@ -49,11 +49,11 @@ class BatchLoss(nn.Module):
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
         return _differentiate(self.at(leaves, batch), leaves)
 
-    def gradient_here(self, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """As `gradient_at` at the module's own params, which need not be put in place."""
+    def gradient_here(self, own: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """As `gradient_at` at the module's own parameters, which need not be put in place."""
         for name, key in batch.keys.items():
             self.module.get_buffer(name).copy_(key)
-        return _differentiate(self(batch), trainable(self.module))
+        return _differentiate(self(batch), own)
 
 
 def _differentiate(loss: Tensor, leaves: Params) -> tuple[Params, Tensor]:
