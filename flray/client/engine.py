@@ -24,11 +24,33 @@ class Block:
     def clients(self) -> Ids:
         return np.array([plan.client for plan in self.plans], dtype=np.int64)
 
+    def some(self, part: slice) -> "Block":
+        """A part of the clients, over the same memory."""
+        w0, memo = (
+            {name: leaf[part] for name, leaf in leaves.items()} for leaves in (self.w0, self.memo)
+        )
+        return Block(self.plans[part], w0, memo)
+
 
 @dataclass(frozen=True)
 class BlockResult:
     params: Params  # leaves (K, ...)
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
+
+    @classmethod
+    def empty_like(cls, block: Block) -> "BlockResult":
+        params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
+        return cls(params, np.empty(len(block.plans)))
+
+    def copy_unmoved(self, block: Block) -> None:
+        """Write what comes of clients that take no steps."""
+        for name, leaf in block.w0.items():
+            self.params[name].copy_(leaf)
+        self.loss[:] = 0
+
+    def some(self, part: slice) -> "BlockResult":
+        """A part of the clients, over the same memory."""
+        return BlockResult({n: leaf[part] for n, leaf in self.params.items()}, self.loss[part])
 
 
 class Engine(Protocol):

@@ -1,5 +1,6 @@
 """A host: what a process keeps to run any client's task. A cache, never an owner of state."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,7 @@ from flray.client.engine import Engine
 from flray.client.lightning import Lightning, MakeCallback
 from flray.client.loop import Loop
 from flray.client.vectorized import Vectorized, refusal
+from flray.client.written import is_written_out
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
@@ -17,7 +19,7 @@ from flray.models.bank import Params
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
-# Measured on two cores: above this size stacking a model on a CPU only adds memory traffic.
+# Measured on two cores: above this size stacking a model with vmap only adds memory traffic.
 LARGEST_STACKED_ON_CPU = 300_000  # parameters
 
 
@@ -41,7 +43,7 @@ class HostSettings:
     device: str
     dtype: torch.dtype
     num_slots: int
-    threads: int
+    threads: int  # of a process: they train tiles, or else work inside torch's operators
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # of engine lightning
 
@@ -50,16 +52,29 @@ def choose_engine(engine: EngineName, module: LightningModule, device: str) -> E
     """Resolve `auto` by model and kind of device alone."""
     if engine != "auto":
         return engine
+    if refusal(module):
+        return "loop"
     num_params = sum(p.numel() for p in module.parameters())
-    too_large = device == "cpu" and num_params > LARGEST_STACKED_ON_CPU
-    return "loop" if refusal(module) or too_large else "vectorized"
+    if device != "cpu" or num_params <= LARGEST_STACKED_ON_CPU:
+        return "vectorized"
+    return "vectorized" if is_written_out(module) else "loop"
+
+
+def default_threads(engine: EngineName, module: LightningModule, device: str) -> int:
+    """All cores where threads change no bit, which is where a CPU trains in tiles; otherwise 1.
+
+    All cores are those this process may use, or OMP_NUM_THREADS, which Ray sets for its workers.
+    """
+    in_tiles = choose_engine(engine, module, device) == "vectorized" and is_written_out(module)
+    if device != "cpu" or not in_tiles:
+        return 1
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 def start_host(
     module: LightningModule, dataset: Dataset, timeline: Timeline, settings: HostSettings
 ) -> Host:
     """Place data and module on the device and fix what else would change bits."""
-    torch.set_num_threads(settings.threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
@@ -67,13 +82,15 @@ def start_host(
     module = module.to(device=device, dtype=settings.dtype)
     examples = place_examples(dataset, timeline.at(1), device, settings.dtype)
     engine = _start_engine(module, examples, settings)
+    in_tiles = isinstance(engine, Vectorized) and engine.written is not None
+    torch.set_num_threads(1 if in_tiles else settings.threads)
     return Host(module, examples, timeline, engine, settings.seed)
 
 
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
-        return Vectorized(module, examples, settings.num_slots)
+        return Vectorized(module, examples, settings.num_slots, settings.threads)
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)

@@ -46,13 +46,18 @@ class Loop:
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
         losses: list[Tensor] = []  # of the calls of grad in one step
 
-        def grad(w: Params, batch: LocalBatch) -> Params:
-            gradients, loss = self.batch_loss.gradient_at(w, batch)
+        # The module's own params, by name: they share its memory, so steps are seen in them.
+        w = {name: p.detach() for name, p in parameters.items()}
+
+        def grad(at: Params, batch: LocalBatch) -> Params:
+            if at is w:
+                gradients, loss = self.batch_loss.gradient_here(parameters, batch)
+            else:
+                gradients, loss = self.batch_loss.gradient_at(at, batch)
             losses.append(loss)
             return gradients
 
         for step in range(plan.num_steps):
-            w = {name: p.detach() for name, p in parameters.items()}
             batch = step_batch(plan, step, self.module, self.examples)
             losses.clear()
             direction = gradient(grad, w, batch, w0, memo)

@@ -47,10 +47,19 @@ class BatchLoss(nn.Module):
     def gradient_at(self, w: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
         """Gradient and value of the loss at w, of one client, by plain autograd."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
-        loss = self.at(leaves, batch)
-        wrt = list(leaves.values())
-        gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, gradients, strict=True)), loss.detach()
+        return _differentiate(self.at(leaves, batch), leaves)
+
+    def gradient_here(self, own: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """As `gradient_at` at the module's own parameters, which need not be put in place."""
+        for name, key in batch.keys.items():
+            self.module.get_buffer(name).copy_(key)
+        return _differentiate(self(batch), own)
+
+
+def _differentiate(loss: Tensor, leaves: Params) -> tuple[Params, Tensor]:
+    wrt = list(leaves.values())
+    gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
 
 def step_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:

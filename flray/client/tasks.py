@@ -79,7 +79,6 @@ class Train:
         Models and memo are on the device of the host's data, whatever device they come from.
         """
         device = host.examples.device
-        rows = torch.from_numpy(job.rows)
         split = host.timeline.at(self.t)
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         plans = tuple(
@@ -87,7 +86,7 @@ class Train:
             for i in job.clients
         )
         # Only the rows that are used move: a whole bank may not fit on the device.
-        w0 = {n: leaf.index_select(0, rows.to(leaf.device)).to(device) for n, leaf in bank.items()}
+        w0 = {name: _rows(leaf, job.rows, device) for name, leaf in bank.items()}
         return Block(plans, w0, self._memo(job, device))
 
     def _memo(self, job: TrainJob, device: torch.device) -> Params:
@@ -102,6 +101,14 @@ class Train:
         return own | {
             n: leaf.to(device).expand(num, *leaf.shape) for n, leaf in self.shared.items()
         }
+
+
+def _rows(leaf: Tensor, rows: Ids, device: torch.device) -> Tensor:
+    """Rows of a leaf of the bank on a device; a row that all use is there once, as a view."""
+    if len(rows) and (rows == rows[0]).all():
+        first = int(rows[0])
+        return leaf[first : first + 1].to(device).expand(len(rows), *leaf.shape[1:])
+    return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device)).to(device)
 
 
 def train_together(

@@ -1,26 +1,37 @@
-"""Engine `vectorized`: all clients of a block at once, their params stacked along a client axis."""
+"""Engine `vectorized`: many clients of a block at once, params stacked along a client axis."""
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 
 from flray.client.engine import Block, BlockResult
 from flray.client.losses import BatchLoss
-from flray.client.training import ELEMENTWISE, Gradient, LocalBatch, Training
+from flray.client.stacking import (
+    BatchParts,
+    StackedHook,
+    StackedPlan,
+    Step,
+    elementwise_optimizer,
+    fill,
+    train_slots,
+)
+from flray.client.training import Gradient, LocalBatch, Training
+from flray.client.written_step import WrittenModule, WrittenStep
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
 from flray.models.bank import Params, trainable
 from flray.models.dropout import dropout_keys
 
-# x, y, mask and dropout keys of a LocalBatch with a leading client axis: a pytree for vmap.
-BatchParts = tuple[Tensor, Tensor, Tensor, Params]
+# Of the models that are computed together on a CPU, which should stay in a core's cache.
+TILE_PARAMS = 800_000
+LARGEST_TILE = 16
 
 
 def refusal(module: LightningModule) -> str | None:
@@ -44,126 +55,114 @@ def check_stackable(module: LightningModule) -> None:
 
 
 class Vectorized:
-    """Trains `num_slots` models in one step of tensor arithmetic.
+    """Trains many models in one step of tensor arithmetic.
 
     Short blocks are filled with dummies and batches are padded, so that the shape of the work, and
-    with it every bit of a client's result, does not depend on its neighbours. On a GPU a step is
-    recorded once as a CUDA graph and replayed.
+    with it every bit of a client's result, does not depend on its neighbours. On a GPU a step of
+    `num_slots` models is recorded once as a CUDA graph and replayed. On a CPU a module that can be
+    written out is trained in tiles of a few slots, `threads` of them at a time: the number of
+    threads changes no bit.
     """
 
-    def __init__(self, module: LightningModule, examples: Examples, num_slots: int) -> None:
+    def __init__(
+        self, module: LightningModule, examples: Examples, num_slots: int, threads: int = 1
+    ) -> None:
         check_stackable(module)
         self.module = module
         self.examples = examples
         self.num_slots = num_slots
+        self.threads = threads
         self.batch_loss = BatchLoss(module)
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
+        self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
+        on_cpu = examples.device.type == "cpu"
+        self.written = WrittenModule.of(self.batch_loss, examples) if on_cpu else None
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         self.module.train()
-        steps = StackedPlan.of(block, self.num_slots, self.examples.device)
-        if not steps.num_steps:
+        if not any(plan.num_steps for plan in block.plans):
             unmoved = {name: leaf.clone() for name, leaf in block.w0.items()}
             return BlockResult(unmoved, np.zeros(len(block.plans)))
-        w0 = {name: _filled(leaf, self.num_slots) for name, leaf in block.w0.items()}
-        memo = {name: _filled(leaf, self.num_slots) for name, leaf in block.memo.items()}
-        step = self._step(training, gradient, w0, memo)
-        step.start(w0, memo, steps)
-        finishing = steps.clients_by_last_step()
-        result = {name: leaf.clone() for name, leaf in w0.items()}
-        for s in range(steps.num_steps):
-            step.advance()
-            if s in finishing:
-                # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
-                for name, leaf in step.w.items():
-                    result[name].index_copy_(0, finishing[s], leaf.detach()[finishing[s]])
-        real = len(block.plans)
-        count = np.maximum([plan.num_steps for plan in block.plans], 1)
-        loss = step.total_loss[:real].cpu().numpy() / count
-        return BlockResult({name: leaf[:real] for name, leaf in result.items()}, loss)
+        result = BlockResult.empty_like(block)
+        if self.written is not None:
+            self._train_tiles(self.written, block, (training, gradient), result)
+            return result
+        plan = StackedPlan.of(block, self.num_slots, self.examples.device)
+        train_slots(self._step(training, gradient, block), block, plan, result)
+        return result
 
-    def _step(
-        self, training: Training, gradient: Gradient, w0: Params, memo: Params
-    ) -> "StackedStep":
+    def _train_tiles(
+        self,
+        written: WrittenModule,
+        block: Block,
+        how: tuple[Training, Gradient],
+        into: BlockResult,
+    ) -> None:
+        def train_tile(first: int) -> None:
+            some = slice(first, first + self.tile)
+            part = block.some(some)
+            if not any(plan.num_steps for plan in part.plans):
+                into.some(some).copy_unmoved(part)
+                return
+            plan = StackedPlan.of(part, self.tile, self.examples.device)
+            with torch.no_grad():
+                step = WrittenStep(written, *how, part, self.tile)
+                train_slots(step, part, plan, into.some(some))
+
+        tiles = range(0, len(block.plans), self.tile)
+        if self.threads == 1 or len(tiles) == 1:
+            for first in tiles:
+                train_tile(first)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(train_tile, tiles))
+
+    def _step(self, training: Training, gradient: Gradient, block: Block) -> Step:
         if self.examples.device.type != "cuda":
-            return StackedStep(self, training, gradient, (w0, memo))
+            return StackedStep(self, training, gradient, block)
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
-        key = (training, *hook, tuple((name, leaf.shape) for name, leaf in memo.items()))
+        key = (training, *hook, tuple((n, leaf.shape[1:]) for n, leaf in block.memo.items()))
         if key not in self.graphs:
-            self.graphs[key] = GraphedStep(self, training, gradient, (w0, memo))
+            self.graphs[key] = GraphedStep(self, training, gradient, block)
         return self.graphs[key]
 
 
-@dataclass(frozen=True)
-class StackedPlan:
-    """The plans of a block as tensors; K slots, S steps, b batches per step."""
+def tile_size(num_params: int, num_slots: int) -> int:
+    """Slots in a tile, by model and block alone; the tiles of a block are equally full.
 
-    ids: Tensor  # (K, S, b, B)
-    mask: Tensor  # (K, S, b, B)
-    keys: Tensor  # (K, S, b)
-    last_step: Tensor  # (K,) on the CPU; -1 for a dummy and for a client without steps
-
-    @classmethod
-    def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
-        batches = block.plans[0].ids.shape[1:]  # (b, B)
-        num_steps = max(plan.num_steps for plan in block.plans)
-        ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)
-        mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
-        keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
-        last = np.full(num_slots, -1, dtype=np.int64)
-        for k, plan in enumerate(block.plans):
-            ids[k, : plan.num_steps] = plan.ids
-            mask[k, : plan.num_steps] = plan.mask
-            keys[k, : plan.num_steps] = plan.keys
-            last[k] = plan.num_steps - 1
-        tensors = [torch.from_numpy(a).to(device) for a in (ids, mask, keys)]
-        return cls(tensors[0], tensors[1], tensors[2], torch.from_numpy(last))
-
-    @property
-    def num_steps(self) -> int:
-        return self.ids.shape[1]
-
-    def clients_by_last_step(self) -> dict[int, Tensor]:
-        """Step -> the slots that finish with it."""
-        ends = {int(s) for s in self.last_step if s >= 0}
-        slots = {s: torch.nonzero(self.last_step == s).flatten() for s in ends}
-        return {s: slot.to(self.ids.device) for s, slot in slots.items()}
+    >>> tile_size(159_010, 20), tile_size(159_010, 17), tile_size(1_663_370, 20), tile_size(10, 50)
+    (5, 5, 1, 13)
+    """
+    largest = max(1, min(LARGEST_TILE, TILE_PARAMS // num_params))
+    num_tiles = -(-num_slots // largest)
+    return -(-num_slots // num_tiles)
 
 
 class StackedStep:
-    """One local step of a whole block, on tensors that stay in place from step to step."""
+    """A step that differentiates the module with `vmap`."""
 
     def __init__(
-        self,
-        engine: Vectorized,
-        training: Training,
-        gradient: Gradient,
-        like: tuple[Params, Params],
+        self, engine: Vectorized, training: Training, gradient: Gradient, like: Block
     ) -> None:
         self.engine = engine
-        self.gradient = gradient
-        self.w = {name: torch.empty_like(leaf) for name, leaf in like[0].items()}
-        self.w0 = {name: torch.empty_like(leaf) for name, leaf in like[0].items()}
-        self.memo = {name: torch.empty_like(leaf) for name, leaf in like[1].items()}
-        device = engine.examples.device
-        self.total_loss = torch.zeros(engine.num_slots, dtype=torch.float64, device=device)
+        num_slots, device = engine.num_slots, engine.examples.device
+        self.w, self.w0, self.memo = (
+            {name: leaf.new_empty(num_slots, *leaf.shape[1:]) for name, leaf in leaves.items()}
+            for leaves in (like.w0, like.w0, like.memo)
+        )
+        self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # the step we are at
-        trained = {name: self.w[name] for name in trainable(engine.module)}
+        self.trained = {name: self.w[name] for name in trainable(engine.module)}
         capturable = device.type == "cuda"
-        self.optimizer = training.make_optimizer(engine.module, trained, capturable)
-        if not isinstance(self.optimizer, ELEMENTWISE):
-            raise ExperimentError(
-                f"engine vectorized cannot use {type(self.optimizer).__name__}: it does not step "
-                "element by element; known: SGD, Adam, AdamW; choose execution.engine=loop"
-            )
-        self.trained = trained
+        self.optimizer = elementwise_optimizer(training, engine.module, self.trained, capturable)
+        self.hook = StackedHook(gradient, self._gradient_at, type(engine.module).__name__)
 
-    def start(self, w0: Params, memo: Params, plan: StackedPlan) -> None:
+    def start(self, block: Block, plan: StackedPlan) -> None:
         """Put a block in place."""
-        for mine, theirs in ((self.w, w0), (self.w0, w0), (self.memo, memo)):
+        for mine, theirs in ((self.w, block.w0), (self.w0, block.w0), (self.memo, block.memo)):
             for name, leaf in theirs.items():
-                mine[name].copy_(leaf)
+                fill(mine[name], leaf)
         self.total_loss.zero_()
         self.place.zero_()
         self.ids, self.mask, self.keys = plan.ids, plan.mask, plan.keys
@@ -174,7 +173,7 @@ class StackedStep:
         key = self.keys.index_select(1, self.place)[:, 0]
         batches = tuple(self._batch(ids[:, b], mask[:, b], key[:, b]) for b in range(ids.shape[1]))
         w0 = {name: self.w0[name] for name in self.trained}
-        direction, loss = self._directions(self.trained, w0, self.memo, batches)
+        direction, loss = self.hook(self.trained, w0, self.memo, batches)
         self.total_loss += torch.where(mask[:, 0].any(1), loss.double(), 0.0)
         for name, leaf in self.trained.items():
             leaf.grad = direction[name]
@@ -185,45 +184,18 @@ class StackedStep:
         x, y = self.engine.examples.training_batch(ids, key)
         return x, y, mask, dropout_keys(self.engine.module, key)
 
-    def _directions(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
-    ) -> tuple[Params, Tensor]:
-        try:
-            found: tuple[Params, Tensor] = vmap(self._one_client)(w, w0, memo, batches)
-        except RuntimeError as error:
-            if "vmap" not in str(error):
-                raise
-            name = type(self.engine.module).__name__
-            first_line = str(error).split("\n")[0]
-            raise ExperimentError(
-                f"engine vectorized cannot run {name}: {first_line} Choose execution.engine=loop"
-            ) from error
+    def _gradient_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        found: tuple[Params, Tensor] = grad_and_value(self.engine.batch_loss.at)(at, batch)
         return found
-
-    def _one_client(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
-    ) -> tuple[Params, Tensor]:
-        losses = []  # of the calls of grad in this step
-        first, *second = (LocalBatch(*parts) for parts in batches)
-        batch = replace(first, second=second[0]) if second else first
-
-        def grad(at: Params, batch: LocalBatch) -> Params:
-            gradients: Params
-            gradients, loss = grad_and_value(self.engine.batch_loss.at)(at, batch)
-            losses.append(loss)
-            return gradients
-
-        direction = self.gradient(grad, w, batch, w0, memo)
-        return direction, losses[0]
 
 
 class GraphedStep(StackedStep):
     """The same step recorded as a CUDA graph: one launch instead of hundreds."""
 
-    def start(self, w0: Params, memo: Params, plan: StackedPlan) -> None:
+    def start(self, block: Block, plan: StackedPlan) -> None:
         if not hasattr(self, "graph") or plan.num_steps > self.capacity:
-            self._record(w0, memo, plan)
-        super().start(w0, memo, plan)
+            self._record(block, plan)
+        super().start(block, plan)
         for state in self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -235,10 +207,10 @@ class GraphedStep(StackedStep):
     def advance(self) -> None:
         self.graph.replay()
 
-    def _record(self, w0: Params, memo: Params, plan: StackedPlan) -> None:
+    def _record(self, block: Block, plan: StackedPlan) -> None:
         self.capacity = plan.num_steps
         self.buffers = (plan.ids.clone(), plan.mask.clone(), plan.keys.clone())
-        super().start(w0, memo, plan)
+        super().start(block, plan)
         self.ids, self.mask, self.keys = self.buffers
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         side.wait_stream(torch.cuda.current_stream())
@@ -265,9 +237,3 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _filled(leaf: Tensor, num_slots: int) -> Tensor:
-    """Repeat the first row for the dummies of a short block."""
-    missing = num_slots - len(leaf)
-    return torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])]) if missing else leaf

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pytorch_lightning import LightningModule
 
-from flray.client.host import HostSettings, choose_engine, start_host
+from flray.client.host import HostSettings, choose_engine, default_threads, start_host
 from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment, parse_experiment
@@ -70,7 +70,7 @@ def run_experiment(
             if experiment.settings.execution.executor == "ray":
                 execution = experiment.settings.execution
                 with connected():
-                    started = processes or start_processes(execution.actors, execution.threads)
+                    started = processes or start_processes(execution.actors, execution.threads or 1)
                     run_in_actor(build, started, on_round, should_stop)
             else:
                 build(on_round, should_stop).run()
@@ -116,7 +116,10 @@ def with_recorded_block(experiment: Experiment, directory: RunDirectory) -> Expe
 
 def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
     """Make the run directory, or check that it holds this experiment."""
-    recorded = environment() | {"plan": str(parts.plan) if parts.plan else None}
+    recorded = environment() | {
+        "plan": str(parts.plan) if parts.plan else None,
+        "threads": parts.payload.settings.threads,
+    }
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
     plain = {**experiment.plain, "execution": execution}
     directory.resume(plain, recorded, parts.payload.timeline.digest())
@@ -165,12 +168,15 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     own_actors = pool if execution.executor == "ray" else None
     num_hosts = own_actors.number(split.num_clients) if own_actors else 1
     block = execution.block or default_block(num_params, num_heard, device, num_hosts)
+    threads = execution.threads or (
+        default_threads(execution.engine, module, device) if execution.executor == "inline" else 1
+    )
     host = HostSettings(
         engine=execution.engine,
         device=device,
         dtype=execution.dtype,
         num_slots=block,
-        threads=execution.threads,
+        threads=threads,
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )

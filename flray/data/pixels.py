@@ -46,7 +46,7 @@ class Examples:
         return flat.view(*ids.shape, *self.images.shape[1:])
 
     def _normalise(self, pixels: Tensor) -> Tensor:
-        return (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
+        return pixels.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
 
 
 def place_examples(

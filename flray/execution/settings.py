@@ -25,14 +25,15 @@ class Execution:
     # Client slots computed together; None: by model, device, cohort and number of actors, which the
     # run directory records: a run that goes on keeps its block.
     block: int | None = None
-    threads: int = 1  # of a process; more change the last bits
+    # Of a process. None: all cores where their number changes no bit, see docs/architecture.md.
+    threads: int | None = None
     callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
     actors: Actors = field(default_factory=Actors)  # of executor ray
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
             raise ValueError(f"block must be >= 1, got {self.block}")
-        if self.threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be >= 1, got {self.threads}")
         if self.callbacks and self.engine != "lightning":
             raise ValueError(

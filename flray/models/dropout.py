@@ -33,7 +33,10 @@ def dropout_keys(module: nn.Module, step_key: Tensor) -> dict[str, Tensor]:
 
     step_key may be one key or one per stacked client; the keys have its shape.
     """
-    layers = [name for name, m in module.named_modules() if isinstance(m, KeyedDropout)]
+    dropouts = {n: m for n, m in module.named_modules() if isinstance(m, KeyedDropout)}
+    if not any(layer.p for layer in dropouts.values()):
+        return {}  # nothing is drawn
+    layers = list(dropouts)
     counters = torch.arange(2 * len(layers), device=step_key.device)
     words = counter_hash(step_key[..., None], counters)  # (..., 2 layers)
     keys = words[..., 0::2] >> 1 << 32 | words[..., 1::2]

@@ -36,7 +36,7 @@ def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]
         actor = {kind: share for kind, share in each.items() if share}
         asked = [{"CPU": 1.0}, *(dict(actor) for _ in range(plan.num_actors))]
     else:
-        asked = [{"CPU": float(execution.threads)}]
+        asked = [{"CPU": float(execution.threads or 1)}]
         if execution.device not in ("auto", "cpu", "cuda"):
             raise ExperimentError(
                 f"execution.device must be auto, cpu or cuda in a sweep, got {execution.device}: "

@@ -333,7 +333,8 @@ def _client_actors(space: Space, experiments: Sequence[Experiment]) -> Iterator[
     if space.options.client_actors == "own":
         yield None
         return
-    pool = start_shared_pool(shared_plan(experiments), experiments[0].settings.execution.threads)
+    threads = experiments[0].settings.execution.threads or 1
+    pool = start_shared_pool(shared_plan(experiments), threads)
     try:
         yield pool
     finally:

@@ -1,0 +1,249 @@
+"""Layers over stacked clients, forward and backward written out as batched matrix products.
+
+K clients, each with weights of its own; images are (K, B, height, width, channels), so that a
+convolution is one product of patches with weights. A leaf keeps the shape its module gives it, with
+a leading client axis; only its strides are chosen (`in_layout`), so that the product reads it as it
+lies.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flray.models.bank import Params
+from flray.randomness import keep_mask
+
+Saved = Any  # Any: what a layer's backward needs of its forward, known to that layer alone
+
+
+class Sink(Protocol):
+    """Where the gradients of the parameters go."""
+
+    def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
+        """The gradient inputs^T dy of a weight, whose matrix (K, n, m) is a view of the leaf."""
+        ...
+
+    def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
+        """The gradient of a bias, (K, m)."""
+        ...
+
+
+class Layer(Protocol):
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]: ...
+
+    def backward(
+        self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool
+    ) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    weight: str
+    bias: str | None
+
+    @staticmethod
+    def matrix(leaf: Tensor) -> Tensor:
+        """(K, in, out) of a weight (K, out, in)."""
+        return leaf.transpose(1, 2)
+
+    @staticmethod
+    def leaf(matrix: Tensor, like: Tensor) -> Tensor:  # noqa: ARG004  # a convolution needs it
+        return matrix.transpose(1, 2)
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _affine(w, self.bias, x, self.matrix(w[self.weight])), x
+
+    def backward(
+        self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool
+    ) -> Tensor | None:
+        matrix = self.matrix(w[self.weight])
+        dx = _times_transposed(dy, matrix) if needs_dx else None  # before w is stepped
+        sink.product(self.weight, matrix, saved, dy)
+        if self.bias is not None:
+            sink.vector(self.bias, w[self.bias], dy.sum(1))
+        return dx
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Stride 1, one group: patches (K, B pixels, kernel) times weights."""
+
+    weight: str
+    bias: str | None
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+
+    @staticmethod
+    def matrix(leaf: Tensor) -> Tensor:
+        """(K, rows x columns x in, out) of a weight (K, out, in, rows, columns)."""
+        return leaf.permute(0, 3, 4, 2, 1).flatten(1, 3)
+
+    @staticmethod
+    def leaf(matrix: Tensor, like: Tensor) -> Tensor:
+        num, outputs, inputs, rows, columns = like.shape
+        return matrix.view(num, rows, columns, inputs, outputs).permute(0, 4, 3, 1, 2)
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        patches = _patches(_padded(x, self.padding), self.kernel)
+        y = _affine(w, self.bias, patches.flatten(1, 3), self.matrix(w[self.weight]))
+        return y.view(*patches.shape[:4], -1), patches.flatten(1, 3)
+
+    def backward(
+        self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool
+    ) -> Tensor | None:
+        dx = self._input_gradient(w[self.weight], dy) if needs_dx else None
+        by_pixel = dy.flatten(1, 3)
+        sink.product(self.weight, self.matrix(w[self.weight]), saved, by_pixel)
+        if self.bias is not None:
+            sink.vector(self.bias, w[self.bias], by_pixel.sum(1))
+        return dx
+
+    def _input_gradient(self, leaf: Tensor, dy: Tensor) -> Tensor:
+        """The convolution of dy with the kernel turned by 180 degrees."""
+        outside = (self.kernel[0] - 1 - self.padding[0], self.kernel[1] - 1 - self.padding[1])
+        patches = _patches(_padded(dy, outside), self.kernel)
+        turned = leaf.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)  # (K, rows cols out, in)
+        return torch.bmm(patches.flatten(1, 3), turned).view(*patches.shape[:4], -1)
+
+
+@dataclass(frozen=True)
+class Relu:
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.clamp_(min=0)  # x is the output of the layer before and nobody else's
+        return y, y
+
+    def backward(
+        self,
+        w: Params,
+        saved: Tensor,
+        dy: Tensor,
+        sink: Sink,
+        needs_dx: bool,
+    ) -> Tensor:
+        dx: Tensor = torch.ops.aten.threshold_backward(dy, saved, 0)
+        return dx
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    size: tuple[int, int]
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        images = x.flatten(0, 1).permute(0, 3, 1, 2)  # channels last in memory
+        y, winners = F.max_pool2d(images, self.size, return_indices=True)
+        return _channels_last(y, len(x)), (images, winners)
+
+    def backward(
+        self,
+        w: Params,
+        saved: Saved,
+        dy: Tensor,
+        sink: Sink,
+        needs_dx: bool,
+    ) -> Tensor:
+        images, winners = saved
+        dx = torch.ops.aten.max_pool2d_with_indices_backward(
+            dy.flatten(0, 1).permute(0, 3, 1, 2),
+            images,
+            self.size,
+            self.size,
+            [0, 0],
+            [1, 1],
+            False,
+            winners,
+        )
+        return _channels_last(dx, len(dy))
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Images to vectors, in the order channels, rows, columns that weights after it expect."""
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        if x.dim() == 3:
+            return x, None
+        channels_first = x.permute(0, 1, 4, 2, 3)
+        return channels_first.flatten(2), channels_first.shape
+
+    def backward(
+        self,
+        w: Params,
+        saved: Saved,
+        dy: Tensor,
+        sink: Sink,
+        needs_dx: bool,
+    ) -> Tensor:
+        if saved is None:
+            return dy
+        return dy.view(saved).permute(0, 1, 3, 4, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """KeyedDropout: elements are counted in the order of the module's own layout."""
+
+    key: str
+    p: float
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        images = x.dim() == 5
+        shape = x.permute(0, 1, 4, 2, 3).shape if images else x.shape
+        keep = keep_mask(keys[self.key][:, None], shape[1:].numel(), self.p).view(shape)
+        keep = keep.permute(0, 1, 3, 4, 2) if images else keep
+        return self._kept(x, keep), keep
+
+    def backward(
+        self,
+        w: Params,
+        saved: Tensor,
+        dy: Tensor,
+        sink: Sink,
+        needs_dx: bool,
+    ) -> Tensor:
+        return self._kept(dy, saved)
+
+    def _kept(self, x: Tensor, keep: Tensor) -> Tensor:
+        return torch.where(keep, x / (1 - self.p), torch.zeros_like(x))
+
+
+def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:
+    if bias is None:
+        return torch.bmm(x, matrix)
+    return torch.baddbmm(w[bias][:, None, :], x, matrix)
+
+
+def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:
+    """dy matrix^T as (matrix dy^T)^T, which moves the small factor instead of the weights.
+
+    A transposed second factor is also what oneDNN takes over on some CPUs, with threads of its own.
+    """
+    product = torch.bmm(matrix, dy.transpose(1, 2).contiguous())
+    return product.transpose(1, 2).contiguous()
+
+
+def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
+    rows, columns = padding
+    return F.pad(x, (0, 0, columns, columns, rows, rows)) if rows or columns else x.contiguous()
+
+
+def _patches(x: Tensor, kernel: tuple[int, int]) -> Tensor:
+    """(K, B, out rows, out columns, kernel x channels): what a kernel sees at each pixel."""
+    num, batch, rows, columns, channels = x.shape
+    shape = (num, batch, rows - kernel[0] + 1, columns - kernel[1] + 1)
+    image, row, column = rows * columns * channels, columns * channels, channels
+    # A row of the kernel is contiguous in memory: columns x channels.
+    view = x.as_strided(
+        (*shape, kernel[0], kernel[1] * channels),
+        (batch * image, image, row, column, row, 1),
+        x.storage_offset(),
+    )
+    return view.reshape(*shape, -1)
+
+
+def _channels_last(images: Tensor, num_clients: int) -> Tensor:
+    """(K, B, height, width, channels) of K B images in channels-last memory."""
+    last = images.permute(0, 2, 3, 1)
+    return last.reshape(num_clients, -1, *last.shape[1:])

@@ -1,0 +1,161 @@
+"""What the steps of stacked clients share: plans as tensors, slots, and the hook under `vmap`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.func import vmap
+
+from flray.client.engine import Block, BlockResult
+from flray.client.training import ELEMENTWISE, Gradient, LocalBatch, Training
+from flray.errors import ExperimentError
+from flray.models.bank import Params
+
+# x, y, mask and dropout keys of a LocalBatch with a leading client axis: a pytree for vmap.
+BatchParts = tuple[Tensor, Tensor, Tensor, Params]
+
+# Gradient and loss of one client at given params, inside vmap.
+GradientAt = Callable[[Params, LocalBatch], tuple[Params, Tensor]]
+
+
+@dataclass(frozen=True)
+class StackedPlan:
+    """The plans of a block as tensors; K slots, S steps, b batches per step."""
+
+    ids: Tensor  # (K, S, b, B)
+    mask: Tensor  # (K, S, b, B)
+    keys: Tensor  # (K, S, b)
+    last_step: Tensor  # (K,) on the CPU; -1 for a dummy and for a client without steps
+
+    @classmethod
+    def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
+        batches = block.plans[0].ids.shape[1:]  # (b, B)
+        num_steps = max(plan.num_steps for plan in block.plans)
+        ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)
+        mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
+        keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
+        last = np.full(num_slots, -1, dtype=np.int64)
+        for k, plan in enumerate(block.plans):
+            ids[k, : plan.num_steps] = plan.ids
+            mask[k, : plan.num_steps] = plan.mask
+            keys[k, : plan.num_steps] = plan.keys
+            last[k] = plan.num_steps - 1
+        tensors = [torch.from_numpy(a).to(device) for a in (ids, mask, keys)]
+        return cls(tensors[0], tensors[1], tensors[2], torch.from_numpy(last))
+
+    @property
+    def num_steps(self) -> int:
+        return self.ids.shape[1]
+
+    def clients_by_last_step(self) -> dict[int, Tensor]:
+        """Step -> the slots that finish with it."""
+        ends = {int(s) for s in self.last_step if s >= 0}
+        slots = {s: torch.nonzero(self.last_step == s).flatten() for s in ends}
+        return {s: slot.to(self.ids.device) for s, slot in slots.items()}
+
+
+class Step(Protocol):
+    """One local step of many clients, on tensors that stay in place from step to step."""
+
+    @property
+    def w(self) -> Params:
+        """Leaves (slots, ...)."""
+        ...
+
+    @property
+    def total_loss(self) -> Tensor:
+        """(slots,) summed over the steps so far."""
+        ...
+
+    def start(self, block: Block, plan: StackedPlan) -> None:
+        """Put a block in place."""
+        ...
+
+    def advance(self) -> None: ...
+
+
+def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
+    """Train the clients of a block and write their models and losses into `into`."""
+    step.start(block, plan)
+    finishing = plan.clients_by_last_step()
+    if any(not each.num_steps for each in block.plans):  # such clients keep their models
+        for name, leaf in block.w0.items():
+            into.params[name].copy_(leaf)
+    for s in range(plan.num_steps):
+        step.advance()
+        if s in finishing:
+            # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
+            for name, leaf in step.w.items():
+                _copy_rows(into.params[name], leaf.detach(), finishing[s])
+    count = np.maximum([each.num_steps for each in block.plans], 1)
+    into.loss[:] = step.total_loss[: len(count)].cpu().numpy() / count
+
+
+def _copy_rows(into: Tensor, leaf: Tensor, rows: Tensor) -> None:
+    if len(rows) == len(into):  # all of them, so dummies come after
+        into.copy_(leaf[: len(into)])
+    else:
+        into[rows] = leaf[rows]
+
+
+def fill(slots: Tensor, leaf: Tensor) -> None:
+    """Copy the clients' rows into their slots, and the first row into those of dummies."""
+    slots[: len(leaf)].copy_(leaf)
+    slots[len(leaf) :].copy_(leaf[:1].expand_as(slots[len(leaf) :]))
+
+
+def elementwise_optimizer(
+    training: Training, module: LightningModule, leaves: Params, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """An optimiser that steps a stack of models as it steps each one."""
+    optimizer = training.make_optimizer(module, leaves, capturable)
+    if not isinstance(optimizer, ELEMENTWISE):
+        raise ExperimentError(
+            f"engine vectorized cannot use {type(optimizer).__name__}: it does not step "
+            "element by element; known: SGD, Adam, AdamW; choose execution.engine=loop"
+        )
+    return optimizer
+
+
+@dataclass(frozen=True)
+class StackedHook:
+    """The algorithm's hook, written for one client, over all slots at once."""
+
+    gradient: Gradient
+    gradient_at: GradientAt
+    module_name: str
+
+    def __call__(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
+    ) -> tuple[Params, Tensor]:
+        """Directions (slots, ...) to step along, and the losses (slots,) of the steps."""
+        try:
+            found: tuple[Params, Tensor] = vmap(self._one_client)(w, w0, memo, batches)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            first_line = str(error).split("\n")[0]
+            raise ExperimentError(
+                f"engine vectorized cannot run {self.module_name}: {first_line} "
+                "Choose execution.engine=loop"
+            ) from error
+        return found
+
+    def _one_client(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
+    ) -> tuple[Params, Tensor]:
+        losses = []  # of the calls of grad in this step
+        first, *second = (LocalBatch(*parts) for parts in batches)
+        batch = replace(first, second=second[0]) if second else first
+
+        def grad(at: Params, batch: LocalBatch) -> Params:
+            gradients, loss = self.gradient_at(at, batch)
+            losses.append(loss)
+            return gradients
+
+        direction = self.gradient(grad, w, batch, w0, memo)
+        return direction, losses[0]
