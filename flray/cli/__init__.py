@@ -211,7 +211,7 @@ def keep(out: Path) -> None:
     request = json.load(sys.stdin)
     execution = request["experiment"]["execution"]
     with connected():
-        processes = start_processes(Actors(**execution["actors"]), execution["threads"])
+        processes = start_processes(Actors(**execution["actors"]), execution["threads"] or 1)
         from flray.cli.keeper import keep  # here: the actors import torch and Lightning meanwhile
 
         keep(request, out, processes)
