@@ -6,8 +6,10 @@ import torch
 
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
-from flray.execution.federation import Cohort, Federation, Trained
+from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, load_params
+from flray.models.mixing import HeldModels
 
 from scenarios import TINY
 
@@ -63,8 +65,8 @@ def test_a_client_without_validation_examples_has_no_loss() -> None:
 
 def test_a_client_without_steps_has_no_part_in_the_training_loss() -> None:
     losses, num_steps = np.array([0.0, 2.0, 4.0]), np.array([0, 1, 3])
-    assert Trained(np.arange(3), {}, losses, num_steps).metrics() == {"train_loss": 3.0}
-    assert Trained(np.arange(1), {}, losses[:1], num_steps[:1]).metrics() == {}
+    assert Trained(np.arange(3), HeldModels({}), losses, num_steps).metrics() == {"train_loss": 3.0}
+    assert Trained(np.arange(1), HeldModels({}), losses[:1], num_steps[:1]).metrics() == {}
 
 
 def test_a_model_that_hears_nobody_stays_whether_it_is_used_or_not() -> None:
@@ -73,7 +75,7 @@ def test_a_model_that_hears_nobody_stays_whether_it_is_used_or_not() -> None:
     bank = two_models(fed)
     clients = np.array([0, 2])
     models = {name: torch.cat([leaf + 1, leaf + 3]) for name, leaf in fed.initial.items()}
-    trained = Trained(clients, models, np.zeros(2), np.ones(2, np.int64))
+    trained = Trained(clients, HeldModels(models), np.zeros(2), np.ones(2, np.int64))
     hears = np.zeros((2, fed.num_clients))
     hears[0] = 1.0
     mixed = fed.mix_rows(hears, trained, bank)
