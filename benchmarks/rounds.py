@@ -12,9 +12,10 @@
 
 `--where inline` runs in process, `N` on N client actors of one CPU each, `NxG` on N actors of G GPU
 each. One JSON line per run: the median of rounds that are neither first nor last (the last is
-evaluated) and of its phases, the seconds from the start of the process to the end of round 1, and
-the final model: its hash, and its dot product with a fixed random vector, which may differ in the
-last digits between devices. key=value sets other keys of the experiment.
+evaluated) and of its phases, CPU seconds of this process per round (which other work on the machine
+hardly changes), the seconds from the start of the process to the end of round 1, and the final
+model: its hash, and its dot product with a fixed random vector, which may differ in the last digits
+between devices. key=value sets other keys of the experiment.
 """
 
 import argparse
@@ -24,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import time
+from statistics import median
+from time import process_time, time
 from typing import Any
 
 CASES = {  # model, clients, cohort, images of each client, rounds
@@ -81,13 +83,17 @@ def execution(where: str) -> dict[str, Any]:  # Any: YAML
 def measure(case: str, where: str, num_rounds: int | None, overrides: list[str]) -> None:
     begin, load = time(), os.getloadavg()[0]
     # Here: importing torch and Lightning is part of the start.
+    import numpy as np
+
     from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment
 
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
     chosen = parse_experiment(override(experiment(case, where, num_rounds), overrides))
     with tempfile.TemporaryDirectory() as folder:
-        run = run_experiment(chosen, Path(folder), on_round=lambda _: ends.append(time()))
+        run = run_experiment(
+            chosen, Path(folder), on_round=lambda _: ends.append((time(), process_time()))
+        )
         probe = dot_product(Path(folder))
     assert run.summary is not None  # nobody stopped it
     later = run.rounds.iloc[1:-1] if len(run.rounds) > 2 else run.rounds  # the last is evaluated
@@ -97,7 +103,8 @@ def measure(case: str, where: str, num_rounds: int | None, overrides: list[str])
         "where": where,
         "s_per_round": round(float(later["seconds"].median()), 4),
         **{name: round(float(value), 4) for name, value in medians.items()},
-        "first_round_s": round(ends[0] - begin, 1),
+        "cpu_s_per_round": round(median(np.diff([cpu for _, cpu in ends])[:-1]), 4),
+        "first_round_s": round(ends[0][0] - begin, 1),
         "sha256": run.summary["params_sha256"][:12],
         "w_probe": round(probe, 5),
         "block": run.summary["block"],

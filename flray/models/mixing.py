@@ -162,25 +162,22 @@ class Terms:
     exponents: dict[str, Ids]  # by leaf, (V,)
 
     def __call__(self, models: Params) -> Params:
-        return {
-            name: torch.stack([self._sum(v, models[name], name) for v in range(len(self.places))])
-            for name in self.exponents
-        }
+        return {name: self._sums(models[name], self.exponents[name]) for name in self.exponents}
 
-    def _sum(self, v: int, leaf: Tensor, name: str) -> Tensor:
+    def _sums(self, leaf: Tensor, exponents: Ids) -> Tensor:
         kind, _ = FIXED_POINT[leaf.dtype]
-        total = torch.zeros(leaf.shape[1:], dtype=kind, device=leaf.device)
-        if not len(self.places[v]):
-            return total
-        places = torch.from_numpy(self.places[v]).to(leaf.device)
-        weights = torch.from_numpy(self.weights[v] * 2.0 ** self.exponents[name][v]).to(leaf)
-        weights = weights.view(-1, *[1] * total.dim())
+        sizes = [len(places) for places in self.places]
+        scales = np.repeat(2.0 ** exponents.astype(np.float64), sizes)
+        weights = torch.from_numpy(np.concatenate(self.weights) * scales).to(leaf)  # copied once
+        sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
         at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
-        size = max(LEAST_ROWS, at_once // max(1, total.numel()))
-        for some, weight in zip(torch.split(places, size), torch.split(weights, size), strict=True):
-            products = leaf.index_select(0, some).mul_(weight).round_()
-            total += products.to(kind).sum(0, dtype=kind)
-        return total
+        size = max(LEAST_ROWS, at_once // max(1, leaf.shape[1:].numel()))
+        for total, places, own in zip(sums, self.places, torch.split(weights, sizes), strict=True):
+            for start in range(0, len(places), size):
+                some = slice(start, start + size)
+                products = _products(leaf, places[some], own[some])
+                total += products.round_().to(kind).sum(0, dtype=kind)
+        return sums
 
     def at(self, place_of: Ids) -> "Terms":
         """The terms of models that lie elsewhere, at place_of[place]; -1: not there."""
@@ -231,6 +228,15 @@ def largest_values(models: Params) -> dict[str, Weights]:
     return dict(zip(models, found.double().cpu().numpy(), strict=True))
 
 
+def _products(leaf: Tensor, places: Ids, weights: Tensor) -> Tensor:
+    """The rows at these places times their weights, a new tensor."""
+    weights = weights.view(-1, *[1] * (leaf.dim() - 1))
+    first, past = int(places[0]), int(places[0]) + len(places)
+    if np.array_equal(places, np.arange(first, past)):
+        return leaf[first:past] * weights
+    return rows_of(leaf, places).mul_(weights)
+
+
 def rows_of(leaf: Tensor, places: Ids) -> Tensor:
     return leaf.index_select(0, torch.from_numpy(places).to(leaf.device))
 
@@ -257,8 +263,10 @@ def mix_bank(
 
 def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
     """W' = A X + B W, a new stack with one model for each row and the leaves of the bank."""
-    mixed = {name: leaf.new_empty(len(rows), *leaf.shape[1:]) for name, leaf in bank.items()}
     names = list(bank)
+    if names and not any(row.copies_heard or row.copies_kept for row in rows):
+        return _means(rows, trained, bank)
+    mixed = {name: leaf.new_empty(len(rows), *leaf.shape[1:]) for name, leaf in bank.items()}
     heard = np.array([v for v, row in enumerate(rows) if row.copies_heard], np.int64)
     if len(heard):
         places = np.concatenate([rows[v].heard for v in heard])

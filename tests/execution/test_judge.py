@@ -65,8 +65,8 @@ def test_a_client_without_validation_examples_has_no_loss() -> None:
 
 def test_a_client_without_steps_has_no_part_in_the_training_loss() -> None:
     losses, num_steps = np.array([0.0, 2.0, 4.0]), np.array([0, 1, 3])
-    assert Trained(np.arange(3), {}, losses, num_steps).metrics() == {"train_loss": 3.0}
-    assert Trained(np.arange(1), {}, losses[:1], num_steps[:1]).metrics() == {}
+    assert Trained(np.arange(3), HeldModels({}), losses, num_steps).metrics() == {"train_loss": 3.0}
+    assert Trained(np.arange(1), HeldModels({}), losses[:1], num_steps[:1]).metrics() == {}
 
 
 def test_a_model_that_hears_nobody_stays_whether_it_is_used_or_not() -> None:

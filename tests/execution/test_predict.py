@@ -10,7 +10,8 @@ from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
-from flray.execution.federation import Cohort, Federation, Trained
+from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import load_params
 
 from scenarios import TINY

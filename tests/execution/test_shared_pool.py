@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +18,17 @@ import torch
 import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.client.host import start_host
-from flray.client.keeping import TrainAndKeep
+from flray.client.keeping import Ask, AskJob, Rows, TrainAndKeep, block_number
 from flray.client.tasks import Train, TrainJob
 from flray.client.training import Training
 from flray.config.build import build_server, prepare
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
+from flray.execution import shared_pool
 from flray.execution.cluster import connected
 from flray.execution.shared_pool import (
     Part,
+    SharedClientActor,
     Waiting,
     _kind,
     gathered,
@@ -75,6 +78,37 @@ def test_questions_go_to_the_actor_that_keeps_the_models() -> None:
     assert [unit.part.job for unit in gathered(queue, 1, place=1)] == [2]
     assert [unit.part.job for unit in gathered(queue, 1, place=1)] == [1]
     assert gathered(queue, 1, place=1) == []
+
+
+def test_models_of_jobs_trained_together_are_kept_apart(monkeypatch) -> None:
+    """Two experiments train clients 0 and 1 in one block; each asks for its own client's model."""
+    monkeypatch.setattr(shared_pool.ray, "get", lambda found: found)
+    payload = prepare(parse_experiment(override(TINY, ["execution.block=4"]))).payload
+    host = start_host(payload.module, payload.dataset, payload.timeline, payload.settings)
+    actor = SharedClientActor(place=3)
+    actor.hosts["name"] = replace(host, place=3)
+    bank = stack([params_of(payload.module)])
+    trained, others = (
+        TrainAndKeep(Train(Training(lr=lr), FedAvg().gradient, 1), most=2) for lr in (0.1, 0.1)
+    )
+    jobs = [TrainJob(np.array([i]), np.array([0])) for i in (0, 1)]
+    actor.banks["bank"] = bank
+    parts = [Part(task, "bank", job, 1) for task, job in zip((trained, others), jobs, strict=True)]
+    done, *kept = actor.run("name", ["payload"], parts)
+    assert done is None
+    assert [block.place for block in kept] == [3, 3]
+    questions = [
+        AskJob(task.call, block_number(job), Rows(np.array([0]), list(bank)), 3)
+        for task, job in zip((trained, others), jobs, strict=True)
+    ]
+    _, *answers = actor.run("name", ["payload"], [Part(Ask(), None, q, 1, 3) for q in questions])
+    for task, job, answer in zip((trained, others), jobs, answers, strict=True):
+        alone = task.train(host, bank, job)
+        assert all(torch.equal(answer[k], alone.params[k]) for k in bank)
+    assert not torch.equal(*(next(iter(answer.values())) for answer in answers))
+    crossed = AskJob(trained.call, block_number(jobs[1]), questions[0].question, 3)
+    with pytest.raises(LookupError, match="does not have the models"):
+        actor.run("name", ["payload"], [Part(Ask(), None, crossed, 1, 3)])
 
 
 def kind_of(training: Training = Training(), c: torch.Tensor | None = None, name: str = "c"):  # noqa: B008
