@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from flray.client.engine import Engine
 from flray.client.lightning import Lightning, MakeCallback
 from flray.client.loop import Loop
 from flray.client.vectorized import Vectorized, refusal
-from flray.client.written import is_written_out
+from flray.client.written import Written, is_written_out, write_out_forward
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
@@ -29,6 +30,11 @@ class Host:
     timeline: Timeline  # who holds which examples, by round
     engine: Engine
     seed: int
+
+    @cached_property
+    def written_forward(self) -> Written | None:
+        """The module's output in evaluation mode over stacked models, where it is written out."""
+        return write_out_forward(self.module)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,10 @@ def test_a_model_that_several_clients_use_is_judged_once() -> None:
         stack([{n: leaf[0] for n, leaf in fed.initial.items()}, worse]), np.arange(6) % 2
     )
     scores = score_globally(fed, bank, np.arange(1, 6), split.global_test)
-    assert [(job.row, len(job.examples)) for job in spy.jobs] == [(0, 100), (1, 100)]
+    assert [(job.row, len(job.examples)) for group in spy.jobs for job in group] == [
+        (0, 100),
+        (1, 100),
+    ]
     hits = [int(output.correct.sum()) for output in spy.outputs]
     assert hits[0] != hits[1]
     assert scores.clients.tolist() == [1, 2, 3, 4, 5]
@@ -200,7 +203,7 @@ def test_tuned_models_stay_in_their_block() -> None:
     tuned = fed.tune_and_score(
         fed.initial_bank(), Cohort(1, np.arange(5)), fed.training, ("test", "validation")
     )
-    assert [job.clients.tolist() for job in spy.jobs] == [[0, 1], [2, 3], [4]]
+    assert [job.clients.tolist() for group in spy.jobs for job in group] == [[0, 1], [2, 3], [4]]
     for each in (found for output in spy.outputs for found in output):
         assert list(each) == ["test", "validation"]
         assert all(type(score) is PartScore for score in each.values())
