@@ -137,7 +137,9 @@ def prepare(experiment: Experiment) -> Prepared:
     num_heard = cohort_size(len(split.clients), settings.participation)
     block = execution.block or default_block(num_params, num_heard, device)
     threads = execution.threads or (
-        default_threads(execution.engine, module, device) if execution.executor == "inline" else 1
+        1
+        if execution.executor == "ray" or execution.compile
+        else default_threads(execution.engine, module, device)
     )
     host = HostSettings(
         engine=execution.engine,
@@ -147,6 +149,7 @@ def prepare(experiment: Experiment) -> Prepared:
         threads=threads,
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
+        compile=execution.compile,
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
     if settings.evaluate.robustness is not None:

@@ -25,7 +25,7 @@ def host_of(name, threads=1):
         if fields is None
         else lambda: MODELS[name](shape, 10, **fields)
     )
-    split = ragged_split(SIZES[:1] + (sum(SIZES),))
+    split = ragged_split((1, sum(SIZES)))
     dataset = noise_dataset(sum(SIZES) + 1, shape)
     settings = HostSettings("vectorized", "cpu", torch.float32, 5, threads, seed=0)
     host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
