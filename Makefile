@@ -41,7 +41,7 @@ format: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## how fast the engines are on this machine
-	$(BIN)/python benchmarks/engines.py
+	$(BIN)/flray bench
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

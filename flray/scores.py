@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-from sklearn.metrics.cluster import contingency_matrix
 from threadpoolctl import threadpool_limits
 
 from flray.data.dataset import Ids
@@ -112,12 +108,14 @@ def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
             "labels and groups must be one per client, "
             f"got shapes {found.shape} and {planted.shape}"
         )
-    counts = contingency_matrix(planted, found)  # (groups, clusters)
+    from sklearn import metrics  # seconds to import, and seldom needed
+
+    counts = metrics.cluster.contingency_matrix(planted, found)  # (groups, clusters)
     both, together, like = (_pairs(c) for c in (counts, counts.sum(0), counts.sum(1)))
     unlike = _pairs(np.array([len(found)])) - like
     return {
-        "ari": float(adjusted_rand_score(planted, found)),
-        "nmi": float(normalized_mutual_info_score(planted, found)),
+        "ari": float(metrics.adjusted_rand_score(planted, found)),
+        "nmi": float(metrics.normalized_mutual_info_score(planted, found)),
         "purity": float(counts.max(axis=0).sum() / len(found)),
         "false_positives": (together - both) / max(unlike, 1),
         "false_negatives": (like - both) / max(like, 1),
@@ -178,6 +176,9 @@ def label_scores(
     alike = cosines(counts)
     number = len(np.unique(labels))
     drawn = rng.integers(number, size=len(labels))
+    from sklearn.cluster import KMeans  # seconds to import, and seldom needed
+    from sklearn.exceptions import ConvergenceWarning
+
     kmeans = KMeans(number, n_init=10, random_state=int(rng.integers(2**31)))
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct counts than clusters

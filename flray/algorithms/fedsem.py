@@ -13,8 +13,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -105,6 +103,9 @@ class FedSem:
             return state.labels, state.centres
         centres = None if state.centres is None else state.centres.cpu().numpy()
         number = min(self.number if centres is None else len(centres), points.num_clients)
+        from sklearn.cluster import KMeans  # seconds to import, and seldom needed
+        from sklearn.exceptions import ConvergenceWarning
+
         kmeans = KMeans(
             number,
             init="k-means++" if centres is None else centres[:number],

@@ -33,6 +33,7 @@ def cli() -> None:
     flray plan a.yaml                          how long will it take, and what binds?
     flray table flhc.4 · flray report runs/x   the paper's table, a page
     flray list algorithms                      what there is to choose from
+    flray bench                                how fast this machine trains
     """
 
 
@@ -240,6 +241,27 @@ def table(name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"]) ->
     from flray.cli.tables import show_table
 
     show_table(name, runs, form, _console())
+
+
+@cli.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option(
+    "--clients", "blocks", type=click.IntRange(min=1), multiple=True, help="In a block.  [1, 20]"
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of each client."
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+def bench(models: tuple[str, ...], blocks: tuple[int, ...], steps: int, device: str) -> None:
+    """How fast this machine trains: client steps per second by engine, model and block.
+
+    \b
+    flray bench                                    mlp200, lenet5 and flhc_cnn
+    flray bench mlp200 --clients 20 --clients 100
+    """
+    from flray.cli.benching import bench
+
+    bench(models, blocks or (1, 20), steps, device, _console())
 
 
 @cli.command("list")

@@ -17,9 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -221,6 +218,9 @@ def k_means(latents: Latents, k: int) -> Latents:
     >>> k_means(np.array([[7.0]]), 3).ravel().tolist()
     [7.0, 7.0, 7.0]
     """
+    from sklearn.cluster import KMeans  # seconds to import, and seldom needed
+    from sklearn.exceptions import ConvergenceWarning
+
     fit = KMeans(n_clusters=k, random_state=FLT_SEED, n_init=FLT_INITS)
     # Threads add up their parts in whatever order they end: the last bits would vary.
     with threadpool_limits(1), warnings.catch_warnings():
@@ -254,6 +254,8 @@ class ProjectCentres:
 
 def project(pixels: Latents, components: int) -> Latents:
     """(n, components) by PCA; rows are repeated in turn where there are fewer than components."""
+    from sklearn.decomposition import PCA  # seconds to import, and seldom needed
+
     pca = PCA(components, random_state=FLT_SEED)
     with threadpool_limits(1), np.errstate(invalid="ignore", divide="ignore"):  # no variance at all
         latents: Latents = pca.fit_transform(_repeated(pixels, components))

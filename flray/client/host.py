@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -11,11 +12,12 @@ from flray.client.engine import Engine
 from flray.client.lightning import Lightning, MakeCallback
 from flray.client.loop import Loop
 from flray.client.vectorized import Vectorized, refusal
-from flray.client.written import is_written_out
+from flray.client.written import Written, is_written_out, write_out_forward
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
 from flray.models.bank import Params
+from flray.errors import ExperimentError
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
@@ -34,6 +36,11 @@ class Host:
     # Models of the last trainings, by training and block, for hosts whose models stay.
     kept: dict[str, dict[int, Params]] = field(default_factory=dict)
 
+    @cached_property
+    def written_forward(self) -> Written | None:
+        """The module's output in evaluation mode over stacked models, where it is written out."""
+        return write_out_forward(self.module)
+
 
 @dataclass(frozen=True)
 class HostSettings:
@@ -46,6 +53,7 @@ class HostSettings:
     threads: int  # of a process: they train tiles, or else work inside torch's operators
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # of engine lightning
+    compile: bool = False  # the step of engine vectorized
 
 
 def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
@@ -90,7 +98,13 @@ def start_host(
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
-        return Vectorized(module, examples, settings.num_slots, settings.threads)
+        slots, threads = settings.num_slots, settings.threads
+        return Vectorized(module, examples, slots, threads, settings.compile)
+    if settings.compile:
+        raise ExperimentError(
+            f"execution.compile is for engine vectorized, and {type(module).__name__} runs on "
+            f"{name}; set execution.engine=vectorized or execution.compile=false"
+        )
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)

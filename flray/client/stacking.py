@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -75,7 +76,7 @@ class Step(Protocol):
         """Put a block in place."""
         ...
 
-    def advance(self) -> None: ...
+    def advance(self, num_steps: int) -> None: ...
 
 
 def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
@@ -85,12 +86,13 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
     if any(not each.num_steps for each in block.plans):  # such clients keep their models
         for name, leaf in block.w0.items():
             into.params[name].copy_(leaf)
-    for s in range(plan.num_steps):
-        step.advance()
-        if s in finishing:
-            # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
-            for name, leaf in step.w.items():
-                _copy_rows(into.params[name], leaf.detach(), finishing[s])
+    done = 0
+    for s, slots in sorted(finishing.items()):
+        step.advance(s + 1 - done)
+        done = s + 1
+        # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
+        for name, leaf in step.w.items():
+            _copy_rows(into.params[name], leaf.detach(), slots)
     count = np.maximum([each.num_steps for each in block.plans], 1)
     into.loss[:] = step.total_loss[: len(count)].cpu().numpy() / count
 
@@ -128,13 +130,19 @@ class StackedHook:
     gradient: Gradient
     gradient_at: GradientAt
     module_name: str
+    compile: bool = False  # with torch's compiler
+
+    @cached_property
+    def _all_clients(self) -> Callable[..., tuple[Params, Tensor]]:
+        stacked: Callable[..., tuple[Params, Tensor]] = vmap(self._one_client)
+        return torch.compile(stacked, dynamic=False) if self.compile else stacked
 
     def __call__(
         self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]
     ) -> tuple[Params, Tensor]:
         """Directions (slots, ...) to step along, and the losses (slots,) of the steps."""
         try:
-            found: tuple[Params, Tensor] = vmap(self._one_client)(w, w0, memo, batches)
+            found = self._all_clients(w, w0, memo, batches)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise

@@ -2,26 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from flray.client.engine import Block, BlockResult
 from flray.client.host import Host
 from flray.client.plan import plan_client
+from flray.client.scoring import SCORE_BATCH, ExampleScores, ScoreJob, score_models
 from flray.client.training import Gradient, Training, plain_gradient
 from flray.data.dataset import Ids
 from flray.data.split import Part
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
-from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 from flray.randomness import torch_seed
-
-SCORE_BATCH = 1000  # examples a forward pass; large, for no gradient is kept
 
 
 class ByClient(Protocol):
@@ -138,46 +135,11 @@ def train_together(
     ]
 
 
-@dataclass(frozen=True)
-class ScoreJob:
-    """One model and the examples to judge it on."""
-
-    row: int
-    examples: Ids  # (R,)
-
-
-@dataclass(frozen=True)
-class ExampleScores:
-    correct: NDArray[np.bool_]  # (R,)
-    loss: NDArray[np.float64]  # (R,) NaN for a module without example_losses
-
-
 class Score:
-    """Is the model right on each example, and at what loss; in evaluation mode."""
+    """Is each model right on each of its examples, and at what loss; in evaluation mode."""
 
-    def __call__(self, host: Host, bank: Params, job: ScoreJob) -> ExampleScores:
-        _load(host, bank, job.row)
-        return _example_scores(host, job.examples)
-
-
-def _load(host: Host, bank: Params, row: int) -> None:
-    host.module.eval()
-    load_params(host.module, {name: leaf[row] for name, leaf in bank.items()})
-
-
-def _example_scores(host: Host, examples: Ids) -> ExampleScores:
-    """Scores of the model that is loaded."""
-    ids = torch.from_numpy(examples).to(host.examples.device)
-    if not len(ids):
-        return ExampleScores(np.empty(0, np.bool_), np.empty(0))
-    correct, losses = [], []
-    with torch.no_grad():
-        for some in torch.split(ids, SCORE_BATCH):
-            x, y = host.examples.batch(some)
-            output = host.module(x)
-            correct.append(_correct(output, y))
-            losses.append(_losses(host.module, output, (x, y)))
-    return ExampleScores(torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
+    def __call__(self, host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
+        return score_models(host, bank, jobs)
 
 
 # Parts of a client's own examples: those that an algorithm may use, and with them the test part,
@@ -204,17 +166,15 @@ class Judge:
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Judged]:
         own = getattr(host.timeline.at(self.t), self.part)
         num_models = len(next(iter(bank.values())))
-        scores = []
-        for u in range(num_models):
-            _load(host, bank, u)
-            # Client by client, so that a result does not depend on who else is in the block.
-            scores.append([_example_scores(host, own[i]) for i in job.clients])
+        jobs = [ScoreJob(u, own[i]) for i in job.clients for u in range(num_models)]
+        scores = score_models(host, bank, jobs)
+        of_clients = [scores[k : k + num_models] for k in range(0, len(scores), num_models)]
         return [
             Judged(
-                np.array([_mean(of_model[k].loss) for of_model in scores]),
-                np.array([_mean(of_model[k].correct) for of_model in scores]),
+                np.array([_mean(of_model.loss) for of_model in of_client]),
+                np.array([_mean(of_model.correct) for of_model in of_client]),
             )
-            for k in range(len(job.clients))
+            for of_client in of_clients
         ]
 
 
@@ -290,21 +250,22 @@ class TuneAndScore:
         own_order = replace(host, seed=torch_seed(host.seed, "fine-tune evaluation"))
         block = Train(self.training, plain_gradient, self.t).block(own_order, bank, job)
         tuned = host.engine.train(block, self.training, plain_gradient)
+        split, finite = host.timeline.at(self.t), finite_models(tuned)
+        jobs = [
+            ScoreJob(k, split.part_of(int(i), part))
+            for k, i in enumerate(job.clients)
+            for part in self.parts
+            if finite[k]
+        ]
+        found = iter(score_models(host, tuned.params, jobs))
         return [
-            self._scores(host, tuned.params, k, int(i)) if is_finite else None
-            for k, (i, is_finite) in enumerate(zip(job.clients, finite_models(tuned), strict=True))
+            {part: _part_score(next(found)) for part in self.parts} if is_finite else None
+            for is_finite in finite
         ]
 
-    def _scores(self, host: Host, tuned: Params, row: int, client: int) -> dict[Part, PartScore]:
-        split = host.timeline.at(self.t)
-        return {part: _score(host, tuned, row, split.part_of(client, part)) for part in self.parts}
 
-
-def _score(host: Host, bank: Params, row: int, examples: Ids) -> PartScore:
-    if not len(examples):
-        return PartScore(0, 0, np.nan)
-    found = Score()(host, bank, ScoreJob(row, examples))
-    return PartScore(int(found.correct.sum()), len(examples), float(found.loss.mean()))
+def _part_score(found: ExampleScores) -> PartScore:
+    return PartScore(int(found.correct.sum()), len(found.correct), _mean(found.loss))
 
 
 def finite_models(result: BlockResult) -> NDArray[np.bool_]:
@@ -313,18 +274,3 @@ def finite_models(result: BlockResult) -> NDArray[np.bool_]:
     for leaf in result.params.values():
         finite &= leaf.flatten(1).isfinite().all(1).cpu().numpy()
     return finite
-
-
-def _correct(output: Tensor, labels: Tensor) -> Tensor:
-    """Never, for a module that gives no row of class scores for an example: an autoencoder."""
-    if output.dim() != 2:
-        return torch.zeros_like(labels, dtype=torch.bool)
-    return output.argmax(-1) == labels
-
-
-def _losses(module: LightningModule, output: Tensor, batch: Batch) -> Tensor:
-    if hasattr(module, "losses"):  # spares a second forward pass
-        return cast(HasLosses, module).losses(output, batch[1])
-    if hasattr(module, "example_losses"):
-        return cast(HasExampleLosses, module).example_losses(batch)
-    return output.new_full((len(output),), torch.nan)

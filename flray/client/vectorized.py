@@ -1,9 +1,12 @@
 """Engine `vectorized`: many clients of a block at once, params stacked along a client axis."""
 
 import gc
+import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -33,6 +36,8 @@ from flray.models.dropout import dropout_keys
 TILE_PARAMS = 800_000
 LARGEST_TILE = 16
 
+GRAPH_STEPS = 20  # in one CUDA graph
+
 
 def refusal(module: LightningModule) -> str | None:
     """Why this module cannot be stacked, or None if it can."""
@@ -54,6 +59,21 @@ def check_stackable(module: LightningModule) -> None:
         )
 
 
+def check_compiler(device: str) -> None:
+    """Refuse `execution.compile` where torch's compiler has no back end."""
+    if device == "cuda" and find_spec("triton") is None:
+        raise ExperimentError(
+            "execution.compile needs Triton on a GPU, and it is not installed; install triton or "
+            "set execution.compile=false"
+        )
+    compiler = os.environ.get("CXX", "g++")
+    if device == "cpu" and shutil.which(compiler) is None:
+        raise ExperimentError(
+            f"execution.compile needs a C++ compiler on a CPU, and there is no {compiler}; install "
+            "g++, name another in CXX, or set execution.compile=false"
+        )
+
+
 class Vectorized:
     """Trains many models in one step of tensor arithmetic.
 
@@ -61,22 +81,30 @@ class Vectorized:
     with it every bit of a client's result, does not depend on its neighbours. On a GPU a step of
     `num_slots` models is recorded once as a CUDA graph and replayed. On a CPU a module that can be
     written out is trained in tiles of a few slots, `threads` of them at a time: the number of
-    threads changes no bit.
+    threads changes no bit. With `compile`, torch's compiler translates the step, on either device.
     """
 
     def __init__(
-        self, module: LightningModule, examples: Examples, num_slots: int, threads: int = 1
+        self,
+        module: LightningModule,
+        examples: Examples,
+        num_slots: int,
+        threads: int = 1,
+        compile: bool = False,
     ) -> None:
         check_stackable(module)
+        if compile:
+            check_compiler(examples.device.type)
         self.module = module
         self.examples = examples
         self.num_slots = num_slots
         self.threads = threads
+        self.compile = compile
         self.batch_loss = BatchLoss(module)
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
-        on_cpu = examples.device.type == "cpu"
-        self.written = WrittenModule.of(self.batch_loss, examples) if on_cpu else None
+        writes_out = examples.device.type == "cpu" and not compile
+        self.written = WrittenModule.of(self.batch_loss, examples) if writes_out else None
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         self.module.train()
@@ -156,7 +184,8 @@ class StackedStep:
         self.trained = {name: self.w[name] for name in trainable(engine.module)}
         capturable = device.type == "cuda"
         self.optimizer = elementwise_optimizer(training, engine.module, self.trained, capturable)
-        self.hook = StackedHook(gradient, self._gradient_at, type(engine.module).__name__)
+        name = type(engine.module).__name__
+        self.hook = StackedHook(gradient, self._gradient_at, name, engine.compile)
 
     def start(self, block: Block, plan: StackedPlan) -> None:
         """Put a block in place."""
@@ -167,7 +196,11 @@ class StackedStep:
         self.place.zero_()
         self.ids, self.mask, self.keys = plan.ids, plan.mask, plan.keys
 
-    def advance(self) -> None:
+    def advance(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step()
+
+    def _step(self) -> None:
         ids = self.ids.index_select(1, self.place)[:, 0]
         mask = self.mask.index_select(1, self.place)[:, 0]
         key = self.keys.index_select(1, self.place)[:, 0]
@@ -190,10 +223,14 @@ class StackedStep:
 
 
 class GraphedStep(StackedStep):
-    """The same step recorded as a CUDA graph: one launch instead of hundreds."""
+    """The same steps recorded as CUDA graphs: one launch instead of hundreds.
+
+    One graph has a single step, another GRAPH_STEPS of them with the gathering of their batches;
+    both read the place of the step from the device.
+    """
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        if not hasattr(self, "graph") or plan.num_steps > self.capacity:
+        if not hasattr(self, "single") or plan.num_steps > self.capacity:
             self._record(block, plan)
         super().start(block, plan)
         for state in self.optimizer.state.values():
@@ -204,8 +241,13 @@ class GraphedStep(StackedStep):
         for mine, theirs in zip(self.buffers, (plan.ids, plan.mask, plan.keys), strict=True):
             mine[:, : plan.num_steps].copy_(theirs)
 
-    def advance(self) -> None:
-        self.graph.replay()
+    def advance(self, num_steps: int) -> None:
+        if self.several is not None:
+            for _ in range(num_steps // GRAPH_STEPS):
+                self.several.replay()
+            num_steps %= GRAPH_STEPS
+        for _ in range(num_steps):
+            self.single.replay()
 
     def _record(self, block: Block, plan: StackedPlan) -> None:
         self.capacity = plan.num_steps
@@ -217,15 +259,20 @@ class GraphedStep(StackedStep):
         with torch.cuda.stream(side):
             for _ in range(3):  # allocates workspaces and the optimiser's state
                 self.place.zero_()
-                super().advance()
+                self._step()
         torch.cuda.current_stream().wait_stream(side)
         for state in self.optimizer.state.values():
             if "step" in state:  # Adam's bias correction loses 5 digits to a float32 counter
                 state["step"] = state["step"].double()
-        self.graph = torch.cuda.CUDAGraph()
         self.place.zero_()
-        with _no_garbage_collection(), torch.cuda.graph(self.graph):
-            super().advance()
+        self.single = self._recorded(1)
+        self.several = self._recorded(GRAPH_STEPS) if self.capacity >= GRAPH_STEPS else None
+
+    def _recorded(self, num_steps: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with _no_garbage_collection(), torch.cuda.graph(graph):
+            super().advance(num_steps)
+        return graph
 
 
 @contextmanager

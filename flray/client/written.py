@@ -4,7 +4,8 @@
 that computes anything else is not written out, and its engine differentiates it with `vmap`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from flray.client.stacked_layers import (
     Relu,
     Sink,
 )
-from flray.models.bank import Params, trainable
+from flray.models.bank import Params
 from flray.models.dropout import KeyedDropout
 
 # What a user's own code may raise when it is run on placeholders instead of tensors.
@@ -70,9 +71,10 @@ class Written:
         matrix = kind.matrix(torch.empty_like(leaf, memory_format=torch.contiguous_format))
         return kind.leaf(torch.empty_like(matrix, memory_format=torch.contiguous_format), leaf)
 
-    def outputs(self, w: Params, keys: Params, x: Tensor) -> Tensor:
-        """Logits (K, B, classes) of images (K, B, channels, height, width)."""
-        return self._forward(w, keys, x)[0]
+    def outputs(self, w: Params, x: Tensor) -> Tensor:
+        """Logits (K, B, classes) of images (K, B, channels, height, width), without dropout."""
+        placed = {name: self.in_layout(name, leaf).copy_(leaf) for name, leaf in w.items()}
+        return self._forward(placed, {}, x)[0]
 
     def losses(self, w: Params, keys: Params, x: Tensor, targets: Targets, sink: Sink) -> Tensor:
         """(K,) the clients' mean losses; their gradients go into the sink."""
@@ -142,12 +144,42 @@ def write_out(module: LightningModule, loss: str) -> Written | None:
     """The written-out form of one of the module's losses, or None if it is not such a chain."""
     if not hasattr(module, loss) or not all(p.requires_grad for p in module.parameters()):
         return None
-    traced = _Loss(module, loss)
+    with _mode(module, training=True):
+        nodes = _trace(_Loss(module, loss))
+        if len(nodes) < 5:
+            return None
+        x, y, *chain, entropy, output = nodes
+        is_loss = y.op == "placeholder" and output.args == (entropy,)
+        if not is_loss or not _is_cross_entropy(entropy, chain[-1], y):
+            return None
+        return _Translation(module).of(x, chain)
+
+
+def write_out_forward(module: LightningModule) -> Written | None:
+    """The written-out form of the module's output in evaluation mode."""
+    with _mode(module, training=False):
+        nodes = _trace(_Forward(module))
+        if len(nodes) < 3 or nodes[-1].args != (nodes[-2],):
+            return None
+        return _Translation(module).of(nodes[0], nodes[1:-1])
+
+
+@contextmanager
+def _mode(module: LightningModule, training: bool) -> Iterator[None]:
+    before = module.training
+    module.train(training)
     try:
-        nodes = list(_Tracer().trace(traced).nodes)
+        yield
+    finally:
+        module.train(before)
+
+
+def _trace(computation: nn.Module) -> list[fx.Node]:
+    """The nodes of what is computed, none if it cannot be traced."""
+    try:
+        return list(_Tracer().trace(computation).nodes)
     except NOT_TRACEABLE:
-        return None
-    return _Translation(traced).of(nodes)
+        return []
 
 
 def is_written_out(module: LightningModule) -> bool:
@@ -166,6 +198,16 @@ class _Loss(nn.Module):
         return found
 
 
+class _Forward(nn.Module):
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.module(x)
+        return output
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, KeyedDropout) or super().is_leaf_module(m, module_qualified_name)
@@ -175,14 +217,9 @@ class _Tracer(fx.Tracer):
 class _Translation:
     """From the nodes of a trace to layers; None as soon as one is not known."""
 
-    traced: _Loss
+    module: LightningModule
 
-    def of(self, nodes: list[fx.Node]) -> Written | None:
-        if len(nodes) < 4:
-            return None
-        x, y, *chain, loss, output = nodes
-        if (x.op, y.op, output.args) != ("placeholder", "placeholder", (loss,)):
-            return None
+    def of(self, x: fx.Node, chain: list[fx.Node]) -> Written | None:
         layers: list[Layer] = []
         before = x
         for node in chain:
@@ -191,8 +228,6 @@ class _Translation:
                 return None
             layers.extend(layer)
             before = node
-        if not _is_cross_entropy(loss, before, y) or not layers:
-            return None
         return self._written(_pooled_before_relu(layers))
 
     def _written(self, layers: list[Layer]) -> Written | None:
@@ -208,18 +243,18 @@ class _Translation:
         kinds = {
             each.weight: type(each) for each in layers if isinstance(each, Linear | Convolution)
         }
-        num_classes = len(trainable(self.traced.module)[last.weight])
+        num_classes = len(dict(self.module.named_parameters())[last.weight])
         return Written(tuple(layers), num_classes, kinds)
 
     def _layer(self, node: fx.Node) -> list[Layer] | None:
         if node.op == "call_module":
-            return self._of_module(str(node.target), self.traced.get_submodule(str(node.target)))
+            name = str(node.target).removeprefix("module").removeprefix(".")
+            return self._of_module(name, self.module.get_submodule(name))
         if node.target in FUNCTIONS and node.op in ("call_function", "call_method"):
             return FUNCTIONS[node.target](*node.args[1:], **node.kwargs)
         return None
 
-    def _of_module(self, target: str, module: nn.Module) -> list[Layer] | None:
-        name = target.removeprefix("module").removeprefix(".")
+    def _of_module(self, name: str, module: nn.Module) -> list[Layer] | None:
         prefix = f"{name}." if name else ""
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return None
@@ -235,7 +270,8 @@ class _Translation:
         if type(module) is nn.Flatten:
             return _flatten(module.start_dim, module.end_dim)
         if type(module) is KeyedDropout:
-            return [Dropout(f"{prefix}key", module.p)] if module.p else []
+            is_active = module.training and module.p > 0
+            return [Dropout(f"{prefix}key", module.p)] if is_active else []
         return [] if type(module) is nn.Identity else None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -144,8 +145,11 @@ class WrittenStep:
                 fill(self.memo[name], leaf)
         self.steps = self._batches(plan)
 
-    def advance(self) -> None:
-        active, batches = next(self.steps)
+    def advance(self, num_steps: int) -> None:
+        for active, batches in islice(self.steps, num_steps):
+            self._step(active, batches)
+
+    def _step(self, active: Tensor, batches: "tuple[_Batch, ...]") -> None:
         if self.hook is not None:
             parts = tuple((each.x, each.y, each.mask, each.keys) for each in batches)
             w0 = {name: self.w0[name] for name in self.trained}

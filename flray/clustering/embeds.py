@@ -8,7 +8,6 @@ not change.
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.decomposition import PCA
 
 from flray.clustering.checks import require_finite
 from flray.clustering.points import Points
@@ -109,12 +108,16 @@ class Pca:
         [[-2.5], [2.5]]
         """
         require_finite(points)
+        from sklearn.decomposition import PCA  # seconds to import, and seldom needed
+
         pca = PCA(min(self.n_components, *points.values.shape), svd_solver="full")
         with np.errstate(invalid="ignore"):  # sklearn's share of a variance of 0, unused here
             return points.moved_to(pca.fit_transform(points.array()))
 
     def transform(self, known: Points, new: Points, seed: int) -> Points:
         require_finite(new)
+        from sklearn.decomposition import PCA  # seconds to import, and seldom needed
+
         pca = PCA(min(self.n_components, *known.values.shape), svd_solver="full")
         with np.errstate(invalid="ignore"):
             return new.moved_to(pca.fit(known.array()).transform(new.array()))

@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
-from sklearn.metrics import silhouette_score
 
 from flray.clustering.checks import require_at_most_clients, require_relation
 from flray.clustering.points import Matrix, Partition, by_smallest_member
@@ -72,6 +71,8 @@ class Hierarchical:
         if self.choose_by == "gap":
             score = np.diff(height)[::-1]  # n clusters end below merge m - n, counted from 0
         else:
+            from sklearn.metrics import silhouette_score  # seconds to import, and seldom needed
+
             labels = (after_merges(tree, len(height) + 1 - n) for n in numbers)
             score = np.array(
                 [silhouette_score(related.distance, c, metric="precomputed") for c in labels]

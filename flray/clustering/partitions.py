@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
-from sklearn import cluster
 
 from flray.clustering.checks import require_at_most_clients, require_relation
 from flray.clustering.points import Partition, by_smallest_member
@@ -50,6 +49,8 @@ class KMeans:
         related.points.one_each("kmeans")
         require_at_most_clients(self.number, related)
         seed = int(related.rng.integers(2**31))
+        from sklearn import cluster  # seconds to import, and seldom needed
+
         kmeans = cluster.KMeans(self.number, n_init=self.n_init, random_state=seed)
         return Partition(by_smallest_member(kmeans.fit_predict(related.points.array())))
 
@@ -73,6 +74,8 @@ class Hdbscan:
         if num_clients == 1:
             return Partition(np.zeros(1, np.int64))
         size = min(self.min_cluster_size, num_clients)
+        from sklearn import cluster  # seconds to import, and seldom needed
+
         hdbscan = cluster.HDBSCAN(min_cluster_size=size, metric="precomputed", copy=True)
         labels = hdbscan.fit_predict(related.distance)
         noise = labels < 0

@@ -169,7 +169,9 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = own_actors.number(split.num_clients) if own_actors else 1
     block = execution.block or default_block(num_params, num_heard, device, num_hosts)
     threads = execution.threads or (
-        default_threads(execution.engine, module, device) if execution.executor == "inline" else 1
+        1
+        if execution.executor == "ray" or execution.compile
+        else default_threads(execution.engine, module, device)
     )
     host = HostSettings(
         engine=execution.engine,
@@ -179,6 +181,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         threads=threads,
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
+        compile=execution.compile,
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
     if settings.evaluate.robustness is not None:

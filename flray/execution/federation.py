@@ -15,16 +15,15 @@ from torch import Tensor
 from flray.client.host import Host
 from flray.client.keeping import KeptBlock, TrainAndKeep, kept_block
 from flray.client.plan import num_local_steps
+from flray.client.scoring import ExampleScores, ScoreJob
 from flray.client.tasks import (
     ClientsJob,
-    ExampleScores,
     Judge,
     JudgedPart,
     PartScore,
     Predict,
     PredictionKind,
     Score,
-    ScoreJob,
     Train,
     TrainJob,
     TuneAndScore,
@@ -41,6 +40,8 @@ from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, T
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Aggregation, Relation, Weights, mix, mix_bank, mixing_rows
 from flray.randomness import generator
+
+SCORE_TOGETHER = 5000  # examples that one host scores at a time
 
 OnClientFailure = Literal["raise", "drop"]
 
@@ -351,19 +352,21 @@ class Federation:
         return Predictions(clients, torch.stack(found) if found else torch.empty(0, 0, 0))
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
-        outputs = self.executor.map(Score(), bank.params, jobs)
+        """The scores of each job, in their order; jobs that follow each other are sent together."""
+        groups = _grouped(jobs)
+        outputs = self.executor.map(Score(), bank.params, groups)
         for _ in range(self.executor.retries):
             again = [k for k, output in enumerate(outputs) if isinstance(output, Failed)]
             if not again:
                 break
-            repeated = self.executor.map(Score(), bank.params, [jobs[k] for k in again])
+            repeated = self.executor.map(Score(), bank.params, [groups[k] for k in again])
             for k, output in zip(again, repeated, strict=True):
                 outputs[k] = output
-        scores = []
+        scores: list[ExampleScores] = []
         for output in outputs:
             if isinstance(output, Failed):
                 raise ClientFailure(f"evaluation failed: {output.reason}") from output.error
-            scores.append(output)
+            scores.extend(output)
         return scores
 
     def tune_and_score(
@@ -542,6 +545,19 @@ class Federation:
 def cohort_size(num_clients: int, participation: float) -> int:
     """How many of the clients take part in a round: max(rho K, 1), rounded down."""
     return max(whole_share(num_clients, participation), 1)
+
+
+def _grouped(jobs: Sequence[ScoreJob]) -> list[list[ScoreJob]]:
+    """Consecutive jobs of at most SCORE_TOGETHER examples, or one that has more."""
+    groups: list[list[ScoreJob]] = []
+    total = 0
+    for job in jobs:
+        total += len(job.examples)
+        if not groups or total > SCORE_TOGETHER:
+            groups.append([])
+            total = len(job.examples)
+        groups[-1].append(job)
+    return groups
 
 
 def _slices(length: int, size: int) -> list[slice]:

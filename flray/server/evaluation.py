@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flray.client.tasks import ExampleScores, ScoreJob
+from flray.client.scoring import ExampleScores, ScoreJob
 from flray.client.training import Training
 from flray.data.dataset import Ids
 from flray.data.similar import Robustness

@@ -11,6 +11,7 @@ import yaml
 from flray.cli import main
 from flray.cli.campaign import terminating_as_interrupted
 from flray.config.experiment import COMPONENTS, override
+from flray.errors import ExperimentError
 
 from scenarios import TINY
 
@@ -241,3 +242,19 @@ def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
     with pytest.raises(KeyboardInterrupt), terminating_as_interrupted():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_bench_measures_every_engine_and_block(capsys) -> None:
+    from rich.console import Console
+
+    from flray.cli.benching import bench, speeds
+
+    found = list(speeds(["mlp200"], [1, 2], 2, "cpu"))
+    measured = {(each.engine, each.block) for each in found}
+    assert measured == {("loop", 1), ("vectorized", 1), ("vectorized", 2)}
+    assert [each.steps for each in found] == [2 * each.block for each in found]
+    assert all(each.seconds > 0 for each in found)
+    bench(["mlp200"], [2], 1, "cpu", Console(width=120))
+    assert "client steps/s" in capsys.readouterr().out
+    with pytest.raises(ExperimentError, match="unknown model 'mlp'; known: "):
+        bench(["mlp"], [2], 1, "cpu", Console())

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from flray.algorithms.fedavg import FedAvg
 from flray.client.host import HostSettings, choose_engine, start_host
 from flray.client.loop import Loop
-from flray.client.tasks import Score, ScoreJob
+from flray.client.scoring import ScoreJob, score_models
 from flray.client.training import Training
 from flray.client.vectorized import Vectorized
 from flray.data.datasets.digits import Digits
@@ -215,7 +215,7 @@ def scores_of(module: LightningModule) -> tuple[np.ndarray, np.ndarray, Lightnin
     settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
     timeline = make_timeline(split, ())
     host = start_host(module, noise_dataset(20, (1, 8, 8)), timeline, settings)
-    found = Score()(host, stack([params_of(module)]), ScoreJob(0, np.arange(20)))
+    (found,) = score_models(host, stack([params_of(module)]), [ScoreJob(0, np.arange(20))])
     return found.correct, found.loss, host.module, host.examples.batch(torch.arange(20))
 
 

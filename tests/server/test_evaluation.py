@@ -73,4 +73,7 @@ def test_an_example_is_predicted_once_for_each_model() -> None:
     spied = Federation(**{**fed.__dict__, "executor": Spy()})
     part = (np.array([1, 2]), np.array([1, 2]), np.array([2, 3]))
     score_clients(spied, bank, np.arange(3), part)
-    assert [(job.row, job.examples.tolist()) for job in asked] == [(0, [1, 2, 3]), (1, [1, 2])]
+    assert [(job.row, job.examples.tolist()) for group in asked for job in group] == [
+        (0, [1, 2, 3]),
+        (1, [1, 2]),
+    ]

@@ -187,8 +187,9 @@ def test_a_model_that_several_clients_use_is_judged_once() -> None:
         stack([{n: leaf[0] for n, leaf in fed.initial.items()}, worse]), np.arange(6) % 2
     )
     scores = score_globally(fed, bank, np.arange(1, 6), split.global_test)
-    assert [(job.row, len(job.examples)) for job in spy.jobs] == [(0, 100), (1, 100)]
-    hits = [int(output.correct.sum()) for output in spy.outputs]
+    (asked,), (found,) = spy.jobs, spy.outputs
+    assert [(job.row, len(job.examples)) for job in asked] == [(0, 100), (1, 100)]
+    hits = [int(each.correct.sum()) for each in found]
     assert hits[0] != hits[1]
     assert scores.clients.tolist() == [1, 2, 3, 4, 5]
     assert scores.correct.tolist() == [hits[i % 2] for i in range(1, 6)]

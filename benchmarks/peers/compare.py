@@ -1,0 +1,109 @@
+"""flray beside a plain PyTorch loop, Flower and pfl: identical work, one table.
+
+    python benchmarks/peers/compare.py [A B C B600] [--peers flower pfl] [--device cuda]
+
+Run it with flray's own Python. Flower and pfl get environments of their own below --environments
+when they are first asked for (some minutes). Every system must end with the weights of the plain
+loop up to 1e-4, or the comparison fails. Seconds a round are medians without the first round.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+TOLERANCE = 1e-4
+PACKAGES = {
+    "flower": ("torch==2.10.0", "flwr[simulation]==1.41.0"),
+    "pfl": ("torch==2.10.0", "pfl[pytorch]==0.6.0"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", default=["A", "B", "C"])
+    parser.add_argument("--peers", nargs="*", default=[], choices=sorted(PACKAGES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    default = Path.home() / ".cache" / "flray_peers"
+    parser.add_argument("--environments", type=Path, default=default)
+    arguments = parser.parse_args()
+    rows = []
+    for case in arguments.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += compare(case, folder, arguments)
+    print(f"{'case':6} {'system':16} {'s/round':>9} {'least':>9} {'steps/s':>9} {'x plain':>8}")
+    for row in rows:
+        print(
+            f"{row['case']:6} {row['system']:16} {row['seconds_per_round']:9.4f} "
+            f"{row['least']:9.4f} {row['steps_per_second']:9d} {row['ratio']:8.2f}"
+        )
+
+
+def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[dict]:
+    """All systems on one case, the plain loop first."""
+    number = str(arguments.processes)
+    python = sys.executable
+    run([python, HERE / "export.py", case, folder], arguments.device)
+    plain = "plain" if arguments.device != "cpu" else f"plain x{number}"
+    asked = "1" if arguments.device != "cpu" else number
+    run([python, HERE / "run_plain.py", folder, plain, asked], arguments.device, threads=1)
+    systems = [plain, "flray"]
+    device = f"execution.device={arguments.device}"
+    run([python, HERE / "run_flray.py", case, folder, "flray", device], arguments.device)
+    if "flower" in arguments.peers:
+        systems.append("flower")
+        share = ("1", "0") if arguments.device == "cpu" else ("1", "0.1")
+        script = [HERE / "run_flower.py", folder, "flower", *share]
+        run([environment("flower", arguments) / "python", *script], arguments.device, threads=1)
+    if "pfl" in arguments.peers:
+        systems.append("pfl")
+        start = [environment("pfl", arguments) / "torchrun", "--standalone", "--nproc-per-node"]
+        script = [*start, asked, HERE / "run_pfl.py", folder, "pfl"]
+        run(script, arguments.device, threads=1)
+    rows = [json.loads((Path(folder) / f"{system}.json").read_text()) for system in systems]
+    for row in rows:
+        check_weights(Path(folder), plain, row["system"])
+        row["ratio"] = rows[0]["seconds_per_round"] / row["seconds_per_round"]
+    return rows
+
+
+def run(command: list, device: str, threads: int | None = None) -> None:
+    own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run(
+        [str(each) for each in command],
+        check=True,
+        env={**os.environ, "BENCH_DEVICE": device, **own},
+    )
+
+
+def environment(peer: str, arguments: argparse.Namespace) -> Path:
+    """The bin folder of a peer's environment, which is made once."""
+    folder = arguments.environments / peer
+    if not (folder / "complete").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([folder / "bin" / "pip", "install", "-q", *PACKAGES[peer]], check=True)
+        (folder / "complete").touch()
+    return folder / "bin"
+
+
+def check_weights(folder: Path, plain: str, system: str) -> None:
+    expected, found = np.load(folder / f"{plain}.npz"), np.load(folder / f"{system}.npz")
+    initial = np.load(folder / "initial.npz")
+    gap = max(float(np.abs(expected[name] - found[name]).max()) for name in initial)
+    moved = max(float(np.abs(expected[name] - initial[name]).max()) for name in initial)
+    if gap > TOLERANCE or moved < 10 * TOLERANCE:
+        sys.exit(f"{system} ends {gap:.1e} from the plain loop, whose weights moved {moved:.1e}")
+
+
+if __name__ == "__main__":
+    main()

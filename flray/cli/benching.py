@@ -1,0 +1,114 @@
+"""`flray bench`: how fast the engines train on this machine."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+
+import torch
+from pytorch_lightning import LightningModule
+from rich.console import Console
+from rich.table import Table
+
+from flray.client.engine import Block, Engine
+from flray.client.host import EngineName, HostSettings, default_threads, start_host
+from flray.client.plan import plan_client
+from flray.client.training import Training, plain_gradient
+from flray.data.dataset import Dataset, Ids
+from flray.data.datasets.synthetic import Synthetic
+from flray.data.events import make_timeline
+from flray.data.split import Split
+from flray.data.splits.iid import Iid
+from flray.errors import ExperimentError
+from flray.models import MODELS
+from flray.models.bank import Params, build_seeded, params_of
+
+DEFAULT_MODELS = ("mlp200", "lenet5", "flhc_cnn")
+TRAINING = Training(lr=0.01, batch_size=10)
+REPETITIONS = 3  # beside one to warm up
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What one engine does with one model."""
+
+    model: str
+    engine: EngineName
+    block: int
+    threads: int
+    steps: int  # of all clients of the block in a round
+    seconds: float  # median of the rounds
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / self.seconds
+
+
+def bench(
+    models: Sequence[str], blocks: Sequence[int], steps: int, device: str, console: Console
+) -> None:
+    """Print a row for each engine, model and block as soon as it is measured."""
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if unknown := sorted(set(models) - set(MODELS)):
+        raise ExperimentError(f"unknown model {unknown[0]!r}; known: {', '.join(sorted(MODELS))}")
+    table = Table(title=_title(device, steps), title_justify="left")
+    for column in ("model", "engine", "clients", "threads", "client steps/s", "seconds a round"):
+        table.add_column(column, justify="left" if column in ("model", "engine") else "right")
+    with console.status("measuring"):
+        for speed in speeds(models or DEFAULT_MODELS, blocks, steps, device):
+            cells = (speed.block, speed.threads, f"{speed.steps_per_second:,.0f}")
+            table.add_row(speed.model, speed.engine, *map(str, cells), f"{speed.seconds:.4f}")
+    console.print(table)
+
+
+def speeds(
+    models: Sequence[str], blocks: Sequence[int], steps: int, device: str
+) -> Iterator[Speed]:
+    dataset = Synthetic(num_train=10 * steps * TRAINING.batch_size).load()
+    split = Iid(clients=10, validation=0.0).split(dataset, 0)
+    for model in models:
+        module = build_seeded(lambda: MODELS[model](dataset.image_shape, 10), 0)  # noqa: B023
+        asked: list[tuple[EngineName, int, int]] = [("loop", 1, 1)]
+        for block in blocks:
+            cores = default_threads("vectorized", module, device)
+            asked += [("vectorized", block, threads) for threads in sorted({1, cores})]
+        for engine, block, threads in asked:
+            settings = HostSettings(engine, device, torch.float32, block, threads, seed=0)
+            yield _measure(model, module, (dataset, split), settings)
+
+
+def _measure(
+    model: str, module: LightningModule, data: tuple[Dataset, Split], settings: HostSettings
+) -> Speed:
+    dataset, split = data
+    host = start_host(module, dataset, make_timeline(split, ()), settings)
+    work = _block(params_of(host.module), split.train[0], settings.num_slots)
+    steps = sum(plan.num_steps for plan in work.plans)
+    seconds = _median_seconds(host.engine, work, settings.device)
+    return Speed(model, settings.engine, settings.num_slots, settings.threads, steps, seconds)
+
+
+def _block(params: Params, examples: Ids, num_clients: int) -> Block:
+    plan = plan_client(examples, TRAINING, 0, 0, 0)
+    w0 = {name: leaf.clone().expand(num_clients, *leaf.shape) for name, leaf in params.items()}
+    return Block(tuple(replace(plan, client=k) for k in range(num_clients)), w0, {})
+
+
+def _median_seconds(engine: Engine, work: Block, device: str) -> float:
+    times = []
+    for _ in range(1 + REPETITIONS):
+        begin = perf_counter()
+        engine.train(work, TRAINING, plain_gradient)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times.append(perf_counter() - begin)
+    return median(times[1:])
+
+
+def _title(device: str, steps: int) -> str:
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} cores"
+    return (
+        f"{name}, torch {torch.__version__}: {steps} steps of each client, batches of "
+        f"{TRAINING.batch_size} images of 28x28, median of {REPETITIONS} rounds"
+    )

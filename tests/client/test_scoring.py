@@ -1,0 +1,70 @@
+"""Stacked evaluation: the scores of one model after another, whoever is evaluated beside it."""
+
+import numpy as np
+import pytest
+import torch
+
+from flray.client import scoring
+from flray.client.host import HostSettings, start_host
+from flray.client.scoring import MOST_PIECES, PIECE, ScoreJob, score_models
+from flray.data.events import make_timeline
+from flray.models import MODELS
+from flray.models.bank import build_seeded, params_of, stack
+
+from scenarios import noise_dataset, ragged_split
+
+SIZES = (1, 0, PIECE, 7, PIECE + 1, PIECE * MOST_PIECES + 3, 30, 2)
+MODELS_OF = {"mlp200": {"hidden": 20, "dropout": 0.5}, "lenet5": {}, "conv_ae": None}
+
+
+def host_of(name, threads=1):
+    shape = (1, 28, 28)
+    fields = MODELS_OF[name]
+    build = (
+        (lambda: MODELS[name](shape))
+        if fields is None
+        else lambda: MODELS[name](shape, 10, **fields)
+    )
+    split = ragged_split((1, sum(SIZES)))
+    dataset = noise_dataset(sum(SIZES) + 1, shape)
+    settings = HostSettings("vectorized", "cpu", torch.float32, 5, threads, seed=0)
+    host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
+    models = [params_of(build_seeded(build, n)) for n in range(4)]
+    return host, stack([{k: v.clone() for k, v in model.items()} for model in models])
+
+
+def jobs_of(num_models=4):
+    ends = np.cumsum(SIZES)
+    return [
+        ScoreJob(k % num_models, np.arange(end - size, end))
+        for k, (size, end) in enumerate(zip(SIZES, ends, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS_OF)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_stacked_scores_are_those_of_one_by_one(name, threads, monkeypatch) -> None:
+    host, bank = host_of(name, threads)
+    jobs = jobs_of()
+    stacked = score_models(host, bank, jobs)
+    passes = []
+    monkeypatch.setattr(scoring, "MOST_PIECES", 0)
+    forward = host.module.forward
+    monkeypatch.setattr(host.module, "forward", lambda x: passes.append(len(x)) or forward(x))
+    alone = score_models(host, bank, jobs)
+    assert sum(passes) == sum(SIZES)  # nothing was stacked
+    assert len({float(each.loss[:1].sum()) for each in alone}) > 4  # models and examples differ
+    for one, many in zip(alone, stacked, strict=True):
+        assert np.array_equal(one.correct, many.correct)
+        np.testing.assert_allclose(many.loss, one.loss, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_do_not_depend_on_what_is_scored_beside_them() -> None:
+    host, bank = host_of("lenet5")
+    jobs = jobs_of()
+    together = score_models(host, bank, jobs)
+    for order in ([3], [6, 4, 3], [7, 6, 5, 4, 3, 2, 1, 0]):
+        again = score_models(host, bank, [jobs[k] for k in order])
+        for k, found in zip(order, again, strict=True):
+            assert np.array_equal(found.loss, together[k].loss), k
+            assert np.array_equal(found.correct, together[k].correct)
