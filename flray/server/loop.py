@@ -9,6 +9,7 @@ import numpy as np
 
 from flray.algorithms.algorithm import Algorithm, Outcome
 from flray.clustering.pipeline import Clustering
+from flray.clustering.points import Matrix
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.execution.federation import Cohort, Federation, Meter
@@ -16,7 +17,7 @@ from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.scores import overlap_errors, partition_scores
-from flray.server.clusterings import label_row, robustness_row
+from flray.server.clusterings import drift_row, label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
 from flray.server.summary import summarise_run
 
@@ -63,6 +64,7 @@ class Server:
     on_round: Callable[[Row], None] = ignore
     should_stop: Callable[[], bool] = never
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
+    drift: Matrix | None = None  # (M, M) how alike clients see images, for `evaluate.drift`
 
     def run(self) -> bool:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
@@ -153,6 +155,7 @@ class Server:
                 arrays |= {"groups": split.groups[found.clients]}
                 scores |= partition_scores(found.labels, arrays["groups"])
             row = {"clustering_clusters": len(np.unique(found.labels))}
+            row |= {"clustering_overlapping": True} if found.partition.overlapping else {}
             row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
@@ -166,6 +169,8 @@ class Server:
         split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
         if self.evaluation.similarity:
             row |= label_row(found, split, fed)
+        if self.drift is not None:
+            row |= drift_row(found, split, self.drift)
         if self.evaluation.robustness is not None:
             options = self.evaluation.robustness
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)

@@ -50,6 +50,8 @@ def summarise_run(
 # Columns of a clustering that a summary has too, without their prefix: those of the last one.
 OF_CLUSTERING = (
     "label_correlation",
+    "drift_correlation",
+    "data_correlation",
     "uniformity",
     "uniformity_random",
     "uniformity_labels",
@@ -57,12 +59,20 @@ OF_CLUSTERING = (
     "robustness_se",
     "robustness_clients",
 )
+# The same as a mean over all clusterings of the run, as FLIS's clustering error is.
+OF_ALL_CLUSTERINGS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
 
 
 def _of_clustering(rounds: pd.DataFrame) -> Row:
-    columns = (name for name in OF_CLUSTERING if f"clustering_{name}" in rounds)
+    columns = (n for n in (*OF_CLUSTERING, *OF_ALL_CLUSTERINGS) if f"clustering_{n}" in rounds)
     found = {name: rounds[f"clustering_{name}"].dropna() for name in columns}
-    return {name: float(values.iloc[-1]) for name, values in found.items() if len(values)}
+    row: Row = {
+        name: float(values.mean() if name in OF_ALL_CLUSTERINGS else values.iloc[-1])
+        for name, values in found.items()
+        if len(values)
+    }
+    is_overlapping = "clustering_overlapping" in rounds
+    return row | ({"clusters_overlap": True} if is_overlapping else {})
 
 
 def used_ground_truth(directory: RunDirectory) -> bool:
