@@ -188,6 +188,7 @@ class Federation:
     draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
     meter: Meter = field(default_factory=Meter)
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
+    on_trained: Callable[["Trained"], None] | None = None  # told of every training but probes
 
     def during(self, timeline: Timeline, t: int) -> "Federation":
         """The same federation as it is in round t."""
@@ -307,6 +308,8 @@ class Federation:
             self._decide(failed, cohort.t, cohort.clients)
         trained = self._joined(done, np.setdiff1d(cohort.clients, list(failed)), training)
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
+        if self.on_trained is not None and not cohort.is_probe:
+            self.on_trained(trained)
         return trained
 
     def judge(self, bank: ModelBank, cohort: Cohort, part: JudgedPart) -> "Judgement":

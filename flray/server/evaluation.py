@@ -45,6 +45,8 @@ class Evaluation:
     also: tuple[int, ...] = ()  # rounds evaluated in any case
     target: float | None = None  # accuracy that a client, and the mean, should reach
     fine_tune: FineTuning | None = None  # judge models after fine-tuning too: tuned_ columns
+    # Judge each client by the model it trained last, as FLIS does: last_trained_ keys of a summary.
+    last_trained: bool = False
     on: Literal["local", "global"] = "local"  # global: on the whole test set too, global_ columns
     similarity: bool = False  # compare clusterings with the labels that clients hold
     drift: Drift | None = None  # compare embeddings with how clients see the same images

@@ -12,13 +12,13 @@ from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Matrix
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
-from flray.execution.federation import Cohort, Federation, Meter
+from flray.execution.federation import Cohort, Federation, Meter, Trained
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.scores import overlap_errors, partition_scores
 from flray.server.clusterings import drift_row, label_row, robustness_row
-from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
+from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
 
@@ -104,6 +104,8 @@ class Server:
         self.directory.truncate(0)
         row = begun.metrics | self._record_clusterings(0, begun.clusterings)
         row |= self._measure_clustering(0, begun)
+        if self.evaluation.last_trained:
+            self._score_trained(0, self.fed.initial_bank(), self.fed.clients)
         saved = Checkpoint(0, begun.state, {"row": row, "counts": dict(self.fed.meter.counts)})
         store.save(saved.round, saved.state, saved.extra)
         return saved
@@ -111,6 +113,8 @@ class Server:
     def _round(self, state: Any, t: int) -> tuple[Any, Row]:
         split = self.timeline.at(t)
         fed = self.fed.during(self.timeline, t)
+        if self.evaluation.last_trained:
+            fed = replace(fed, on_trained=lambda found: self._trained(t, found))
         cohort = self.algorithm.cohort(state, t, fed)
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
@@ -175,6 +179,18 @@ class Server:
             options = self.evaluation.robustness
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
         return {f"clustering_{name}": value for name, value in row.items()}
+
+    def _trained(self, t: int, trained: Trained) -> None:
+        """Keep the scores of the models that clients have just trained."""
+        owner = np.zeros(self.fed.num_clients, np.int64)
+        owner[trained.clients] = np.arange(len(trained.clients))
+        self._score_trained(t, ModelBank(trained.params, owner), trained.clients)
+
+    def _score_trained(self, t: int, bank: ModelBank, clients: Ids) -> None:
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        with self.fed.meter.phase("evaluate"):
+            found = score_clients(fed, bank, clients, split.test)
+        self.directory.append_clients(t, "last_trained", found, bank.owner, split.groups)
 
     def _deployed(self, state: Any, t: int) -> ModelBank:
         """The model of each client in the state after round t, in the federation of that round."""
