@@ -218,6 +218,29 @@ def pair_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     return float(np.corrcoef(x, y)[0, 1])
 
 
+def drift_similarity(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(V, V) 1 - the mean Jensen-Shannon divergence over images, to the base 2 (REPA, Fig. 1).
+
+    Args:
+        p: (V, n, E) of each of n images in each of V views, a distribution over E.
+
+    >>> p = np.array([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]])
+    >>> drift_similarity(p).tolist()
+    [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    """
+    own = _entropy(p)  # (V, n)
+    between = [_entropy((p + q) / 2) - (own + h) / 2 for q, h in zip(p, own, strict=True)]
+    similar: NDArray[np.float64] = 1 - np.stack(between).mean(2)
+    return similar
+
+
+def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the last axis, to the base 2."""
+    logs = np.log2(p, out=np.zeros_like(p), where=p > 0)
+    entropy: NDArray[np.float64] = -(p * logs).sum(-1)
+    return entropy
+
+
 def uniformity(similarity: NDArray[np.float64], labels: ArrayLike) -> tuple[float, int]:
     """REPA's eq. 7, and the number of clusters with one client, which it leaves undefined.
 

@@ -5,7 +5,8 @@ Non-IID Data Distribution. 2022, arXiv 2208.09754. Algorithms 1 and 2.
 
 Deviates: A is the share of public examples on which two models agree, as in the authors' code (the
 paper's formula is `similarity: frobenius`); clients choose by validation loss, not on test data;
-the server's examples are held out of the training set; A >= β, where the paper's Sign is strict.
+the server's examples are held out of the training set, or made up (`split.server_from`); A >= β,
+where the paper's Sign is strict.
 """
 
 from dataclasses import dataclass, replace

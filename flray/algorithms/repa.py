@@ -25,7 +25,7 @@ from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
-from flray.models.repa_net import EMBEDDER
+from flray.models.repa_net import EMBEDDER, without_embedder
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Repa:
         is_joint = cohort.t <= self.pretrain_rounds
         gradient = plain_gradient if is_joint else self.gradient
         trained = fed.train(state.bank, cohort, gradient)
-        fed.count_models(state.bank if is_joint else _classifiers(state.bank), cohort, trained)
+        fed.count_models(state.bank if is_joint else without_embedder(state.bank), cohort, trained)
         # Eq. 4: θ_k <- W({(θ_i, ε_i) | α(i) = k}), the mean weighted by n_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         metrics = trained.metrics()
@@ -142,10 +142,7 @@ class Repa:
         return new.clients, self.clustering.place(state.known, own, new, fed.seed)
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
-        """Give each of the clients that has no cluster the nearest one.
-
-        A client that fails and is dropped keeps the model it has, and the next round asks it again.
-        """
+        """Give each of the clients without a cluster the nearest one; who fails is asked again."""
         answered, place = self.assign(state, clients[state.labels[clients] < 0], fed)
         if not len(answered) or state.known is None:
             return state
@@ -153,9 +150,3 @@ class Repa:
         labels[answered] = place
         bank = state.bank.joined(answered, labels, state.known.clients)
         return replace(state, labels=labels, bank=bank)
-
-
-def _classifiers(bank: ModelBank) -> ModelBank:
-    """What travels once clients are clustered: no encoder beside the classifier."""
-    params = {n: leaf for n, leaf in bank.params.items() if not n.startswith(EMBEDDER)}
-    return replace(bank, params=params)

@@ -17,7 +17,7 @@ from flray.report.writers import Format
 # The space of the repository whose runs fill a table; those of the workshop are in the journal's.
 SPACES: Mapping[str, str] = {
     **{f"flhc.{n}": f"tune_spaces/flhc_table{n}.yaml" for n in range(1, 7)},
-    **{f"flis.{n}": f"tune_spaces/flis_table{n}.yaml" for n in (1, 2, 4)},
+    **{f"flis.{n}": f"tune_spaces/flis_table{n}.yaml" for n in (1, 2, 3, 4)},
     **{f"flt.{n}": f"tune_spaces/flt_table{n}.yaml" for n in range(1, 6)},
     "repa.1": "tune_spaces/repa_table1.yaml",
     "flt_workshop.1": "tune_spaces/flt_table3.yaml",

@@ -16,8 +16,8 @@ from flray.client.written import Written, is_written_out, write_out_forward
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
-from flray.models.bank import Params
 from flray.errors import ExperimentError
+from flray.models.bank import Params
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 

@@ -28,6 +28,7 @@ Statistic = Literal[
     "mean", "std", "quantiles", "skewness", "kurtosis", "covariance", "correlation", "components"
 ]
 Values = NDArray[np.float64]
+HoldoutImages = Literal["all", "validation"]  # of a holdout client; never its test images
 
 QUANTILES = (0.25, 0.5, 0.75)
 NUM_COMPONENTS = 3  # principal ones
@@ -46,25 +47,33 @@ class Foreign:
 class DescribeLatents:
     """S(φ(X_i)) of the clients' images of round t; labels are not looked at.
 
-    Clients describe their training images; holdout clients, which have no such part in the paper,
-    their validation images, or their training images where they have no others.
+    Clients describe their training images. Holdout clients never train on theirs: they describe
+    these and their validation images, which is one part in the paper, or the latter alone.
     """
 
     statistics: tuple[Statistic, ...]
     t: int
     rows: Mapping[int, int]  # the row of the bank that each client encodes with
     foreign: Foreign | None = None  # None: φ is the model of the run
+    holdout: HoldoutImages = "all"
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Latents]:
         module, examples = self._encoder(host)
         described = []
         for i in map(int, job.clients):
             load_params(module, {name: leaf[self.rows[i]] for name, leaf in bank.items()})
-            latents = latents_of(module, examples, _own_images(host, self.t, i))
+            latents = latents_of(module, examples, self._own_images(host, i))
             with threadpool_limits(1):  # threads of BLAS add up in whatever order they end
                 vector = describe(latents.astype(np.float64), self.statistics)
             described.append(vector.astype(latents.dtype))
         return described
+
+    def _own_images(self, host: Host, client: int) -> Tensor:
+        split = host.timeline.at(self.t)
+        ids = split.trained_on(client)
+        if client in split.holdout and len(held := split.validation[client]):
+            ids = held if self.holdout == "validation" else np.union1d(ids, held)
+        return torch.from_numpy(ids).to(host.examples.device)
 
     def _encoder(self, host: Host) -> tuple[LightningModule, Examples]:
         if self.foreign is None:
@@ -72,14 +81,6 @@ class DescribeLatents:
         mean = host.examples.mean
         module = copy.deepcopy(self.foreign.module).to(device=mean.device, dtype=mean.dtype)
         return module, rescaled(host.examples, self.foreign.pixels)
-
-
-def _own_images(host: Host, t: int, client: int) -> Tensor:
-    split = host.timeline.at(t)
-    ids = split.trained_on(client)
-    if client in split.holdout and len(split.validation[client]):
-        ids = split.validation[client]
-    return torch.from_numpy(ids).to(host.examples.device)
 
 
 def latents_of(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:

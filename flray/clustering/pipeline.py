@@ -52,6 +52,8 @@ class Clustering:
             arrays["R"] = self.relation
         if self.partition.linkage is not None:
             arrays["linkage"] = self.partition.linkage
+        if self.partition.overlapping:
+            arrays["overlapping"] = np.array(True)
         return arrays | self._kept_points()
 
     def _kept_points(self) -> Evidence:

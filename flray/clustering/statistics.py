@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from flray.client.statistics import DescribeLatents, Foreign, Statistic
+from flray.client.statistics import DescribeLatents, Foreign, HoldoutImages, Statistic
 from flray.clustering.encoder import Encoder, server_device
 from flray.clustering.encoder_centres import check_fits, points_of
 from flray.clustering.points import Points
@@ -26,6 +26,9 @@ class Statistics:
 
     statistics: tuple[Statistic, ...] = ("mean", "quantiles")  # S
     encoder: Encoder | None = None  # φ; null: the model that clients have trained so far
+    # What holdout clients describe: `all` images they hold but for the test part, or the
+    # `validation` part, which tells little of a client where it is small.
+    holdout: HoldoutImages = "all"
 
     def __post_init__(self) -> None:
         known = get_args(Statistic)
@@ -56,13 +59,14 @@ class Statistics:
         if self.encoder is None:
             used = bank.of_some(cohort.clients)
             rows = {i: int(used.owner[i]) for i in clients}
-            return used.params, DescribeLatents(self.statistics, cohort.t, rows)
+            task = DescribeLatents(self.statistics, cohort.t, rows, None, self.holdout)
+            return used.params, task
         kind = self.encoder.kind()
         check_fits(fed, cohort, kind)
         params = stack([self.encoder.load_or_train(server_device())])
         foreign = Foreign(self.encoder.module(kind), self.encoder.pixels)
         rows = dict.fromkeys(clients, 0)
-        return params, DescribeLatents(self.statistics, cohort.t, rows, foreign)
+        return params, DescribeLatents(self.statistics, cohort.t, rows, foreign, self.holdout)
 
 
 def encoder_leaves(names: Iterable[str]) -> frozenset[str]:

@@ -130,7 +130,10 @@ def assemble(
 ) -> Server:
     """The server of an experiment over a federation, which experiments alike but for the algorithm
     may share."""
-    settings = experiment.settings
+    settings, drift, dataset = experiment.settings, None, parts.payload.dataset
+    if settings.evaluate.drift is not None:
+        split = experiment.split.build()
+        drift = settings.evaluate.drift.between_clients(split, dataset, settings.seed)
     return Server(
         algorithm=experiment.algorithm.build(),
         fed=fed,
@@ -140,6 +143,7 @@ def assemble(
         directory=directory,
         facts=facts_of(experiment, parts.payload),
         device="cpu" if parts.plan else parts.payload.settings.device,
+        drift=drift,
     )
 
 
@@ -184,6 +188,8 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         compile=execution.compile,
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
+    if settings.evaluate.drift is not None:
+        settings.evaluate.drift.check(experiment.split.build(), dataset, bool(settings.events))
     if settings.evaluate.robustness is not None:
         timeline = with_similar(timeline, settings.evaluate.robustness, settings.seed)
     if settings.evaluate.on == "global" and not len(timeline.at(1).global_test):

@@ -33,7 +33,12 @@ def whole_share(total: int, share: float) -> int:
 
 
 def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
-    """Images for the server, as many of each class; the first classes take the rest."""
+    """Images for the server, as many of each class; the first classes take the rest.
+
+    None of the dataset's images where the server makes its own.
+    """
+    if options.server_from == "synthetic":
+        return np.empty(0, np.int64)
     wanted = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
     is_train = options.server_from == "train"
     pool = dataset.train_ids if is_train else dataset.test_ids

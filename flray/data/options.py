@@ -13,7 +13,7 @@ from flray.errors import ExperimentError
 Normalize = Literal["unit", "half", "standard"]
 Augment = Literal["none", "crop_flip"]
 TestRule = Literal["own_split", "proportional", "all_of_labels"]
-ServerSource = Literal["train", "test"]
+ServerSource = Literal["train", "test", "synthetic"]
 _CHUNK = 1 << 22  # pixels counted at a time, which bounds memory
 
 
@@ -62,9 +62,10 @@ class PartOptions:
     test: TestRule = "proportional"
     test_fraction: float = 0.2  # own_split: share of a client's own data
     test_size: int | None = None  # proportional: images per client, which clients may then share
-    server: int = 0  # public images, balanced over classes
+    server: int = 0  # public images, balanced over classes where they have one
     # train: drawn at random, held by no client. test: the last ones of each class, as FLIS's code
     # takes them; they stay in the test sets, so what is done with them has seen test images.
+    # synthetic: made by the server from random numbers, without any image of the dataset.
     server_from: ServerSource = "train"
     holdout: int = 0  # clients drawn at random that hold data but never train
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids
+from flray.data.datasets.synthetic import smooth_images
 from flray.data.dealing import server_images, whole_share
 from flray.data.options import PartOptions
 from flray.data.split import Split
@@ -30,6 +32,24 @@ class Deal:
     render: Render | None = None  # makes the images of the other views
 
 
+@runtime_checkable
+class Views(Protocol):
+    """A split whose clients see images in ways of their own."""
+
+    def deal(self, dataset: Dataset, seed: int) -> Deal: ...
+
+
+def seen_alike(
+    options: Views, dataset: Dataset, rows: Ids, seed: int
+) -> tuple[Ids, list[NDArray[np.uint8]]]:
+    """The same images in each view that clients have, and (M,) which of them a client has."""
+    deal = options.deal(dataset, seed)
+    if deal.views is None or deal.render is None:
+        return np.zeros(len(deal.owned), np.int64), [dataset.images[rows]]
+    views, place = np.unique(deal.views, return_inverse=True)
+    return place, [deal.render(int(view), rows) for view in views]
+
+
 @dataclass(frozen=True)
 class Parts:
     """Rows of dataset.images, per client."""
@@ -51,7 +71,10 @@ def cut_parts(deal: Deal, dataset: Dataset, options: PartOptions, seed: int) -> 
         parts = Parts(parts.train, parts.validation, tested)
     holdout = generator(seed, "split.holdout").permutation(len(deal.owned))[: options.holdout]
     server = server_images(dataset, options, seed)
-    return _number_examples(deal, dataset, parts, server, np.sort(holdout))
+    split = _number_examples(deal, dataset, parts, server, np.sort(holdout))
+    if options.server and options.server_from == "synthetic":
+        return _with_made_server_images(split, dataset, options.server, seed)
+    return split
 
 
 def num_cut(num_images: int, share: float, num_left: int) -> int:
@@ -151,6 +174,27 @@ def _with_new_images(split: Split, num_images: int, render: Render) -> Split:
         ),
         new_images=np.concatenate([render(int(v), row[view == v]) for v in np.unique(view)]),
         origin=row,
+    )
+
+
+def _with_made_server_images(split: Split, dataset: Dataset, num: int, seed: int) -> Split:
+    """Give the server images it makes itself, at the end of all images and examples.
+
+    Their label is 0 and means nothing, and their origin is -1: no image of the dataset.
+    """
+    made = smooth_images(num, dataset.image_shape, generator(seed, "split.server"))
+    images, origin = made, np.full(num, -1)
+    if split.new_images is not None and split.origin is not None:
+        images = np.concatenate([split.new_images, made])
+        origin = np.concatenate([split.origin, origin])
+    first = len(dataset.labels) + len(images) - num
+    return replace(
+        split,
+        image_ids=np.concatenate([split.image_ids, first + np.arange(num)]),
+        labels=np.concatenate([split.labels, np.zeros(num, np.int64)]),
+        server=len(split.labels) + np.arange(num),
+        new_images=images,
+        origin=origin,
     )
 
 

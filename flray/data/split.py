@@ -18,7 +18,8 @@ class Split:
 
     An example is an image together with the label its owner sees, so that two clients may disagree
     about one image (`label_swap`). Clients are numbered 0..M-1. Images are those of the dataset,
-    followed by those the split made out of them (`rotation`, `image_shift`).
+    followed by those the split made out of them (`rotation`, `image_shift`) and those that the
+    server made from random numbers (`server_from: synthetic`).
     """
 
     image_ids: Ids  # (R,) example -> row of dataset.images, then of new_images
@@ -31,7 +32,8 @@ class Split:
     server: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     holdout: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # clients that never train
     new_images: NDArray[np.uint8] | None = None  # (K, channels, height, width)
-    origin: Ids | None = None  # (K,) the row of dataset.images each new image was made from
+    # (K,) the row of dataset.images each new image was made from; -1: it was made from none.
+    origin: Ids | None = None
     # Clients that are not there: they keep their data, and neither train nor are evaluated.
     absent: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     # All test images of the dataset, as they are and with its own labels; `with_global_test`.
@@ -78,7 +80,8 @@ class Split:
         return self.test[client] if part == "test" else self.validation[client]
 
     def original_rows(self, num_images: int) -> Ids:
-        """(R,) the row of dataset.images, of which there are `num_images`, behind each example."""
+        """(R,) the row of dataset.images, of which there are `num_images`, behind each example; -1
+        where there is none."""
         if self.origin is None:
             return self.image_ids
         return np.concatenate([np.arange(num_images), self.origin])[self.image_ids]

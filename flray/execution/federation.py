@@ -167,6 +167,7 @@ class Federation:
     draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
     meter: Meter = field(default_factory=Meter)
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
+    on_trained: Callable[["Trained"], None] | None = None  # told of every training but probes
 
     def during(self, timeline: Timeline, t: int) -> "Federation":
         """The same federation as it is in round t."""
@@ -287,6 +288,8 @@ class Federation:
         clients = np.setdiff1d(cohort.clients, list(failed))
         trained = self._joined(done, clients, blocks, training)
         self.meter.counts["client_steps"] += int(trained.num_steps.sum())
+        if self.on_trained is not None and not cohort.is_probe:
+            self.on_trained(trained)
         return trained
 
     def _run_blocks(

@@ -7,6 +7,7 @@ They share no parameter, and optimisers step each parameter by itself: each is t
 alone. Layers as in `supervised_ae`.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
+from flray.models.bank import ModelBank
 from flray.models.classifier import Batch
 from flray.models.supervised_ae import SupervisedAe
 
@@ -70,3 +72,9 @@ class RepaNet(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """For use outside flray, and for `train.optimizer: module`."""
         return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def without_embedder(bank: ModelBank) -> ModelBank:
+    """What travels once clients are clustered: no encoder beside the classifier."""
+    params = {n: leaf for n, leaf in bank.params.items() if not n.startswith(EMBEDDER)}
+    return replace(bank, params=params)

@@ -18,7 +18,16 @@ Array = NDArray[Any]  # Any: integers or floats
 
 _NAME = re.compile(r"round_(\d+)\.npz")
 _REQUIRED = ("clients", "labels", "D")
-_OPTIONAL = ("R", "points", "point_owner", "projected_from", "variance_kept", "linkage", "groups")
+_OPTIONAL = (
+    "R",
+    "points",
+    "point_owner",
+    "projected_from",
+    "variance_kept",
+    "linkage",
+    "groups",
+    "overlapping",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,9 @@ class Clustering:
     variance_kept: Array | None = None
     linkage: Array | None = None  # (m - 1, 4) as scipy writes a tree; None: a partition without
     groups: Ids | None = None  # (m,) planted; None: none were
+    # () True where the clusters are the rows of R, which may overlap, and labels tell the distinct
+    # ones apart; None: each client is in one cluster.
+    overlapping: Array | None = None
 
     def __post_init__(self) -> None:
         if (self.points is None) != (self.point_owner is None):
@@ -54,11 +66,14 @@ class Clustering:
             "variance_kept": (),
             "linkage": (m - 1, 4),
             "groups": (m,),
+            "overlapping": (),
         }
         for name, shape in expected.items():
             array = getattr(self, name)
             if array is not None and array.shape != shape:
                 raise ValueError(f"{name} of {m} clients must be {shape}, got {array.shape}")
+        if self.is_overlapping and self.R is None:
+            raise ValueError("overlapping clusters are the rows of R, got no R")
 
     @property
     def num_clients(self) -> int:
@@ -67,6 +82,24 @@ class Clustering:
     @property
     def num_clusters(self) -> int:
         return len(np.unique(self.labels))
+
+    @property
+    def is_overlapping(self) -> bool:
+        return self.overlapping is not None and bool(self.overlapping)
+
+    @property
+    def counted(self) -> str:
+        """How many clusters there are, in words."""
+        kind = "overlapping cluster" if self.is_overlapping else "cluster"
+        return f"{self.num_clusters} {kind}{'s' if self.num_clusters != 1 else ''}"
+
+    def members(self, label: int) -> NDArray[np.bool_]:
+        """(m,) who is in the cluster; where clusters overlap, a client may be in several."""
+        if self.is_overlapping and self.R is not None:
+            row: NDArray[np.bool_] = self.R[np.flatnonzero(self.labels == label)[0]] > 0
+            return row
+        alone: NDArray[np.bool_] = self.labels == label
+        return alone
 
 
 def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_later: int = 0) -> None:

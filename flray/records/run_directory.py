@@ -32,8 +32,17 @@ from flray.scores import ClientScores
 Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
 
 # What a client's model is scored on: its own examples or the whole test set (global), as it is or
-# after fine-tuning on the client's own data.
-PARTS = ("test", "validation", "global", "tuned_test", "tuned_validation", "tuned_global")
+# after fine-tuning on the client's own data. last_trained: its own test examples, by the model that
+# it has just trained; round 0 is the initial model.
+PARTS = (
+    "test",
+    "validation",
+    "global",
+    "tuned_test",
+    "tuned_validation",
+    "tuned_global",
+    "last_trained",
+)
 
 _ROUND = re.compile(r"round_(\d+).*")
 

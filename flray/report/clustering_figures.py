@@ -64,7 +64,8 @@ def distance_figure(
     image = _show_relation(flat, clustering, order)
     name = _relation_name(clustering)
     figure.colorbar(image, ax=flat, location="bottom", label=name, aspect=24)
-    flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters} outlined")
+    outlined = "equal ones outlined" if clustering.is_overlapping else "outlined"
+    flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters}, {outlined}")
     _outline_clusters(flat, clustering.labels[order])
     if clustering.groups is not None:
         for axes, places in ((raw, everyone), (reordered, leaves), (flat, order)):
@@ -125,8 +126,8 @@ def graph_figure(clustering: Clustering, title: str = "") -> Figure:
 
 
 def _headline(clustering: Clustering, title: str) -> str:
-    counts = ((clustering.num_clients, "client"), (clustering.num_clusters, "cluster"))
-    found = ", ".join(f"{count} {word}{'s' if count != 1 else ''}" for count, word in counts)
+    number = clustering.num_clients
+    found = f"{number} client{'s' if number != 1 else ''}, {clustering.counted}"
     return f"{title}: {found}" if title else found
 
 

@@ -44,6 +44,7 @@ def round_line(row: Mapping[str, Any], num_rounds: int) -> str:
         parts.append(f"loss {row['train_loss']:.4f}")
     if row.get("clustering_clusters") is not None:
         found = f"clustered into {row['clustering_clusters']:g}"
+        found += " overlapping clusters" if row.get("clustering_overlapping") == 1 else ""
         if row.get("clustering_ari") is not None:
             found += f" (ARI {row['clustering_ari']:.2f})"
         parts.append(found)

@@ -1,9 +1,10 @@
 """Which run belongs in which cell of a published table, as the table's YAML says under `match`.
 
-`runs` holds conditions for every cell, `columns` and `methods` those of one column entry or one
-method, `settings` the keys of the configuration that a row's settings are; a method's conditions
-go before a setting's, those before a column's, those before `runs`. What a paper leaves open is no
-condition: runs that differ in it compete for the cell. docs/adding_a_table.md lists the keys.
+`runs` holds conditions for every cell, `columns`, `statistics` and `methods` those of one column
+entry, one statistic or one method, `settings` the keys of the configuration that a row's settings
+are; a method's conditions go before a setting's, those before a statistic's, those before a
+column's, those before `runs`. What a paper leaves open is no condition: runs that differ in it
+compete for the cell. docs/adding_a_table.md lists the keys.
 """
 
 import math
@@ -39,6 +40,7 @@ class Matcher:
     runs: Conditions = field(default_factory=dict)
     columns: Mapping[str, Conditions] = field(default_factory=dict)  # by column entry
     methods: Mapping[str, Conditions] = field(default_factory=dict)  # by method of a row
+    statistics: Mapping[str, Conditions] = field(default_factory=dict)  # by statistic of a column
     settings: Mapping[str, Any] = field(default_factory=dict)  # key, or {key, names}
     numbers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by statistic
     # By method, then by statistic: numbers that replace those of `numbers` in the rows of a method.
@@ -48,6 +50,7 @@ class Matcher:
     def conditions(self, row: Row, column: Column) -> dict[str, Any]:
         """Every condition on a run for this cell."""
         merged = {**self.runs, **self.columns.get(column.entry, {})}
+        merged |= self.statistics.get(column.statistic, {})
         for name, said in self.settings.items():
             if name in row.settings:
                 key, names = (said["key"], said["names"]) if isinstance(said, dict) else (said, {})

@@ -18,6 +18,8 @@ from flray.report import page_blocks as page
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import Colour, matched_colours
 from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.measure_figures import error_figure
+from flray.report.measures import errors_by_round, experiments_sheet, run_sheet
 from flray.report.page_blocks import Block, Cell, fixed, note, number_cell, percent, setting_text
 from flray.report.runs import Experiments, Plain, RunRecord, look_up, without
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, MISSING
@@ -72,6 +74,7 @@ def headline(run: RunRecord) -> list[tuple[str, str, str]]:
     )
     after = fixed(n.get("round_after_clustering"), 0)
     told = f"of {groups} planted groups" if groups else "distinct models in use"
+    told = f"overlapping, {told}" if n.get("clusters_overlap") else told
     accuracies = {  # key of the summary: name, remark
         "global_accuracy_mean": ("global test accuracy", "on the whole test set"),
         "tuned_accuracy_mean": ("fine-tuned test accuracy", tuned),
@@ -143,6 +146,8 @@ def _overview(experiments: Experiments) -> Iterator[Block]:
         yield from page.sheet_blocks(comparison_sheet(finished))
         clustered = clustering_sheet(finished)
         yield from page.sheet_blocks(clustered) if clustered is not None else []
+        measured = experiments_sheet(finished)
+        yield from page.sheet_blocks(measured) if measured is not None else []
     unfinished = [r for runs in experiments.values() for r in runs if r.summary is None]
     if unfinished:
         rows: list[list[Cell | str]] = [
@@ -239,8 +244,7 @@ def _clusterings(run: RunRecord, name: str) -> Iterator[Block]:
         drawn = [events[k] for k in np.linspace(0, len(events) - 1, MAX_DRAWN).astype(int)]
     for t in reversed(drawn):
         found = read_clustering(run.clusterings[t])
-        counts = f"{found.num_clients} clients in {found.num_clusters} clusters"
-        told = f"Clustering {draw.when(t)}: {counts}"
+        told = f"Clustering {draw.when(t)}: {found.num_clients} clients in {found.counted}"
         if found.groups is not None:
             told += f", ARI {partition_scores(found.labels, found.groups)['ari']:.2f}"
         blocks = _one_clustering(found, run, f"{name}-clustering-{t}")
@@ -248,6 +252,12 @@ def _clusterings(run: RunRecord, name: str) -> Iterator[Block]:
     if len(drawn) < len(events):
         shown = ", ".join(map(str, drawn))
         yield note(f"Drawn are {len(drawn)} of {len(events)}: after rounds {shown}.")
+    sheet = run_sheet(run, drawn)
+    yield from page.sheet_blocks(sheet) if sheet is not None else []
+    errors = errors_by_round(run)
+    if len(errors) > 1:
+        alt = "Clustering error by round: false positives and false negatives by both truths"
+        yield page.figure(error_figure(errors), f"{name}-errors", alt)
     if len(events) > 1:
         rows = [_event_row(t, read_clustering(run.clusterings[t])) for t in events]
         head = ["when", "clients", "clusters", "largest", "ARI", "NMI", "purity"]
@@ -256,7 +266,7 @@ def _clusterings(run: RunRecord, name: str) -> Iterator[Block]:
 
 def _event_row(t: int, found: Clustering) -> list[Cell | str]:
     scores = {} if found.groups is None else partition_scores(found.labels, found.groups)
-    largest = int(np.unique(found.labels, return_counts=True)[1].max())
+    largest = max(int(found.members(c).sum()) for c in np.unique(found.labels).tolist())
     counts = [number_cell(str(n), n) for n in (found.num_clients, found.num_clusters, largest)]
     names = ("ari", "nmi", "purity")
     return [
@@ -283,7 +293,7 @@ def who_is_where(found: Clustering, run: RunRecord) -> Block:
     _, of_group = matched_colours(found.labels, found.groups)
     rows: list[list[Cell | str]] = []
     for label in np.unique(found.labels).tolist():
-        mine = found.labels == label
+        mine = found.members(label)
         members = found.clients[mine]
         groups = None if found.groups is None else found.groups[mine]
         accuracy = last.reindex(members)
@@ -299,7 +309,8 @@ def who_is_where(found: Clustering, run: RunRecord) -> Block:
         )
     planted = [] if found.groups is None else ["planted groups"]
     head = ["cluster", "size", "members", *planted, "mean test accuracy"]
-    return page.table(head, rows, "who is where; accuracy at the last evaluation")
+    overlap = "; clusters overlap, a client may be in several" if found.is_overlapping else ""
+    return page.table(head, rows, f"who is where; accuracy at the last evaluation{overlap}")
 
 
 def _members(

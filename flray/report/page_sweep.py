@@ -6,8 +6,10 @@ from collections.abc import Iterator
 import pandas as pd
 import yaml
 
+from flray.report import measure_figures as measures
 from flray.report import page_blocks as page
 from flray.report import sweep_figures as draw
+from flray.report.measure_figures import EVOLVING
 from flray.report.page_blocks import Block, Cell, fixed, known, note, number_cell
 from flray.report.page_run import run_sections
 from flray.report.runs import holds_run, read_run
@@ -169,6 +171,15 @@ def _figures(sweep: Sweep, name: str) -> Iterator[Block]:
         alt = f"Accuracy and number of clusters against {named[key]}"
         told = f"{spread}A line for each combination of the other settings."
         yield page.figure(draw.curve_figure(sweep, key), f"{name}-curve{number}", alt, told)
+        measured = [[block] for block in _measure_figures(sweep, key, f"{name}-{number}")]
+        if measured:
+            yield page.side_by_side(measured)
+    for number, key in enumerate(k for k in EVOLVING if k in sweep.keys):
+        evolution = measures.evolution_figure(sweep, key)
+        if evolution is not None:
+            alt = f"Accuracy by round for each {named[key]}"
+            told = "Means over seeds, as REPA's Figs. 4 and 5."
+            yield page.figure(evolution, f"{name}-evolution{number}", alt, told)
     drawn = [
         [
             page.figure(
@@ -192,6 +203,24 @@ def _figures(sweep: Sweep, name: str) -> Iterator[Block]:
     if not found and lone:
         alt = f"Accuracy by {named[lone[0]]}"
         yield page.figure(draw.dots_figure(sweep, lone[0]), f"{name}-dots", alt)
+
+
+def _measure_figures(sweep: Sweep, key: str, name: str) -> Iterator[Block]:
+    """What clusterings were measured by, against a number."""
+    against = f"against {short_names(sweep.keys)[key]}"
+    if any(column in sweep.measured for column in measures.CORRELATIONS):
+        drawn, alt = measures.correlation_figure(sweep, key), "Correlation of embeddings and data"
+        told = "How far embeddings follow the data, as REPA's Fig. 1."
+        yield page.figure(drawn, f"{name}-correlation", f"{alt} {against}", told)
+    if "uniformity" in sweep.measured:
+        drawn, told = measures.uniformity_figure(sweep, key), "As REPA's Fig. 2."
+        alt = f"Uniformity of clusters {against}"
+        yield page.figure(drawn, f"{name}-uniformity", alt, told)
+    if "overlap_fp" in sweep.measured and sweep.configurations["overlap_fp"].nunique() > 1:
+        told = "Wrong and missing companions of a client, as FLIS's Fig. 3."
+        alt = f"Clustering error {against}"
+        drawn = measures.clustering_error_figure(sweep, key)
+        yield page.figure(drawn, f"{name}-error", alt, told)
 
 
 def _settings_of(sweep: Sweep) -> dict[str, str]:

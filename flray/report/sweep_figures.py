@@ -20,6 +20,7 @@ from flray.report.colours import Colour, for_figure, palette, plain
 from flray.report.figures import count_axis, legend_below
 from flray.report.sheets import marks
 from flray.report.sweeps import (
+    HOLDOUT,
     MISSING_ROWS,
     SEED,
     SPREAD,
@@ -34,6 +35,7 @@ from flray.report.sweeps import (
 
 MIN_CURVE = 3  # values that a number must have to be an axis
 LOG_RATIO = 20  # largest to smallest value from which an axis is logarithmic
+MAX_PANELS = 4  # numbers that are drawn against a setting
 MAX_FACETS = 4  # values of a setting whose lines get panels of their own
 FACET_RATIO = 5  # of the medians of a number, from which they do
 MAX_LABELS = 14  # lines with a name of their own
@@ -44,6 +46,7 @@ BEST = "#D55E00"
 TITLES = {
     TEST: "test accuracy (%)",
     VALIDATION: "validation accuracy (%)",
+    HOLDOUT: "holdout clients' accuracy (%)",
     "clusters": "clusters",
     "ari": "ARI",
     "clients_reaching_target": "clients at target (%)",
@@ -51,6 +54,11 @@ TITLES = {
     "accuracy_worst": "worst client (%)",
     "client_steps": "client steps",
     "seconds": "seconds",
+    "overlap_fp": "false positives",
+    "overlap_fn": "false negatives",
+    "label_correlation": "correlation with labels",
+    "drift_correlation": "correlation with drift",
+    "data_correlation": "correlation with both",
 }
 # Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
 FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")
@@ -97,11 +105,11 @@ def curve_figure(sweep: Sweep, key: str) -> Figure:
     seeds; rows without the number (baselines) are dashed. Values of a setting for which the number
     is of another magnitude have panels of their own.
     """
-    wanted = (TEST, VALIDATION, "clusters", "ari", "clients_reaching_target")
-    columns = [column for column in wanted if column in sweep.measured][:4]
+    wanted = (TEST, VALIDATION, HOLDOUT, "clusters", "ari", "clients_reaching_target")
+    columns = [column for column in wanted if column in sweep.measured][:MAX_PANELS]
     facet = _facet_key(sweep, key)
     facets = [None] if facet is None else sweep.values(facet)
-    points = _curve_points(sweep, key, facet)
+    points = curve_points(sweep, key, facet)
     labels = list(dict.fromkeys(points["label"]))
     colours = dict(zip(labels, palette(len(labels)), strict=True))
     if facet is None:  # two by two
@@ -117,14 +125,14 @@ def curve_figure(sweep: Sweep, key: str) -> Figure:
     for axes, (column, value) in zip(grid.flat, places, strict=False):
         own = points if facet is None else points[points[facet] == value]
         for _, line in own.groupby("line", sort=False):
-            _draw_line(axes, line.sort_values(key), key, column, colours[line["label"].iloc[0]])
-        _draw_baselines(axes, sweep, key, column)
+            draw_line(axes, line.sort_values(key), key, column, colours[line["label"].iloc[0]])
+        draw_baselines(axes, sweep, key, column)
         axes.set_ylabel(title_of(column))
         if column == "clusters":
             count_axis(axes)
         if facet is not None and axes in grid[0]:
             axes.set_title(f"{short_names(sweep.keys)[facet]}: {_value_text(value)}", fontsize=10)
-        if _is_log(own[key].to_numpy(np.float64)):
+        if is_log(own[key].to_numpy(np.float64)):
             axes.set_xscale("log")
         plain(axes)
     for axes in list(grid.flat)[len(places) :]:
@@ -245,7 +253,7 @@ def _facet_key(sweep: Sweep, key: str) -> str | None:
     return None
 
 
-def _curve_points(sweep: Sweep, key: str, facet: str | None) -> pd.DataFrame:
+def curve_points(sweep: Sweep, key: str, facet: str | None) -> pd.DataFrame:
     """The points of a curve figure with the `line` they are on and its `label`."""
     rows = sweep.finished.dropna(subset=[key])
     others = [k for k in sweep.keys if k != key and rows[k].nunique(dropna=False) > 1]
@@ -261,7 +269,7 @@ def _curve_points(sweep: Sweep, key: str, facet: str | None) -> pd.DataFrame:
     return points.assign(line=lines, label=labels)
 
 
-def _draw_line(axes: Axes, line: pd.DataFrame, key: str, column: str, colour: Colour) -> None:
+def draw_line(axes: Axes, line: pd.DataFrame, key: str, column: str, colour: Colour) -> None:
     x, mean = line[key].to_numpy(np.float64), scale_of(column) * line[column].to_numpy(np.float64)
     spread = scale_of(column) * line[column + SPREAD].fillna(0).to_numpy(np.float64)
     if spread.any():
@@ -269,7 +277,7 @@ def _draw_line(axes: Axes, line: pd.DataFrame, key: str, column: str, colour: Co
     axes.plot(x, mean, color=colour, marker="o", markersize=3, linewidth=1.4)
 
 
-def _draw_baselines(axes: Axes, sweep: Sweep, key: str, column: str) -> None:
+def draw_baselines(axes: Axes, sweep: Sweep, key: str, column: str) -> None:
     """Rows that do not have the number are the same at every value of it."""
     without = sweep.configurations[sweep.configurations[key].isna()].dropna(subset=[column])
     for place, (_, row) in enumerate(without.iterrows()):
@@ -296,7 +304,7 @@ def _heights(column: "pd.Series[Any]") -> Values:
         names = sorted(map(str, column.unique()))
         return np.array([names.index(str(v)) for v in column]) / max(len(names) - 1, 1)
     values: Values = column.to_numpy(np.float64)
-    if _is_log(values):
+    if is_log(values):
         values = np.log(values)
     low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
     return (values - low) / ((high - low) or 1.0)
@@ -312,7 +320,7 @@ def _scale_labels(column: "pd.Series[Any]", scale: float) -> Iterator[tuple[floa
         yield height, f"{scale * float(str(value)):.4g}" if is_number else _value_text(value)
 
 
-def _is_log(values: Values) -> bool:
+def is_log(values: Values) -> bool:
     return bool(len(values) and values.min() > 0 and values.max() > LOG_RATIO * values.min())
 
 

@@ -20,6 +20,7 @@ SEED, STATUS, ERROR, FAILED = "seed", "status", "error", "failed"
 NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
 RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
 TEST, VALIDATION = "accuracy_mean", "validation_accuracy_mean"
+HOLDOUT = "holdout_accuracy_mean"
 # What a row may have measured, in the order of its columns on the page.
 MEASURED = (
     VALIDATION,
@@ -27,8 +28,16 @@ MEASURED = (
     "accuracy_mean_after_clustering",
     "clients_reaching_target",
     "accuracy_worst",
+    HOLDOUT,
     "clusters",
     "ari",
+    "overlap_fp",
+    "overlap_fn",
+    "label_correlation",
+    "drift_correlation",
+    "data_correlation",
+    "uniformity",
+    "robustness",
     "client_steps",
     "seconds",
 )

@@ -8,21 +8,41 @@ import numpy as np
 from flray.algorithms.algorithm import Places
 from flray.clustering.distances import Cosine
 from flray.clustering.pipeline import Clustering
-from flray.clustering.points import Points
+from flray.clustering.points import Matrix, Points
 from flray.data.similar import Robustness, similar_id
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation, Meter
-from flray.scores import label_scores, robustness_scores
+from flray.scores import cosines, label_scores, pair_correlation, robustness_scores
 from flray.server.evaluation import Row
 
 
 def label_row(found: Clustering, split: Split, fed: Federation) -> Row:
     """Columns of a clustering after round fed.t that say how it follows the clients' labels."""
-    vectors = Points.vectors(found.clients, found.points.means())
-    similarity = 1.0 - Cosine()(vectors)
     counts = split.label_counts(found.clients)
-    return dict(label_scores(similarity, counts, found.labels, fed.generator("similarity", fed.t)))
+    rng = fed.generator("similarity", fed.t)
+    return dict(label_scores(_similarity(found), counts, found.labels, rng))
+
+
+def drift_row(found: Clustering, split: Split, drift: Matrix) -> Row:
+    """Correlation of embeddings with the clients' ways to see images, alone and with their labels.
+
+    NaN where clients do not differ. The similarity of data that differ in both is the sum of both.
+
+    Args:
+        drift: (M, M) similarity of all clients.
+    """
+    embedded, seen = _similarity(found), drift[np.ix_(found.clients, found.clients)]
+    both = seen + cosines(split.label_counts(found.clients))
+    return {
+        "drift_correlation": pair_correlation(embedded, seen),
+        "data_correlation": pair_correlation(embedded, both),
+    }
+
+
+def _similarity(found: Clustering) -> Matrix:
+    """(m, m) cosine similarity of the clients' embeddings."""
+    return 1.0 - Cosine()(Points.vectors(found.clients, found.points.means()))
 
 
 def robustness_row(

@@ -18,6 +18,7 @@ from flray.data.split import Part, Split
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.scores import ClientScores, partition_scores, summarise
+from flray.server.drift import Drift
 
 Row = dict[str, Any]  # Any: one value a column, numbers mostly
 
@@ -44,8 +45,11 @@ class Evaluation:
     also: tuple[int, ...] = ()  # rounds evaluated in any case
     target: float | None = None  # accuracy that a client, and the mean, should reach
     fine_tune: FineTuning | None = None  # judge models after fine-tuning too: tuned_ columns
+    # Judge each client by the model it trained last, as FLIS does: last_trained_ keys of a summary.
+    last_trained: bool = False
     on: Literal["local", "global"] = "local"  # global: on the whole test set too, global_ columns
     similarity: bool = False  # compare clusterings with the labels that clients hold
+    drift: Drift | None = None  # compare embeddings with how clients see the same images
     robustness: Robustness | None = None  # do clients like those of a cluster belong to it?
 
     def __post_init__(self) -> None:

@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Algorithm, Outcome
 from flray.clustering.pipeline import Clustering
+from flray.clustering.points import Matrix
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.execution.federation import Cohort, Federation, Meter
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import Writer
 from flray.scores import overlap_errors, partition_scores
-from flray.server.clusterings import label_row, robustness_row
-from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
+from flray.server.clusterings import drift_row, label_row, robustness_row
+from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
 
@@ -80,6 +82,7 @@ class Server:
     should_stop: Callable[[], bool] = never
     stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
+    drift: Matrix | None = None  # (M, M) how alike clients see images, for `evaluate.drift`
 
     def run(self) -> bool:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
@@ -142,6 +145,8 @@ class Server:
         self.directory.truncate(0)
         row = begun.metrics | self._record_clusterings(0, begun.clusterings)
         row |= self._measure_clustering(0, begun)
+        if self.evaluation.last_trained:
+            self._score_trained(0, self.fed.initial_bank(), self.fed.clients)()
         saved = Checkpoint(0, begun.state, {"row": row, "counts": dict(self.fed.meter.counts)})
         store.save(saved.round, saved.state, saved.extra)
         return saved
@@ -150,6 +155,10 @@ class Server:
         """The state after round t, its row, and what else is to be written of it."""
         split = self.timeline.at(t)
         fed = self.fed.during(self.timeline, t)
+        records: list[Callable[[], None]] = []
+        if self.evaluation.last_trained:
+            keep = lambda found: records.append(self._trained(t, found))  # noqa: E731
+            fed = replace(fed, on_trained=keep)
         cohort = self.algorithm.cohort(state, t, fed)
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
@@ -157,12 +166,12 @@ class Server:
         row |= self._record_clusterings(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
         evaluated: Evaluated | None = None
-        records: list[Callable[[], None]] = []
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
                 bank = self._deployed(new, t)
-                scored, records = self._evaluate(bank, self.algorithm.partition(new), fed, t)
+                scored, writes = self._evaluate(bank, self.algorithm.partition(new), fed, t)
                 row |= scored
+                records += writes
                 evaluated = Evaluated(bank.owner, self._changes(bank, state, t))
                 row["params_change_sq"] = float(evaluated.moved[split.clients].sum())
         if self.recorder is not None:
@@ -210,6 +219,7 @@ class Server:
                 arrays |= {"groups": split.groups[found.clients]}
                 scores |= partition_scores(found.labels, arrays["groups"])
             row = {"clustering_clusters": len(np.unique(found.labels))}
+            row |= {"clustering_overlapping": True} if found.partition.overlapping else {}
             row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
@@ -223,10 +233,25 @@ class Server:
         split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
         if self.evaluation.similarity:
             row |= label_row(found, split, fed)
+        if self.drift is not None:
+            row |= drift_row(found, split, self.drift)
         if self.evaluation.robustness is not None:
             options = self.evaluation.robustness
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
         return {f"clustering_{name}": value for name, value in row.items()}
+
+    def _trained(self, t: int, trained: Trained) -> Callable[[], None]:
+        """Score the models that clients have just trained; what is to be written of them."""
+        owner = np.zeros(self.fed.num_clients, np.int64)
+        owner[trained.clients] = np.arange(len(trained.clients))
+        return self._score_trained(t, ModelBank(trained.params, owner), trained.clients)
+
+    def _score_trained(self, t: int, bank: ModelBank, clients: Ids) -> Callable[[], None]:
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        with self.fed.meter.phase("evaluate"):
+            found = score_clients(fed, bank, clients, split.test)
+        append = self.directory.append_clients
+        return partial(append, t, "last_trained", found, bank.owner, split.groups)
 
     def _deployed(self, state: Any, t: int, clients: Ids | None = None) -> ModelBank:
         """The models of clients in the state after round t, in the federation of that round.

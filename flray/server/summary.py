@@ -8,6 +8,7 @@ from flray.records.run_directory import RunDirectory
 from flray.scores import rounds_to_target
 from flray.server.evaluation import Row
 
+BITS = 8  # of a byte
 TOTALS = {
     "bytes_up": "^bytes_up",
     "bytes_down": "^bytes_down",
@@ -36,6 +37,7 @@ def summarise_run(
         **{key: value for key, value in last.items() if not of_one_round(key)},
         "clusters": int(last["clusters"]),
         "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
+        **_of_other_protocols(directory, rounds, target),
         **_of_clustering(rounds),
         **_after_clustering(rounds, directory.clustering_rounds()),
         **totals,
@@ -47,9 +49,55 @@ def summarise_run(
     }
 
 
+def _of_other_protocols(directory: RunDirectory, rounds: pd.DataFrame, target: float | None) -> Row:
+    """When the global model, and the models that clients trained last, reached the target."""
+    t = rounds["round"].to_numpy()
+    courses = {}
+    if "global_accuracy_mean" in rounds:
+        courses["global_"] = rounds["global_accuracy_mean"].to_numpy()
+    found: Row = {}
+    last = last_trained_accuracy(directory.clients()).reindex(t, method="ffill")
+    if len(last.dropna()):
+        courses["last_trained_"] = last.to_numpy()
+        found["last_trained_accuracy_mean"] = float(last.iloc[-1])
+    if target is None:
+        return found
+    for prefix, course in courses.items():
+        when = rounds_to_target(t, course, target)
+        found[f"{prefix}rounds_to_target"] = when
+        for kind in ("", "model_"):
+            sent = None if when is None else _megabits(rounds, when, directory, kind)
+            found[f"{prefix}{kind}megabits_to_target"] = sent
+    return found
+
+
+def last_trained_accuracy(clients: pd.DataFrame) -> "pd.Series[float]":
+    """By round, the mean over clients of the accuracy of the model that each trained last, as FLIS
+    judges its clients; one that was not heard yet has the initial model.
+
+    >>> rows = [(0, 0, 0.5), (0, 1, 0.1), (1, 0, 0.9), (2, 1, 0.7)]
+    >>> frame = pd.DataFrame(rows, columns=["round", "client", "accuracy"])
+    >>> last_trained_accuracy(frame.assign(part="last_trained")).tolist()
+    [0.3, 0.5, 0.8]
+    """
+    own = clients[clients["part"] == "last_trained"]
+    each = own.pivot(index="round", columns="client", values="accuracy")
+    mean: pd.Series[float] = each.sort_index().ffill().mean(axis=1)
+    return mean
+
+
+def _megabits(rounds: pd.DataFrame, until: int, directory: RunDirectory, kind: str) -> float:
+    """Sent and received by a client on average until a round; of `model_` alone, or of all."""
+    columns = rounds[rounds["round"] <= until].filter(regex=f"^bytes_(up|down)_{kind}")
+    num_clients = directory.clients()["client"].nunique()
+    return float(columns.sum().sum() * BITS / num_clients / 1e6)
+
+
 # Columns of a clustering that a summary has too, without their prefix: those of the last one.
 OF_CLUSTERING = (
     "label_correlation",
+    "drift_correlation",
+    "data_correlation",
     "uniformity",
     "uniformity_random",
     "uniformity_labels",
@@ -57,12 +105,20 @@ OF_CLUSTERING = (
     "robustness_se",
     "robustness_clients",
 )
+# The same as a mean over all clusterings of the run, as FLIS's clustering error is.
+OF_ALL_CLUSTERINGS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
 
 
 def _of_clustering(rounds: pd.DataFrame) -> Row:
-    columns = (name for name in OF_CLUSTERING if f"clustering_{name}" in rounds)
+    columns = (n for n in (*OF_CLUSTERING, *OF_ALL_CLUSTERINGS) if f"clustering_{n}" in rounds)
     found = {name: rounds[f"clustering_{name}"].dropna() for name in columns}
-    return {name: float(values.iloc[-1]) for name, values in found.items() if len(values)}
+    row: Row = {
+        name: float(values.mean() if name in OF_ALL_CLUSTERINGS else values.iloc[-1])
+        for name, values in found.items()
+        if len(values)
+    }
+    is_overlapping = "clustering_overlapping" in rounds
+    return row | ({"clusters_overlap": True} if is_overlapping else {})
 
 
 def used_ground_truth(directory: RunDirectory) -> bool:

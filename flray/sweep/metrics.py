@@ -8,7 +8,7 @@ from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.scores import ClientScores, partition_scores, summarise
 from flray.server.evaluation import COLUMNS
-from flray.server.summary import AFTER_CLUSTERING, TOTALS
+from flray.server.summary import AFTER_CLUSTERING, OF_ALL_CLUSTERINGS, OF_CLUSTERING, TOTALS
 from flray.sweep.space import OptunaSearch, Space
 
 OTHERS = ("clusters", "params_change_sq", "rounds_to_target", "seconds", "train_loss")
@@ -20,6 +20,7 @@ def known_metrics() -> list[str]:
     evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
     names = {prefix + name for prefix, _, _ in COLUMNS for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
+    names |= {*OF_CLUSTERING, *OF_ALL_CLUSTERINGS}
     return sorted(names | {f"{name}_after_clustering" for name in AFTER_CLUSTERING})
 
 

@@ -247,6 +247,7 @@ class Trial:
         """May components be trained once for several rows? Not if anybody comes or goes."""
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         everybody = len(split.clients) == split.num_clients and not settings.events
+        everybody = everybody and not settings.evaluate.last_trained  # components keep no such part
         goes_on = settings.rounds > algorithm.rounds_before
         is_shared = not self.job.is_scheduled and isinstance(algorithm, Separable)
         return is_shared and goes_on and everybody and settings.on_client_failure == "raise"

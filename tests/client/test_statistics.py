@@ -87,7 +87,8 @@ def test_latents_of_a_classifier_are_what_its_last_layer_reads(model, last) -> N
     assert not head._forward_pre_hooks
 
 
-def test_clients_describe_training_images_and_holdout_clients_validation_images() -> None:
+@pytest.mark.parametrize("holdout", ["all", "validation"])
+def test_clients_describe_training_images_and_holdout_clients_all_or_validation(holdout) -> None:
     """The split has equal parts of clients 0 and 1; only 3 is held out. Labels do not matter."""
     split = ragged_split()
     part = split.train
@@ -101,10 +102,12 @@ def test_clients_describe_training_images_and_holdout_clients_validation_images(
     )
     module = Mlp200((1, 28, 28), 10)
     host = host_of(module, swapped)
-    task = DescribeLatents(("mean", "std"), 1, dict.fromkeys(range(4), 0))
+    rows = dict.fromkeys(range(4), 0)
+    task = DescribeLatents(("mean", "std"), 1, rows, holdout=holdout)
     bank = stack([params_of(module)])
     described = task(host, bank, ClientsJob(np.arange(4)))
-    seen = [part[0], part[1], part[2], part[1]]
+    held = {"all": np.r_[part[1], part[3]], "validation": part[1]}
+    seen = [part[0], part[1], part[2], held[holdout]]
     for vector, ids in zip(described, seen, strict=True):
         latents = latents_of(module, host.examples, torch.from_numpy(ids)).astype(np.float64)
         np.testing.assert_allclose(vector, np.r_[latents.mean(0), latents.std(0)], rtol=1e-6)

@@ -15,6 +15,7 @@ from flray.data.splits.iid import Iid
 from flray.data.splits.label_groups import LabelGroups
 from flray.data.splits.label_swap import LabelSwap
 from flray.data.splits.pathological import Pathological, balanced_label_sets
+from flray.data.splits.rotation import Rotation
 
 DATASET = Synthetic(num_train=600, num_test=200, size=2).load()
 
@@ -205,6 +206,36 @@ def test_a_server_set_from_test_is_the_last_of_each_class_and_stays_in_the_test_
     assert split.image_ids[split.server].tolist() == [14, 16, 17]
     for one, other in zip(plain.train + plain.test, split.train + split.test, strict=True):
         assert np.array_equal(plain.image_ids[one], split.image_ids[other])
+
+
+def test_a_synthetic_server_set_uses_no_image_of_the_dataset() -> None:
+    """Clients hold what they would hold without a server, whose images follow from the seed."""
+    options = {"clients": 3, "test": "all_of_labels"}
+    plain = Iid(**options).split(DATASET, 0)
+    made = Iid(**options, server=25, server_from="synthetic")
+    split = made.split(DATASET, 0)
+    for one, other in zip(plain.train + plain.test, split.train + split.test, strict=True):
+        assert np.array_equal(one, other)
+    assert (split.image_ids[split.server] >= len(DATASET.labels)).all()
+    assert (split.original_rows(len(DATASET.labels))[split.server] == -1).all()
+    assert split.new_images is not None
+    assert split.new_images.shape == (25, 1, 2, 2)
+    assert len(np.unique(split.new_images, axis=0)) > 20
+    inverted = replace(DATASET, images=255 - DATASET.images)
+    assert np.array_equal(made.split(inverted, 0).new_images, split.new_images)
+    assert not np.array_equal(made.split(DATASET, 1).new_images, split.new_images)
+
+
+def test_synthetic_images_come_after_those_a_split_makes() -> None:
+    plain = Rotation(clients=4).split(DATASET, 0)
+    split = Rotation(clients=4, server=5, server_from="synthetic").split(DATASET, 0)
+    assert plain.new_images is not None
+    assert split.new_images is not None
+    assert np.array_equal(split.new_images[:-5], plain.new_images)
+    assert split.image_ids[: len(plain.image_ids)].tolist() == plain.image_ids.tolist()
+    rows = split.image_ids[split.server] - len(DATASET.labels)
+    assert rows.tolist() == list(range(len(plain.new_images), len(split.new_images)))
+    assert (split.original_rows(len(DATASET.labels))[split.server] == -1).all()
 
 
 def test_label_swap_leaves_the_servers_labels_alone() -> None:

@@ -66,6 +66,8 @@ def reference(tmp_path_factory) -> str:
     return result.summary["params_sha256"]
 
 
+PARTITION = "algorithm.clustering.partition"
+CLUSTERED = ("flis_dc", "flis_hc", "repa")
 # How many actors, and what else is set.
 CASES: dict[str, tuple[object, list[str]]] = {
     "fewer actors than blocks": (1, []),
@@ -73,6 +75,8 @@ CASES: dict[str, tuple[object, list[str]]] = {
     "fedavg": (2, ["algorithm=fedavg"]),
     "scaffold": (2, ["algorithm=scaffold", "train.lr=0.01"]),
     "flis_dc": (2, ["algorithm={name: flis_dc, beta: 0.1}", "split.server=50"]),
+    "flis_hc": (2, ["algorithm=flis_hc", "split.server=50"]),  # predictions of all clients
+    "repa": (2, ["algorithm={name: repa, pretrain_rounds: 2}", f"{PARTITION}.number=2"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.
@@ -102,6 +106,7 @@ def test_bits_on_actors_are_those_of_one_process(name, on_actors, tmp_path) -> N
     alone = flray.run(TINY, tmp_path / "inline", [*HARD, *more])
     assert spread.summary["params_sha256"] == alone.summary["params_sha256"]
     assert spread.rounds["round"].tolist() == [1, 2, 3, 4]
+    assert (spread.summary["clusters"] > 1) == (name in CLUSTERED)
     (plan,) = RunDirectory(spread.path).plans()
     assert plan.startswith(f"{3 if count == 'per_client' else count} client actors")
 

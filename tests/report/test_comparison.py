@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.comparison import clustering_sheet, comparison_sheet, round_line
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import RunRecord
 from flray.report.writers import to_rich
@@ -20,6 +20,13 @@ def shown(sheet, width=200) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(to_rich(sheet))
     return console.export_text()
+
+
+def test_a_round_with_overlapping_clusters_says_so() -> None:
+    row = {"round": 1, "seconds": 1.0, "clustering_clusters": 4}
+    assert "clustered into 4 · 1.00 s" in round_line(row, 1)
+    assert "4 · 1.00 s" in round_line(row | {"clustering_overlapping": float("nan")}, 1)
+    assert "4 overlapping clusters" in round_line(row | {"clustering_overlapping": True}, 1)
 
 
 def compared(seed: int = 0, **numbers) -> RunRecord:

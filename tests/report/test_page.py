@@ -210,7 +210,7 @@ def undrawn(monkeypatch):
     """Figures are empty: making and drawing them takes most of the time of a page."""
     runs = [f"figures.{name}_figure" for name in ("accuracy", "clients", "efficiency")]
     runs += [f"figures.{name}_figure" for name in ("traffic", "time")]
-    runs += [f"page_run.{name}_figure" for name in ("distance", "embedding", "graph")]
+    runs += [f"page_run.{name}_figure" for name in ("distance", "embedding", "graph", "error")]
     sweeps = [f"sweep_figures.{name}_figure" for name in ("curve", "heatmap", "parallel", "dots")]
     for name in (*runs, *sweeps):
         monkeypatch.setattr(f"flray.report.{name}", lambda *_, **__: Figure((1, 1)))
@@ -251,6 +251,27 @@ class TestEmbed:
 
 
 class TestRun:
+    def test_overlapping_clusters_and_their_errors(self, tmp_path, undrawn):
+        """Client 2 is in both clusters; the page says so, and has the errors of both rounds."""
+        R = np.array([[1, 1, 1, 0, 0]] * 2 + [[0, 0, 1, 1, 1]] * 3)
+        arrays = clustering_arrays() | {"R": R, "overlapping": np.array(True)}
+        del arrays["linkage"]
+        path = write_run(tmp_path / "dc", events=(), num_rounds=0, summary=None)
+        for t in (1, 2):
+            errors = {f"clustering_{k}": 0.25 for k in ("overlap_fp", "overlap_fn")}
+            errors |= {f"clustering_{k}": 4.5 for k in ("equal_fp", "equal_fn")}
+            RunDirectory(path).append_round({"round": t, "accuracy_mean": 0.5, **errors})
+            write_clustering(path / "clusterings", t, arrays)
+        scores = ClientScores(np.arange(5), CORRECT, np.full(5, 10), np.zeros(5))
+        RunDirectory(path).append_clients(2, "test", scores, LABELS, GROUPS)
+        read = is_sound(page_of(path))
+        text = " ".join(read.text.split())
+        assert "5 clients in 2 overlapping clusters" in text
+        assert "clusters overlap, a client may be in several" in text
+        assert "half the labels: false pos." in text
+        assert text.count("4.50") >= 4
+        assert "FLIS, Fig. 3" in text
+
     def test_everything_is_on_the_page(self, tmp_path):
         page = page_of(write_run(tmp_path / "flhc" / "seed_0"))
         read = is_sound(page)

@@ -439,6 +439,23 @@ def test_flis_as_flray_resolves_it_fills_its_cells(
             assert ours(cells, *place)["value"] == pytest.approx(value)
 
 
+@pytest.mark.parametrize(("algorithm", "key"), [("flis_hc", "last_trained"), ("fedavg", "global")])
+@pytest.mark.parametrize(("share", "column"), [(0.2, "rounds"), (0.3, "mb")])
+def test_flis_table_3_has_rounds_of_one_split_and_megabits_of_the_other(
+    write: Write, tmp_path: Path, algorithm: str, key: str, share: float, column: str
+) -> None:
+    plain = read_yaml(EXPERIMENTS / "flis" / "cifar10_hc.yaml")
+    judged = ["evaluate.every=1", "evaluate.last_trained=true", "evaluate.fine_tune=null"]
+    overrides = [f"algorithm={algorithm}", f"split.share={share}", *judged]
+    numbers = {f"{key}_rounds_to_target": 24, f"{key}_model_megabits_to_target": 10.5}
+    write("a", parse_experiment(override(plain, overrides)).plain, [], **numbers)
+    cells, rows = filled("flis.3", tmp_path), find_table("flis.3").rows
+    ((r, place),) = places(cells)
+    assert place == f"CIFAR-10.{column}"
+    assert rows[r].method == {"flis_hc": "FLIS (HC)", "fedavg": "FedAvg"}[algorithm]
+    assert ours(cells, r, place)["value"] == {"rounds": 24, "mb": 10.5}[column]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "row"), [("flt", "FLT (Enc2)"), ("pca_km_hc", "PCA+kM+HC"), ("local", "Local")]
 )
@@ -875,5 +892,5 @@ def test_the_listing_says_cost_and_what_is_missing() -> None:
     assert "its algorithms are there" in repa
     assert "no run records its numbers yet" not in repa
     (flis,) = (line for line in lines if " flis.3 " in line)
-    assert "no run records its numbers yet" in flis
+    assert "its algorithms are there" in flis
     assert sum(bool(re.search(r"^│ \w+\.\d ", line)) for line in lines) == 20

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import jensenshannon
 
 from flray.clustering.distances import L2
 from flray.clustering.pipeline import Clustering
@@ -15,7 +16,7 @@ from flray.data.similar import Robustness
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.scores import cosines
+from flray.scores import cosines, drift_similarity
 from flray.server.clusterings import robustness_row
 
 from scenarios import line_federation, ragged_split
@@ -129,6 +130,90 @@ def test_uniformity_of_planted_groups_is_one(tiny_run) -> None:
     assert summary["uniformity"] == summary["uniformity_labels"] > 0.99
     assert summary["uniformity_random"] < 0.6
     assert summary["label_correlation"] > 0.6
+
+
+class TestDrift:
+    """REPA's Fig. 1: how alike clients see the same images, by a network trained beforehand."""
+
+    PIPELINES = "[identity, invert, rotate]"
+    RUN = (
+        "dataset={name: digits, size: 28}",
+        f"split={{name: image_shift, form: shared, pipelines: {PIPELINES}, clients: 6, "
+        "samples_per_client: 40}",
+        "model={name: mlp200, hidden: 8}",
+        "algorithm={name: repa, pretrain_rounds: 1}",
+        "rounds=1",
+        "evaluate.drift={encoder: {dataset: {name: synthetic, num_train: 200}, model: conv_ae, "
+        "epochs: 1}, images: 12}",
+        NUMBER,
+    )
+
+    @pytest.fixture
+    def run(self, tiny_run, tmp_path, monkeypatch):
+        monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+        return lambda *overrides: tiny_run(*self.RUN, *overrides)
+
+    def test_the_similarity_is_one_less_the_mean_divergence(self) -> None:
+        """By scipy, whose distance is the root of the divergence, pair by pair and image by
+        image."""
+        p = np.random.default_rng(0).dirichlet(np.ones(5), (4, 3))  # (V, n, E)
+        found = drift_similarity(p)
+        for i in range(4):
+            for j in range(4):
+                apart = [jensenshannon(p[i, k], p[j, k], base=2) ** 2 for k in range(3)]
+                assert found[i, j] == pytest.approx(1 - np.mean(apart))
+
+    def test_clients_of_one_pipeline_see_images_alike(self, run) -> None:
+        result = run()
+        experiment = parse_experiment(RunDirectory(result.path).config())
+        dataset = experiment.dataset.build().load()
+        drift = experiment.settings.evaluate.drift
+        seen = drift.between_clients(experiment.split.build(), dataset, 0)
+        same = np.equal.outer(np.arange(6) % 3, np.arange(6) % 3)
+        assert (seen[same] == 1).all()
+        assert (seen[~same] < 1).all()
+        e = read_clusterings(result.path)[1].points
+        pairs = np.triu_indices(6, 1)
+        expected = np.corrcoef(cosines(e)[pairs], seen[pairs])[0, 1]
+        assert result.summary["drift_correlation"] == pytest.approx(expected, rel=1e-6)
+        assert result.summary["data_correlation"] != result.summary["drift_correlation"]
+
+    def test_it_changes_nothing_else_and_is_undefined_where_all_see_alike(self, run) -> None:
+        alike = "split.pipelines=[identity]"
+        measured, plain = run(alike), run(alike, "evaluate.drift=null")
+        assert measured.summary["params_sha256"] == plain.summary["params_sha256"]
+        assert "drift_correlation" not in measured.summary
+        assert measured.rounds["clustering_drift_correlation"].isna().all()
+        assert "clustering_drift_correlation" not in plain.rounds
+
+    def test_a_split_without_pipelines_is_refused(self, run) -> None:
+        with pytest.raises(ExperimentError, match=r"evaluate\.drift .* image_shift or rotation"):
+            run("split={name: iid, clients: 6}")
+
+    def test_an_encoder_of_other_images_is_refused(self, run) -> None:
+        with pytest.raises(ExperimentError, match=r"encoder is for images \(1, 28, 28\)"):
+            run("dataset.size=8")
+
+
+def test_overlapping_clusters_are_recorded_as_such(tiny_run) -> None:
+    """FLIS (DC) makes a cluster of each client's row of R; FLIS (HC) puts a client into one."""
+    split = "split={name: dirichlet, clients: 6, alpha: 5, min_samples: 2, server: 50}"
+    dc = tiny_run("algorithm={name: flis_dc, beta: 0.14}", split, "participation=1")
+    hc = tiny_run("algorithm=flis_hc", split)
+    found = read_clusterings(dc.path)[1]
+    assert found.is_overlapping
+    assert "overlapping cluster" in found.counted
+    every = [found.members(label) for label in np.unique(found.labels)]
+    assert np.array_equal(found.members(found.labels[0]), found.R[0] > 0)
+    assert np.sum(every) > found.num_clients  # somebody is in two of them
+    assert dc.summary["clusters_overlap"] is True
+    assert dc.rounds["clustering_overlapping"].all()
+    errors = dc.rounds["clustering_overlap_fn"]
+    assert dc.summary["overlap_fn"] == pytest.approx(errors.mean())
+    disjoint = read_clusterings(hc.path)[0]
+    assert not disjoint.is_overlapping
+    assert "clusters_overlap" not in hc.summary
+    assert sum(disjoint.members(label).sum() for label in np.unique(disjoint.labels)) == 6
 
 
 def test_cosines_of_counts() -> None:

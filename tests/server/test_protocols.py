@@ -22,6 +22,7 @@ from flray.models.bank import ModelBank, load_params, stack
 from flray.randomness import torch_seed
 from flray.records.checkpoint import CheckpointStore
 from flray.server.evaluation import score_globally
+from flray.server.summary import last_trained_accuracy
 
 from scenarios import TINY
 
@@ -339,3 +340,47 @@ def test_client_actors_give_the_same_columns(tiny_run, monkeypatch) -> None:
     untimed = [column for column in alone.rounds if not column.startswith("seconds")]
     pd.testing.assert_frame_equal(spread.rounds[untimed], alone.rounds[untimed])
     pd.testing.assert_frame_equal(spread.clients, alone.clients)
+
+
+class TestLastTrained:
+    """FLIS judges a client by the model it trained last; before its first time, the initial one."""
+
+    ON = ("evaluate.last_trained=true", "rounds=4", "evaluate.every=1", "evaluate.target=0.1")
+
+    def test_clients_that_train_alone_use_what_they_trained_last(self, tiny_run) -> None:
+        """In every round, though half of the clients are heard in each."""
+        result = tiny_run("algorithm=local", *self.ON, "participation=0.5")
+        course = last_trained_accuracy(result.clients).reindex([1, 2, 3, 4], method="ffill")
+        np.testing.assert_allclose(course, result.rounds["accuracy_mean"], rtol=1e-12)
+        assert course.nunique() > 2
+        last = result.summary["last_trained_accuracy_mean"]
+        assert last == pytest.approx(result.summary["accuracy_mean"])
+        reached = result.summary["rounds_to_target"]
+        assert reached >= 1
+        assert result.summary["last_trained_rounds_to_target"] == reached
+
+    def test_it_changes_nothing_else(self, tiny_run) -> None:
+        on, off = tiny_run("algorithm=fedavg", *self.ON), tiny_run("algorithm=fedavg", *self.ON[1:])
+        for key in ("params_sha256", "accuracy_mean", "bytes_up", "client_steps"):
+            assert on.summary[key] == off.summary[key]
+        assert on.summary["last_trained_accuracy_mean"] != on.summary["accuracy_mean"]
+        assert not any(key.startswith("last_trained") for key in off.summary)
+
+    def test_megabits_are_those_of_each_client_until_the_target(self, tiny_run) -> None:
+        """A model down and one up in each round for half of six clients, 32 bits a parameter."""
+        result = tiny_run("algorithm=fedavg", *self.ON, "participation=0.5")
+        when = result.summary["last_trained_rounds_to_target"]
+        assert when >= 1
+        num_params = 64 * 16 + 16 + 16 * 10 + 10
+        expected = when * 0.5 * 2 * num_params * 32 / 1e6
+        assert result.summary["last_trained_megabits_to_target"] == pytest.approx(expected)
+
+    def test_the_pass_of_flis_hc_counts_for_megabits_and_for_no_client(self, tiny_run) -> None:
+        hc = tiny_run("algorithm=flis_hc", "split.server=30", *self.ON, "participation=0.5")
+        of_round_0 = hc.clients[(hc.clients["part"] == "last_trained") & (hc.clients["round"] == 0)]
+        assert len(of_round_0) == 6
+        fedavg = tiny_run("algorithm=fedavg", "split.server=30", *self.ON, "participation=0.5")
+        same = fedavg.clients.query("part == 'last_trained' and round == 0")["accuracy"]
+        assert of_round_0["accuracy"].tolist() == same.tolist()
+        every = hc.summary["last_trained_megabits_to_target"]
+        assert every > hc.summary["last_trained_model_megabits_to_target"]

@@ -34,8 +34,9 @@ from flray.sweep.space import (
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tune_spaces").rglob("*.yaml"))
 OF_TABLES = [path for path in FILES if re.fullmatch(r"\w+_table\d+", path.stem)]
-# Methods side by side on downloaded data, without a table of a paper to fill.
-COMPARISONS = [path for path in FILES if path.stem == "flis_baselines"]
+# On downloaded data, without a table of a paper to fill.
+BESIDE = ("flis_baselines", "repa_correlation", "repa_mnist", "repa_pipelines")
+COMPARISONS = [path for path in FILES if path.stem in BESIDE]
 OF_PARAMETERS = [path for path in FILES if path not in [*OF_TABLES, *COMPARISONS]]
 EMBEDDED = {"digits", "synthetic"}
 

@@ -79,5 +79,20 @@ class Synthetic(PixelOptions):
         return self.num_groups * self.num_classes
 
 
+def smooth_images(
+    num: int, shape: tuple[int, int, int], rng: np.random.Generator
+) -> NDArray[np.uint8]:
+    """(num, *shape) smooth random fields, independent for each channel: images of nothing.
+
+    Each is stretched from black to white, so that it has the contrast of a picture.
+    """
+    channels, height, width = shape
+    fields = bilinear(_normal(rng, num * channels, _COARSE), max(height, width))
+    flat = fields[:, :height, :width].reshape(num, -1)
+    low, high = flat.min(1, keepdims=True), flat.max(1, keepdims=True)
+    grey: Pixels = np.rint(255 * (flat - low) / (high - low))
+    return grey.reshape(num, channels, height, width).astype(np.uint8)
+
+
 def _normal(rng: np.random.Generator, num: int, size: int) -> Pixels:
     return rng.standard_normal((num, size, size), dtype=np.float32)

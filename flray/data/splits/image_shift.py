@@ -67,16 +67,18 @@ class ImageShift(SplitOptions):
             )
 
     def split(self, dataset: Dataset, seed: int) -> Split:
+        return cut_parts(self.deal(dataset, seed), dataset, self, seed)
+
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         _check_colours(self.pipelines, dataset)
         owned = self._deal(images_to_deal(dataset, self, seed), dataset, seed)
         is_planted = self.form == "shared" and len(self.pipelines) > 1
-        deal = Deal(
+        return Deal(
             owned,
             groups=np.arange(self.clients) % len(self.pipelines) if is_planted else None,
             views=self._views(seed),
             render=_renderer(dataset, seed),
         )
-        return cut_parts(deal, dataset, self, seed)
 
     def _views(self, seed: int) -> Ids:
         """A view is (second pipeline) * 10 + (first pipeline), pipeline 0 being the identity."""

@@ -33,6 +33,9 @@ class Rotation(SplitOptions):
             )
 
     def split(self, dataset: Dataset, seed: int) -> Split:
+        return cut_parts(self.deal(dataset, seed), dataset, self, seed)
+
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         groups = consecutive_groups(self.clients, len(self.degrees))
         turns = np.array([angle // 90 % 4 for angle in self.degrees])
 
@@ -41,5 +44,4 @@ class Rotation(SplitOptions):
 
         pool = images_to_deal(dataset, self, seed)
         owned = deal_evenly(pool, self.clients, generator(seed, "split.deal"))
-        deal = Deal(owned, groups=groups, views=turns[groups], render=render)
-        return cut_parts(deal, dataset, self, seed)
+        return Deal(owned, groups=groups, views=turns[groups], render=render)
