@@ -25,6 +25,7 @@ LAYERS = [
     ["config"],
     ["sweep"],
     ["report"],
+    ["result"],
     ["cli"],
 ]
 HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -33,7 +34,7 @@ HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
 CONFINED = {
     "ray": ("execution/", "server/actor.py", "sweep/"),
     "wandb": ("sweep/tracking.py",),
-    "matplotlib": ("report/",),
+    "matplotlib": ("report/", "result.py"),
     "seaborn": ("report/",),
     "rich": ("report/", "cli/"),
     "click": ("cli/",),

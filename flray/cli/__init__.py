@@ -141,6 +141,25 @@ def report(folders: tuple[Path, ...], out: Path | None) -> None:
 
 
 @cli.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--client", type=click.IntRange(min=0), required=True, help="Whose model.")
+def export(run: Path, file: Path, client: int) -> None:
+    """Write the model that a client uses at the end of a run as a Lightning checkpoint.
+
+    \b
+    flray export runs/mine --client 3 client3.ckpt
+
+    In Python: Module.load_from_checkpoint("client3.ckpt"), or
+    torch.load("client3.ckpt", weights_only=True)["state_dict"].
+    """
+    from flray.result import load
+
+    path = load(run).export(client, file)
+    _console().print(f"model of client {client}: {path}", soft_wrap=True, markup=False)
+
+
+@cli.command()
 @click.argument("arguments", nargs=-1, required=True, metavar="ENCODER.yaml [key=value]...")
 def pretrain(arguments: tuple[str, ...]) -> None:
     """Pre-train an encoder, for FLT; it is kept by a hash of what decides it.

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +22,7 @@ from flray.config.experiment import (
     parse_experiment,
     read_yaml,
 )
+from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
 from flray.records.lock import check_free, holder
 from flray.records.run_directory import RunDirectory
@@ -64,12 +64,6 @@ def plan_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[
             runs.append(PlannedRun(name, parse_experiment({**plain, "seed": seed}), folder))
     together = evaluated_together([run.experiment for run in runs])
     return [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
-
-
-def demo_files() -> list[Path]:
-    """The experiments that come with the package."""
-    folder = Path(str(resources.files("flray") / "demo"))
-    return sorted(folder.glob("*.yaml"))
 
 
 def run_all(

@@ -90,7 +90,7 @@ class Server:
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 return False
-        self._finish(self._deployed(state, self.num_rounds))
+        self._finish(self.deployed(state, self.num_rounds))
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
@@ -119,7 +119,7 @@ class Server:
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
                 uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
-                banks = self._deployed(new, t), uncounted._deployed(state, t - 1)
+                banks = self.deployed(new, t), uncounted.deployed(state, t - 1)
                 row |= self._evaluate(banks[0], self.algorithm.partition(new), fed, t)
                 row["params_change_sq"] = float(squared_changes(*banks)[split.clients].sum())
         if self.recorder is not None:
@@ -171,7 +171,7 @@ class Server:
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
         return {f"clustering_{name}": value for name, value in row.items()}
 
-    def _deployed(self, state: Any, t: int) -> ModelBank:
+    def deployed(self, state: Any, t: int) -> ModelBank:
         """The model of each client in the state after round t, in the federation of that round."""
         fed = self.fed.during(self.timeline, max(t, 1))
         return self.algorithm.deploy(state, np.arange(fed.num_clients), fed)

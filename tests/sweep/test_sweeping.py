@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from flray.cli import sweeping
-from flray.cli.campaign import demo_files
+from flray.config.shipped import demo_files
 from flray.errors import ClientFailure, ExperimentError
 from flray.sweep.driver import Progress, SweepResult
 
