@@ -21,8 +21,9 @@ from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import Clustering, read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
+from flray.report.configuration import look_up
 from flray.report.figures import THRESHOLD, accuracy_figure, clients_figure, efficiency_figure, when
-from flray.report.runs import look_up, read_run
+from flray.report.runs import read_run
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
 OF_A_CLUSTERING = ("distance", "embedding", "graph")

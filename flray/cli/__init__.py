@@ -14,6 +14,7 @@ from flray.errors import ClientFailure, ExperimentError, ServerLost
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
 WIDTH_OF_A_PIPE = 120
 TABLE_FORMATS = ("rich", "md", "latex", "csv")
+SHIPPED = ("experiments", "spaces")
 KINDS = ("algorithms", "datasets", "splits", "models", "stages")
 
 # Commands import what they need when they run: torch and Lightning take seconds, --help must not.
@@ -30,7 +31,8 @@ def cli() -> None:
     flray run a.yaml train.lr=0.1 rounds=20    any key can be set as it stands in the file
     flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
     flray table flhc.4 · flray report runs/x   the paper's table, a page
-    flray list algorithms                      what there is to choose from
+    flray init flhc                            an experiment file to start from
+    flray list algorithms · flray keys train   what there is to choose from, and every key
     """
 
 
@@ -217,15 +219,52 @@ def table(name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"]) ->
 
 
 @cli.command("list")
-@click.argument("kind", type=click.Choice((*KINDS, "tables")), required=False)
+@click.argument("kind", type=click.Choice((*KINDS, *SHIPPED, "tables")), required=False)
 def list_(kind: str | None) -> None:
-    """What an experiment can be made of, and the published tables."""
-    from flray.cli.listing import component_tables
+    """What an experiment can be made of, shipped experiments and spaces, and published tables."""
+    from flray.cli.listing import component_tables, shipped_table
     from flray.cli.tables import tables_listing
 
-    for each in (kind,) if kind else (*KINDS, "tables"):
-        for listed in [tables_listing()] if each == "tables" else component_tables(each):
-            _console().print(listed)
+    for each in (kind,) if kind else (*KINDS, *SHIPPED, "tables"):
+        if each == "tables":
+            _console().print(tables_listing())
+        elif each in SHIPPED:
+            _console().print(shipped_table(each))
+        else:
+            for listed in component_tables(each):
+                _console().print(listed)
+
+
+@cli.command()
+@click.argument("prefix", metavar="[KEY|COMPONENT]", required=False)
+def keys(prefix: str | None) -> None:
+    """Every key of an experiment: allowed values, default, what it is.
+
+    \b
+    flray keys                     the keys of every experiment
+    flray keys execution           one of them and those below it
+    flray keys flhc                the keys of a component: algorithm, split, stage, ...
+    """
+    from flray.cli.listing import key_tables
+
+    for table in key_tables(prefix):
+        _console().print(table)
+
+
+@cli.command()
+@click.argument("name", metavar="[METHOD|EXPERIMENT]", required=False)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write.")
+def init(name: str | None, out: Path | None) -> None:
+    """Write an experiment to start from into the current folder.
+
+    \b
+    flray init                          a blank one: FedAvg on embedded data
+    flray init flhc                     a method on embedded data, its keys as comments
+    flray init flhc/mnist_label_swap    a copy of a paper's experiment (flray list experiments)
+    """
+    from flray.cli.starting import write_start
+
+    write_start(name, out, _console())
 
 
 def _console() -> Console:

@@ -15,7 +15,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from flray.records.clusterings import read_clustering
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import GOLDEN_RATIO, GREY, GROUPS, Colour, for_figure, palette, plain
-from flray.report.runs import Experiments, RunRecord, look_up, read_run
+from flray.report.configuration import look_up
+from flray.report.runs import Experiments, RunRecord, read_run
 from flray.report.sheets import GROUND_TRUTH
 
 DPI = 150

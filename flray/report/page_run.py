@@ -18,8 +18,9 @@ from flray.report import page_blocks as page
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import Colour, matched_colours
 from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.configuration import look_up
 from flray.report.page_blocks import Block, Cell, fixed, note, number_cell, percent, setting_text
-from flray.report.runs import Experiments, Plain, RunRecord, look_up, without
+from flray.report.runs import Experiments, Plain, RunRecord, without
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, MISSING
 from flray.scores import partition_scores
 
