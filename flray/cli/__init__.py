@@ -288,6 +288,10 @@ def main() -> None:
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
+    except (PermissionError, NotADirectoryError) as error:
+        told = f"error: cannot write {error.filename}: {error.strerror}; choose another --out"
+        errors.print(told, style="red", soft_wrap=True)
+        sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:
         errors.print(f"failed: {error}", style="red", soft_wrap=True)
         sys.exit(FAILED)

@@ -9,8 +9,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flray.config.reference import names
+from flray.errors import ExperimentError
 from flray.published import Table, find_table, load_tables
 from flray.report.matching import matcher_of, required_algorithms
+
+DEFAULT_RUNS = Path("runs")
 
 # The space of the repository whose runs fill a table; those of the workshop are in the journal's.
 SPACES: Mapping[str, str] = {
@@ -32,6 +35,8 @@ def show_table(
     from flray.report.runs import collect_runs
 
     table = find_table(name)
+    if not runs.is_dir() and runs != DEFAULT_RUNS:
+        raise ExperimentError(f"there is no folder {runs}; expected one that holds runs (--runs)")
     found = collect_runs(runs)
     rendered = render(table, found, form)
     if isinstance(rendered, str):

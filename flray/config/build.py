@@ -60,7 +60,7 @@ def run_experiment(
     """Run an experiment into the folder `out`; with resume, go on where it stopped."""
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
-    if directory.summary() is None:
+    if not directory.is_finished(experiment.plain):
         build = partial(build_server, experiment, directory)
         with locked(directory.path):
             if experiment.settings.execution.executor == "ray":

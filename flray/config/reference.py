@@ -337,7 +337,8 @@ class _Source:
         for line in (at.end_lineno or at.lineno, at.lineno):
             if line in self._comments:
                 return self._comments[line][1]
-        lines, line = [], at.lineno - 1
+        lines: list[str] = []
+        line = at.lineno - 1
         while line in self._comments and self._comments[line][0] == at.col_offset:
             lines.insert(0, self._comments[line][1])
             line -= 1

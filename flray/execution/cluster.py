@@ -9,6 +9,8 @@ from typing import Any
 
 import ray
 
+from flray.errors import ExperimentError
+
 NAMESPACE = "flray"
 
 
@@ -24,14 +26,25 @@ def connected() -> Iterator[None]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }  # Any: ray.init's own
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**options)
+    if address := os.environ.get("RAY_ADDRESS"):
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ExperimentError(
+                f"no Ray cluster answers at RAY_ADDRESS={address} ({one_line(error)}); correct it, "
+                "or unset it for a local cluster"
+            ) from error
     else:
         ray.init(address="local", include_dashboard=False, **options)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def one_line(error: Exception) -> str:
+    """The first line of a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:

@@ -46,11 +46,29 @@ def round_line(row: Mapping[str, Any], num_rounds: int) -> str:
         found = f"clustered into {row['clustering_clusters']:g}"
         if row.get("clustering_ari") is not None:
             found += f" (ARI {row['clustering_ari']:.2f})"
-        parts.append(found)
+        parts += [found, *_merges(row)]
     if row.get("clients_dropped"):
         parts.append(f"dropped {row['clients_dropped']}")
     parts.append(f"{row['seconds']:.2f} s")
     return " · ".join(parts)
+
+
+def _merges(row: Mapping[str, Any]) -> list[str]:  # Any: one value a column
+    """The range of a tree's merges, and what a threshold outside it does.
+
+    >>> _merges({"clustering_lowest_merge": 0.5, "clustering_highest_merge": 1.9,
+    ...          "clustering_threshold": 3.0})
+    ['merges 0.5 to 1.9: the threshold 3 is above every merge, so there is one cluster']
+    """
+    low, high = row.get("clustering_lowest_merge"), row.get("clustering_highest_merge")
+    if low is None or high is None:
+        return []
+    told, threshold = f"merges {low:.3g} to {high:.3g}", row.get("clustering_threshold")
+    if threshold is not None and threshold >= high:
+        told += f": the threshold {threshold:g} is above every merge, so there is one cluster"
+    elif threshold is not None and threshold < low:
+        told += f": the threshold {threshold:g} is below every merge, so every client is alone"
+    return [told]
 
 
 def comparison_sheet(experiments: Experiments) -> Sheet:

@@ -1,6 +1,5 @@
 """Runs on the page: one by itself, or several side by side and then each."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -405,16 +404,15 @@ def _settings(config: Plain) -> list[Block]:
 
 def _rerun(run: RunRecord) -> list[Block]:
     """The command that gives the same numbers, and how to check that it did."""
-    file = shlex.quote(f"{run.folder}/config.yaml")
     if run.summary is None:
         told = "It goes on where it stopped."
-        typed = f"flray run {file} --out {shlex.quote(run.folder)} --resume"
+        typed = f"flray run --out {page.typed(run.path)} --resume"
     else:
         digest = run.summary.get("params_sha256", MISSING)
         told = (
             f"The same versions on the same kind of device give the same params_sha256: {digest}."
         )
-        typed = f"flray run {file} --out again"
+        typed = f"flray run {page.typed(run.path / 'config.yaml')} --out again"
     return [page.command(typed), note(told)]
 
 

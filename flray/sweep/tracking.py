@@ -120,6 +120,16 @@ def track_table(
         tracker.close(0)
 
 
+def tracking_remarks(experiment: Experiment) -> Iterator[str]:
+    """What will happen to what is tracked, where it is not sent at once."""
+    tracking = experiment.settings.tracking
+    if isinstance(tracking, Wandb) and tracking.mode is None and chosen_mode(tracking) == "offline":
+        yield (
+            "no key for W&B (WANDB_API_KEY or `wandb login`): the run is kept offline, below "
+            "wandb/ in its folder; `wandb sync` sends it later"
+        )
+
+
 def tracking_group(tracking: object, default: str | None) -> str | None:
     """The group that an experiment asks for, or else the one its sweep has."""
     return (tracking.group if isinstance(tracking, Wandb) else None) or default
