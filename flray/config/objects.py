@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytorch_lightning import LightningModule
+from torch.nn import Module
 from torch.utils.data import TensorDataset
 
 from flray.config.binding import Component, Registry, component_of
@@ -19,11 +19,11 @@ OBJECT = "object"  # the key of config.yaml that marks a component which no YAML
 class Given:
     """Builds copies of a module, or hands out a dataset, that came from Python."""
 
-    def __init__(self, value: LightningModule | Dataset) -> None:
+    def __init__(self, value: Module | Dataset) -> None:
         self.value = value
 
     def __call__(self) -> Any:  # Any: a module, or what loads a dataset
-        return copy.deepcopy(self.value) if isinstance(self.value, LightningModule) else self
+        return copy.deepcopy(self.value) if isinstance(self.value, Module) else self
 
     def load(self) -> Dataset:
         assert isinstance(self.value, Dataset)
@@ -42,7 +42,7 @@ def object_component(kind: str, registry: Registry, given: Any) -> Component:  #
     if kind == "dataset" and isinstance(given, Dataset):
         plain = {"name": given.name, OBJECT: digest_of(given)}
         return Component(kind, given.name, Given(given), {}, plain)
-    if kind == "model" and isinstance(given, LightningModule):
+    if kind == "model" and isinstance(given, Module):  # of pytorch_lightning or of lightning
         name, params = _name(type(given)), stack([params_of(given)])
         plain = {"name": name, OBJECT: digest(params, 0)}
         return Component(kind, name, Given(given), {}, plain)

@@ -1,7 +1,7 @@
 """The federation as an algorithm sees it: clients, their sizes, and tasks to run on them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -130,6 +130,7 @@ class Meter:
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by name, a value a client
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -144,11 +145,19 @@ class Meter:
         self.counts[f"bytes_down_{kind}"] += down
         self.counts[f"bytes_up_{kind}"] += up
 
+    def note_logged(self, blocks: Sequence[Mapping[str, NDArray[np.float64]]]) -> None:
+        """Keep what modules logged, a value a client; NaN: it logged none of this name."""
+        for name in dict.fromkeys(name for block in blocks for name in block):
+            values = np.concatenate([block[name] for block in blocks if name in block])
+            self.logged.setdefault(name, []).extend(values[~np.isnan(values)].tolist())
+
     def read_and_reset(self) -> dict[str, float]:
         row: dict[str, float] = dict(self.counts)
         row |= {f"seconds_{name}": value for name, value in self.seconds.items()}
+        row |= {f"logged_{n}": float(np.mean(v)) for n, v in self.logged.items() if v}
         self.counts.clear()
         self.seconds.clear()
+        self.logged.clear()
         return row
 
 
@@ -522,6 +531,7 @@ class Federation:
         order = np.argsort(ids, kind="stable")
         order = order[np.isin(ids[order], clients)]
         losses = np.concatenate([result.loss for _, result in done] or [np.empty(0)])
+        self.meter.note_logged([result.logged for _, result in done])
         return Trained(
             clients=clients,
             params={
