@@ -35,11 +35,11 @@ def logged(module: LightningModule) -> Iterator[Logged]:
             log(name, value, *rest, **options)
 
     # Attributes of the instance hide the methods of its class.
-    module.log, module.log_dict = log, log_dict  # type: ignore[method-assign]
+    vars(module).update(log=log, log_dict=log_dict)
     try:
         yield values
     finally:
-        del module.log, module.log_dict
+        del vars(module)["log"], vars(module)["log_dict"]
 
 
 def means(clients: Sequence[Logged]) -> dict[str, NDArray[np.float64]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
@@ -116,8 +116,8 @@ class Schedule:
 
 def own_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Schedule | None]:
     """What `configure_optimizers` returns: an optimiser, with a scheduler or without."""
-    given: object = module.configure_optimizers()
-    scheduler: object = None
+    given: Any = module.configure_optimizers()  # Any: one of Lightning's many forms
+    scheduler: Any = None
     if isinstance(given, Mapping):
         given, scheduler = given.get("optimizer"), given.get("lr_scheduler")
     elif isinstance(given, list | tuple) and len(given) == 1:
@@ -132,8 +132,8 @@ def own_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Sched
     return given, None if scheduler is None else _schedule(scheduler)
 
 
-def _schedule(given: object) -> Schedule:
-    options = given if isinstance(given, Mapping) else {"scheduler": given}
+def _schedule(given: Any) -> Schedule:  # Any: a scheduler, or a mapping with one
+    options: Mapping[str, Any] = given if isinstance(given, Mapping) else {"scheduler": given}
     scheduler = options["scheduler"]
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ExperimentError("ReduceLROnPlateau monitors a value: set execution.engine=lightning")

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+from pytorch_lightning import LightningModule
 from torch.nn import Module
 from torch.utils.data import TensorDataset
 
@@ -43,7 +44,7 @@ def object_component(kind: str, registry: Registry, given: Any) -> Component:  #
         plain = {"name": given.name, OBJECT: digest_of(given)}
         return Component(kind, given.name, Given(given), {}, plain)
     if kind == "model" and isinstance(given, Module):  # of pytorch_lightning or of lightning
-        name, params = _name(type(given)), stack([params_of(given)])
+        name, params = _name(type(given)), stack([params_of(cast(LightningModule, given))])
         plain = {"name": name, OBJECT: digest(params, 0)}
         return Component(kind, name, Given(given), {}, plain)
     if kind == "model" and callable(given) and not isinstance(given, type):
