@@ -34,6 +34,7 @@ HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
 CONFINED = {
     "ray": ("execution/", "server/actor.py", "sweep/"),
     "wandb": ("sweep/tracking.py",),
+    "tensorboardX": ("sweep/tensorboard.py",),
     "matplotlib": ("report/", "result.py"),
     "seaborn": ("report/",),
     "rich": ("report/", "cli/"),

@@ -145,20 +145,28 @@ def report(folders: tuple[Path, ...], out: Path | None) -> None:
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--client", type=click.IntRange(min=0), required=True, help="Whose model.")
-def export(run: Path, file: Path, client: int) -> None:
-    """Write the model that a client uses at the end of a run as a Lightning checkpoint.
+@click.option("--client", type=click.IntRange(min=0), help="Whose model.")
+@click.option("--table", type=click.Choice(("rounds", "clients")), help="A table, as CSV.")
+def export(run: Path, file: Path, client: int | None, table: str | None) -> None:
+    """Write a client's model as a Lightning checkpoint, or a table of a run as CSV.
 
     \b
     flray export runs/mine --client 3 client3.ckpt
+    flray export runs/mine --table rounds rounds.csv
 
     In Python: Module.load_from_checkpoint("client3.ckpt"), or
     torch.load("client3.ckpt", weights_only=True)["state_dict"].
     """
     from flray.result import load
 
-    path = load(run).export(client, file)
-    _console().print(f"model of client {client}: {path}", soft_wrap=True, markup=False)
+    if (client is None) == (table is None):
+        raise click.UsageError("give one of --client and --table")
+    found = load(run)
+    if client is not None:
+        found.export(client, file)
+    else:
+        (found.rounds if table == "rounds" else found.clients).to_csv(file, index=False)
+    _console().print(f"written: {file}", soft_wrap=True, markup=False)
 
 
 @cli.command()

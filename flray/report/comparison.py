@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import Experiments, RunRecord
@@ -24,6 +25,7 @@ _COLUMNS = (
     ("MB down", "bytes_down", 1e-6, 1, False),
     ("seconds", "seconds", 1, 1, False),
 )
+LEAST_PAIRS = 3  # seeds, for a test of their differences
 _OTHER_PROTOCOLS = ("global", "tuned", "tuned global")  # columns only where a run has them
 
 
@@ -107,7 +109,45 @@ def comparison_sheet(experiments: Experiments) -> Sheet:
     )
     labels = pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
     title = f"mean over {num_seeds} seeds" if num_seeds > 1 else ""
-    return Sheet(title, labels, tuple(headings), frame, notes=(spread, *mark_notes(frame)))
+    notes = (spread, *paired_tests(experiments), *mark_notes(frame))
+    return Sheet(title, labels, tuple(headings), frame, notes=notes)
+
+
+def paired_tests(experiments: Experiments) -> list[str]:
+    """Tests of the differences to the first experiment, seed by seed, where there are enough."""
+    first, *others = experiments
+    told = []
+    for name in others:
+        pairs = _differences(experiments[name], experiments[first])
+        if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > 0:
+            told.append(f"{name} - {first}: {pairs_text(pairs)}")
+    if told:
+        told.append(
+            "t assumes normal differences, Wilcoxon symmetric ones; no correction for several."
+        )
+    return told
+
+
+def pairs_text(pairs: Sequence[float]) -> str:
+    """The paired t test and Wilcoxon's signed-rank test of differences, two-sided.
+
+    >>> pairs_text([1.0, 2.0, 3.0])
+    '3 seeds, 95 % interval -0.48 to +4.48, t test p = 0.074, Wilcoxon p = 0.25 (at least 0.25)'
+    """
+    t = stats.ttest_1samp(pairs, 0.0)
+    low, high = t.confidence_interval(0.95)
+    rank = stats.wilcoxon(pairs, method="exact" if _all_differ(pairs) else "approx")
+    least = 2.0 ** (1 - len(pairs))  # all differences of one sign
+    return (
+        f"{len(pairs)} seeds, 95 % interval {low:+.2f} to {high:+.2f}, t test p = {t.pvalue:.2g}, "
+        f"Wilcoxon p = {rank.pvalue:.2g} (at least {least:.2g})"
+    )
+
+
+def _all_differ(pairs: Sequence[float]) -> bool:
+    """True if no two ranks are tied and none is zero, so that the exact distribution holds."""
+    sizes = np.abs(pairs)
+    return bool(len(np.unique(sizes)) == len(sizes) and sizes.all())
 
 
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
@@ -176,14 +216,19 @@ def _paired_difference(
     runs: Sequence[RunRecord], against: Sequence[RunRecord]
 ) -> dict[str, Any]:  # Any: fields
     """Mean of the differences seed by seed, and its standard error."""
-    base = {run.seed: _value(run, "accuracy_mean", 100) for run in against}
-    pairs = [_value(r, "accuracy_mean", 100) - base[r.seed] for r in runs if r.seed in base]
+    pairs = _differences(runs, against)
     if not pairs:
         return {"text": "no common seed"}
     cell = _mean(pairs)
     if cell["error"] is not None:
         cell["error"] /= np.sqrt(len(pairs))
     return {**cell, "text": _signed(cell)}
+
+
+def _differences(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> list[float]:
+    """Of the accuracies in percent, of the seeds that both have."""
+    base = {run.seed: _value(run, "accuracy_mean", 100) for run in against}
+    return [_value(r, "accuracy_mean", 100) - base[r.seed] for r in runs if r.seed in base]
 
 
 def _signed(cell: Mapping[str, Any]) -> str:  # Any: fields

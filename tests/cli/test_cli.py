@@ -1,13 +1,16 @@
 """The command line as a user meets it."""
 
 import json
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
+from tensorboardX.proto.event_pb2 import Event
 
 from flray.cli import main
 from flray.config.experiment import COMPONENTS, override
@@ -231,6 +234,32 @@ def test_a_threshold_outside_the_merges_is_said_with_their_range(flray) -> None:
     assert "merges 0." in out or "merges 1" in out
     out = flray("run", "tiny.yaml", *swap, cut % 1e-6)[1]
     assert "is below every merge, so every client is alone" in out
+
+
+def events_of(file: Path) -> Iterator[Event]:
+    """The events of a file: length, checksum, event, checksum, one after the other."""
+    data, place = file.read_bytes(), 0
+    while place < len(data):
+        (length,) = struct.unpack_from("<Q", data, place)
+        yield Event.FromString(data[place + 12 : place + 12 + length])
+        place += length + 16
+
+
+def test_tensorboard_and_csv_have_what_the_run_directory_has(flray) -> None:
+    code, _, _ = flray("run", "tiny.yaml", "rounds=3", "tracking=tensorboard", "--out", "board")
+    assert code == 0
+    (events,) = Path("board/tensorboard").iterdir()
+    found = {}
+    for event in events_of(events):
+        for value in event.summary.value:
+            found[value.tag, event.step] = value.simple_value
+    rounds = RunDirectory("board").rounds()
+    for row in rounds.to_dict("records"):
+        assert found["accuracy_mean", row["round"]] == pytest.approx(row["accuracy_mean"])
+    assert flray("export", "board", "--table", "rounds", "rounds.csv")[0] == 0
+    assert pd.read_csv("rounds.csv")["accuracy_mean"].tolist() == rounds["accuracy_mean"].tolist()
+    code, _, err = flray("export", "board", "x.ckpt")
+    assert (code, "--client" in err) == (2, True)
 
 
 def test_attach_to_a_run_that_is_over(flray) -> None:

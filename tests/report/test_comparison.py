@@ -138,3 +138,16 @@ def test_experiments_that_used_ground_truth_are_marked() -> None:
     clustered = run(0, [0.5, 0.5], after=1)
     vars(clustered)["summary"]["uses_ground_truth"] = True
     assert "†" in shown(clustering_sheet({"a": [run(0, [0.5, 0.5])], "b": [clustered]}))
+
+
+def test_differences_are_tested_seed_by_seed_where_there_are_three() -> None:
+    """Differences of 1, 2 and 3 points: t = 2 / (1 / sqrt(3)) = 3.46 with 2 degrees of freedom, so
+    p = 0.074; the eight signs are equally likely, so Wilcoxon's p = 2 / 8."""
+    base = [compared(seed, accuracy_mean=0.5 + 0.1 * seed) for seed in range(3)]
+    mine = [compared(seed, accuracy_mean=0.51 + 0.11 * seed) for seed in range(3)]
+    notes = " ".join(comparison_sheet({"fedavg": base, "flhc": mine}).notes)
+    assert "flhc - fedavg: 3 seeds, 95 % interval -0.48 to +4.48" in notes
+    assert "t test p = 0.074, Wilcoxon p = 0.25" in notes
+    assert "t assumes normal differences" in notes
+    two = " ".join(comparison_sheet({"fedavg": base[:2], "flhc": mine[:2]}).notes)
+    assert "Wilcoxon" not in two
