@@ -31,7 +31,12 @@ from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.lock import check_free, holder
 from flray.records.run_directory import COMMAND, RunDirectory
-from flray.report.comparison import clustering_sheet, comparison_sheet, round_line
+from flray.report.comparison import (
+    clustering_sheet,
+    comparison_sheet,
+    event_line,
+    round_line,
+)
 from flray.report.figures import figures_of, write_figures
 from flray.report.runs import RunRecord, by_experiment
 from flray.report.writers import to_rich
@@ -232,6 +237,8 @@ def _run_one(
         if planned.command is not None and not begun:
             planned.command.write()
         begun.append(row["round"])
+        if told := event_line(planned.experiment.plain["events"], row["round"]):
+            console.print(told, soft_wrap=True, markup=False)
         console.print(round_line(row, num_rounds), soft_wrap=True)
         bar.update(task, completed=row["round"])
 

@@ -55,6 +55,17 @@ def round_line(row: Mapping[str, Any], num_rounds: int) -> str:
     return " · ".join(parts)
 
 
+def event_line(events: Sequence[Mapping[str, Any]], t: int) -> str:  # Any: YAML
+    """What happens at the start of round t, empty where nothing does.
+
+    >>> event_line([{"round": 3, "kind": "leave", "clients": [4, 5]}], 3)
+    'round 3 begins with: leave (clients 4, 5)'
+    """
+    now = [event for event in events if event["round"] == t]
+    told = [f"{e['kind']} (clients {', '.join(map(str, e['clients']))})" for e in now]
+    return f"round {t} begins with: {'; '.join(told)}" if told else ""
+
+
 def _merges(row: Mapping[str, Any]) -> list[str]:  # Any: one value a column
     """The range of a tree's merges, and what a threshold outside it does.
 

@@ -1,6 +1,7 @@
 """Runs side by side."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -151,3 +152,19 @@ def test_differences_are_tested_seed_by_seed_where_there_are_three() -> None:
     assert "t assumes normal differences" in notes
     two = " ".join(comparison_sheet({"fedavg": base[:2], "flhc": mine[:2]}).notes)
     assert "Wilcoxon" not in two
+
+
+def test_a_table_with_seeds_and_long_names_fits_into_100_columns() -> None:
+    long = "mnist_label_swap_with_a_name_that_goes_on"
+    runs = [
+        compared(seed, accuracy_mean=0.5 + 0.1 * seed, bytes_up=1e9, seconds=3600.5)
+        for seed in range(3)
+    ]
+    runs = [
+        replace(run, summary={**run.summary, "validation_accuracy_mean": 0.5 + 0.1 * run.seed})
+        for run in runs
+    ]
+    text = shown(comparison_sheet({"fedavg": runs, long: runs}))
+    table = text.split("± is")[0]
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
+    assert all(part in text for part in ("mnist_label_swap", "_with_a_name_tha", "t_goes_on"))
