@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import ray
 from flray.errors import ExperimentError
 
 NAMESPACE = "flray"
+CONNECT_TIMEOUT_S = 5.0
 
 
 @contextmanager
@@ -27,13 +29,11 @@ def connected() -> Iterator[None]:
         "logging_level": logging.ERROR,
     }  # Any: ray.init's own
     if address := os.environ.get("RAY_ADDRESS"):
+        require_listener(address)
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ExperimentError(
-                f"no Ray cluster answers at RAY_ADDRESS={address} ({one_line(error)}); correct it, "
-                "or unset it for a local cluster"
-            ) from error
+            raise ExperimentError(_no_cluster(address, error)) from error
     else:
         ray.init(address="local", include_dashboard=False, **options)
     try:
@@ -42,9 +42,23 @@ def connected() -> Iterator[None]:
         ray.shutdown()
 
 
-def one_line(error: Exception) -> str:
-    """The first line of a message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def require_listener(address: str) -> None:
+    """Refuse an address of host and port at which nobody listens; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `auto`, or whatever else Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ExperimentError(_no_cluster(address, error)) from error
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (
+        f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it for "
+        "a local cluster"
+    )
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:

@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import socket
 import struct
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 from flray.cli import main
 from flray.config.experiment import COMPONENTS, override
+from flray.errors import ExperimentError
+from flray.execution.cluster import connected
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
@@ -224,6 +227,15 @@ def test_folders_that_cannot_be_written_or_read_are_one_message(flray) -> None:
     assert (code, "cannot write" in err, "Traceback" in err) == (2, True, False)
     code, _, err = flray("table", "flhc.4", "--runs", "nowhere")
     assert (code, "there is no folder nowhere" in err) == (2, True)
+
+
+def test_an_address_without_a_ray_cluster_is_one_message(monkeypatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ExperimentError, match=f"answers at RAY_ADDRESS={address}"), connected():
+            pass
 
 
 def test_a_threshold_outside_the_merges_is_said_with_their_range(flray) -> None:
