@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TOGETHER := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long quick check format bench clean
+.PHONY: help demo test long quick check format bench docs clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -42,6 +42,10 @@ format: $(STAMP)  ## format and fix what can be fixed
 
 bench: $(STAMP)  ## how fast the engines are on this machine
 	$(BIN)/flray bench
+
+docs: $(STAMP)  ## build the documentation strictly into build/site
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

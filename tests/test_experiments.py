@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.cli.campaign import demo_files
 from flray.config.build import deal, run_experiment
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.pretrain import parse_encoder
+from flray.config.shipped import demo_files
 from flray.data.split import Split
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ENCODERS = sorted((EXPERIMENTS / "encoders").glob("*.yaml"))
-FILES = sorted(set(EXPERIMENTS.rglob("*.yaml")) - set(ENCODERS))
+DEMO = sorted((EXPERIMENTS / "demo").glob("*.yaml"))
+FILES = sorted({*EXPERIMENTS.rglob("*.yaml")} - {*ENCODERS, *DEMO})
 TOY = [
     "dataset={name: synthetic, num_train: 400, num_test: 500, num_groups: 10, size: 16}",
     "split.clients=10",

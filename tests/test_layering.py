@@ -26,6 +26,7 @@ LAYERS = [
     ["forecast"],
     ["sweep"],
     ["report"],
+    ["result"],
     ["cli"],
 ]
 HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -34,7 +35,8 @@ HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
 CONFINED = {
     "ray": ("execution/", "server/actor.py", "sweep/"),
     "wandb": ("sweep/tracking.py",),
-    "matplotlib": ("report/",),
+    "tensorboardX": ("sweep/tensorboard.py",),
+    "matplotlib": ("report/", "result.py"),
     "seaborn": ("report/",),
     "rich": ("report/", "cli/"),
     "click": ("cli/",),

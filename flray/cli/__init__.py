@@ -15,6 +15,7 @@ from flray.errors import ClientFailure, ExperimentError, ServerLost
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
 WIDTH_OF_A_PIPE = 120
 TABLE_FORMATS = ("rich", "md", "latex", "csv")
+SHIPPED = ("experiments", "spaces")
 KINDS = ("algorithms", "datasets", "splits", "models", "stages")
 
 # Commands import what they need when they run: torch and Lightning take seconds, --help must not.
@@ -32,7 +33,8 @@ def cli() -> None:
     flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
     flray plan a.yaml                          how long will it take, and what binds?
     flray table flhc.4 · flray report runs/x   the paper's table, a page
-    flray list algorithms                      what there is to choose from
+    flray init flhc                            an experiment file to start from
+    flray list algorithms · flray keys train   what there is to choose from, and every key
     flray bench                                how fast this machine trains
     """
 
@@ -179,6 +181,33 @@ def report(folders: tuple[Path, ...], out: Path | None) -> None:
 
 
 @cli.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--client", type=click.IntRange(min=0), help="Whose model.")
+@click.option("--table", type=click.Choice(("rounds", "clients")), help="A table, as CSV.")
+def export(run: Path, file: Path, client: int | None, table: str | None) -> None:
+    """Write a client's model as a Lightning checkpoint, or a table of a run as CSV.
+
+    \b
+    flray export runs/mine --client 3 client3.ckpt
+    flray export runs/mine --table rounds rounds.csv
+
+    In Python: Module.load_from_checkpoint("client3.ckpt"), or
+    torch.load("client3.ckpt", weights_only=True)["state_dict"].
+    """
+    from flray.result import load
+
+    if (client is None) == (table is None):
+        raise click.UsageError("give one of --client and --table")
+    found = load(run)
+    if client is not None:
+        found.export(client, file)
+    else:
+        (found.rounds if table == "rounds" else found.clients).to_csv(file, index=False)
+    _console().print(f"written: {file}", soft_wrap=True, markup=False)
+
+
+@cli.command()
 @click.argument("arguments", nargs=-1, required=True, metavar="ENCODER.yaml [key=value]...")
 def pretrain(arguments: tuple[str, ...]) -> None:
     """Pre-train an encoder, for FLT; it is kept by a hash of what decides it.
@@ -265,15 +294,52 @@ def bench(models: tuple[str, ...], blocks: tuple[int, ...], steps: int, device: 
 
 
 @cli.command("list")
-@click.argument("kind", type=click.Choice((*KINDS, "tables")), required=False)
+@click.argument("kind", type=click.Choice((*KINDS, *SHIPPED, "tables")), required=False)
 def list_(kind: str | None) -> None:
-    """What an experiment can be made of, and the published tables."""
-    from flray.cli.listing import component_tables
+    """What an experiment can be made of, shipped experiments and spaces, and published tables."""
+    from flray.cli.listing import component_tables, shipped_table
     from flray.cli.tables import tables_listing
 
-    for each in (kind,) if kind else (*KINDS, "tables"):
-        for listed in [tables_listing()] if each == "tables" else component_tables(each):
-            _console().print(listed)
+    for each in (kind,) if kind else (*KINDS, *SHIPPED, "tables"):
+        if each == "tables":
+            _console().print(tables_listing())
+        elif each in SHIPPED:
+            _console().print(shipped_table(each))
+        else:
+            for listed in component_tables(each):
+                _console().print(listed)
+
+
+@cli.command()
+@click.argument("prefix", metavar="[KEY|COMPONENT]", required=False)
+def keys(prefix: str | None) -> None:
+    """Every key of an experiment: allowed values, default, what it is.
+
+    \b
+    flray keys                     the keys of every experiment
+    flray keys execution           one of them and those below it
+    flray keys flhc                the keys of a component: algorithm, split, stage, ...
+    """
+    from flray.cli.listing import key_tables
+
+    for table in key_tables(prefix):
+        _console().print(table)
+
+
+@cli.command()
+@click.argument("name", metavar="[METHOD|EXPERIMENT]", required=False)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write.")
+def init(name: str | None, out: Path | None) -> None:
+    """Write an experiment to start from into the current folder.
+
+    \b
+    flray init                          a blank one: FedAvg on embedded data
+    flray init flhc                     a method on embedded data, its keys as comments
+    flray init flhc/mnist_label_swap    a copy of a paper's experiment (flray list experiments)
+    """
+    from flray.cli.starting import write_start
+
+    write_start(name, out, _console())
 
 
 def _console() -> Console:
@@ -296,6 +362,10 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)
+        sys.exit(BAD_EXPERIMENT)
+    except (PermissionError, NotADirectoryError) as error:
+        told = f"error: cannot write {error.filename}: {error.strerror}; choose another --out"
+        errors.print(told, style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:
         errors.print(f"failed: {error}", style="red", soft_wrap=True)

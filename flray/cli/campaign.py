@@ -1,12 +1,13 @@
 """`flray run`: from arguments to runs, one after another, to one table."""
 
+import json
 import os
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper, watch
+from flray.config.binding import Plain
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import (
     Experiment,
@@ -24,14 +26,22 @@ from flray.config.experiment import (
     parse_experiment,
     read_yaml,
 )
+from flray.config.remarks import remarks
+from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
+from flray.records.atomic import replace_text
 from flray.records.lock import check_free, holder
-from flray.records.run_directory import RunDirectory
-from flray.report.comparison import clustering_sheet, comparison_sheet, round_line
+from flray.records.run_directory import COMMAND, RunDirectory
+from flray.report.comparison import (
+    clustering_sheet,
+    comparison_sheet,
+    event_line,
+    round_line,
+)
 from flray.report.figures import figures_of, write_figures
 from flray.report.runs import RunRecord, by_experiment
 from flray.report.writers import to_rich
-from flray.sweep.tracking import tracked
+from flray.sweep.tracking import tracked, tracking_remarks
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
 
@@ -44,33 +54,113 @@ class PlannedRun:
     name: str  # of the experiment; its seeds share it
     experiment: Experiment
     out: Path
+    command: "Command | None" = None  # that it belongs to
+
+
+@dataclass(frozen=True)
+class Command:
+    """What `flray run` was told: kept in its folder, so that --resume needs nothing else."""
+
+    root: Path
+    overrides: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+
+    def write(self) -> None:
+        runs = [
+            {
+                "name": run.name,
+                "folder": os.path.relpath(run.out, self.root),
+                "experiment": run.experiment.plain,
+            }
+            for run in self.runs
+        ]
+        text = json.dumps({"overrides": self.overrides, "runs": runs}, indent=1)
+        replace_text(self.root / COMMAND, text)
+
+
+def _read_command(root: Path) -> dict[str, Any]:  # Any: JSON
+    file = root / COMMAND
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def resume_command(root: Path) -> str:
+    """What to type to go on with the runs of a folder."""
+    return f"flray run --out {shlex.quote(str(root))} --resume"
 
 
 def plan_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[PlannedRun]:
-    """Every file with every seed, each with a folder of its own."""
-    files = [Path(a) for a in arguments if "=" not in a] or demo_files()
-    overrides = [a for a in arguments if "=" in a and not a.startswith("seeds=")]
-    num_seeds = _number_of_seeds([a for a in arguments if a.startswith("seeds=")])
+    """Every file with every seed, each with a folder of its own.
+
+    With resume, what the command was told before is told again; without a file, the runs are those
+    that the folder holds.
+    """
+    files = [Path(a) for a in arguments if "=" not in a]
+    overrides = [a for a in arguments if "=" in a]
+    if resume and not files and out is not None:
+        return _held_runs(out, overrides)
+    files = files or demo_files()
     names = _names(files)
     root = out or _default_folder("+".join(names), resume)
     if resume and not root.is_dir():
         raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
-    alone = len(files) == 1 and num_seeds == 1
-    runs = []
-    for name, path in zip(names, files, strict=True):
-        plain = override(read_yaml(path), overrides)
-        first_seed = parse_experiment(plain).settings.seed
-        for seed in range(first_seed, first_seed + num_seeds):
-            folder = root if alone else root / name / f"seed_{seed}"
-            runs.append(PlannedRun(name, parse_experiment({**plain, "seed": seed}), folder))
+    if resume:
+        overrides = [*_read_command(root).get("overrides", []), *overrides]
+    runs = [
+        run
+        for name, path in zip(names, files, strict=True)
+        for run in _seeds_of(name, read_yaml(path), overrides, root, len(files) == 1)
+    ]
     together = evaluated_together([run.experiment for run in runs])
-    return [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
+    planned = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
+    return [
+        replace(run, command=Command(root, tuple(overrides), tuple(planned))) for run in planned
+    ]
 
 
-def demo_files() -> list[Path]:
-    """The experiments that come with the package."""
-    folder = Path(str(resources.files("flray") / "demo"))
-    return sorted(folder.glob("*.yaml"))
+def _seeds_of(
+    name: str, plain: Plain, overrides: Sequence[str], root: Path, is_only_file: bool
+) -> list[PlannedRun]:
+    """The runs of one experiment; `seeds`, in the file or as an override, is their number."""
+    plain = override(plain, overrides)
+    num_seeds = _number_of_seeds(plain.pop("seeds", 1))
+    first = parse_experiment(plain).settings.seed
+    alone = is_only_file and num_seeds == 1
+    return [
+        PlannedRun(
+            name,
+            parse_experiment({**plain, "seed": seed}),
+            root if alone else root / name / f"seed_{seed}",
+        )
+        for seed in range(first, first + num_seeds)
+    ]
+
+
+def _held_runs(root: Path, overrides: Sequence[str]) -> list[PlannedRun]:
+    """The runs that a folder was made for, with what is told now."""
+    command = _read_command(root)
+    if command:
+        told = [*command["overrides"], *overrides]
+        runs = [
+            PlannedRun(
+                each["name"],
+                parse_experiment(override(_held(root / each["folder"], each), overrides)),
+                root / each["folder"],
+            )
+            for each in command["runs"]
+        ]
+    elif RunDirectory(root).holds_run():
+        told = list(overrides)
+        held = override(dict(RunDirectory(root).config()), overrides)
+        runs = [PlannedRun(root.name, parse_experiment(held), root)]
+    else:
+        raise ExperimentError(f"nothing to resume: {root} holds no run; leave out --resume")
+    return [replace(run, command=Command(root, tuple(told), tuple(runs))) for run in runs]
+
+
+def _held(folder: Path, planned: Plain) -> Plain:
+    """What a run that was started holds, and otherwise what it was planned to be."""
+    directory = RunDirectory(folder)
+    return dict(directory.config() if directory.holds_run() else planned["experiment"])
 
 
 def run_all(
@@ -85,24 +175,42 @@ def run_all(
         try:
             summary = _run_one(planned, console, resume, lambda: perf_counter() > deadline)
         except Detached:
-            console.print(f"detached; the run goes on: flray attach {planned.out}", soft_wrap=True)
+            console.print(detached_line(planned.out), soft_wrap=True, markup=False)
             return
         except KeyboardInterrupt:
-            console.print("interrupted; the same command with --out and --resume goes on")
+            _show_stopped("interrupted", planned, console)
             raise click.Abort from None
         if summary is None:
-            console.print("stopped; the same command with --out and --resume goes on")
+            _show_stopped("stopped", planned, console)
             return
         done.append(RunRecord(planned.out, planned.experiment.plain, summary, planned.name))
+    _conclude(done, console)
+
+
+def _conclude(done: Sequence[RunRecord], console: Console) -> None:
+    """The table of finished runs, where they are, and their figures."""
     console.print(to_rich(comparison_sheet(by_experiment(done))))
-    for planned in runs:
-        console.print(f"{planned.name}: {planned.out}", soft_wrap=True)
     clusterings = clustering_sheet(by_experiment(done))
     if clusterings is not None:
         console.print(to_rich(clusterings))
-    folder = common_folder([planned.out for planned in runs]) / "figures"
-    drawn = write_figures(by_experiment(done), folder)
-    console.print(f"{len(drawn)} figures: {folder}", soft_wrap=True)
+    for run in done:
+        console.print(f"{run.name}: {run.path}", soft_wrap=True, markup=False)
+    root = common_folder([run.path for run in done])
+    drawn = write_figures(by_experiment(done), root / "figures")
+    for line in (
+        f"{len(drawn)} figures: {root / 'figures'}",
+        f"a page of it: flray report {shlex.quote(str(root))}",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _show_stopped(how: str, planned: PlannedRun, console: Console) -> None:
+    root = planned.command.root if planned.command else planned.out
+    console.print(f"{how}; go on with: {resume_command(root)}", soft_wrap=True, markup=False)
+
+
+def detached_line(out: Path) -> str:
+    return f"detached; the run goes on; watch it with: flray attach {shlex.quote(str(out))}"
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
@@ -122,7 +230,16 @@ def _run_one(
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(planned.name, total=num_rounds)
 
+    for remark in (*remarks(planned.experiment), *tracking_remarks(planned.experiment)):
+        console.print(f"note: {remark}", soft_wrap=True, markup=False)
+    begun: list[int] = []
+
     def show(row: Summary) -> None:
+        if planned.command is not None and not begun:
+            planned.command.write()
+        begun.append(row["round"])
+        if told := event_line(planned.experiment.plain["events"], row["round"]):
+            console.print(told, soft_wrap=True, markup=False)
         console.print(round_line(row, num_rounds), soft_wrap=True)
         bar.update(task, completed=row["round"])
 
@@ -156,10 +273,12 @@ def _run_kept(
     directory = RunDirectory(planned.out)
     plain = planned.experiment.plain
     (directory.check_resume if resume else directory.check_start)(plain)
-    if (summary := directory.summary()) is not None:
-        return summary
+    if directory.is_finished(plain):
+        return directory.summary()
     check_free(planned.out)
     process = start_keeper(planned.experiment, planned.out, resume)
+    if planned.command is not None:
+        planned.command.write()
     watch(planned.out, lambda: process.poll() is None, show, say, should_stop)
     raise_what_the_keeper_said(process, planned.out)
     return directory.summary()
@@ -182,21 +301,37 @@ def attach_to(out: Path, console: Console) -> None:
             lambda: False,
         )
     except Detached:
-        console.print(f"detached; the run goes on: flray attach {out}", soft_wrap=True)
+        console.print(detached_line(out), soft_wrap=True, markup=False)
         return
     summary = directory.summary()
+    root, name, others = _campaign_of(out)
     if summary is None:
-        console.print(f"nobody runs {out}; go on with: flray run ... --out {out} --resume")
-    else:
-        run = RunRecord(out, directory.config(), summary)
-        console.print(to_rich(comparison_sheet({str(summary["algorithm"]): [run]})))
+        told = f"nobody runs {out}; go on with: {resume_command(root)}"
+        console.print(told, soft_wrap=True, markup=False)
+        return
+    _conclude([RunRecord(out, directory.config(), summary, name)], console)
+    if others:
+        told = f"{others} runs of the same command are left: {resume_command(root)}"
+        console.print(told, soft_wrap=True, markup=False)
 
 
-def _number_of_seeds(given: Sequence[str]) -> int:
-    text = given[-1].removeprefix("seeds=") if given else "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise ExperimentError(f"seeds must be a whole number >= 1, got {text!r}, as in seeds=3")
-    return int(text)
+def _campaign_of(out: Path) -> tuple[Path, str, int]:
+    """Where the command of a run is kept, the run's name, and how many others are unfinished."""
+    for root in (out, *out.absolute().parents[:2]):
+        runs = _read_command(root).get("runs", [])
+        mine = [each for each in runs if (root / each["folder"]).absolute() == out.absolute()]
+        if mine:
+            folders = [root / each["folder"] for each in runs]
+            left = sum(RunDirectory(each).summary() is None for each in folders)
+            here = Path(os.path.relpath(root))
+            return here if here.parts[:1] != ("..",) else root, mine[0]["name"], left
+    return out, out.name, 0
+
+
+def _number_of_seeds(given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ExperimentError(f"seeds must be a whole number >= 1, got {given!r}, as in seeds=3")
+    return given
 
 
 def _names(files: Sequence[Path]) -> list[str]:

@@ -9,7 +9,11 @@ from rich.console import Console
 from flray.cli.campaign import describe, plan_runs
 from flray.cli.sweeping import describe_space, is_space, read_space
 from flray.config.binding import read_mapping
+from flray.config.remarks import remarks
 from flray.errors import ExperimentError
+from flray.sweep.tracking import tracking_remarks
+
+NOTE = "   note: "
 
 
 def check_files(arguments: Sequence[str], console: Console, own: click.Group) -> int:
@@ -26,7 +30,9 @@ def check_files(arguments: Sequence[str], console: Console, own: click.Group) ->
             wrong += 1
         else:
             for line in lines:
-                console.print(f"[green]ok[/] {line}", soft_wrap=True)
+                is_remark = line.startswith(NOTE)
+                console.print("" if is_remark else "[green]ok[/] ", end="")
+                console.print(line, soft_wrap=True, markup=False)
     return wrong
 
 
@@ -47,7 +53,9 @@ def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[st
 
         plain = read_mapping(path, "the cluster")
         return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(own)})}"]
-    return [
-        f"{planned.name}: {describe(planned.experiment)}"
-        for planned in plan_runs([file, *overrides], None, False)
-    ]
+    lines = []
+    for planned in plan_runs([file, *overrides], None, False):
+        told = (*remarks(planned.experiment), *tracking_remarks(planned.experiment))
+        lines.append(f"{planned.name}: {describe(planned.experiment)}")
+        lines += [f"{NOTE}{remark}" for remark in told]
+    return list(dict.fromkeys(lines))  # the seeds of an experiment have the same remarks

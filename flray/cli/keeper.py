@@ -16,7 +16,7 @@ from typing import Any
 from flray.config.build import run_experiment
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
-from flray.records.run_directory import RunDirectory
+from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.figures import figures_of
 from flray.server.actor import Processes
 from flray.server.loop import ignore
@@ -119,8 +119,9 @@ def raise_what_the_keeper_said(process: subprocess.Popen[str], out: Path) -> Non
         return
     log = (out / LOG).read_text(errors="replace").strip() if (out / LOG).is_file() else ""
     last = log.split("\n")[-1]
-    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG}:
-        (out / LOG).unlink(missing_ok=True)
+    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG, COMMAND}:
+        for name in (LOG, COMMAND):
+            (out / name).unlink(missing_ok=True)
         out.rmdir()  # refused before anything was written
     if last.startswith(REFUSED):
         raise ExperimentError(last.removeprefix(REFUSED))

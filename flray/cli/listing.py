@@ -1,53 +1,98 @@
-"""`flray list`: the registries as tables."""
+"""`flray list` and `flray keys`: components, keys and shipped files as tables."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
-from flray.clustering import STAGES
-from flray.config.binding import Registry
-from flray.config.experiment import COMPONENTS, FROM_THE_DATASET
+from flray.config.reference import (
+    REGISTRIES,
+    STAGES,
+    Described,
+    Key,
+    component_keys,
+    components,
+    experiment_keys,
+)
+from flray.config.shipped import EXPERIMENTS, SPACES, find_file, first_comment, names
+from flray.errors import ExperimentError
+
+REQUIRED = "(must be given)"
 
 
 def component_tables(kind: str) -> list[Table]:
     """A table for a kind of component; for `stages`, one for each of the five."""
     if kind == "stages":
-        return [_table(f"stage {stage}", registry) for stage, registry in STAGES.items()]
-    return [_table(kind, COMPONENTS[kind.removesuffix("s")])]
+        return [_components(f"stage {stage}", stage) for stage in STAGES]
+    return [_components(kind, kind.removesuffix("s"))]
 
 
-def _table(title: str, registry: Registry) -> Table:
-    """Name, purpose and keys with their defaults of every registered component of a kind."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("name", "what it is", "keys and defaults"):
-        table.add_column(column, overflow="fold")
-    for name, target in sorted(registry.items()):
-        table.add_row(name, _purpose(target, registry), _keys(target))
+def shipped_table(kind: str) -> Table:
+    """The experiments or spaces that come with flray, by the names that commands take."""
+    folder = EXPERIMENTS if kind == "experiments" else SPACES
+    table = _table(kind, "name", "what it is")
+    for name in names(folder):
+        file = find_file(name, folder)
+        table.add_row(name, Text("" if file is None else first_comment(file)))
     return table
 
 
-def _purpose(target: Callable[..., Any], registry: Registry) -> str:
-    """What the file says it is; where a file holds several, what the class says."""
-    module = inspect.getmodule(target)
-    alone = sum(inspect.getmodule(other) is module for other in registry.values()) == 1
-    own = target.__doc__ or ""
-    if own.startswith(f"{target.__name__}("):
-        own = ""  # a dataclass's generated signature
-    text = module.__doc__ if module and module.__doc__ and (alone or not own) else own
-    return inspect.cleandoc(text).split("\n")[0]
+def key_tables(prefix: str | None) -> list[Table]:
+    """The keys of every experiment; of one key and those below it; or of a component by name."""
+    found = experiment_keys()
+    if prefix is None:
+        return [_keys("keys of an experiment", found)]
+    if below := [k for k in found if k.name == prefix or k.name.startswith(f"{prefix}.")]:
+        return [_keys(prefix, below)]
+    # algorithm.flhc is the component flhc, and so is flhc
+    kind, _, name = prefix.rpartition(".")
+    described = [
+        (each, one)
+        for each in REGISTRIES
+        if not kind or kind.split(".")[-1] == each
+        for one in components(each)
+        if one.name == name
+    ]
+    if not described:
+        raise ExperimentError(
+            f"unknown key or component {prefix!r}; `flray keys` shows the keys of every "
+            "experiment, `flray list` the components"
+        )
+    return [
+        _keys(f"{each} {one.name}: {one.purpose}", component_keys(one)) for each, one in described
+    ]
 
 
-def _keys(target: Callable[..., Any]) -> str:
-    parameters = inspect.signature(target).parameters.values()
-    return ", ".join(
-        p.name if p.default is p.empty else f"{p.name}={_short(p.default)}"
-        for p in parameters
-        if p.name not in FROM_THE_DATASET
+def _components(title: str, kind: str) -> Table:
+    """Name, purpose and keys with their defaults of every registered component of a kind."""
+    table = _table(title, "name", "what it is", "keys and defaults")
+    for described in components(kind):
+        table.add_row(described.name, Text(described.purpose), Text(_short(described)))
+    return table
+
+
+def _short(described: Described) -> str:
+    texts = (
+        key.name if key.default is None else f"{key.name}={_one(key.default)}"
+        for key in described.keys
     )
+    return ", ".join(texts)
 
 
-def _short(default: object) -> str:
-    """A default as YAML would have it; a component or a pipeline by what it is made of."""
-    return "..." if "factory" in repr(default) else str(default)
+def _one(default: str) -> str:
+    return "..." if default == "see below" else default
+
+
+def _keys(title: str, found: Sequence[Key]) -> Table:
+    table = _table(title, "key", "values", "default", "what it is")
+    for key in found:
+        default = REQUIRED if key.default is None else key.default
+        table.add_row(*map(Text, (key.name, key.values, default, key.note)))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flray.clustering.encoder import Encoder, Epoch, server_device
+from flray.clustering.encoder import Encoder, Epoch, server_device, time_left
 from flray.config.binding import read_mapping
 from flray.config.experiment import override
 from flray.config.pretrain import parse_encoder
@@ -29,7 +29,9 @@ def run_pretraining(arguments: Sequence[str], console: Console) -> None:
         console.print(f"[bold]{name}[/] · already there: {encoder.folder}", soft_wrap=True)
         return
     device = server_device()
-    console.print(f"[bold]{name}[/] · {encoder.epochs} epochs on {device}", soft_wrap=True)
+    done = encoder.epochs_done()
+    went = f", going on after epoch {done}" if done else ""
+    console.print(f"[bold]{name}[/] · {encoder.epochs} epochs on {device}{went}", soft_wrap=True)
     _train(encoder, name, device, console)
     console.print(f"kept in {encoder.folder}", soft_wrap=True)
 
@@ -50,11 +52,11 @@ def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
 def epoch_line(epoch: Epoch) -> str:
     """One epoch on one line.
 
-    >>> epoch_line(Epoch(epoch=3, epochs=40, lr=0.001, train_loss=0.0123, validation_loss=0.02))
-    'epoch  3/40 · train loss 0.01230 · validation loss 0.02000 · lr 0.001'
+    >>> epoch_line(Epoch(3, 40, lr=0.001, train_loss=0.0123, validation_loss=0.02, seconds=2.0))
+    'epoch  3/40 · train loss 0.01230 · validation loss 0.02000 · lr 0.001 · 1:14 left'
     """
     width = len(str(epoch.epochs))
     return (
         f"epoch {epoch.epoch:{width}d}/{epoch.epochs} · train loss {epoch.train_loss:.5f} · "
-        f"validation loss {epoch.validation_loss:.5f} · lr {epoch.lr:g}"
+        f"validation loss {epoch.validation_loss:.5f} · lr {epoch.lr:g} · {time_left(epoch)}"
     )

@@ -1,5 +1,6 @@
 """`flray sweep`: progress while a sweep runs, then what was best, what failed and what it cost."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ __all__ = ["describe_space", "is_space", "read_space", "sweep"]
 
 RUNS = Path("runs")
 FAILURES_SHOWN = 5
+SHARE_BEFORE_ETA = 0.2  # of the rows: the first ones also train what all of them share
 
 
 def sweep(
@@ -42,15 +44,17 @@ def sweep(
     path = Path(files[0])
     space = read_space(path, [argument for argument in arguments if "=" in argument])
     folder = out or _default_folder(path.stem, resume)
+    typed = [str(path), *(argument for argument in arguments if "=" in argument)]
+    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(str(folder))} --resume"
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
     try:
         with _shown(console, space.options.metric) as show:
             watch = Watch(show, figures_of)
             result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command with --out and --resume goes on")
+        console.print(f"interrupted; go on with: {again}", soft_wrap=True, markup=False)
         raise click.Abort from None
-    _conclude(result, console)
+    _conclude(result, console, again)
 
 
 def is_space(path: Path) -> bool:
@@ -75,7 +79,7 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     if progress.best is not None:
         parts.append(f"best {metric} {progress.best:.4f}")
     waiting = progress.rows - progress.done - progress.failed
-    if progress.done and waiting:
+    if progress.done >= SHARE_BEFORE_ETA * progress.rows and waiting:
         left = int(seconds * waiting / progress.done)
         parts.append(f"{left // 60}:{left % 60:02d} left")
     return " · ".join(parts)
@@ -106,7 +110,7 @@ def _is_news(before: Progress, now: Progress) -> bool:
     return (before.rows, before.done, before.failed) != (now.rows, now.done, now.failed)
 
 
-def _conclude(result: SweepResult, console: Console) -> None:
+def _conclude(result: SweepResult, console: Console, again: str) -> None:
     report = result.report
     num_rows, unfinished = report["rows"], report["unfinished"]
     counted = ("done", "shared", "failed", "stopped", "unfinished")
@@ -131,8 +135,10 @@ def _conclude(result: SweepResult, console: Console) -> None:
         )
     _show_failures(result, console)
     if unfinished:
-        console.print("stopped; the same command with --out and --resume goes on")
+        console.print(f"stopped; go on with: {again}", soft_wrap=True, markup=False)
     console.print(str(result.path), soft_wrap=True)
+    page = f"a page of it: flray report {shlex.quote(str(result.path))}"
+    console.print(page, soft_wrap=True, markup=False)
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table['error'].iloc[0]}")
 

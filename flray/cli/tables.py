@@ -2,17 +2,18 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flray.algorithms import ALGORITHMS
+from flray.config.reference import names
+from flray.errors import ExperimentError
 from flray.published import Table, find_table, load_tables
 from flray.report.matching import matcher_of, required_algorithms
-from flray.report.published_sheet import render
-from flray.report.runs import collect_runs
-from flray.report.writers import Format
+
+DEFAULT_RUNS = Path("runs")
 
 # The space of the repository whose runs fill a table; those of the workshop are in the journal's.
 SPACES: Mapping[str, str] = {
@@ -25,9 +26,17 @@ SPACES: Mapping[str, str] = {
 }
 
 
-def show_table(name: str, runs: Path, form: Format, console: Console) -> None:
+def show_table(
+    name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"], console: Console
+) -> None:
     """Print a published table, filled with the finished runs below a folder."""
+    # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
+    from flray.report.published_sheet import render
+    from flray.report.runs import collect_runs
+
     table = find_table(name)
+    if not runs.is_dir() and runs != DEFAULT_RUNS:
+        raise ExperimentError(f"there is no folder {runs}; expected one that holds runs (--runs)")
     found = collect_runs(runs)
     rendered = render(table, found, form)
     if isinstance(rendered, str):
@@ -35,7 +44,7 @@ def show_table(name: str, runs: Path, form: Format, console: Console) -> None:
         return
     console.print(rendered)
     where = f"{len(found)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
-    console.print(Text(f"{where}; {_state(table, ALGORITHMS)}.", style="dim"))
+    console.print(Text(f"{where}; {_state(table, names('algorithm'))}.", style="dim"))
 
 
 def tables_listing() -> RichTable:
@@ -46,7 +55,7 @@ def tables_listing() -> RichTable:
     for table in load_tables().values():
         what = f"{table.paper}, Table {table.number}. {table.caption}"
         sweep = f"\nflray sweep {SPACES[table.key]}" if table.key in SPACES else ""
-        state = _state(table, ALGORITHMS) + sweep
+        state = _state(table, names("algorithm")) + sweep
         listing.add_row(table.key, Text(what), _cost(table), state)
     return listing
 

@@ -1,6 +1,7 @@
 """What an engine is: it trains a block of clients, one model each, to the same result as others."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,8 @@ class Block:
 class BlockResult:
     params: Params  # leaves (K, ...)
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
+    # (K,) by name: what the module logged, a mean over the client's steps; NaN: nothing.
+    logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def empty_like(cls, block: Block) -> "BlockResult":

@@ -1,6 +1,6 @@
 """Trained models that stay with the host that trained them, and what the host is asked of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ class KeptBlock:
     loss: NDArray[np.float64]  # (K,)
     largest: dict[str, Weights]  # (K,) by leaf, the largest absolute value
     place: int  # of the host among those of the executor
+    logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (K,) as the engine's
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TrainAndKeep:
 
 
 def kept_block(result: BlockResult, place: int = 0) -> KeptBlock:
-    return KeptBlock(result.loss, largest_values(result.params), place)
+    return KeptBlock(result.loss, largest_values(result.params), place, result.logged)
 
 
 def block_number(job: TrainJob) -> int:

@@ -1,5 +1,6 @@
 """Engine `lightning`: a real `Trainer.fit` for each client, with the user's callbacks."""
 
+import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from flray.client.engine import Block, BlockResult
+from flray.client.logged import Logged, logged, means
 from flray.client.loop import own_generator
 from flray.client.losses import BatchLoss, second_batch, unpadded_batch
 from flray.client.plan import Plan
@@ -39,17 +41,20 @@ class Lightning:
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         # Lightning would tell of every Trainer which devices it found.
-        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        for name in ("pytorch_lightning", "lightning.pytorch"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         trained, losses = [], []
+        told: list[Logged] = []
         for k, plan in enumerate(block.plans):
             w0 = {name: leaf[k] for name, leaf in block.w0.items()}
             memo = {name: leaf[k] for name, leaf in block.memo.items()}
             local = LocalEquation(plan, self.examples, gradient, w0, memo)
-            with own_generator(plan, self.examples.device):
+            with own_generator(plan, self.examples.device), logged(self.module) as values:
                 self._fit(local, training)
+            told.append(values)
             trained.append({name: leaf.clone() for name, leaf in params_of(self.module).items()})
             losses.append(local.mean_loss())
-        return BlockResult(stack(trained), np.array(losses))
+        return BlockResult(stack(trained), np.array(losses), means(told))
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
         load_params(self.module, local.w0)
@@ -57,12 +62,13 @@ class Lightning:
             return
         self.module.train()  # Lightning would leave it in evaluation mode
         device = self.examples.device
-        trainer = Trainer(
+        package = lightning_of(self.module)
+        trainer = package.trainer(
             max_epochs=training.epochs,
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             callbacks=[*(make() for make in self.callbacks), local],
-            plugins=[LightningEnvironment()],
+            plugins=[package.environment()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -74,8 +80,27 @@ class Lightning:
         with _optimizer_set(self.module, training), warnings.catch_warnings():
             # Lightning's own use of torch, which nobody here can change.
             warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
+            # Of a Trainer alone, and said for each client and round.
+            warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning\.pytorch)\..*")
             trainer.fit(self.module, batches)
         self.module.to(device)  # Lightning leaves a module on the CPU
+
+
+@dataclass(frozen=True)
+class Package:
+    """Lightning comes under two names, whose Trainers refuse each other's modules."""
+
+    trainer: Callable[..., Trainer]
+    environment: Callable[[], LightningEnvironment]
+
+
+def lightning_of(module: LightningModule) -> Package:
+    """The package that a module's class comes from: `pytorch_lightning`, or `lightning`."""
+    if isinstance(module, LightningModule):
+        return Package(Trainer, LightningEnvironment)
+    fabric = importlib.import_module("lightning.fabric.plugins.environments")
+    trainer = importlib.import_module("lightning.pytorch").Trainer
+    return Package(trainer, fabric.LightningEnvironment)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from flray.client.engine import Block, BlockResult
+from flray.client.logged import Logged, logged, means
 from flray.client.losses import BatchLoss, step_batch
 from flray.client.plan import Plan
 from flray.client.training import Gradient, LocalBatch, Training
@@ -28,21 +29,24 @@ class Loop:
         self.module.train()
         trained = []
         losses = []
+        told: list[Logged] = []
         for k, plan in enumerate(block.plans):
             w0 = {name: leaf[k] for name, leaf in block.w0.items()}
             memo = {name: leaf[k] for name, leaf in block.memo.items()}
-            with own_generator(plan, self.examples.device):
+            with own_generator(plan, self.examples.device), logged(self.module) as values:
                 params, loss = self._train_client(plan, w0, memo, training, gradient)
             trained.append(params)
             losses.append(loss)
-        return BlockResult(stack(trained), np.array(losses))
+            told.append(values)
+        return BlockResult(stack(trained), np.array(losses), means(told))
 
     def _train_client(
         self, plan: Plan, w0: Params, memo: Params, training: Training, gradient: Gradient
     ) -> tuple[Params, float]:
         load_params(self.module, w0)
         parameters = trainable(self.module)
-        optimizer = training.make_optimizer(self.module, parameters)
+        optimizer, schedule = training.make_scheduled(self.module, parameters)
+        steps_per_epoch = plan.num_steps // training.epochs
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
         losses: list[Tensor] = []  # of the calls of grad in one step
 
@@ -65,6 +69,8 @@ class Loop:
             for name, p in parameters.items():
                 p.grad = direction[name]
             optimizer.step()
+            if schedule is not None:
+                schedule.after(step + 1, steps_per_epoch)
         trained = {name: leaf.clone() for name, leaf in params_of(self.module).items()}
         return trained, float(total) / max(plan.num_steps, 1)
 

@@ -130,6 +130,7 @@ def train_together(
         BlockResult(
             {name: leaf[end - size : end] for name, leaf in result.params.items()},
             result.loss[end - size : end],
+            {name: values[end - size : end] for name, values in result.logged.items()},
         )
         for size, end in zip(sizes, ends, strict=True)
     ]

@@ -1,9 +1,9 @@
 """How a client trains: optimiser, epochs and batches, and the hook for local equations."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
@@ -63,6 +63,14 @@ class Training:
             leaves, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
 
+    def make_scheduled(
+        self, module: LightningModule, params: Params
+    ) -> "tuple[torch.optim.Optimizer, Schedule | None]":
+        """A fresh optimiser over the module's own parameters, with its scheduler if it has one."""
+        if self.optimizer == "module":
+            return own_optimizer(module)
+        return self.make_optimizer(module, params), None
+
 
 @dataclass(frozen=True)
 class PairedTraining(Training):
@@ -77,11 +85,10 @@ class PairedTraining(Training):
 
 def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
     """The module's own optimiser, class, groups and settings, over other tensors."""
-    own = module.configure_optimizers()
-    if not isinstance(own, torch.optim.Optimizer):
+    own, schedule = own_optimizer(module)
+    if schedule is not None:
         raise ExperimentError(
-            f"train.optimizer=module needs {type(module).__name__}.configure_optimizers to return "
-            f"one optimizer, got {type(own).__name__}; use train.optimizer=sgd or adam"
+            f"the scheduler of {type(module).__name__} needs execution.engine=loop or lightning"
         )
     name_of = {id(p): name for name, p in module.named_parameters()}
     groups = [
@@ -90,6 +97,48 @@ def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
     ]
     rebuild: Callable[..., torch.optim.Optimizer] = type(own)
     return rebuild(groups)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A scheduler of a module, stepped as Lightning does."""
+
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    by_step: bool = False  # or by epoch
+    frequency: int = 1  # every so many of them
+
+    def after(self, step: int, steps_per_epoch: int) -> None:
+        """Change the learning rate if one is due after so many steps."""
+        unit = self.frequency if self.by_step else self.frequency * steps_per_epoch
+        if step % unit == 0:
+            self.scheduler.step()
+
+
+def own_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Schedule | None]:
+    """What `configure_optimizers` returns: an optimiser, with a scheduler or without."""
+    given: Any = module.configure_optimizers()  # Any: one of Lightning's many forms
+    scheduler: Any = None
+    if isinstance(given, Mapping):
+        given, scheduler = given.get("optimizer"), given.get("lr_scheduler")
+    elif isinstance(given, list | tuple) and len(given) == 1:
+        given = given[0]
+    elif isinstance(given, list | tuple) and [len(each) for each in given] == [1, 1]:
+        given, scheduler = given[0][0], given[1][0]
+    if not isinstance(given, torch.optim.Optimizer):
+        raise ExperimentError(
+            f"train.optimizer=module needs {type(module).__name__}.configure_optimizers to return "
+            f"one optimizer, got {type(given).__name__}; use train.optimizer=sgd or adam"
+        )
+    return given, None if scheduler is None else _schedule(scheduler)
+
+
+def _schedule(given: Any) -> Schedule:  # Any: a scheduler, or a mapping with one
+    options: Mapping[str, Any] = given if isinstance(given, Mapping) else {"scheduler": given}
+    scheduler = options["scheduler"]
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ExperimentError("ReduceLROnPlateau monitors a value: set execution.engine=lightning")
+    by_step = options.get("interval", "epoch") == "step"
+    return Schedule(scheduler, by_step, int(options.get("frequency", 1)))
 
 
 class Gradient(Protocol):

@@ -15,8 +15,11 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
+from time import perf_counter
 from typing import Annotated, Any
 
 import numpy as np
@@ -46,6 +49,7 @@ from flray.randomness import generator, torch_seed
 FORMAT = 2  # of training and files: raise it when the same configuration gives other params
 NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
 PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
+UNFINISHED_FILE = "unfinished.pt"  # the state after an epoch, from which training goes on
 _NEEDED = ("key", "image_shape", "num_classes", "params_sha256")  # of a record, to use it
 
 _log = logging.getLogger("flray")
@@ -60,6 +64,7 @@ class Epoch:
     lr: float
     train_loss: float  # mean over the epoch's examples, while training
     validation_loss: float
+    seconds: float = field(default=0.0, compare=False)
 
 
 OnEpoch = Callable[[Epoch], None]
@@ -75,12 +80,23 @@ class ImageKind:
 
 def log_epoch(epoch: Epoch) -> None:
     _log.info(
-        "encoder: epoch %d/%d, train loss %.5f, validation loss %.5f",
+        "encoder: epoch %d/%d, train loss %.5f, validation loss %.5f, %s",
         epoch.epoch,
         epoch.epochs,
         epoch.train_loss,
         epoch.validation_loss,
+        time_left(epoch),
     )
+
+
+def time_left(epoch: Epoch) -> str:
+    """How long the epochs that remain will take.
+
+    >>> time_left(Epoch(2, 5, 0.1, 1.0, 1.0, seconds=30.0))
+    '1:30 left'
+    """
+    left = round(epoch.seconds * (epoch.epochs - epoch.epoch))
+    return f"{left // 60}:{left % 60:02d} left"
 
 
 def server_device() -> str:
@@ -130,21 +146,41 @@ class Encoder:
             on_epoch(epoch)
 
         dataset: Dataset = self.dataset.load()
-        params = self.train(device, note, dataset)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        progress = self.folder / UNFINISHED_FILE
+        params = self.train(device, note, dataset, progress)
         self._write(params, _kind_of(dataset), epochs, device)
+        progress.unlink(missing_ok=True)
         return params
 
+    def epochs_done(self) -> int:
+        """How many epochs an earlier training that was cut short has left to go on from."""
+        held = _read_progress(self.folder / UNFINISHED_FILE, self.key(), "cpu")
+        return 0 if held is None else int(held["epoch"])
+
+    @property
+    def dataset_name(self) -> str:
+        """The registered name of the dataset, or else the path of its class."""
+        target = _target(self.dataset)
+        return next((name for name, known in DATASETS.items() if known is target), _path(target))
+
     def train(
-        self, device: str, on_epoch: OnEpoch = log_epoch, dataset: Dataset | None = None
+        self,
+        device: str,
+        on_epoch: OnEpoch = log_epoch,
+        dataset: Dataset | None = None,
+        progress: Path | None = None,
     ) -> Params:
         """The trained params on the CPU; the same ones for the same seed and kind of device.
 
-        `dataset` is the loaded one, where somebody has it already.
+        Args:
+            dataset: the loaded one, where somebody has it already.
+            progress: the file that keeps the state after each epoch, to go on from.
         """
         dataset = dataset or self.dataset.load()
         place = torch.device(device)
         with same_bits(torch_seed(self.seed, "encoder layers"), place):
-            return self._best_epoch(dataset, place, on_epoch)
+            return self._best_epoch(dataset, place, on_epoch, progress)
 
     def kind(self) -> ImageKind:
         """Of the dataset, which need not be there once the encoder is in the cache."""
@@ -207,14 +243,24 @@ class Encoder:
         order = generator(self.seed, "encoder validation").permutation(num_train)
         return np.sort(order[num_judged:]), np.sort(order[:num_judged])
 
-    def _best_epoch(self, dataset: Dataset, device: torch.device, on_epoch: OnEpoch) -> Params:
+    def _best_epoch(
+        self, dataset: Dataset, device: torch.device, on_epoch: OnEpoch, progress: Path | None
+    ) -> Params:
         module = self.module(_kind_of(dataset)).to(device)
         examples = self.examples(dataset.images, dataset.labels, device)
         optimizer = torch.optim.Adam(module.parameters(), lr=self.lr)
         training = self.training(self.epochs)
         trained, judged = self.parts(dataset.num_train)
-        lowest, kept = math.inf, None
-        for epoch in range(self.epochs):
+        lowest, first = math.inf, 0
+        kept: Params | None = None
+        held = None if progress is None else _read_progress(progress, self.key(), device.type)
+        if held is not None:
+            first, lowest, kept = held["epoch"], held["lowest"], held["kept"]
+            module.load_state_dict(held["module"])
+            optimizer.load_state_dict(held["optimizer"])
+            set_generators(held["generators"], device)
+        for epoch in range(first, self.epochs):
+            begin = perf_counter()
             order = generator(self.seed, "encoder order", epoch).permutation(trained)
             batches = torch.split(_placed(order, device), self.batch_size)
             lr = training.lr_at(epoch)
@@ -222,7 +268,20 @@ class Encoder:
             validation_loss = mean_loss(module, examples, _placed(judged, device))
             if validation_loss < lowest:
                 lowest, kept = validation_loss, _copied(module)
-            on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, validation_loss))
+            if progress is not None:
+                state = {
+                    "key": self.key(),
+                    "device": device.type,
+                    "epoch": epoch + 1,
+                    "lowest": lowest,
+                    "kept": kept,
+                    "module": module.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "generators": generators(device),
+                }
+                _replace(progress, partial(torch.save, state))
+            seconds = perf_counter() - begin
+            on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, validation_loss, seconds))
         if kept is None:
             raise ExperimentError(
                 f"the encoder's loss is not finite in any of {self.epochs} epochs; "
@@ -273,6 +332,30 @@ class Encoder:
         # The record last: where it is, the params are too.
         _replace(self.folder / PARAMS_FILE, lambda path: save_file(params, path))
         _replace(self.folder / RECORD_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _read_progress(path: Path, key: str, kind: str) -> dict[str, Any] | None:  # Any: of torch.save
+    """What a training of this key on this kind of device has left; None: nothing usable."""
+    if not path.is_file():
+        return None
+    try:
+        held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return held if (held["key"], held["device"]) == (key, kind) else None
+    except (OSError, RuntimeError, LookupError, UnpicklingError) as error:
+        _log.warning("%s cannot be read, the encoder is trained from its start: %s", path, error)
+        return None
+
+
+def generators(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators that layers may draw from."""
+    states = [torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.cuda.get_rng_state(device)]
+
+
+def set_generators(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type != "cpu":
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def cache_folder() -> Path:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from flray.config.reading import parse_yaml
+from flray.config.shipped import find_file
 from flray.errors import ExperimentError
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
@@ -46,14 +47,17 @@ class Component:
 
     def build(self, **injected: Any) -> Any:
         """Call the class; what it does not ask for is not passed."""
-        wanted = inspect.signature(self.target).parameters
-        extra = {key: value for key, value in injected.items() if key in wanted}
         try:
-            return self.target(**self.fields, **extra)
+            return self.target(**self.arguments(**injected))
         except ExperimentError:
             raise
         except ValueError as error:
             raise ExperimentError(f"{self.kind} {self.name}: {error}") from error
+
+    def arguments(self, **injected: Any) -> Plain:
+        """What the class is called with: its configuration, and what it asks for of the rest."""
+        wanted = inspect.signature(self.target).parameters
+        return self.fields | {key: value for key, value in injected.items() if key in wanted}
 
 
 class Later(functools.partial[Any]):  # Any: what it builds is the caller's to know
@@ -80,6 +84,8 @@ def bind_component(
 
     A mapping without a `name` changes fields of the default, where there is one.
     """
+    if not isinstance(given, str | Mapping) and _is_component(given):
+        return component_of(kind, registry, given, injected)
     mapping = {"name": given} if isinstance(given, str) else given
     if isinstance(mapping, Mapping) and "name" not in mapping and _is_component(default):
         target = _class_of(default)
@@ -95,6 +101,22 @@ def bind_component(
     target = look_up(kind, registry, name)
     fields, plain = bind(target, {k: v for k, v in mapping.items() if k != "name"}, where, injected)
     return Component(kind, name, target, fields, {"name": name, **plain})
+
+
+def component_of(
+    kind: str, registry: Registry, given: object, injected: tuple[str, ...] = ()
+) -> Component:
+    """The component of a class, or of an instance that tells its configuration (a dataclass)."""
+    if not _is_component(given):
+        raise ExperimentError(
+            f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, got {given!r}"
+        )
+    target, values = _class_of(given), _values_of(given)
+    _require_methods(kind, getattr(target, "__name__", str(target)), target)
+    fields = {name: value for name, value in values.items() if name not in injected}
+    name = _name_of(target, registry)
+    plain = {"name": name, **_plain_fields(target, fields, injected)}
+    return Component(kind, name, target, fields, plain)
 
 
 def look_up(kind: str, registry: Registry, name: str) -> Callable[..., Any]:
@@ -176,13 +198,14 @@ def bind_dataclass(
 
 def read_mapping(path: Path, where: str) -> Plain:
     """The keys and values of a YAML file, which `where` names."""
-    if not path.is_file():
+    found = find_file(path)
+    if found is None:
         raise ExperimentError(
             f"{where}: there is no file {path} (looked for from {Path.cwd()}); "
             "give a path relative to the current folder"
         )
     try:
-        with path.open(encoding="utf-8") as file:
+        with found.open(encoding="utf-8") as file:
             given = parse_yaml(file)
         plain = _resolved({} if given is None else given)
     except (YAMLError, OmegaConfBaseException) as error:
@@ -231,6 +254,8 @@ def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tu
             raise ExperimentError(f"{where} must be one of {choices}, got {value!r}{hint_text}")
         return value, value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value, _plain(value, hint)
         return bind_dataclass(hint, value, where, default)
     if origin in (tuple, list):
         return _convert_sequence(value, origin, args, where)
@@ -378,6 +403,12 @@ def _import(kind: str, name: str) -> Callable[..., Any]:
         found: object = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ExperimentError(f"{kind} {name!r} cannot be imported: {error}; {expected}") from error
+    _require_methods(kind, name, found)
+    return cast(Callable[..., Any], found)
+
+
+def _require_methods(kind: str, name: str, found: object) -> None:
+    """Refuse what is no class, or lacks what a class of its kind must define."""
     if not inspect.isclass(found):
         raise ExperimentError(f"{kind} {name!r} must be a class, got {found!r}")
     defined = {method for cls in found.__mro__ if cls is not object for method in vars(cls)}
@@ -385,7 +416,6 @@ def _import(kind: str, name: str) -> Callable[..., Any]:
         raise ExperimentError(
             f"{kind} {name!r} cannot be used as a {kind}: it has no {', '.join(missing)}"
         )
-    return found
 
 
 def _suggestion(key: str, known: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from flray.client.host import HostSettings, choose_engine, default_threads, star
 from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment, parse_experiment
+from flray.config.objects import Given
 from flray.data.dataset import Dataset
 from flray.data.events import make_timeline, with_global_test
 from flray.data.similar import with_similar
@@ -29,14 +30,15 @@ from flray.execution.ray_pool import Payload, start_pool
 from flray.execution.resources import Actors, Plan
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
-from flray.models.bank import buffers_of, build_seeded, params_of, stack
+from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
 from flray.randomness import torch_seed
+from flray.records.checkpoint import CheckpointStore
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import Processes, run_in_actor, start_processes
 from flray.server.evaluation import Row
-from flray.server.loop import Server, ignore, never
+from flray.server.loop import Server, ignore, never, packages_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def run_experiment(
     """
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
-    if directory.summary() is None:
+    if not directory.is_finished(experiment.plain):
         build = partial(build_server, experiment, directory)
         with locked(directory.path):
             if experiment.settings.execution.executor == "ray":
@@ -211,6 +213,11 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
 def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> LightningModule:
     """The module with its initial weights; with a number, weights drawn independently of them."""
     settings = experiment.settings
+    if number and isinstance(experiment.model.target, Given):
+        raise ExperimentError(
+            f"{experiment.algorithm.name} draws several initial models, and a module that is built "
+            "already has one: give model= a function that builds it, or its class"
+        )
     return build_seeded(
         lambda: experiment.model.build(
             image_shape=dataset.image_shape, num_classes=dataset.num_classes
@@ -269,6 +276,31 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         buffers=buffers_of(parts.payload.module),
         draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),
     )
+
+
+def deployed_models(
+    experiment: Experiment, directory: RunDirectory
+) -> tuple[LightningModule, ModelBank]:
+    """The module of a run, and the model that each client uses after its last round so far.
+
+    Both are on the CPU. An algorithm whose clients choose among models lets them choose again.
+    """
+    execution = replace(experiment.settings.execution, executor="inline", device="auto")
+    inline = replace(experiment, settings=replace(experiment.settings, execution=execution))
+    parts = prepare(inline)
+    server = assemble(
+        inline, parts, build_federation(inline, parts, start_executor(parts)), directory
+    )
+    found = CheckpointStore(directory.checkpoints, packages_of(server.algorithm)).load_latest(
+        server.device
+    )
+    if found is None:
+        raise ExperimentError(
+            f"{directory.path} holds no checkpoint, so its models are not there: run it again"
+        )
+    bank = server.deployed(found.state, found.round)
+    params = {name: leaf.cpu() for name, leaf in bank.params.items()}
+    return parts.payload.module.cpu(), ModelBank(params, bank.owner)
 
 
 def describe(experiment: Experiment) -> str:

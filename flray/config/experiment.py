@@ -1,6 +1,5 @@
 """An experiment: everything that decides a result, read from YAML and checked."""
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,10 @@ from flray.config.binding import (
     bind_dataclass,
     read_mapping,
 )
+from flray.config.objects import is_object, object_component
 from flray.config.reading import parse_yaml
-from flray.config.tracking import TRACKING, NoTracking, Wandb
+from flray.config.shipped import require_file
+from flray.config.tracking import TRACKING, NoTracking, TensorBoard, Wandb
 from flray.data import DATASETS, SPLITS
 from flray.data.events import Event
 from flray.errors import ExperimentError
@@ -70,7 +71,7 @@ class Settings:
                 f"evaluate.fine_tune.lr does nothing with train.optimizer=module, got {tuning.lr}; "
                 "leave it out or choose train.optimizer=sgd or adam"
             )
-        if not isinstance(self.tracking, NoTracking | Wandb):
+        if not isinstance(self.tracking, NoTracking | TensorBoard | Wandb):
             known = ", ".join(TRACKING)
             raise ValueError(f"tracking must be one of {known}, got {self.tracking!r}")
 
@@ -85,14 +86,13 @@ class Experiment:
     plain: Plain = field(repr=False)  # resolved, every default filled in
 
 
-def read_yaml(path: Path) -> Plain:
-    if not path.is_file():
-        raise ExperimentError(f"no experiment file {path}; `flray run` without one runs the demo")
-    return read_mapping(path, "the experiment")
+def read_yaml(path: str | Path) -> Plain:
+    """The keys of an experiment file, or of a shipped one by its name."""
+    return read_mapping(require_file(path), "the experiment")
 
 
 def parse_experiment(plain: Plain) -> Experiment:
-    """Check every key; unknown ones are errors."""
+    """Check every key; unknown ones are errors. From Python, values may be objects."""
     for kind, registry in COMPONENTS.items():
         if kind not in plain:
             raise ExperimentError(
@@ -100,7 +100,9 @@ def parse_experiment(plain: Plain) -> Experiment:
                 f"algorithm; known: {', '.join(sorted(registry))}"
             )
     parts = {
-        kind: bind_component(kind, registry, plain[kind], kind, _injected(kind))
+        kind: object_component(kind, registry, plain[kind])
+        if is_object(plain[kind])
+        else bind_component(kind, registry, plain[kind], kind, _injected(kind))
         for kind, registry in COMPONENTS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in COMPONENTS}
@@ -143,7 +145,7 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
     >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
     {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
     """
-    result = copy.deepcopy(plain)
+    result: Plain = _copied(plain)
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
@@ -154,9 +156,16 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
 
 def with_value(plain: Plain, key: str, value: object) -> Plain:
     """A copy in which one dotted key is set, as `override` does."""
-    result = copy.deepcopy(plain)
+    result: Plain = _copied(plain)
     _set(result, key.split("."), value)
     return result
+
+
+def _copied(node: Any) -> Any:  # Any: YAML
+    """Mappings and lists anew; objects from Python stay the same objects."""
+    if isinstance(node, dict):
+        return {key: _copied(value) for key, value in node.items()}
+    return [_copied(value) for value in node] if isinstance(node, list) else node
 
 
 def _value(item: str, text: str) -> Any:

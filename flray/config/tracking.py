@@ -21,4 +21,14 @@ class Wandb:
     tags: tuple[str, ...] = ()
 
 
-TRACKING: Mapping[str, Callable[..., Any]] = {"none": NoTracking, "wandb": Wandb}  # Any: either
+@dataclass(frozen=True)
+class TensorBoard:
+    """TensorBoard, as a mirror of the run directory in its folder tensorboard/."""
+
+
+# Any: one of them
+TRACKING: Mapping[str, Callable[..., Any]] = {
+    "none": NoTracking,
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+}

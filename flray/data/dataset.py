@@ -1,6 +1,7 @@
-"""A dataset: all images as uint8 in one array, clients are index arrays into it."""
+"""A dataset: all images in one array, of uint8 or of floats; clients are index arrays into it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Normalization:
-    """x -> (x / 255 - mean) / std, a value per channel."""
+    """x -> (x / 255 - mean) / std, a value per channel; floats are not divided by 255."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -21,7 +22,7 @@ class Dataset:
     """Images and labels; rows below `num_train` are the training part, the others the test part."""
 
     name: str
-    images: NDArray[np.uint8]  # (N, channels, height, width)
+    images: NDArray[Any]  # (N, channels, height, width); Any: uint8, or floats as they are
     labels: Ids  # (N,)
     num_train: int
     num_classes: int
@@ -33,6 +34,11 @@ class Dataset:
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
+
+    @property
+    def largest_pixel(self) -> int:
+        """What pixels are divided by before they are normalised."""
+        return 255 if self.images.dtype == np.uint8 else 1
 
     @property
     def train_ids(self) -> Ids:

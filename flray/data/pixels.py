@@ -19,12 +19,13 @@ PAD = 4  # pixels added on each side before a random crop (FLIS, SPEC 2)
 class Examples:
     """All examples of a split on one device; batches are gathered by example id."""
 
-    images: Tensor  # (N, channels, height, width) uint8
+    images: Tensor  # (N, channels, height, width) uint8, or floats of the user's own
     image_ids: Tensor  # (R,)
     labels: Tensor  # (R,)
     mean: Tensor  # (channels, 1, 1)
     std: Tensor
     augment: str
+    largest: int = 255  # what a pixel is divided by; floats are taken as they are
 
     @property
     def device(self) -> torch.device:
@@ -46,7 +47,7 @@ class Examples:
         return flat.view(*ids.shape, *self.images.shape[1:])
 
     def _normalise(self, pixels: Tensor) -> Tensor:
-        return pixels.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
+        return pixels.to(self.mean.dtype).div_(self.largest).sub_(self.mean).div_(self.std)
 
 
 def place_examples(
@@ -63,6 +64,7 @@ def place_examples(
         mean=torch.tensor(dataset.normalization.mean, dtype=dtype, device=device).view(per_channel),
         std=torch.tensor(dataset.normalization.std, dtype=dtype, device=device).view(per_channel),
         augment=dataset.augment,
+        largest=dataset.largest_pixel,
     )
 
 

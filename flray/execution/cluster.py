@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,10 @@ from typing import Any
 
 import ray
 
+from flray.errors import ExperimentError
+
 NAMESPACE = "flray"
+CONNECT_TIMEOUT_S = 5.0
 
 
 @contextmanager
@@ -24,14 +28,37 @@ def connected() -> Iterator[None]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }  # Any: ray.init's own
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**options)
+    if address := os.environ.get("RAY_ADDRESS"):
+        require_listener(address)
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ExperimentError(_no_cluster(address, error)) from error
     else:
         ray.init(address="local", include_dashboard=False, **options)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def require_listener(address: str) -> None:
+    """Refuse an address of host and port at which nobody listens; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `auto`, or whatever else Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ExperimentError(_no_cluster(address, error)) from error
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (
+        f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it for "
+        "a local cluster"
+    )
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:

@@ -1,7 +1,7 @@
 """The federation as an algorithm sees it: clients, their sizes, and tasks to run on them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -109,6 +109,7 @@ class Meter:
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by name, a value a client
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -123,11 +124,19 @@ class Meter:
         self.counts[f"bytes_down_{kind}"] += down
         self.counts[f"bytes_up_{kind}"] += up
 
+    def note_logged(self, blocks: Sequence[Mapping[str, NDArray[np.float64]]]) -> None:
+        """Keep what modules logged, a value a client; NaN: it logged none of this name."""
+        for name in dict.fromkeys(name for block in blocks for name in block):
+            values = np.concatenate([block[name] for block in blocks if name in block])
+            self.logged.setdefault(name, []).extend(values[~np.isnan(values)].tolist())
+
     def read_and_reset(self) -> dict[str, float]:
         row: dict[str, float] = dict(self.counts)
         row |= {f"seconds_{name}": value for name, value in self.seconds.items()}
+        row |= {f"logged_{n}": float(np.mean(v)) for n, v in self.logged.items() if v}
         self.counts.clear()
         self.seconds.clear()
+        self.logged.clear()
         return row
 
 
@@ -537,6 +546,7 @@ class Federation:
             },
             nobody={name: leaf[:0] for name, leaf in self.initial.items()},
         )
+        self.meter.note_logged([found.logged for _, found in done])
         return Trained(
             clients=clients,
             models=models,

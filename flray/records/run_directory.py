@@ -44,6 +44,8 @@ PARTS = (
     "last_trained",
 )
 
+COMMAND = "command.json"  # what the command line was told, kept beside the run
+
 _ROUND = re.compile(r"round_(\d+).*")
 
 
@@ -74,10 +76,15 @@ class RunDirectory:
             )
 
     def check_resume(self, config: Config) -> None:
-        """Refuse a directory that holds anything but this experiment or nothing."""
+        """Refuse a directory that holds anything but this experiment or nothing.
+
+        A run may go on for more rounds than it was started for.
+        """
         if self.holds_run():
-            here = yaml.safe_load(_to_yaml(config))
-            difference = first_difference(*_alike(_deciding(self._held_config()), _deciding(here)))
+            here, held = yaml.safe_load(_to_yaml(config)), self._held_config()
+            if here.get("rounds", 0) > held.get("rounds", 0):
+                held = {**held, "rounds": here["rounds"]}
+            difference = first_difference(*_alike(_deciding(held), _deciding(here)))
             if difference is not None:
                 raise ExperimentError(
                     f"{self.path} holds another experiment ({difference}): "
@@ -106,9 +113,31 @@ class RunDirectory:
                 f"{recorded['split_sha256']}, the split made now {split_digest}; has the dataset "
                 "changed?): choose another --out or remove it"
             )
+        is_longer = config.get("rounds", 0) > self._held_config().get("rounds", 0)
+        if is_longer or (self._summary.is_file() and not self.is_finished(config)):
+            self._reopen(config)
         # A run that was finished elsewhere must not pass for one of the first machine only.
         resumed = [*recorded.get("resumed", []), environment]
         replace_text(self._environment, _to_json({**recorded, "resumed": resumed}))
+
+    def is_finished(self, config: Config) -> bool:
+        """True if all rounds of this configuration are done."""
+        summary = self.summary()
+        wanted = config.get("rounds", 0)
+        return summary is not None and bool(summary.get("rounds", wanted) >= wanted)
+
+    def _reopen(self, config: Config) -> None:
+        """Make a finished run one that goes on: scores as parts again, and no summary."""
+        if self._summary.is_file():
+            table = _read(self._clients)
+            self._parts.mkdir(parents=True, exist_ok=True)
+            pairs = zip(table["round"].to_pylist(), table["part"].to_pylist(), strict=True)
+            for t, part in dict.fromkeys(pairs):
+                rows = table.filter((pc.field("round") == t) & (pc.field("part") == part))
+                file = self._parts / f"round_{t:06d}_{part}.parquet"
+                replace_file(file, partial(pq.write_table, rows))
+        replace_text(self._config, _to_yaml({**self._held_config(), "rounds": config["rounds"]}))
+        self._summary.unlink(missing_ok=True)
 
     def append_round(self, row: Mapping[str, Any]) -> None:
         """Add the row of round row["round"]; columns may come and go between rounds."""
@@ -258,7 +287,7 @@ class RunDirectory:
             raise ExperimentError(f"{self.path} is a file: choose another --out or remove it")
         # environment.json alone is a start that was cut short.
         ours = {self._environment.name, f"{self._environment.name}.tmp", f"{self._config.name}.tmp"}
-        ours |= {lock.NAME, "server.log"}
+        ours |= {lock.NAME, "server.log", COMMAND}
         foreign = sorted({path.name for path in self.path.iterdir()} - ours)
         if foreign:
             raise ExperimentError(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import Experiments, RunRecord
@@ -24,6 +25,7 @@ _COLUMNS = (
     ("MB down", "bytes_down", 1e-6, 1, False),
     ("seconds", "seconds", 1, 1, False),
 )
+LEAST_PAIRS = 3  # seeds, for a test of their differences
 _OTHER_PROTOCOLS = ("global", "tuned", "tuned global")  # columns only where a run has them
 
 
@@ -47,11 +49,40 @@ def round_line(row: Mapping[str, Any], num_rounds: int) -> str:
         found += " overlapping clusters" if row.get("clustering_overlapping") == 1 else ""
         if row.get("clustering_ari") is not None:
             found += f" (ARI {row['clustering_ari']:.2f})"
-        parts.append(found)
+        parts += [found, *_merges(row)]
     if row.get("clients_dropped"):
         parts.append(f"dropped {row['clients_dropped']}")
     parts.append(f"{row['seconds']:.2f} s")
     return " · ".join(parts)
+
+
+def event_line(events: Sequence[Mapping[str, Any]], t: int) -> str:  # Any: YAML
+    """What happens at the start of round t, empty where nothing does.
+
+    >>> event_line([{"round": 3, "kind": "leave", "clients": [4, 5]}], 3)
+    'round 3 begins with: leave (clients 4, 5)'
+    """
+    now = [event for event in events if event["round"] == t]
+    told = [f"{e['kind']} (clients {', '.join(map(str, e['clients']))})" for e in now]
+    return f"round {t} begins with: {'; '.join(told)}" if told else ""
+
+
+def _merges(row: Mapping[str, Any]) -> list[str]:  # Any: one value a column
+    """The range of a tree's merges, and what a threshold outside it does.
+
+    >>> _merges({"clustering_lowest_merge": 0.5, "clustering_highest_merge": 1.9,
+    ...          "clustering_threshold": 3.0})
+    ['merges 0.5 to 1.9: the threshold 3 is above every merge, so there is one cluster']
+    """
+    low, high = row.get("clustering_lowest_merge"), row.get("clustering_highest_merge")
+    if low is None or high is None:
+        return []
+    told, threshold = f"merges {low:.3g} to {high:.3g}", row.get("clustering_threshold")
+    if threshold is not None and threshold >= high:
+        told += f": the threshold {threshold:g} is above every merge, so there is one cluster"
+    elif threshold is not None and threshold < low:
+        told += f": the threshold {threshold:g} is below every merge, so every client is alone"
+    return [told]
 
 
 def comparison_sheet(experiments: Experiments) -> Sheet:
@@ -90,7 +121,45 @@ def comparison_sheet(experiments: Experiments) -> Sheet:
     )
     labels = pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
     title = f"mean over {num_seeds} seeds" if num_seeds > 1 else ""
-    return Sheet(title, labels, tuple(headings), frame, notes=(spread, *mark_notes(frame)))
+    notes = (spread, *paired_tests(experiments), *mark_notes(frame))
+    return Sheet(title, labels, tuple(headings), frame, notes=notes)
+
+
+def paired_tests(experiments: Experiments) -> list[str]:
+    """Tests of the differences to the first experiment, seed by seed, where there are enough."""
+    first, *others = experiments
+    told = []
+    for name in others:
+        pairs = _differences(experiments[name], experiments[first])
+        if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > 0:
+            told.append(f"{name} - {first}: {pairs_text(pairs)}")
+    if told:
+        told.append(
+            "t assumes normal differences, Wilcoxon symmetric ones; no correction for several."
+        )
+    return told
+
+
+def pairs_text(pairs: Sequence[float]) -> str:
+    """The paired t test and Wilcoxon's signed-rank test of differences, two-sided.
+
+    >>> pairs_text([1.0, 2.0, 3.0])
+    '3 seeds, 95 % interval -0.48 to +4.48, t test p = 0.074, Wilcoxon p = 0.25 (at least 0.25)'
+    """
+    t = stats.ttest_1samp(pairs, 0.0)
+    low, high = t.confidence_interval(0.95)
+    rank = stats.wilcoxon(pairs, method="exact" if _all_differ(pairs) else "approx")
+    least = 2.0 ** (1 - len(pairs))  # all differences of one sign
+    return (
+        f"{len(pairs)} seeds, 95 % interval {low:+.2f} to {high:+.2f}, t test p = {t.pvalue:.2g}, "
+        f"Wilcoxon p = {rank.pvalue:.2g} (at least {least:.2g})"
+    )
+
+
+def _all_differ(pairs: Sequence[float]) -> bool:
+    """True if no two ranks are tied and none is zero, so that the exact distribution holds."""
+    sizes = np.abs(pairs)
+    return bool(len(np.unique(sizes)) == len(sizes) and sizes.all())
 
 
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
@@ -159,14 +228,19 @@ def _paired_difference(
     runs: Sequence[RunRecord], against: Sequence[RunRecord]
 ) -> dict[str, Any]:  # Any: fields
     """Mean of the differences seed by seed, and its standard error."""
-    base = {run.seed: _value(run, "accuracy_mean", 100) for run in against}
-    pairs = [_value(r, "accuracy_mean", 100) - base[r.seed] for r in runs if r.seed in base]
+    pairs = _differences(runs, against)
     if not pairs:
         return {"text": "no common seed"}
     cell = _mean(pairs)
     if cell["error"] is not None:
         cell["error"] /= np.sqrt(len(pairs))
     return {**cell, "text": _signed(cell)}
+
+
+def _differences(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> list[float]:
+    """Of the accuracies in percent, of the seeds that both have."""
+    base = {run.seed: _value(run, "accuracy_mean", 100) for run in against}
+    return [_value(r, "accuracy_mean", 100) - base[r.seed] for r in runs if r.seed in base]
 
 
 def _signed(cell: Mapping[str, Any]) -> str:  # Any: fields

@@ -15,10 +15,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from flray.records.clusterings import read_clustering
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import GOLDEN_RATIO, GREY, GROUPS, Colour, for_figure, palette, plain
-from flray.report.runs import Experiments, RunRecord, look_up, read_run
+from flray.report.configuration import look_up
+from flray.report.runs import Experiments, RunRecord, read_run
 from flray.report.sheets import GROUND_TRUTH
 
 DPI = 150
+EVENT = "#CC3311"  # of neither a method nor a group
 MAX_BANDS = 4  # more experiments than this would hide each other
 MAX_LINES = 8  # more clusterings than this are ticks at the foot
 MAX_STRIPS = 20  # clusters side by side
@@ -105,6 +107,7 @@ def accuracy_figure(experiments: Experiments) -> Figure:
         step = {"drawstyle": "steps-post", "errorbar": bar, "ax": grid[1]}
         sns.lineplot(counts, x="round", y="clusters", **step, **style)
         count_axis(grid[1])
+    handles += _draw_clusterings(list(grid), experiments)
     handles += _draw_events(list(grid), experiments)
     for axes in grid:
         plain(axes)
@@ -334,6 +337,21 @@ def _draw_targets(axes: Axes, experiments: Experiments) -> list[Line2D]:
 
 
 def _draw_events(column: Sequence[Axes], experiments: Experiments) -> list[Line2D]:
+    """A line of dots at the start of each round in which data changed or clients came or went."""
+    runs = [run for each in experiments.values() for run in each]
+    rounds = {(event["round"], event["kind"]) for r in runs for event in r.config.get("events", [])}
+    last = max((int(run.config.get("rounds", 0)) for run in runs), default=0)
+    there = sorted((t, kind) for t, kind in rounds if t <= last)
+    for axes in column:
+        for t in {t for t, _ in there}:
+            axes.axvline(t - 0.5, color=EVENT, linewidth=1.2, linestyle=(0, (1, 1.5)))
+    if not there:
+        return []
+    told = ", ".join(dict.fromkeys(kind for _, kind in there))
+    return [_line(f"event: {told}", EVENT, linestyle=(0, (1, 1.5)))]
+
+
+def _draw_clusterings(column: Sequence[Axes], experiments: Experiments) -> list[Line2D]:
     """A dashed line after each round that ended in a clustering; ticks where they are many."""
     events = [run.clusterings for runs in experiments.values() for run in runs]
     few = {t for each in events if len(each) <= MAX_LINES for t in each}

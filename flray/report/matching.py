@@ -11,10 +11,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flray.published.tables import Column, Row, Table
-from flray.report.runs import RunRecord, look_up
+from flray.report.configuration import look_up
+
+if TYPE_CHECKING:  # reads Parquet, which takes seconds to import
+    from flray.report.runs import RunRecord
 
 Conditions = Mapping[str, Any]  # Any: YAML; by dotted key of the config, or summary.KEY
 
@@ -77,7 +80,7 @@ def matcher_of(table: Table) -> Matcher:
     return Matcher(**table.match)
 
 
-def fits(run: RunRecord, conditions: Conditions) -> bool:
+def fits(run: "RunRecord", conditions: Conditions) -> bool:
     return all(holds(_value(run, key), wanted) for key, wanted in conditions.items())
 
 
@@ -123,6 +126,6 @@ def _operator(wanted: Any) -> str | None:  # Any: YAML
     return str(name)
 
 
-def _value(run: RunRecord, key: str) -> Any:  # Any: configuration
+def _value(run: "RunRecord", key: str) -> Any:  # Any: configuration
     first, _, rest = key.partition(".")
     return (run.summary or {}).get(rest) if first == "summary" else look_up(run.config, key)

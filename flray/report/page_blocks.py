@@ -8,9 +8,11 @@ import io
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -83,6 +85,13 @@ def code(words: str) -> Block:
 def command(words: str) -> Block:
     """Something to type into a shell."""
     return {"kind": "command", "text": words}
+
+
+def typed(path: Path) -> str:
+    """A path as it is typed where the page is written: relative below the current folder."""
+    absolute = path.absolute()
+    below = absolute.is_relative_to(Path.cwd())
+    return shlex.quote(str(absolute.relative_to(Path.cwd()) if below else absolute))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell | str]], caption: str = "") -> Block:

@@ -1,6 +1,5 @@
 """Runs on the page: one by itself, or several side by side and then each."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,10 +17,11 @@ from flray.report import page_blocks as page
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.colours import Colour, matched_colours
 from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.configuration import look_up
 from flray.report.measure_figures import error_figure
 from flray.report.measures import errors_by_round, experiments_sheet, run_sheet
 from flray.report.page_blocks import Block, Cell, fixed, note, number_cell, percent, setting_text
-from flray.report.runs import Experiments, Plain, RunRecord, look_up, without
+from flray.report.runs import Experiments, Plain, RunRecord, without
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, MISSING
 from flray.scores import partition_scores
 
@@ -415,16 +415,15 @@ def _settings(config: Plain) -> list[Block]:
 
 def _rerun(run: RunRecord) -> list[Block]:
     """The command that gives the same numbers, and how to check that it did."""
-    file = shlex.quote(f"{run.folder}/config.yaml")
     if run.summary is None:
         told = "It goes on where it stopped."
-        typed = f"flray run {file} --out {shlex.quote(run.folder)} --resume"
+        typed = f"flray run --out {page.typed(run.path)} --resume"
     else:
         digest = run.summary.get("params_sha256", MISSING)
         told = (
             f"The same versions on the same kind of device give the same params_sha256: {digest}."
         )
-        typed = f"flray run {file} --out again"
+        typed = f"flray run {page.typed(run.path / 'config.yaml')} --out again"
     return [page.command(typed), note(told)]
 
 

@@ -1,6 +1,5 @@
 """A sweep on the page: what it cost, what came out best, figures over its settings, its rows."""
 
-import shlex
 from collections.abc import Iterator
 
 import pandas as pd
@@ -85,7 +84,7 @@ def _parts(sweep: Sweep, name: str) -> Iterator[tuple[str, str, list[Block]]]:
         yield "Failed rows", "failed", [_failed_table(sweep)]
     if sweep.space:
         raw = yaml.safe_dump(dict(sweep.space), sort_keys=False, allow_unicode=True)
-        again = page.command(f"flray sweep {shlex.quote(f'{sweep.name}/space.yaml')} --out again")
+        again = page.command(f"flray sweep {page.typed(sweep.path / 'space.yaml')} --out again")
         yield "How to run it again", "again", [again, page.fold("space.yaml", [page.code(raw)])]
 
 
@@ -150,7 +149,7 @@ def _best(sweep: Sweep, name: str) -> Iterator[Block]:
         yield note(f"{left_out_note(sweep.num_left_out)}.")
     where = FOLDER if FOLDER in rows else RUN
     if where in rows and pd.notna(folder := rows[where].iloc[0]):
-        file = shlex.quote(f"{sweep.name}/{folder}/config.yaml")
+        file = page.typed(sweep.path / str(folder) / "config.yaml")
         yield page.command(f"flray run {file} --out best")
         if holds_run(sweep.path / str(folder)):
             run = read_run(sweep.path / str(folder), str(folder))

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from flray.published.tables import Column, Row, Table
+from flray.report.configuration import look_up
 from flray.report.matching import Matcher, Metric, fits, matcher_of
 from flray.report.ratios import Measured, mean_ratio
-from flray.report.runs import NO_MATTER, RunRecord, look_up, without
+from flray.report.runs import NO_MATTER, RunRecord, without
 from flray.report.sheets import numbers
 
 VALIDATION = "validation_accuracy_mean"

@@ -16,6 +16,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH_READS
 from flray.records.clusterings import clustering_files
 from flray.records.run_directory import RunDirectory, leaves
+from flray.report.configuration import look_up
 from flray.report.sweeps import SPACE, Sweep, holds_sweep, read_sweep
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
@@ -173,22 +174,6 @@ def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
         for key, value in leaves(config).items()
         if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in keys)
     }
-
-
-def look_up(config: Plain, key: str) -> Any:  # Any: whatever stands there
-    """The value of a dotted key, None where there is none; a bare name is a component's `name`.
-
-    >>> look_up({"split": {"name": "iid"}, "model": "mlp200"}, "model.name")
-    'mlp200'
-    """
-    node: Any = config
-    for part in key.split("."):
-        if part == "name" and isinstance(node, str):
-            return node
-        if not isinstance(node, Mapping):
-            return None
-        node = node.get(part)
-    return node
 
 
 def _with_missing_seeds(runs: Sequence[RunRecord], unfinished: Sequence[Plain]) -> list[RunRecord]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from flray.report.sheets import GROUND_TRUTH, INCOMPLETE, MISSING, Sheet
 
 MAX_WIDTH = 21  # of a column in the terminal
+MAX_LABEL = 16  # of a lone column of names; longer ones are folded
 
 Format = Literal["rich", "md", "latex", "csv"]
 
@@ -44,9 +45,10 @@ def to_rich(sheet: Sheet) -> RenderableType:
         padding=0,
         show_edge=False,
     )
-    for name in sheet.labels:
-        grid.add_column(str(name))
     to_right = not any(heading.group for heading in sheet.headings)
+    alone = to_right and len(sheet.labels.columns) == 1
+    for name in sheet.labels:
+        grid.add_column(str(name), max_width=MAX_LABEL if alone else None, overflow="fold")
     for heading in sheet.headings:
         title = f"{heading.group}\n{heading.name}" if heading.group else heading.name
         # Wider cells are wrapped, so that four such columns fit into 100 characters.

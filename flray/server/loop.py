@@ -21,7 +21,7 @@ from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import Writer
 from flray.scores import overlap_errors, partition_scores
-from flray.server.clusterings import drift_row, label_row, robustness_row
+from flray.server.clusterings import drift_row, label_row, merge_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
@@ -100,7 +100,7 @@ class Server:
             state, done = self._rounds(found, last, store, writer)
         if done < self.num_rounds:
             return False
-        self._finish(self._deployed(state, self.num_rounds))
+        self._finish(self.deployed(state, self.num_rounds))
         return True
 
     def _rounds(
@@ -168,7 +168,7 @@ class Server:
         evaluated: Evaluated | None = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
-                bank = self._deployed(new, t)
+                bank = self.deployed(new, t)
                 scored, writes = self._evaluate(bank, self.algorithm.partition(new), fed, t)
                 row |= scored
                 records += writes
@@ -188,7 +188,7 @@ class Server:
         everybody = np.arange(self.fed.num_clients)
         parts = np.split(everybody, range(DEPLOYED_AT_ONCE, len(everybody), DEPLOYED_AT_ONCE))
         moved = [
-            squared_changes(bank, uncounted._deployed(before, t - 1, some), some) for some in parts
+            squared_changes(bank, uncounted.deployed(before, t - 1, some), some) for some in parts
         ]
         return np.concatenate(moved)
 
@@ -220,6 +220,7 @@ class Server:
                 scores |= partition_scores(found.labels, arrays["groups"])
             row = {"clustering_clusters": len(np.unique(found.labels))}
             row |= {"clustering_overlapping": True} if found.partition.overlapping else {}
+            scores |= merge_row(found.partition)
             row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
@@ -253,7 +254,7 @@ class Server:
         append = self.directory.append_clients
         return partial(append, t, "last_trained", found, bank.owner, split.groups)
 
-    def _deployed(self, state: Any, t: int, clients: Ids | None = None) -> ModelBank:
+    def deployed(self, state: Any, t: int, clients: Ids | None = None) -> ModelBank:
         """The models of clients in the state after round t, in the federation of that round.
 
         None: of all clients.

@@ -138,7 +138,7 @@ def of_one_round(column: str) -> bool:
         GROUND_TRUTH_READS,
         HOLDOUT_LABELS_READ,
     )
-    return column.startswith(("round", "cohort_size", "clustering", *costs))
+    return column.startswith(("round", "cohort_size", "clustering", "logged_", *costs))
 
 
 def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:

@@ -44,7 +44,7 @@ from flray.sweep.folder import (
 )
 from flray.sweep.keys import code_version, device_of, digest, prefix_key
 from flray.sweep.metrics import check_metric
-from flray.sweep.rows import Row, expand, possible, rounds_to_cluster_after
+from flray.sweep.rows import Row, canonical, expand, possible, rounds_to_cluster_after
 from flray.sweep.search import RowSearch, Suggestions, again
 from flray.sweep.space import OptunaSearch, Space
 from flray.sweep.tracking import Draw, no_figures, track_table, tracked
@@ -226,7 +226,7 @@ class _Sweep:
     def _show(self, running: int) -> None:
         states = self.states()
         found = Counter(state.status for state in states)
-        values = [v for state in states if (v := self._value(state)) is not None]
+        values = self._means(states)
         best = max if self.space.options.mode == "max" else min
         self.watch.show(
             Progress(
@@ -238,6 +238,15 @@ class _Sweep:
                 best=best(values) if values else None,
             )
         )
+
+    def _means(self, states: Sequence[RowState]) -> list[float]:
+        """The metric of each configuration whose seeds are all done, as `best_of` compares them."""
+        alike: dict[str, list[float | None]] = {}
+        for state in states:
+            key = canonical(state.but_for_the_seed())
+            alike.setdefault(key, []).append(self._value(state))
+        whole = ([v for v in each if v is not None] for each in alike.values() if None not in each)
+        return [float(np.mean(values)) for values in whole]
 
     def report(self, known: dict[str, Any]) -> SweepResult:
         """Write table and report, and mirror what W&B has not got."""

@@ -13,6 +13,7 @@ from ray.tune.search.sample import Categorical, Domain
 
 from flray.config.binding import Plain, bind_dataclass, read_mapping
 from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 
 THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
@@ -126,8 +127,15 @@ KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
 
 def read_space(path: Path, overrides: Sequence[str] = ()) -> Space:
     """Read a space file; `key=value` sets a key of it, of its `space`, or of its experiments."""
-    plain, rest = _overridden(read_mapping(path, "the space"), overrides)
-    return parse_space(plain, path.parent, rest)
+    file = require_file(path, SPACES)
+    plain, rest = _overridden(read_mapping(file, "the space"), overrides)
+    return parse_space(plain, file.resolve().parent, rest)
+
+
+def parse_overridden(plain: Plain, overrides: Sequence[str] = ()) -> Space:
+    """As `read_space`, of a mapping; experiment files are looked for from the current folder."""
+    own, rest = _overridden(plain, overrides)
+    return parse_space(own, overrides=rest)
 
 
 def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:
@@ -184,10 +192,15 @@ def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[s
                 "experiment must be a file, a list of files or an experiment's keys, "
                 f"got {given!r}; files are looked for from the folder of the space"
             )
-        named = {Path(file).stem: read_yaml(folder / file) for file in files}
+        named = {Path(file).stem: read_yaml(_beside(file, folder)) for file in files}
         if len(named) < len(files):
             raise ExperimentError(f"two experiment files have one name: {files}; rename one")
     return {name: override(each, overrides) for name, each in named.items()}
+
+
+def _beside(file: str, folder: Path) -> str | Path:
+    """The file in the folder of the space, or else a shipped experiment of that name."""
+    return folder / file if (folder / file).is_file() else file
 
 
 def _is_experiment(given: Mapping[str, Any]) -> bool:

@@ -28,13 +28,14 @@ from uuid import uuid4
 import pandas as pd
 
 from flray.config.experiment import Experiment
-from flray.config.tracking import Wandb
+from flray.config.tracking import TensorBoard, Wandb
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.clusterings import Clustering, read_clusterings
 from flray.records.run_directory import Config, RunDirectory
 from flray.server.evaluation import Row
 from flray.server.loop import ignore
+from flray.sweep.tensorboard import in_tensorboard
 
 if TYPE_CHECKING:
     import wandb
@@ -76,12 +77,16 @@ def tracked(
     draw: Draw = no_figures,
     group: str | None = None,
 ) -> Iterator[Callable[[Row], None]]:
-    """What to call after each round, so that W&B learns of it too if the experiment says so.
+    """What to call after each round, so that a mirror learns of it too if the experiment says so.
 
     When the block ends and the run is done, everything follows that the directory holds and W&B
     has not got: so an empty block mirrors a run that was finished elsewhere.
     """
     tracking = experiment.settings.tracking
+    if isinstance(tracking, TensorBoard):
+        with in_tensorboard(out, on_round) as show_and_write:
+            yield show_and_write
+        return
     tracker = _open(tracking, out, experiment.plain, tracking_group(tracking, group))
     if tracker is None:
         yield on_round
@@ -118,6 +123,16 @@ def track_table(
     if tracker is not None:
         tracker.table(name, frame)
         tracker.close(0)
+
+
+def tracking_remarks(experiment: Experiment) -> Iterator[str]:
+    """What will happen to what is tracked, where it is not sent at once."""
+    tracking = experiment.settings.tracking
+    if isinstance(tracking, Wandb) and tracking.mode is None and chosen_mode(tracking) == "offline":
+        yield (
+            "no key for W&B (WANDB_API_KEY or `wandb login`): the run is kept offline, below "
+            "wandb/ in its folder; `wandb sync` sends it later"
+        )
 
 
 def tracking_group(tracking: object, default: str | None) -> str | None:

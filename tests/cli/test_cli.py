@@ -1,17 +1,25 @@
 """The command line as a user meets it."""
 
+import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
+from tensorboardX.proto.event_pb2 import Event
 
 from flray.cli import main
 from flray.cli.campaign import terminating_as_interrupted
 from flray.config.experiment import COMPONENTS, override
 from flray.errors import ExperimentError
+from flray.execution.cluster import connected
+from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
@@ -94,9 +102,9 @@ def test_a_missing_file_and_a_broken_file(flray, tmp_path) -> None:
 
 def test_a_folder_with_another_experiment_is_refused(flray) -> None:
     assert flray("run", "tiny.yaml", "rounds=1", "--out", "here")[0] == 0
-    code, _, err = flray("run", "tiny.yaml", "rounds=2", "--out", "here", "--resume")
+    code, _, err = flray("run", "tiny.yaml", "train.epochs=1", "--out", "here", "--resume")
     assert code == 2
-    assert "here holds another experiment (rounds is 1 there and 2 here)" in err
+    assert "here holds another experiment (train.epochs is 2 there and 1 here)" in err
     code, _, err = flray("run", "tiny.yaml", "rounds=1", "--out", "here")
     assert (code, "pass --resume" in err) == (2, True)
     Path("other").mkdir()
@@ -136,12 +144,146 @@ def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
     assert Path("timed/summary.json").exists()
 
 
+def sha256(folder: str) -> str:
+    return json.loads(Path(folder, "summary.json").read_text())["params_sha256"]
+
+
+def test_a_stopped_run_prints_the_command_that_resumes_it(flray) -> None:
+    """Overrides and the file need not be told again; the result is that of a run in one go."""
+    flray("run", "tiny.yaml", "train.lr=0.05", "--out", "whole")
+    _, out, _ = flray("run", "tiny.yaml", "train.lr=0.05", "--out", "cut", "--max-minutes", "0")
+    command = out.split("go on with: flray ")[1].split("\n")[0]
+    assert command == "run --out cut --resume"
+    code, out, _ = flray(*command.split())
+    assert code == 0
+    assert "round 1/4" not in out
+    assert sha256("cut") == sha256("whole")
+    code, out, _ = flray("run", "tiny.yaml", "--out", "cut", "--resume")  # with the file too
+    assert code == 0
+
+
+def test_resume_with_more_rounds_extends_a_finished_run(flray) -> None:
+    flray("run", "tiny.yaml", "rounds=4", "--out", "long")
+    flray("run", "tiny.yaml", "rounds=2", "--out", "short")
+    assert sha256("short") != sha256("long")
+    code, out, _ = flray("run", "--out", "short", "--resume", "rounds=4")
+    assert code == 0
+    assert "round 2/4" not in out
+    assert "round 3/4" in out
+    assert sha256("short") == sha256("long")
+    one, two = RunDirectory("short"), RunDirectory("long")
+    pd.testing.assert_frame_equal(one.clients(), two.clients())
+    assert one.config() == two.config()
+    code, _, err = flray("run", "--out", "short", "--resume", "rounds=3")
+    assert (code, "rounds is 4 there and 3 here" in err) == (2, True)
+
+
+def test_all_runs_of_a_command_go_on_without_their_files(flray) -> None:
+    arguments = ("run", "tiny.yaml", "local.yaml", "seeds=2", "rounds=2", "--out", "all")
+    _, out, _ = flray(*arguments, "--max-minutes", "0")
+    assert "go on with: flray run --out all --resume" in out
+    Path("tiny.yaml").unlink()
+    code, out, _ = flray("run", "--out", "all", "--resume")
+    assert code == 0
+    assert len(list(Path("all").rglob("summary.json"))) == 4
+    assert "vs tiny" in out
+
+
+def test_seeds_may_stand_in_the_file(flray, tmp_path) -> None:
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**TINY, "rounds": 1, "seeds": 2}))
+    code, out, _ = flray("run", "two.yaml", "--out", "two")
+    assert code == 0
+    assert "mean over 2 seeds" in out
+    assert flray("run", "two.yaml", "seeds=1", "--out", "one")[0] == 0
+    assert Path("one/summary.json").exists()
+
+
+NOTES = [
+    ("events=[{round: 9, kind: leave, clients: [0]}]", "events of round 9 never happen"),
+    ("execution.actors.count=4", "execution.actors does nothing in process"),
+    ("tracking=wandb", "no key for W&B"),
+]
+
+
+@pytest.mark.parametrize(("argument", "expected"), NOTES, ids=[n[0] for n in NOTES])
+def test_what_will_not_happen_is_said_before(flray, monkeypatch, argument, expected) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    code, out, _ = flray("check", "tiny.yaml", argument)
+    assert code == 0
+    assert expected in out
+    assert "note" not in flray("check", "tiny.yaml")[1]
+    if "wandb" not in argument:
+        assert expected in flray("run", "tiny.yaml", "rounds=1", argument)[1]
+
+
+def test_check_mentions_an_encoder_that_is_trained_first(flray, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    flray("init", "flt")
+    out = flray("check", "flt.yaml")[1]
+    assert "an encoder is trained first" in out
+    assert "of digits" in out
+
+
+def test_folders_that_cannot_be_written_or_read_are_one_message(flray) -> None:
+    code, _, err = flray("run", "tiny.yaml", "--out", "tiny.yaml/below")
+    assert (code, "cannot write" in err, "Traceback" in err) == (2, True, False)
+    code, _, err = flray("table", "flhc.4", "--runs", "nowhere")
+    assert (code, "there is no folder nowhere" in err) == (2, True)
+
+
+def test_an_address_without_a_ray_cluster_is_one_message(monkeypatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ExperimentError, match=f"answers at RAY_ADDRESS={address}"), connected():
+            pass
+
+
+def test_a_threshold_outside_the_merges_is_said_with_their_range(flray) -> None:
+    swap = ["split={name: label_swap, clients: 6, groups: 2}", "rounds=2"]
+    cut = "algorithm={name: flhc, rounds_before: 1, clustering: {partition: {threshold: %s}}}"
+    out = flray("run", "tiny.yaml", *swap, cut % 1e6)[1]
+    assert "is above every merge, so there is one cluster" in out
+    assert "merges 0." in out or "merges 1" in out
+    out = flray("run", "tiny.yaml", *swap, cut % 1e-6)[1]
+    assert "is below every merge, so every client is alone" in out
+
+
+def events_of(file: Path) -> Iterator[Event]:
+    """The events of a file: length, checksum, event, checksum, one after the other."""
+    data, place = file.read_bytes(), 0
+    while place < len(data):
+        (length,) = struct.unpack_from("<Q", data, place)
+        yield Event.FromString(data[place + 12 : place + 12 + length])
+        place += length + 16
+
+
+def test_tensorboard_and_csv_have_what_the_run_directory_has(flray) -> None:
+    code, _, _ = flray("run", "tiny.yaml", "rounds=3", "tracking=tensorboard", "--out", "board")
+    assert code == 0
+    (events,) = Path("board/tensorboard").iterdir()
+    found = {}
+    for event in events_of(events):
+        for value in event.summary.value:
+            found[value.tag, event.step] = value.simple_value
+    rounds = RunDirectory("board").rounds()
+    for row in rounds.to_dict("records"):
+        assert found["accuracy_mean", row["round"]] == pytest.approx(row["accuracy_mean"])
+    assert flray("export", "board", "--table", "rounds", "rounds.csv")[0] == 0
+    assert pd.read_csv("rounds.csv")["accuracy_mean"].tolist() == rounds["accuracy_mean"].tolist()
+    code, _, err = flray("export", "board", "x.ckpt")
+    assert (code, "--client" in err) == (2, True)
+
+
 def test_attach_to_a_run_that_is_over(flray) -> None:
     flray("run", "tiny.yaml", "--out", "over")
     code, out, _ = flray("attach", "over")
     assert code == 0
     assert "round 4/4" in out
     assert "accuracy %" in out
+    assert "tiny" in out  # the name of the file, as without attaching
+    assert Path("over/figures/accuracy.png").exists()
     Path("empty").mkdir()
     code, _, err = flray("attach", "empty")
     assert (code, "holds no run" in err) == (2, True)

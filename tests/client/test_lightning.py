@@ -152,3 +152,89 @@ def test_a_run_on_lightning_is_the_run_on_loop(tmp_path, monkeypatch) -> None:
     steps = [int(line) for line in (tmp_path / "diary.txt").read_text().split()]
     assert sum(steps) == b.summary["client_steps"]
     assert len(steps) == 4 * 3  # rounds, clients a round
+
+
+class Scheduled(LightningModule):
+    """Logs, and lowers its learning rate."""
+
+    form = "dict"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch, batch_idx) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("my_loss", loss)
+        self.log_dict({"ones": 1.0})
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        halve = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        if self.form == "plain":
+            return optimizer
+        if self.form == "lists":
+            return [optimizer], [halve]
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": halve, "interval": self.form, "frequency": 1},
+        }
+
+
+@pytest.mark.parametrize("form", ["epoch", "step", "lists"])
+def test_a_modules_scheduler_is_followed_alike_by_both_engines(form, monkeypatch) -> None:
+    training = Training(optimizer="module", epochs=3, batch_size=4)
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED)), split, torch.float32)
+
+    def trained(engine, form: str):
+        monkeypatch.setattr(Scheduled, "form", form)
+        module = build_seeded(Scheduled, 0)
+        return engine(module, examples).train(block_of(split, module, training), training, hook)
+
+    hook = GRADIENTS["fedavg"]
+    a, b, plain = trained(Loop, form), trained(Lightning, form), trained(Loop, "plain")
+    for name, leaf in a.params.items():
+        assert torch.equal(leaf, b.params[name])
+        assert not torch.equal(leaf, plain.params[name])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_what_a_module_logs_is_recorded_without_a_warning(engine, tmp_path) -> None:
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "model": Scheduled}
+    settings = {"rounds": 2, "train": {"batch_size": 50}, "execution": {"engine": engine}}
+    result = flray.run(keys | settings, tmp_path / "run", algorithm="fedavg")
+    assert (result.rounds["logged_ones"] == 1).all()
+    # a mean over clients of means over steps, as the training loss is
+    assert result.rounds["logged_my_loss"].tolist() == pytest.approx(result.rounds["train_loss"])
+    assert "logged_ones" not in result.summary
+
+
+def test_modules_of_the_package_lightning_train_too(tmp_path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Other(lightning.LightningModule):
+        __init__ = Scheduled.__init__
+
+    for name in ("forward", "training_step", "configure_optimizers", "form"):
+        setattr(Other, name, getattr(Scheduled, name))
+    Other.form = "plain"
+
+    def build() -> Other:
+        module = lightning.LightningModule.__new__(Other)
+        lightning.LightningModule.__init__(module)
+        module.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+        return module
+
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    settings = {"rounds": 1, "train": {"batch_size": 50, "optimizer": "module"}, "model": build}
+    runs = [
+        flray.run(keys | settings, tmp_path / engine, execution={"engine": engine}).summary
+        for engine in ("loop", "lightning")
+    ]
+    assert runs[0]["params_sha256"] == runs[1]["params_sha256"]

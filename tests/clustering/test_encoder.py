@@ -279,3 +279,22 @@ def test_images_that_do_not_fit_the_model_are_named() -> None:
 def test_a_loss_that_is_never_finite_is_an_error() -> None:
     with pytest.raises(ExperimentError, match=r"loss is not finite in any of 2 epochs; lower"):
         replace(TINY, lr=1e30, model=functools.partial(ResidualConvAe, latent=8)).train("cpu")
+
+
+def test_pre_training_goes_on_where_it_was_cut_short(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+    encoder = replace(TINY, epochs=4)
+
+    def stop(epoch: Epoch) -> None:
+        if epoch.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        encoder.load_or_train("cpu", stop)
+    assert encoder.epochs_done() == 2
+    seen: list[Epoch] = []
+    resumed = encoder.load_or_train("cpu", seen.append)
+    assert [epoch.epoch for epoch in seen] == [3, 4]
+    assert equal(resumed, encoder.train("cpu"))
+    assert encoder.epochs_done() == 0
+    assert replace(encoder, seed=1).epochs_done() == 0

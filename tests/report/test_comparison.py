@@ -1,6 +1,7 @@
 """Runs side by side."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -145,3 +146,32 @@ def test_experiments_that_used_ground_truth_are_marked() -> None:
     clustered = run(0, [0.5, 0.5], after=1)
     vars(clustered)["summary"]["uses_ground_truth"] = True
     assert "†" in shown(clustering_sheet({"a": [run(0, [0.5, 0.5])], "b": [clustered]}))
+
+
+def test_differences_are_tested_seed_by_seed_where_there_are_three() -> None:
+    """Differences of 1, 2 and 3 points: t = 2 / (1 / sqrt(3)) = 3.46 with 2 degrees of freedom, so
+    p = 0.074; the eight signs are equally likely, so Wilcoxon's p = 2 / 8."""
+    base = [compared(seed, accuracy_mean=0.5 + 0.1 * seed) for seed in range(3)]
+    mine = [compared(seed, accuracy_mean=0.51 + 0.11 * seed) for seed in range(3)]
+    notes = " ".join(comparison_sheet({"fedavg": base, "flhc": mine}).notes)
+    assert "flhc - fedavg: 3 seeds, 95 % interval -0.48 to +4.48" in notes
+    assert "t test p = 0.074, Wilcoxon p = 0.25" in notes
+    assert "t assumes normal differences" in notes
+    two = " ".join(comparison_sheet({"fedavg": base[:2], "flhc": mine[:2]}).notes)
+    assert "Wilcoxon" not in two
+
+
+def test_a_table_with_seeds_and_long_names_fits_into_100_columns() -> None:
+    long = "mnist_label_swap_with_a_name_that_goes_on"
+    runs = [
+        compared(seed, accuracy_mean=0.5 + 0.1 * seed, bytes_up=1e9, seconds=3600.5)
+        for seed in range(3)
+    ]
+    runs = [
+        replace(run, summary={**run.summary, "validation_accuracy_mean": 0.5 + 0.1 * run.seed})
+        for run in runs
+    ]
+    text = shown(comparison_sheet({"fedavg": runs, long: runs}))
+    table = text.split("± is")[0]
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
+    assert all(part in text for part in ("mnist_label_swap", "_with_a_name_tha", "t_goes_on"))

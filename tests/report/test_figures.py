@@ -598,3 +598,15 @@ class TestFiles:
         sources = [path.read_text() for path in Path(flray.report.__file__).parent.glob("*.py")]
         assert any("matplotlib.figure" in source for source in sources)
         assert not any("pyplot" in source for source in sources)  # it would ask for a display
+
+
+def test_events_are_marked_where_their_round_begins() -> None:
+    (run,) = Run(rounds([0.5, 0.6, 0.7]), clients([0.5]))
+    events = [{"round": 3, "kind": "leave"}, {"round": 9, "kind": "join"}]
+    run.config.update(events=events, rounds=3)
+    figure = accuracy_figure({"mine": [run]})
+    upright = [line for line in figure.axes[0].lines if np.ptp(line.get_xdata()) == 0]
+    assert 2.5 in [line.get_xdata()[0] for line in upright]
+    assert 8.5 not in [line.get_xdata()[0] for line in upright]
+    labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "event: leave" in labels  # round 9 never comes

@@ -108,6 +108,12 @@ class Reader(HTMLParser):
             self.text += data + " "
 
 
+@pytest.fixture(autouse=True)
+def _in_the_folder_of_the_test(tmp_path, monkeypatch) -> None:
+    """Commands on pages have paths relative to where a page is written."""
+    monkeypatch.chdir(tmp_path)
+
+
 def is_sound(page):
     read = Reader(page)
     assert read.faults == []

@@ -222,5 +222,5 @@ def test_a_file_and_what_the_command_line_says(tmp_path) -> None:
     assert [row.overrides["experiment"] for row in expand(two)] == ["one"] * 4 + ["two"] * 4
     again = parse_space(yaml.safe_load(yaml.safe_dump(two.plain)))
     assert expand(again) == expand(two)
-    with pytest.raises(ExperimentError, match="there is no file"):
+    with pytest.raises(ExperimentError, match="no space file"):
         read_space(tmp_path / "none.yaml")

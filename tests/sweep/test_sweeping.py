@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from flray.cli import sweeping
-from flray.cli.campaign import demo_files
+from flray.config.shipped import demo_files
 from flray.errors import ClientFailure, ExperimentError
 from flray.sweep.driver import Progress, SweepResult
 
@@ -99,7 +99,10 @@ def test_a_sweep_of_failures_alone_has_failed(said) -> None:
 
 
 def test_a_sweep_out_of_time_says_how_to_go_on(said) -> None:
-    assert "--resume goes on" in said(REPORT | {"unfinished": 1})
+    text = said(REPORT | {"unfinished": 1})
+    assert "stopped; go on with: flray sweep" in text
+    assert "rounds=2 --out" in text
+    assert "--resume" in text
 
 
 def test_spaces_and_experiments_are_told_apart(tmp_path) -> None:

@@ -1,0 +1,90 @@
+"""`flray init`: an experiment file to start from."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from flray.config.reference import Described, component_keys, components
+from flray.config.shipped import EXPERIMENTS, find_file, names
+from flray.errors import ExperimentError
+
+# What a method needs beside its defaults to run on embedded data at once.
+NEEDS = {
+    "flt": "  clustering: {signature: {encoder: experiments/encoders/digits.yaml}}\n",
+    "repa": "  pretrain_rounds: 5\n  clustering: {partition: {number: 4}}\n",
+    "wd": "  pretrain_rounds: 5\n  clustering: {partition: {number: 4}}\n",
+}
+MODELS = {"repa": "repa_net", "wd": "{name: repa_net, encoder: clf}"}
+SPLITS = dict.fromkeys(("flis_dc", "flis_hc"), "{name: label_groups, clients: 20, server: 100}")
+
+TEMPLATE = """\
+# flray run {file}
+# Omitted keys use defaults. `flray keys` shows every key, `flray keys {algorithm}` those of a
+# component, `flray list` what there is to choose from; any key can be set as train.lr=0.05.
+dataset: digits # embedded, nothing to download
+split: {split}
+model: {model}
+algorithm:
+  name: {algorithm}{about}
+{own}train: {{lr: 0.1, epochs: 3}}
+participation: 0.5 # the share of clients that train in a round
+rounds: 20
+seed: 0
+evaluate: {{target: 0.9}}
+"""
+
+
+def write_start(name: str | None, out: Path | None, console: Console) -> None:
+    """Write the experiment of a name, or a blank one, and say what to type next."""
+    text, file = _start(name, out)
+    if file.exists():
+        raise ExperimentError(f"{file} exists; choose another with --out")
+    file.write_text(text, encoding="utf-8")
+    console.print(f"{file}: flray run {file}", soft_wrap=True, markup=False)
+
+
+def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
+    shipped = None if name is None else find_file(name)
+    if shipped is not None:
+        return shipped.read_text(encoding="utf-8"), out or Path(shipped.name)
+    methods = {each.name: each for each in components("algorithm")}
+    if name is not None and name not in methods:
+        raise ExperimentError(_unknown(name, list(methods)))
+    file = out or Path(f"{name or 'experiment'}.yaml")
+    return experiment_text(methods[name or "fedavg"], file), file
+
+
+def experiment_text(method: Described, file: Path) -> str:
+    """An experiment of a method on embedded data, its keys and defaults as comments."""
+    needed = NEEDS.get(method.name, "")
+    lines = "".join(f"  # {line}\n" for line in _default_lines(method, needed))
+    return TEMPLATE.format(
+        file=file,
+        algorithm=method.name,
+        about=f" # {method.purpose}",
+        split=SPLITS.get(method.name, "{name: label_swap, clients: 20, groups: 4}"),
+        model=MODELS.get(method.name, "mlp200"),
+        own=needed + lines,
+    )
+
+
+def _default_lines(method: Described, needed: str) -> Iterator[str]:
+    """The keys that `needed` does not set, each with its default, indented below its mapping."""
+    for key in component_keys(method):
+        parts = key.name.split(".")
+        if f"  {parts[0]}:" in needed:
+            continue
+        value = "" if key.default == "see below" else f" {key.default}"
+        note = f" # {key.note}" if key.note else ""
+        yield f"{'  ' * (len(parts) - 1)}{parts[-1]}:{value}{note}"
+
+
+def _unknown(name: str, methods: list[str]) -> str:
+    of_paper = [each for each in names(EXPERIMENTS) if each.startswith(f"{name}/")]
+    if of_paper:
+        return f"{name} has several experiments; choose one: {', '.join(of_paper)}"
+    return (
+        f"unknown experiment or method {name!r}; methods: {', '.join(methods)}; "
+        "`flray list experiments` names the experiments of the papers"
+    )

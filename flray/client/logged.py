@@ -1,0 +1,56 @@
+"""What a module logs with `self.log` while a client trains, as means over the client's steps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+Logged = dict[str, list[float | Tensor]]  # by name, a value a call
+
+
+@contextmanager
+def logged(module: LightningModule) -> Iterator[Logged]:
+    """Collect what the module logs in this block.
+
+    Lightning's own `log` is called too where a Trainer is attached, for callbacks that monitor a
+    value; without one it would only warn, once per client and round.
+    """
+    values: Logged = {}
+    original = module.log
+
+    def log(name: str, value: Any, *rest: Any, **options: Any) -> None:  # Any: as Lightning's
+        if isinstance(value, int | float):
+            values.setdefault(name, []).append(float(value))
+        elif isinstance(value, Tensor) and value.numel() == 1:
+            values.setdefault(name, []).append(value.detach())  # read at the end: no waiting here
+        if getattr(module, "_trainer", None) is not None:
+            original(name, value, *rest, **options)
+
+    def log_dict(dictionary: Mapping[str, Any], *rest: Any, **options: Any) -> None:
+        for name, value in dictionary.items():
+            log(name, value, *rest, **options)
+
+    # Attributes of the instance hide the methods of its class.
+    vars(module).update(log=log, log_dict=log_dict)
+    try:
+        yield values
+    finally:
+        del vars(module)["log"], vars(module)["log_dict"]
+
+
+def means(clients: Sequence[Logged]) -> dict[str, NDArray[np.float64]]:
+    """(K,) by name, the mean over each client's calls; NaN for a client that logged none.
+
+    >>> means([{"a": [1.0, 3.0]}, {}])
+    {'a': array([ 2., nan])}
+    """
+    names = dict.fromkeys(name for values in clients for name in values)
+    return {name: np.array([_mean(values.get(name, [])) for values in clients]) for name in names}
+
+
+def _mean(values: Sequence[float | Tensor]) -> float:
+    return float(np.mean([float(value) for value in values])) if values else np.nan

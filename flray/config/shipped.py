@@ -1,0 +1,64 @@
+"""Experiments and spaces that come with the package, found by name from any folder."""
+
+import difflib
+from pathlib import Path
+
+from flray.errors import ExperimentError
+
+_PACKAGE = Path(__file__).parents[1]
+EXPERIMENTS, SPACES = "experiments", "tune_spaces"  # folders of the package
+KINDS = {EXPERIMENTS: "experiment", SPACES: "space"}
+_SUFFIX = ".yaml"
+
+
+def find_file(given: str | Path, kind: str = EXPERIMENTS) -> Path | None:
+    """The file of a path or, where there is none, the shipped one of that name; None: neither.
+
+    `flhc/mnist_label_swap`, with or without .yaml and `experiments/` in front, is the file
+    experiments/flhc/mnist_label_swap.yaml of the package.
+    """
+    path = Path(given)
+    for candidate in (path, _PACKAGE / kind / path, _PACKAGE / path):
+        for file in (candidate, candidate.with_name(candidate.name + _SUFFIX)):
+            if file.is_file():
+                return file
+    return None
+
+
+def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
+    """As `find_file`; what is not there is an error that suggests a name."""
+    found = find_file(given, kind)
+    if found is not None:
+        return found
+    close = difflib.get_close_matches(Path(given).with_suffix("").as_posix(), names(kind), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ExperimentError(
+        f"no {KINDS[kind]} file {given} (looked for from {Path.cwd()}){hint}; "
+        f"`flray list {LISTED[kind]}` names those that come with flray, `flray init` writes one"
+    )
+
+
+LISTED = {EXPERIMENTS: "experiments", SPACES: "spaces"}
+
+
+def names(kind: str) -> list[str]:
+    """The names of the shipped files of a kind."""
+    folder = _PACKAGE / kind
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix()
+        for path in folder.glob(f"**/*{_SUFFIX}")
+    )
+
+
+def demo_files() -> list[Path]:
+    """The experiments that `flray run` compares when it is given none."""
+    return sorted((_PACKAGE / EXPERIMENTS / "demo").glob(f"*{_SUFFIX}"))
+
+
+def first_comment(path: Path) -> str:
+    """What a file says of itself: its first comment line that is not its command."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if line.startswith("#") and text and not text.startswith("flray "):
+            return text
+    return ""

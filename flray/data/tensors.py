@@ -1,0 +1,78 @@
+"""A dataset of the user's own tensors or arrays."""
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from flray.data.dataset import Dataset, Normalization
+from flray.errors import ExperimentError
+
+
+def from_tensors(
+    x_train: ArrayLike,
+    y_train: ArrayLike,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    name: str = "tensors",
+) -> Dataset:
+    """A dataset of images and labels that are in memory, as tensors or arrays.
+
+    Images are (N, channels, height, width), (N, height, width) or (N, features). Bytes are divided
+    by 255, floats reach the model as they are. Without a test part every split must cut one off
+    (`split.test=own`).
+
+    >>> data = from_tensors(torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 1]))
+    >>> data.image_shape, data.num_classes, data.num_train
+    ((1, 8, 8), 3, 4)
+    """
+    images, labels = _images(x_train), _labels(y_train)
+    num_train = len(images)
+    if x_test is not None and y_test is not None:
+        test = _images(x_test)
+        if test.shape[1:] != images.shape[1:]:
+            raise ExperimentError(
+                f"training images are {images.shape[1:]} and test images {test.shape[1:]}: "
+                "both must have one shape (channels, height, width)"
+            )
+        images = np.concatenate([images, test.astype(images.dtype)])
+        labels = np.concatenate([labels, _labels(y_test)])
+    if len(images) != len(labels):
+        raise ExperimentError(f"{len(images)} images have {len(labels)} labels")
+    channels = images.shape[1]
+    scale = Normalization((0.0,) * channels, (1.0,) * channels)
+    return Dataset(name, images, labels, num_train, int(labels.max()) + 1, scale)
+
+
+def digest_of(dataset: Dataset) -> str:
+    """SHA-256 of images, labels and where the test part begins."""
+    sha = hashlib.sha256(repr((dataset.num_train, dataset.num_classes)).encode())
+    for array in (dataset.images, dataset.labels):
+        sha.update(repr((array.shape, array.dtype.str)).encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def _images(given: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
+    array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+    if array.ndim == 2:
+        array = array[:, None, None]
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.ndim != 4 or not len(array):
+        raise ExperimentError(
+            "images must be (N, channels, height, width), (N, height, width) or (N, features), "
+            f"got the shape {np.shape(array)}"
+        )
+    return array if array.dtype == np.uint8 else array.astype(np.float32)
+
+
+def _labels(given: ArrayLike) -> NDArray[np.int64]:
+    array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
+        raise ExperimentError(
+            f"labels must be whole numbers from 0, one for each image, got {array.dtype} of the "
+            f"shape {array.shape}"
+        )
+    return array.astype(np.int64)

@@ -1,0 +1,20 @@
+"""Values of a resolved configuration by their dotted keys."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def look_up(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stands there
+    """The value of a dotted key, None where there is none; a bare name is a component's `name`.
+
+    >>> look_up({"split": {"name": "iid"}, "model": "mlp200"}, "model.name")
+    'mlp200'
+    """
+    node: Any = config
+    for part in key.split("."):
+        if part == "name" and isinstance(node, str):
+            return node
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(part)
+    return node

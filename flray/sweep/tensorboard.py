@@ -1,0 +1,42 @@
+"""TensorBoard as a mirror of run directories: the numbers of rounds.parquet, by round."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+from flray.records.run_directory import RunDirectory
+from flray.server.evaluation import Row
+
+FOLDER = "tensorboard"  # in a run directory
+
+
+@contextmanager
+def in_tensorboard(out: Path, on_round: Callable[[Row], None]) -> Iterator[Callable[[Row], None]]:
+    """What to call after each round, so that TensorBoard has it too.
+
+    Rows of a run that was finished elsewhere are written when the block ends.
+    """
+    writers: list[SummaryWriter] = []
+    is_new = not (out / FOLDER).is_dir()
+
+    def write(row: Row) -> None:
+        if not writers:  # not before: a run that is refused leaves no folder
+            writers.append(SummaryWriter(str(out / FOLDER), purge_step=row["round"]))
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "round":
+                writers[0].add_scalar(name, value, row["round"])
+
+    def show_and_write(row: Row) -> None:
+        on_round(row)
+        write(row)
+
+    try:
+        yield show_and_write
+        if is_new and not writers:
+            for row in RunDirectory(out).rows():
+                write(row)
+    finally:
+        for writer in writers:
+            writer.close()

@@ -1,0 +1,103 @@
+"""`flray init`, `flray keys`, `flray list` and shipped files: the first minutes of a new user."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from flray.algorithms import ALGORITHMS
+from flray.cli import cli
+from flray.cli.starting import experiment_text
+from flray.config.build import describe
+from flray.config.experiment import parse_experiment, read_yaml
+from flray.config.reference import components
+from flray.config.shipped import EXPERIMENTS, SPACES, find_file, names
+from flray.errors import ExperimentError
+from flray.sweep.space import read_space
+
+METHODS = {each.name: each for each in components("algorithm")}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def flray(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_method_can_be_started_from_and_its_comments_are_its_defaults(name) -> None:
+    assert f"flray run {name}.yaml" in flray("init", name)
+    text = Path(f"{name}.yaml").read_text()
+    experiment = parse_experiment(read_yaml(f"{name}.yaml"))
+    assert experiment.algorithm.name == name
+    shown = "".join(
+        line.replace("  # ", "  ", 1) if line.startswith("  # ") else line
+        for line in text.splitlines(keepends=True)
+    )
+    assert parse_experiment(yaml.safe_load(shown)).plain == experiment.plain
+
+
+@pytest.mark.parametrize("name", ["flis_dc", "flt", "repa", "wd"])
+def test_methods_with_needs_of_their_own_would_run(name, tmp_path) -> None:
+    text = experiment_text(METHODS[name], tmp_path / "mine.yaml")
+    assert "rounds of" in describe(parse_experiment(yaml.safe_load(text)))
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_blank_experiment_and_a_copy_of_a_papers() -> None:
+    flray("init")
+    assert parse_experiment(read_yaml("experiment.yaml")).algorithm.name == "fedavg"
+    flray("init", "flhc/mnist_label_swap", "--out", "mine.yaml")
+    assert read_yaml("mine.yaml") == read_yaml("flhc/mnist_label_swap")
+    with pytest.raises(ExperimentError, match="exists"):
+        flray("init")
+    with pytest.raises(ExperimentError, match="flis/cifar10_dc"):
+        flray("init", "flis")
+    with pytest.raises(ExperimentError, match="methods: cfl, fedavg"):
+        flray("init", "fedsomething")
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_shipped_file_is_found_by_name_from_any_folder() -> None:
+    assert len(names(EXPERIMENTS)) > 40
+    assert len(names(SPACES)) > 30
+    for name in names(EXPERIMENTS):
+        assert find_file(name) == find_file(f"experiments/{name}.yaml")
+    space = read_space(Path("flhc_digits"))
+    assert space.experiments["flhc"]["dataset"] == "digits"
+    with pytest.raises(ExperimentError, match="did you mean 'flhc/mnist_label_swap'"):
+        read_yaml("flhc/mnist_label_swp")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_shipped_experiment_runs_by_name_and_a_file_of_that_name_goes_before() -> None:
+    assert "round 1/1" in flray("run", "demo/fedavg", "rounds=1", "train.epochs=1", "--out", "a")
+    Path("demo").mkdir()
+    Path("demo/fedavg.yaml").write_text("dataset: nothing\n")
+    assert find_file("demo/fedavg") == Path("demo/fedavg.yaml")
+
+
+@pytest.mark.usefixtures("folder")
+def test_keys_are_listed_by_prefix_and_by_component() -> None:
+    assert "train.lr" in flray("keys")
+    under = flray("keys", "execution.actors")
+    assert "per_client" in under
+    assert "train.lr" not in under
+    assert "rounds_before" in flray("keys", "flhc")
+    assert "linkage" in flray("keys", "partition.hierarchical")
+    with pytest.raises(ExperimentError, match="unknown key or component"):
+        flray("keys", "trian")
+
+
+def test_lists_name_shipped_files() -> None:
+    assert "flhc/mnist_label_swap" in flray("list", "experiments")
+    assert "flhc_table4" in flray("list", "spaces")

@@ -1,0 +1,69 @@
+"""The reference of keys, read from sources, says what the loader does."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+from flray.config.binding import MISSING, _defaults, _hints, _plain, _signature
+from flray.config.experiment import FROM_THE_DATASET, Settings
+from flray.config.reading import parse_yaml
+from flray.config.reference import (
+    OPTIONS,
+    REGISTRIES,
+    SETTINGS,
+    Key,
+    components,
+    experiment_keys,
+    keys,
+)
+from flray.sweep.space import Options
+
+
+def registry_of(kind: str) -> dict[str, Any]:
+    module, _, name = REGISTRIES[kind].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def check_keys(found: tuple[Key, ...], target: Any, injected: tuple[str, ...] = ()) -> None:
+    """Names and defaults are those of the class that the loader calls."""
+    parameters = [name for name in _signature(target).parameters if name not in injected]
+    assert {key.name for key in found} == set(parameters)
+    defaults, hints = _defaults(target), _hints(target)
+    for key in found:
+        default = _plain(defaults[key.name], hints[key.name]) if key.name in defaults else MISSING
+        assert (key.default is None) == (default is MISSING), key
+        if key.default is None or key.default in ("see below", "all"):
+            continue
+        told = parse_yaml(key.default)
+        if isinstance(default, dict):  # a component: its name, and what differs from its defaults
+            told = {"name": key.default} if not isinstance(told, dict) else told
+            assert told.items() <= default.items(), key
+        else:
+            assert told == default, key
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_components_have_the_keys_and_defaults_of_their_classes(kind) -> None:
+    described, registry = components(kind), registry_of(kind)
+    assert [each.name for each in described] == sorted(registry)
+    for each in described:
+        check_keys(each.keys, registry[each.name], FROM_THE_DATASET if kind == "model" else ())
+        assert each.purpose
+
+
+@pytest.mark.parametrize(("target", "cls"), [(SETTINGS, Settings), (OPTIONS, Options)])
+def test_settings_have_the_keys_and_defaults_of_their_classes(target, cls) -> None:
+    assert len(keys(target)) > 3
+    check_keys(keys(target), cls)
+
+
+def test_keys_below_mappings_and_allowed_values_are_listed() -> None:
+    found = {key.name: key for key in experiment_keys()}
+    assert found["train.optimizer"].values == "sgd, adam, module"
+    assert found["execution.engine"].values == "auto, loop, vectorized, lightning"  # an alias
+    assert found["execution.actors.count"].values == "whole number or per_client"
+    assert found["evaluate.target"].values == "number or null"
+    assert found["participation"].note == "rho: the share of clients in a cohort"
+    assert "flhc" in found["algorithm"].values
+    assert found["algorithm"].default is None

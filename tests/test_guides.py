@@ -1,0 +1,107 @@
+"""What README, tutorial and guides show works as it stands there, in order, on fewer clients."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flray.algorithms import ALGORITHMS
+from flray.cli import campaign, cli
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"# (\S+\.(?:yaml|py))\n")
+# What is shown and makes a run short.
+SMALLER = {
+    "rounds: 20": "rounds: 7",
+    "clients: 20": "clients: 8",
+    "epochs: 3": "epochs: 1",
+    "rounds=25": "rounds=8",
+    "rounds=30": "rounds=7",
+    "rounds=40": "rounds=8",
+    "seeds=3": "seeds=2",
+}
+# The demo has a test of its own; these need Ray, a cluster, MNIST, or a folder only a user knows.
+NEED_MORE = ("executor=ray", "cluster.yaml", "flray sweep", "runs/sweep", "runs/flhc/...")
+
+
+def shortened(text: str) -> str:
+    for shown, smaller in SMALLER.items():
+        text = text.replace(shown, smaller)
+    return text
+
+
+def commands(block: str) -> list[list[str]]:
+    """The arguments of every `flray` command of a block that a test can run."""
+    lines = [line.split("  #")[0].strip() for line in block.splitlines()]
+    lines = [line for line in lines if line.startswith("flray ")]
+    usable = [line for line in lines if not any(word in line for word in NEED_MORE)]
+    return [shlex.split(shortened(line))[1:] for line in usable if line != "flray run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("guide", "least"),
+    [("README.md", 12), ("docs/tutorial.md", 9), ("docs/adding_a_dataset.md", 2)],
+)
+def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(campaign, "write_figures", lambda *_: [])  # seconds for each run
+    done = 0
+    for language, text in BLOCK.findall((ROOT / guide).read_text(encoding="utf-8")):
+        named = NAMED.match(text)
+        if language in ("yaml", "python") and named:
+            Path(named[1]).write_text(shortened(text))
+        if language:
+            continue
+        for arguments in commands(text):
+            result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+            assert result.exit_code == 0, (arguments, result.output)
+            done += 1
+            if arguments[0] == "init":
+                for file in Path().glob("*.yaml"):
+                    file.write_text(shortened(file.read_text()))
+    assert done >= least
+
+
+def test_the_tour_in_python(tmp_path, monkeypatch) -> None:
+    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    (tour,) = [text for language, text in blocks if language == "python"]
+    monkeypatch.chdir(tmp_path)
+    Path("python_tour.py").write_text(tour)
+    found = runpy.run_path("python_tour.py")
+    assert found["result"].summary["accuracy_mean"] > 0.9
+    assert Path("accuracy.png").exists()
+
+
+@pytest.mark.slow
+def test_the_notebook(tmp_path, monkeypatch) -> None:
+    cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells)
+    monkeypatch.chdir(tmp_path)
+    Path("notebook.py").write_text("\n".join(code).replace("ROUNDS = 12", "ROUNDS = 4"))
+    found = runpy.run_path("notebook.py")
+    assert found["flhc"].clusters.nunique() > 1
+    assert Path("page.html").exists()
+    assert Path("client3.ckpt").exists()
+
+
+def test_the_readme_names_every_method() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in ALGORITHMS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.slow
+def test_the_documentation_builds_strictly(tmp_path) -> None:
+    pytest.importorskip("mkdocstrings")
+    build = pytest.importorskip("mkdocs.commands.build")
+    config = pytest.importorskip("mkdocs.config")
+    build.build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
+    assert "rounds_before" in (tmp_path / "methods" / "flhc" / "index.html").read_text()
+    assert "participation" in (tmp_path / "reference" / "keys" / "index.html").read_text()
