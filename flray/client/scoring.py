@@ -22,8 +22,8 @@ SCORE_BATCH = 1000  # examples a forward pass; large, for no gradient is kept
 
 # Examples of a model in a stacked pass. A model with more than so many pieces is worth passes of
 # its own: it is then no longer the number of passes that costs.
-PIECE = 50
-MOST_PIECES = 10
+PIECE = 32
+MOST_PIECES = 16
 STACKED_ON_GPU = 20  # models in a pass
 
 

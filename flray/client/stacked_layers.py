@@ -210,6 +210,9 @@ class Dropout:
 
 
 def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:
+    if matrix.stride(-1) != 1:  # a leaf as its module has it, not in the layout of products
+        y = torch.bmm(matrix.transpose(1, 2), x.transpose(1, 2).contiguous()).transpose(1, 2)
+        return y if bias is None else y.add_(w[bias][:, None, :])
     if bias is None:
         return torch.bmm(x, matrix)
     return torch.baddbmm(w[bias][:, None, :], x, matrix)

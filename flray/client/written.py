@@ -73,8 +73,7 @@ class Written:
 
     def outputs(self, w: Params, x: Tensor) -> Tensor:
         """Logits (K, B, classes) of images (K, B, channels, height, width), without dropout."""
-        placed = {name: self.in_layout(name, leaf).copy_(leaf) for name, leaf in w.items()}
-        return self._forward(placed, {}, x)[0]
+        return self._forward(w, {}, x)[0]
 
     def losses(self, w: Params, keys: Params, x: Tensor, targets: Targets, sink: Sink) -> Tensor:
         """(K,) the clients' mean losses; their gradients go into the sink."""

@@ -1,5 +1,8 @@
 """The same results on a CUDA device, where steps are recorded as graphs."""
 
+from dataclasses import replace
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +47,50 @@ def setup(model, dtype, device, training, augment="none"):
 
 def largest_gap(a, b) -> float:
     return max(float((a[k].cpu() - b[k].cpu()).abs().max()) for k in a)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("model", ["mlp200", "lenet5"])
+def test_graphs_of_several_steps_are_the_loop_on_a_cpu(model, gradient, monkeypatch) -> None:
+    """50 steps of clients that finish together: two graphs of 20 steps and ten of one."""
+    training, hook = replace(TRAININGS["momentum"], epochs=5), GRADIENTS[gradient]
+
+    def largest_clients(block):
+        w0 = {name: leaf[[3, 3]] for name, leaf in block.w0.items()}
+        return Block((block.plans[3],) * 2, w0, {})
+
+    module, examples, block = setup(model, torch.float64, "cpu", training)
+    reference = Loop(module, examples).train(largest_clients(block), training, hook)
+    module, examples, block = setup(model, torch.float64, "cuda", training)
+    engine = Vectorized(module, examples, SLOTS)
+    found = engine.train(largest_clients(block), training, hook)
+    assert largest_gap(reference.params, found.params) < 1e-10
+    assert np.abs(reference.loss - found.loss).max() < 1e-10
+    (step,) = engine.graphs.values()
+    assert step.several is not None
+    monkeypatch.setattr(step, "several", None)
+    singly = engine.train(largest_clients(block), training, hook)
+    assert all(torch.equal(singly.params[name], leaf) for name, leaf in found.params.items())
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
+def test_compiled_steps_are_the_loop_on_a_cpu() -> None:
+    training, hook = TRAININGS["momentum"], GRADIENTS["fedprox"]
+    module, examples, block = setup("mlp200", torch.float64, "cpu", training)
+    reference = Loop(module, examples).train(block, training, hook)
+    module, examples, block = setup("mlp200", torch.float64, "cuda", training)
+    engine = Vectorized(module, examples, SLOTS, compile=True)
+    for _ in range(2):
+        found = engine.train(block, training, hook)
+        assert largest_gap(reference.params, found.params) < 1e-10
+    backwards = [3, 2, 1, 0]
+    turned = Block(
+        tuple(block.plans[k] for k in backwards),
+        {name: leaf[backwards] for name, leaf in block.w0.items()},
+        {},
+    )
+    again = engine.train(turned, training, hook)
+    assert all(torch.equal(leaf[backwards], found.params[n]) for n, leaf in again.params.items())
 
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
