@@ -1,12 +1,16 @@
 """FLIS: agreement by hand, identities with FedAvg and Local, choices, clusters, newcomers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
+from flray.algorithms.choosing import choose
 from flray.algorithms.flis_dc import FlisDc
+from flray.algorithms.flis_hc import FlisHc
 from flray.client.tasks import Judge
 from flray.client.training import plain_gradient
 from flray.clustering.distances import Disagreement
@@ -16,6 +20,7 @@ from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank
 from flray.records.clusterings import read_clusterings
 
 from scenarios import TINY
@@ -268,6 +273,30 @@ class TestHc:
         assert state.bank.num_rows > 1
         models = state.bank.num_rows
         assert fed.meter.counts["bytes_down_placing"] == models * 4 * W_LOCAL
+
+    def test_holdout_clients_deploy_the_cluster_with_the_least_loss(self) -> None:
+        fed = federation("split.holdout=2", "participation=1")
+        algorithm = FlisHc()
+        state = algorithm.init(fed).state
+        state = algorithm.round(state, algorithm.cohort(state, 1, fed), fed).state
+        assert (state.labels[fed.holdout] == -1).all()
+        first = [np.flatnonzero(state.labels == c)[0] for c in range(state.labels.max() + 1)]
+        models = replace(state.bank, params=state.bank.of_clients(np.array(first)))
+        found = fed.judge(models, Cohort(1, fed.holdout), "validation")
+        assert models.num_rows > 1
+        deployed = algorithm.deploy(state, np.arange(6), fed)
+        chosen = replace(models, owner=found.best)
+        assert deployed.digests(fed.holdout) == chosen.digests(np.arange(2))
+
+
+def test_clients_without_validation_examples_choose_by_their_training_loss() -> None:
+    fed = federation("split.validation=0", "participation=1")
+    trained = fed.train(fed.initial_bank(), Cohort(1, fed.clients), plain_gradient)
+    bank = ModelBank(trained.params, np.arange(6))
+    answered, rows = choose(bank, fed.clients, "validation", fed)
+    assert answered.tolist() == list(range(6))
+    assert rows.tolist() == fed.judge(bank, Cohort(1, fed.clients), "train").best.tolist()
+    assert len(set(rows.tolist())) > 1
 
 
 @pytest.mark.parametrize("algorithm", [[DC], HC], ids=["dc", "hc"])

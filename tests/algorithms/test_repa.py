@@ -53,6 +53,17 @@ SMALL = [
 GROUPS = [*SMALL, "split={name: label_groups, clients: 10}", EARLY[0], NUMBER + "5"]
 
 
+def test_the_proximal_term_pulls_towards_the_model_that_was_sent() -> None:
+    """Eq. 8: the gradient of μ/2 (3 - 1)² is μ (3 - 1) = 1 with μ = 0.5, beside a loss's own 10."""
+    w, w0 = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
+
+    def own(at, batch):
+        assert (at, batch) == (w, "batch")
+        return {"w": torch.tensor([10.0])}
+
+    assert Repa(mu=0.5).gradient(own, w, "batch", w0, {})["w"].item() == 11.0
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """One run with each encoder, for the tests of TestEncoders."""
@@ -178,6 +189,19 @@ class TestThoseWhoComeLater:
         assert trained
         assert not set(trained) & set(holdout)
         assert plain.summary["holdout_labels_read"] is False
+
+    def test_holdout_clients_join_the_cluster_of_their_group(self, tiny_run) -> None:
+        """Described by 3 images instead of 34, seeds 0, 1, 2 put 2, 0 and 3 of 8 elsewhere."""
+        held = "split={name: label_groups, clients: 40, holdout: 8}"
+        fast = ["model=mlp200", "train={lr: 0.1, epochs: 3}", NUMBER + "5", "rounds=3"]
+        result = tiny_run(*GROUPS, held, *fast)
+        split = prepare(parse_experiment(RunDirectory(result.path).config())).payload.timeline.at(1)
+        labels = state_of(result).labels
+        of_group = {int(split.groups[i]): int(labels[i]) for i in split.clients}
+        assert len(set(of_group.values())) == 5
+        assert [of_group[int(split.groups[i])] for i in split.holdout] == list(
+            labels[split.holdout]
+        )
 
     def test_the_nearest_centroid_is_that_of_clients_that_train(self, tiny_run) -> None:
         """By hand: statistics in units of the training clients' spread, then their means."""

@@ -66,7 +66,7 @@ def reference(tmp_path_factory) -> str:
     return result.summary["params_sha256"]
 
 
-PARTITION = "algorithm.clustering.partition"
+PARTITION = "algorithm.clustering.partition={name: hierarchical, linkage: average, number: 3}"
 CLUSTERED = ("flis_dc", "flis_hc", "repa")
 # How many actors, and what else is set.
 CASES: dict[str, tuple[object, list[str]]] = {
@@ -75,8 +75,9 @@ CASES: dict[str, tuple[object, list[str]]] = {
     "fedavg": (2, ["algorithm=fedavg"]),
     "scaffold": (2, ["algorithm=scaffold", "train.lr=0.01"]),
     "flis_dc": (2, ["algorithm={name: flis_dc, beta: 0.1}", "split.server=50"]),
-    "flis_hc": (2, ["algorithm=flis_hc", "split.server=50"]),  # predictions of all clients
-    "repa": (2, ["algorithm={name: repa, pretrain_rounds: 2}", f"{PARTITION}.number=2"]),
+    # Predictions of all clients, and statistics of their latents: three clusters each.
+    "flis_hc": (2, ["algorithm=flis_hc", "split.server=50", PARTITION, "train.lr=0.01"]),
+    "repa": (2, ["algorithm={name: repa, pretrain_rounds: 2}", PARTITION, "train.lr=0.01"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.
