@@ -16,7 +16,7 @@ from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.scores import overlap_errors, partition_scores
-from flray.server.clusterings import label_row, merge_row, robustness_row
+from flray.server.clusterings import label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row
 from flray.server.summary import summarise_run
 
@@ -153,7 +153,6 @@ class Server:
                 arrays |= {"groups": split.groups[found.clients]}
                 scores |= partition_scores(found.labels, arrays["groups"])
             row = {"clustering_clusters": len(np.unique(found.labels))}
-            scores |= merge_row(found.partition)
             row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
