@@ -52,7 +52,7 @@ def run(
 
     from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment, read_yaml
-    from flray.report.comparison import round_line
+    from flray.report.comparison import round_line, with_merges
     from flray.result import Result
 
     if experiment is None or isinstance(experiment, Mapping):
@@ -64,7 +64,8 @@ def run(
 
     def show(row: dict[str, Any]) -> None:
         if progress:
-            print(round_line(row, parsed.settings.rounds), flush=True)
+            shown = with_merges(row, folder, parsed.plain)
+            print(round_line(shown, parsed.settings.rounds), flush=True)
         if on_round is not None:
             on_round(row)
 

@@ -37,6 +37,7 @@ from flray.report.comparison import (
     comparison_sheet,
     event_line,
     round_line,
+    with_merges,
 )
 from flray.report.figures import figures_of, write_figures
 from flray.report.runs import RunRecord, by_experiment
@@ -240,7 +241,8 @@ def _run_one(
         begun.append(row["round"])
         if told := event_line(planned.experiment.plain["events"], row["round"]):
             console.print(told, soft_wrap=True, markup=False)
-        console.print(round_line(row, num_rounds), soft_wrap=True)
+        shown = with_merges(row, planned.out, planned.experiment.plain)
+        console.print(round_line(shown, num_rounds), soft_wrap=True)
         bar.update(task, completed=row["round"])
 
     with bar if console.is_terminal else nullcontext():
@@ -289,14 +291,18 @@ def attach_to(out: Path, console: Console) -> None:
     directory = RunDirectory(out)
     if not directory.holds_run():
         raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
-    num_rounds = int(directory.config()["rounds"])
+    config = directory.config()
+
+    def show(row: Summary) -> None:
+        console.print(round_line(with_merges(row, out, config), config["rounds"]), soft_wrap=True)
+
     for row in directory.rows()[-1:]:
-        console.print(round_line(row, num_rounds), soft_wrap=True)
+        show(row)
     try:
         watch(
             out,
             lambda: holder(out) is not None,
-            lambda row: console.print(round_line(row, num_rounds), soft_wrap=True),
+            show,
             console.print,
             lambda: False,
         )

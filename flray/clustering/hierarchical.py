@@ -41,7 +41,7 @@ class Hierarchical:
 
     def __call__(self, related: Related) -> Partition:
         tree = self.tree(related)
-        return Partition(self.cut(tree, related), tree, threshold=self.threshold)
+        return Partition(self.cut(tree, related), tree)
 
     def tree(self, related: Related) -> Matrix:
         """(m - 1, 4) merges from low to high, as scipy writes them."""

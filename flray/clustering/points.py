@@ -108,7 +108,6 @@ class Partition:
     linkage: Matrix | None = None  # (m - 1, 4) as scipy writes a dendrogram
     # The clusters are the rows of R, one of each client, and labels tell the distinct ones apart.
     overlapping: bool = False
-    threshold: float | None = None  # the height at which the tree was cut, where one was given
 
 
 def by_smallest_member(labels: Ids) -> Ids:

@@ -1,12 +1,15 @@
 """Runs side by side: a line for each round, one paired table, and FL+HC's own table."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from flray.records.clusterings import clustering_files, read_clustering
+from flray.report.configuration import look_up
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import Experiments, RunRecord
 from flray.report.sheets import Heading, Sheet, mark_notes, numbers
@@ -25,8 +28,23 @@ _COLUMNS = (
     ("MB down", "bytes_down", 1e-6, 1, False),
     ("seconds", "seconds", 1, 1, False),
 )
+THRESHOLD = "algorithm.clustering.partition.threshold"
 LEAST_PAIRS = 3  # seeds, for a test of their differences
 _OTHER_PROTOCOLS = ("global", "tuned", "tuned global")  # columns only where a run has them
+
+
+def with_merges(row: Mapping[str, Any], run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a round with the range of merges of its clustering, which the run's folder keeps.
+
+    Not a column of its own: rows of a sweep with equal clusters share a run, whatever their trees.
+    """
+    files = clustering_files(run) if row.get("clustering_clusters") is not None else {}
+    file = files.get(row["round"]) or files.get(0)
+    tree = None if file is None else read_clustering(file).linkage
+    if tree is None or not len(tree):
+        return dict(row)
+    heights = {"clustering_lowest_merge": tree[0, 2], "clustering_highest_merge": tree[-1, 2]}
+    return {**row, **heights, "clustering_threshold": look_up(config, THRESHOLD)}
 
 
 def round_line(row: Mapping[str, Any], num_rounds: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from flray.algorithms.algorithm import Places
 from flray.clustering.distances import Cosine
 from flray.clustering.pipeline import Clustering
-from flray.clustering.points import Matrix, Partition, Points
+from flray.clustering.points import Matrix, Points
 from flray.data.similar import Robustness, similar_id
 from flray.data.split import Split
 from flray.errors import ExperimentError
@@ -81,12 +81,3 @@ def robustness_row(
         [[landed.get(int(p)) == c for p in row] for c, row in zip(clusters, asked, strict=True)]
     )
     return dict(robustness_scores(successes, np.array([len(own) for own in members])))
-
-
-def merge_row(partition: Partition) -> Row:
-    """The heights of the lowest and the highest merge of a tree, and where it was cut."""
-    tree = partition.linkage
-    if tree is None or not len(tree):
-        return {}
-    row: Row = {"lowest_merge": float(tree[0, 2]), "highest_merge": float(tree[-1, 2])}
-    return row if partition.threshold is None else row | {"threshold": partition.threshold}

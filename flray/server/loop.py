@@ -21,7 +21,7 @@ from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import Writer
 from flray.scores import overlap_errors, partition_scores
-from flray.server.clusterings import drift_row, label_row, merge_row, robustness_row
+from flray.server.clusterings import drift_row, label_row, robustness_row
 from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
@@ -220,7 +220,6 @@ class Server:
                 scores |= partition_scores(found.labels, arrays["groups"])
             row = {"clustering_clusters": len(np.unique(found.labels))}
             row |= {"clustering_overlapping": True} if found.partition.overlapping else {}
-            scores |= merge_row(found.partition)
             row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row

@@ -81,4 +81,4 @@ class _StoredTree:
             return rule(related)
         name = [rule.linkage, rule.on]
         tree: Matrix = self.stages.look_up("tree", name, of, lambda: rule.tree(related))
-        return Partition(rule.cut(tree, related), tree, threshold=rule.threshold)
+        return Partition(rule.cut(tree, related), tree)

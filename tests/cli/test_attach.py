@@ -130,7 +130,7 @@ def test_interrupt_detach_attach_stop_resume(runs, flray, folder) -> None:
     first.send_signal(signal.SIGINT)  # detaches
     told, _ = first.communicate(timeout=30)
     assert first.returncode == 0, told
-    assert "detached; the run goes on: flray attach" in told
+    assert "detached; the run goes on; watch it with: flray attach" in told
     assert holder(out) is not None
     seen = len(directory.rows())
 
@@ -161,7 +161,7 @@ def test_resume_goes_on_and_who_started_it_may_stop_it(runs, folder) -> None:
     resumed.send_signal(signal.SIGINT)
     said, _ = resumed.communicate(input="s\n", timeout=120)
     assert resumed.returncode == 0, said + (folder / "resumed/server.log").read_text()[-3000:]
-    assert "stopped; the same command with --out and --resume goes on" in said
+    assert "stopped; go on with: flray run --out" in said
 
 
 def test_what_does_not_fit_leaves_nothing_behind(runs, folder) -> None:
