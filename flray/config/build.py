@@ -144,7 +144,7 @@ def assemble(
         num_rounds=settings.rounds,
         directory=directory,
         facts=facts_of(experiment, parts.payload),
-        device="cpu" if parts.plan else parts.payload.settings.device,
+        device=parts.device,
         drift=drift,
     )
 
@@ -156,6 +156,11 @@ class Prepared:
     payload: Payload
     plan: Plan | None  # of the client actors, where there are any
     host: str  # names the payload: equal names, equal hosts
+
+    @property
+    def device(self) -> str:
+        """Where the server keeps models."""
+        return "cpu" if self.plan else self.payload.settings.device
 
 
 def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
@@ -258,13 +263,15 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
 
 def build_federation(experiment: Experiment, parts: Prepared, executor: Executor) -> Federation:
     settings, split = experiment.settings, parts.payload.timeline.at(1)
+    initial = stack([params_of(parts.payload.module)])
     return Federation(
         clients=split.clients,
         holdout=np.setdiff1d(split.holdout, split.absent),
         num_clients=split.num_clients,
         num_public=len(split.server),
         num_examples=split.num_train_examples,
-        initial=stack([params_of(parts.payload.module)]),
+        # On the server's device, whether or not a host has moved the module there yet.
+        initial={k: leaf.to(parts.device) for k, leaf in initial.items()},
         executor=executor,
         training=settings.train,
         aggregation=settings.aggregate,

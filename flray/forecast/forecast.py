@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
+import torch
 
 from flray.config.build import assemble, build_federation, open_directory, prepare, start_executor
 from flray.config.experiment import Experiment, parse_experiment
@@ -27,7 +28,6 @@ from flray.server.evaluation import Evaluation, Row
 
 REHEARSED_S = 10.0  # of rounds without training; those left are like the last ones
 ROUND_TRIP_S = 0.02  # of a block on a client actor, beside its training
-IN_PROCESS = {"executor": "inline"}
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def forecast(
         rates: known from another machine; nothing is measured then.
     """
     begin = perf_counter()
-    execution = {**experiment.plain["execution"], **IN_PROCESS}
-    here = parse_experiment({**experiment.plain, "execution": execution})
+    here = _in_process(experiment)
     parts = prepare(here)
     executor = start_executor(parts)
     assert isinstance(executor, Inline)
@@ -108,6 +107,17 @@ def forecast(
         rates=engine.rates,
         is_rehearsed=len(rounds) == num_rounds,
     )
+
+
+def _in_process(experiment: Experiment) -> Experiment:
+    """The experiment with the blocks and the kind of device it would have on its actors."""
+    asked = experiment.settings.execution
+    host = prepare(experiment, asked.actors).payload.settings
+    chosen = {"executor": "inline", "block": host.num_slots}
+    if asked.executor == "ray":
+        chosen["device"] = host.device if torch.cuda.is_available() else "cpu"
+    execution = {**experiment.plain["execution"], **chosen}
+    return parse_experiment({**experiment.plain, "execution": execution})
 
 
 def _rehearsed(

@@ -193,7 +193,7 @@ class Terms:
         found = {}
         for name, total in sums.items():
             scale = torch.from_numpy(2.0 ** -self.exponents[name].astype(np.float64))
-            scale = scale.to(like[name]).view(-1, *[1] * (total.dim() - 1))
+            scale = scale.to(total.device, like[name].dtype).view(-1, *[1] * (total.dim() - 1))
             found[name] = total.to(like[name].dtype).mul_(scale)
         return found
 

@@ -40,7 +40,7 @@ class Prefix:
 
     @property
     def device(self) -> str:
-        return "cpu" if self.parts.plan else self.parts.payload.settings.device
+        return self.parts.device
 
     def reach(self, n: int) -> None:
         """Have the states after rounds n - 1 and n: found, trained here, or awaited."""

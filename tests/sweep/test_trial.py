@@ -442,3 +442,12 @@ def test_rows_that_differ_in_their_cohorts_have_blocks_of_their_own(tmp_path) ->
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
     blocks = [result_of(state, tmp_path / "sweep").summary["block"] for state in states]
     assert blocks == [3, 6]
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu_are_the_runs_they_stand_for(tmp_path) -> None:
+    """A trial asks for its federation before a host has moved the module to the device."""
+    experiment = FLHC_1 | {"rounds": 3, "aggregate": {"unheard": "stale"}}
+    varied = {LINKAGE: "complete", THRESHOLD: {"between_merges": 3}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
