@@ -384,3 +384,11 @@ class TestLastTrained:
         assert of_round_0["accuracy"].tolist() == same.tolist()
         every = hc.summary["last_trained_megabits_to_target"]
         assert every > hc.summary["last_trained_model_megabits_to_target"]
+
+    def test_training_for_a_signature_is_not_judged(self, tiny_run) -> None:
+        """WD clusters after round 2 by a training of everybody; three of six are heard in it."""
+        wd = "algorithm={name: wd, pretrain_rounds: 2}"
+        number = "algorithm.clustering.partition.number=2"
+        result = tiny_run(wd, number, *self.ON, "participation=0.5")
+        judged = result.clients.query("part == 'last_trained' and round == 2")
+        assert len(judged) == 3
