@@ -30,7 +30,7 @@ from flray.client.written_step import WrittenModule, WrittenStep
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
 from flray.models.bank import Params, trainable
-from flray.models.dropout import dropout_keys
+from flray.models.dropout import KeyedDropout, dropout_keys
 
 # Of the models that are computed together on a CPU, which should stay in a core's cache.
 TILE_PARAMS = 800_000
@@ -59,8 +59,15 @@ def check_stackable(module: LightningModule) -> None:
         )
 
 
-def check_compiler(device: str) -> None:
-    """Refuse `execution.compile` where torch's compiler has no back end."""
+def check_compiler(device: str, module: LightningModule) -> None:
+    """Refuse `execution.compile` where torch's compiler has no back end, or fails."""
+    drops = any(isinstance(layer, KeyedDropout) and layer.p > 0 for layer in module.modules())
+    if device == "cuda" and drops:
+        # Triton computes places of elements in int32, and the hash of a place needs int64.
+        raise ExperimentError(
+            "execution.compile cannot translate dropout on a GPU; set the model's dropout to 0 or "
+            "execution.compile=false"
+        )
     if device == "cuda" and find_spec("triton") is None:
         raise ExperimentError(
             "execution.compile needs Triton on a GPU, and it is not installed; install triton or "
@@ -94,7 +101,7 @@ class Vectorized:
     ) -> None:
         check_stackable(module)
         if compile:
-            check_compiler(examples.device.type)
+            check_compiler(examples.device.type, module)
         self.module = module
         self.examples = examples
         self.num_slots = num_slots

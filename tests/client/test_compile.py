@@ -49,12 +49,15 @@ def test_compiled_steps_are_the_loop_and_their_bits_do_not_depend_on_neighbours(
 
 
 def test_without_a_back_end_the_compiler_is_refused(monkeypatch) -> None:
+    plain = MODELS["mlp200"]((1, 8, 8), 10)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ExperimentError, match=r"no no-such-compiler.*execution\.compile=false"):
-        check_compiler("cpu")
+        check_compiler("cpu", plain)
     monkeypatch.setattr("flray.client.vectorized.find_spec", lambda _: None)
     with pytest.raises(ExperimentError, match=r"Triton.*execution\.compile=false"):
-        check_compiler("cuda")
+        check_compiler("cuda", plain)
+    with pytest.raises(ExperimentError, match="cannot translate dropout on a GPU"):
+        check_compiler("cuda", MODELS["mlp200"]((1, 8, 8), 10, dropout=0.5))
     assert find_spec("torch") is not None  # only the engine's own name was replaced
 
 
