@@ -88,7 +88,8 @@ def last_trained_accuracy(clients: pd.DataFrame) -> "pd.Series[float]":
 
 def _megabits(rounds: pd.DataFrame, until: int, directory: RunDirectory, kind: str) -> float:
     """Sent and received by a client on average until a round; of `model_` alone, or of all."""
-    columns = rounds[rounds["round"] <= until].filter(regex=f"^bytes_(up|down)_{kind}")
+    sent = f"^bytes_(up|down)_{kind.rstrip('_')}"
+    columns = rounds[rounds["round"] <= until].filter(regex=sent)
     num_clients = directory.clients()["client"].nunique()
     return float(columns.sum().sum() * BITS / num_clients / 1e6)
 

@@ -382,8 +382,12 @@ class TestLastTrained:
         fedavg = tiny_run("algorithm=fedavg", "split.server=30", *self.ON, "participation=0.5")
         same = fedavg.clients.query("part == 'last_trained' and round == 0")["accuracy"]
         assert of_round_0["accuracy"].tolist() == same.tolist()
-        every = hc.summary["last_trained_megabits_to_target"]
-        assert every > hc.summary["last_trained_model_megabits_to_target"]
+        num_params = 64 * 16 + 16 + 16 * 10 + 10
+        models = hc.summary["last_trained_rounds_to_target"] * 0.5 * 2 * num_params * 32 / 1e6
+        assert hc.summary["last_trained_model_megabits_to_target"] == pytest.approx(models)
+        # The pass sends a model to each client and has one back.
+        every = models + 2 * num_params * 32 / 1e6
+        assert hc.summary["last_trained_megabits_to_target"] == pytest.approx(every)
 
     def test_training_for_a_signature_is_not_judged(self, tiny_run) -> None:
         """WD clusters after round 2 by a training of everybody; three of six are heard in it."""
