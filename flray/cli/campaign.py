@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper, watch
+from flray.cli.stopping import noticing_sigterm
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import (
     Experiment,
@@ -77,22 +78,42 @@ def run_all(
 ) -> None:
     """Run them in order, show each round, end in one table; stop in time where a limit is given."""
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
+    with noticing_sigterm(console.print) as is_ending:
+        done = _run_in_order(
+            runs, console, resume, lambda: is_ending() or perf_counter() > deadline
+        )
+    if done is not None:
+        _conclude(runs, done, console)
+
+
+def _run_in_order(
+    runs: Sequence[PlannedRun], console: Console, resume: bool, should_stop: Callable[[], bool]
+) -> list[RunRecord] | None:
+    """Run one after another; None if there is more to do."""
     done: list[RunRecord] = []
     for planned in runs:
+        if done and should_stop():
+            console.print("stopped; the same command with --out and --resume goes on")
+            return None
         seed = planned.experiment.settings.seed
         console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
         try:
-            summary = _run_one(planned, console, resume, lambda: perf_counter() > deadline)
+            summary = _run_one(planned, console, resume, should_stop)
         except Detached:
             console.print(f"detached; the run goes on: flray attach {planned.out}", soft_wrap=True)
-            return
+            return None
         except KeyboardInterrupt:
             console.print("interrupted; the same command with --out and --resume goes on")
             raise click.Abort from None
         if summary is None:
             console.print("stopped; the same command with --out and --resume goes on")
-            return
+            return None
         done.append(RunRecord(planned.out, planned.experiment.plain, summary, planned.name))
+    return done
+
+
+def _conclude(runs: Sequence[PlannedRun], done: Sequence[RunRecord], console: Console) -> None:
+    """One table of all runs, and their figures."""
     console.print(to_rich(comparison_sheet(by_experiment(done))))
     for planned in runs:
         console.print(f"{planned.name}: {planned.out}", soft_wrap=True)
@@ -158,7 +179,9 @@ def attach_to(out: Path, console: Console) -> None:
     directory = RunDirectory(out)
     if not directory.holds_run():
         raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
-    num_rounds = int(directory.config()["rounds"])
+    num_rounds = directory.config().get("rounds")
+    if not isinstance(num_rounds, int):
+        raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")
     for row in directory.rows()[-1:]:
         console.print(round_line(row, num_rounds), soft_wrap=True)
     try:

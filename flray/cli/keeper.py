@@ -13,6 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+from flray.cli.stopping import noticing_sigterm
 from flray.config.build import run_experiment
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
@@ -41,8 +42,13 @@ def keep(out: Path) -> None:
     wish = out / STOP
     wish.unlink(missing_ok=True)
     try:
-        with tracked(experiment, out, ignore, figures_of) as on_round:
-            run_experiment(experiment, out, request["resume"], on_round, wish.exists)
+        with (
+            noticing_sigterm(print) as is_ending,
+            tracked(experiment, out, ignore, figures_of) as on_round,
+        ):
+            run_experiment(
+                experiment, out, request["resume"], on_round, lambda: is_ending() or wish.exists()
+            )
     finally:
         wish.unlink(missing_ok=True)
 

@@ -57,7 +57,7 @@ def is_space(path: Path) -> bool:
     """Does this file hold a space, which names an experiment, rather than one itself?"""
     if path.suffix not in YAML_FILES or not path.is_file():
         return False
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith("experiment:") for line in lines)
 
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from flray.config.reading import parse_yaml
+from flray.config.reading import parse_yaml, read_text
 from flray.errors import ExperimentError
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
@@ -182,8 +182,7 @@ def read_mapping(path: Path, where: str) -> Plain:
             "give a path relative to the current folder"
         )
     try:
-        with path.open(encoding="utf-8") as file:
-            given = parse_yaml(file)
+        given = parse_yaml(read_text(path))
         plain = _resolved({} if given is None else given)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error

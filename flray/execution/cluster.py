@@ -2,9 +2,11 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 import ray
@@ -24,10 +26,13 @@ def connected() -> Iterator[None]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }  # Any: ray.init's own
+    on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**options)
     else:
         ray.init(address="local", include_dashboard=False, **options)
+    if callable(on_sigterm) and current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import yaml
 
 from flray.cli import main
 from flray.config.experiment import COMPONENTS, override
+from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
@@ -131,6 +133,40 @@ def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
     assert "round 2/4" in out
     assert "round 1/4" not in out
     assert Path("timed/summary.json").exists()
+
+
+NOTIFIED = """
+import os
+import signal
+
+from flray.algorithms.fedavg import FedAvg
+
+
+class Notified(FedAvg):
+    def round(self, state, cohort, fed):
+        if cohort.t == 2 and "NOTICE" in os.environ:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().round(state, cohort, fed)
+"""
+
+
+def test_sigterm_ends_the_round_and_resume_goes_on_to_the_same_bits(flray, monkeypatch) -> None:
+    """As a spot machine is told before it goes: the round in progress is kept."""
+    Path("notified_of_tests.py").write_text(NOTIFIED)
+    run = ("run", "tiny.yaml", "algorithm=notified_of_tests:Notified", "--out")
+    assert flray(*run, "whole")[0] == 0
+    monkeypatch.setenv("NOTICE", "1")
+    before = signal.getsignal(signal.SIGTERM)
+    code, out, _ = flray(*run, "cut")
+    assert code == 0
+    assert "SIGTERM: stopping after the round in progress" in out
+    assert "--out and --resume goes on" in out
+    assert RunDirectory("cut").rounds()["round"].tolist() == [1, 2]
+    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.delenv("NOTICE")
+    assert flray(*run, "cut", "--resume")[0] == 0
+    hashes = [RunDirectory(out).summary()["params_sha256"] for out in ("whole", "cut")]
+    assert hashes[0] == hashes[1]
 
 
 def test_attach_to_a_run_that_is_over(flray) -> None:
