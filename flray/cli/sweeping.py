@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
 from flray.report.figures import figures_of
@@ -44,8 +45,11 @@ def sweep(
     folder = out or _default_folder(path.stem, resume)
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
     try:
-        with _shown(console, space.options.metric) as show:
-            watch = Watch(show, figures_of)
+        with (
+            noticing_sigterm(console.print) as is_ending,
+            _shown(console, space.options.metric) as show,
+        ):
+            watch = Watch(show, figures_of, is_ending)
             result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --out and --resume goes on")

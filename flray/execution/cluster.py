@@ -10,6 +10,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 NAMESPACE = "flray"
 
@@ -30,13 +31,28 @@ def connected() -> Iterator[None]:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**options)
     else:
-        ray.init(address="local", include_dashboard=False, **options)
+        with _on_loopback():
+            ray.init(address="local", include_dashboard=False, **options)
     if callable(on_sigterm) and current_thread() is main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray listen where this machine alone can connect, as it does on macOS and Windows.
+
+    Whoever reaches its ports can run code here.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:

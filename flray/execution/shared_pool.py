@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from time import monotonic
 from typing import Any, TypeVar
 
 import ray
@@ -24,6 +25,7 @@ from flray.client.tasks import Train, train_together
 from flray.execution.cluster import actor_environment
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.ray_pool import (
+    Patience,
     Payload,
     failure,
     share_tensors_without_copies,
@@ -114,12 +116,13 @@ class Waiting:
 class Dispatcher:
     """Hands parts to actors as these become free; a Ray actor that computes nothing itself."""
 
-    def __init__(self, plan: Plan, threads: int) -> None:
-        self.plan, self.threads = plan, threads
+    def __init__(self, plan: Plan, threads: int, patience: Patience) -> None:
+        self.plan, self.threads, self.patience = plan, threads, patience
         self.payloads: dict[str, Any] = {}  # ObjectRefs
         self.waiting: deque[Waiting] = deque()
         self.actors: list[Any] = []
         self.idle: deque[int] = deque()  # places in actors
+        self.starting: dict[int, Any] = {}  # ObjectRef of `ready` of a new actor, by place
         self.maps = count()  # tells maps apart whose parts stay among themselves
         self.running: set[asyncio.Task[None]] = set()
         self.counted: Counter[str] = Counter()
@@ -186,10 +189,14 @@ class Dispatcher:
         run = self.actors[place].run.options(num_returns=1 + len(parts))
         done, *outputs = run.remote(host, [self.payloads[host]], parts)
         try:
-            await done
-        except RayError as error:  # whatever it is: the actor's place must become idle again
-            if isinstance(error, RayActorError):
+            await self._answered(place, f"{host} {batch[0].trains}", done)
+        except (RayError, TimeoutError) as error:  # whatever it is: its place becomes idle again
+            if isinstance(error, TimeoutError):
+                ray.kill(self.actors[place])  # what it was asked for fails with it
+                self.counted.update(hanging=1)
+            if isinstance(error, RayActorError | TimeoutError):
                 self.actors[place] = self._start_one()
+                self.starting[place] = self.actors[place].ready.remote()
             if len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
@@ -200,6 +207,22 @@ class Dispatcher:
                 unit.answer.set_result(output)
         self.idle.append(place)
         self._dispatch()
+
+    async def _answered(self, place: int, kind: str, done: Any) -> None:
+        """Wait for a block, but not much longer than others of its kind took.
+
+        The time before its actor has started does not count: it may wait for a machine.
+        """
+
+        async def ended() -> None:
+            await done
+
+        if place in self.starting:
+            await self.starting[place]
+            del self.starting[place]
+        begin = monotonic()
+        await asyncio.wait_for(ended(), self.patience.of(kind))
+        self.patience.learn(kind, monotonic() - begin)
 
 
 def gathered(waiting: deque[Waiting], num_idle: int) -> list[Waiting]:
@@ -271,12 +294,14 @@ def _kind(task: Any, job: Any) -> tuple[Any, ...] | None:
     return hashlib.sha256(pickled).hexdigest(), memo, shared
 
 
-def start_shared_pool(plan: Plan, threads: int) -> Any:
+def start_shared_pool(plan: Plan, threads: int, patience: Patience | None = None) -> Any:
     """A dispatcher with its client actors, each of them ready to work; ends with this process."""
     share_tensors_without_copies()
     wait_for_resources(plan)
     options = {"num_cpus": 0, "runtime_env": actor_environment(threads=1)}
-    dispatcher: Any = ray.remote(Dispatcher).options(**options).remote(plan, threads)
+    dispatcher: Any = (
+        ray.remote(Dispatcher).options(**options).remote(plan, threads, patience or Patience())
+    )
     ray.get(dispatcher.start.remote())
     return dispatcher
 

@@ -94,8 +94,9 @@ class RunDirectory:
         held = recorded.get("split_sha256")
         if held != split_digest:
             raise ExperimentError(
-                f"{self.path} holds another experiment (its split has the digest "
-                f"{held}, the split made now {split_digest}; has the dataset changed?): choose another --out or remove it"
+                f"{self.path} holds another experiment (its split has the digest {held}, the "
+                f"split made now {split_digest}; has the dataset changed?): choose another --out "
+                "or remove it"
             )
         # A run that was finished elsewhere must not pass for one of the first machine only.
         resumed = [*recorded.get("resumed", []), environment]

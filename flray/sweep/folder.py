@@ -136,6 +136,11 @@ def write_state(folder: Path, state: RowState) -> None:
     replace_text(folder / STATES / f"{state.number:04d}.json", json.dumps(asdict(state), indent=1))
 
 
+def alive_file(folder: Path, number: int) -> Path:
+    """Touched by the trial of a row as long as it goes on."""
+    return folder / STATES / f"{number:04d}.alive"
+
+
 def read_states(folder: Path) -> dict[int, RowState]:
     """What has become of rows, by number; those that have no trial yet are missing."""
     files = sorted((folder / STATES).glob("*.json"))

@@ -112,6 +112,8 @@ TEXTS = {
     "a zero byte": ("seed: \0", "special characters are not allowed"),
     "a reference to itself": ("seed: ${seed}", "seed"),
     "a reference to nothing": ("seed: ${nowhere}", "nowhere"),
+    "the environment": ("seed: ${oc.env:HOME}", "refers to another key"),
+    "the environment, hidden": ("a: env\nseed: ${oc.${a}:HOME}", "refers to another key"),
 }
 
 

@@ -3,6 +3,8 @@
 import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,6 +137,40 @@ def test_memo_shared_and_pairs_on_actors_are_those_of_one_process() -> None:
     for name, leaf in alone.params.items():
         assert torch.equal(leaf, spread.params[name]), name
     assert (alone.loss == spread.loss).all()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_local_cluster_listens_on_loopback_only() -> None:
+    """Whoever reaches a port of Ray can run code."""
+    found = listening_addresses()
+    assert len(found) >= 3  # GCS, raylet, this process
+    assert all(ip_address(address).is_loopback for address in found), found
+
+
+def listening_addresses() -> list[str]:
+    """Of the TCP sockets of this process and of all processes of its cluster."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A":  # LISTEN
+                words = bytes.fromhex(address.split(":")[0])
+                turned = b"".join(words[n : n + 4][::-1] for n in range(0, len(words), 4))
+                sockets[f"socket:[{inode}]"] = str(_plain_address(turned))
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_ours = f"{OURS}={os.getpid()}".encode() in (folder / "environ").read_bytes()
+            if is_ours or int(folder.name) == os.getpid():
+                open_files = [os.readlink(file) for file in (folder / "fd").iterdir()]
+                found += [sockets[name] for name in open_files if name in sockets]
+    return found
+
+
+def _plain_address(packed: bytes) -> IPv4Address | IPv6Address:
+    """An address; of IPv4 where it is written as one of IPv6."""
+    address = ip_address(packed)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def test_an_actor_hands_a_task_the_bank_as_it_came() -> None:

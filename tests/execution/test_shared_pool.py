@@ -1,5 +1,6 @@
 """A pool that several experiments share: whose clients are in a block changes no bit."""
 
+import asyncio
 import math
 import os
 import signal
@@ -23,7 +24,9 @@ from flray.config.build import build_server, prepare
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
+from flray.execution.ray_pool import Patience
 from flray.execution.shared_pool import (
+    Dispatcher,
     Part,
     Waiting,
     _kind,
@@ -92,10 +95,10 @@ def cluster():
 
 
 @contextmanager
-def started(num_actors: int):
+def started(num_actors: int, patience: Patience | None = None):
     """The dispatcher of a pool."""
     experiment = parse_experiment(override(TINY, [ACTORS % num_actors]))
-    dispatcher = start_shared_pool(prepare(experiment).plan, threads=1)
+    dispatcher = start_shared_pool(prepare(experiment).plan, 1, patience)
     yield dispatcher
     ray.kill(dispatcher)
 
@@ -152,6 +155,48 @@ def test_a_killed_actor_costs_no_experiment_anything(tmp_path) -> None:
         pids.extend(ray.get(pool.pids.remote()))
         found = run_together(pool, together, tmp_path / "pool", kill_one)
     assert not pids, "both were killed"
+    for place, overrides in enumerate(together):
+        assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
+
+
+def test_a_block_is_awaited_as_long_as_others_took() -> None:
+    """Counted from the start of its actor, which may wait for a machine."""
+
+    async def ask(dispatcher: Dispatcher) -> None:
+        loop = asyncio.get_running_loop()
+        started, never = loop.create_future(), loop.create_future()
+        dispatcher.starting[0] = started
+        waiting = asyncio.ensure_future(dispatcher._answered(0, "a", never))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        started.set_result(None)
+        with pytest.raises(TimeoutError):
+            await waiting
+        done = loop.create_future()
+        done.set_result(None)
+        await dispatcher._answered(0, "a", done)
+
+    dispatcher = Dispatcher(None, 1, Patience(first_s=0.1, least_s=7.0))
+    asyncio.run(ask(dispatcher))
+    assert (dispatcher.patience.of("a"), dispatcher.patience.of("b")) == (7.0, 0.1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_a_stopped_actor_costs_no_experiment_anything(tmp_path) -> None:
+    """It neither answers nor dies: it is ended, and its blocks are computed by another."""
+    pids: list[int] = []
+
+    def stop_one(row) -> None:
+        if row["round"] == 2 and pids:
+            os.kill(pids.pop(), signal.SIGSTOP)
+
+    together = [[*HARD, "rounds=6"], [*HARD, "rounds=6", "algorithm=local"]]
+    with started(2, Patience(least_s=10.0)) as pool:
+        pids.extend(ray.get(pool.pids.remote())[:1])
+        found = run_together(pool, together, tmp_path / "pool", stop_one)
+        counts = ray.get(pool.counts.remote())
+    assert counts["hanging"] == 1
     for place, overrides in enumerate(together):
         assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
 
