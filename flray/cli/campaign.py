@@ -1,6 +1,7 @@
 """`flray run`: from arguments to runs, one after another, to one table."""
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper, watch
+from flray.cli.keeper import (
+    MOST_RESTARTS,
+    Detached,
+    raise_what_the_keeper_said,
+    start_keeper,
+    watch,
+)
 from flray.cli.stopping import noticing_sigterm
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import (
@@ -26,6 +33,7 @@ from flray.config.experiment import (
 )
 from flray.errors import ExperimentError
 from flray.records.lock import check_free, holder
+from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
 from flray.report.comparison import clustering_sheet, comparison_sheet, round_line
 from flray.report.figures import figures_of, write_figures
@@ -74,20 +82,28 @@ def demo_files() -> list[Path]:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], console: Console, resume: bool, max_minutes: float | None
+    runs: Sequence[PlannedRun],
+    console: Console,
+    resume: bool,
+    max_minutes: float | None,
+    mirror: Mirror | None = None,
 ) -> None:
     """Run them in order, show each round, end in one table; stop in time where a limit is given."""
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
     with noticing_sigterm(console.print) as is_ending:
         done = _run_in_order(
-            runs, console, resume, lambda: is_ending() or perf_counter() > deadline
+            runs, console, resume, lambda: is_ending() or perf_counter() > deadline, mirror
         )
     if done is not None:
         _conclude(runs, done, console)
 
 
 def _run_in_order(
-    runs: Sequence[PlannedRun], console: Console, resume: bool, should_stop: Callable[[], bool]
+    runs: Sequence[PlannedRun],
+    console: Console,
+    resume: bool,
+    should_stop: Callable[[], bool],
+    mirror: Mirror | None,
 ) -> list[RunRecord] | None:
     """Run one after another; None if there is more to do."""
     done: list[RunRecord] = []
@@ -98,7 +114,7 @@ def _run_in_order(
         seed = planned.experiment.settings.seed
         console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
         try:
-            summary = _run_one(planned, console, resume, should_stop)
+            summary = _run_one(planned, console, resume, should_stop, mirror)
         except Detached:
             console.print(f"detached; the run goes on: flray attach {planned.out}", soft_wrap=True)
             return None
@@ -135,7 +151,11 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def _run_one(
-    planned: PlannedRun, console: Console, resume: bool, should_stop: Callable[[], bool]
+    planned: PlannedRun,
+    console: Console,
+    resume: bool,
+    should_stop: Callable[[], bool],
+    mirror: Mirror | None,
 ) -> Summary | None:
     num_rounds = planned.experiment.settings.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -146,10 +166,16 @@ def _run_one(
         console.print(round_line(row, num_rounds), soft_wrap=True)
         bar.update(task, completed=row["round"])
 
+    def show_and_copy(row: Summary) -> None:
+        show(row)
+        if mirror is not None:
+            mirror.push_sometimes()
+
     with bar if console.is_terminal else nullcontext():
         if planned.experiment.settings.execution.executor == "ray":
-            return _run_kept(planned, resume, show, console.print, should_stop)
-        with tracked(planned.experiment, planned.out, show, figures_of) as on_round:
+            url = None if mirror is None else mirror.url
+            return _run_kept(planned, resume, show, console.print, should_stop, url)
+        with tracked(planned.experiment, planned.out, show_and_copy, figures_of) as on_round:
             out = planned.out
             return run_experiment(planned.experiment, out, resume, on_round, should_stop).summary
 
@@ -160,6 +186,7 @@ def _run_kept(
     show: Callable[[Summary], None],
     say: Callable[[str], None],
     should_stop: Callable[[], bool],
+    mirror: str | None,
 ) -> Summary | None:
     """Run on Ray in a process of its own, which may be left alone and attached to again."""
     directory = RunDirectory(planned.out)
@@ -168,8 +195,13 @@ def _run_kept(
     if (summary := directory.summary()) is not None:
         return summary
     check_free(planned.out)
-    process = start_keeper(planned.experiment, planned.out, resume)
-    watch(planned.out, lambda: process.poll() is None, show, say, should_stop)
+    for restart in range(MOST_RESTARTS + 1):
+        process = start_keeper(planned.experiment, planned.out, resume or restart > 0, mirror)
+        watch(planned.out, lambda: process.poll() is None, show, say, should_stop)  # noqa: B023
+        if process.returncode != -signal.SIGKILL or should_stop():
+            break
+        if restart < MOST_RESTARTS:
+            say("the keeper was killed: going on from the last checkpoint")
     raise_what_the_keeper_said(process, planned.out)
     return directory.summary()
 

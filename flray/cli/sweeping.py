@@ -15,6 +15,7 @@ from rich.live import Live
 from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
+from flray.records.mirror import Mirror
 from flray.report.figures import figures_of
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.report.sweep_sheet import top_sheet
@@ -35,6 +36,7 @@ def sweep(
     resume: bool,
     max_minutes: float | None,
     console: Console,
+    mirror: Mirror | None = None,
 ) -> None:
     """Run the space among the arguments; the others are `key=value`."""
     files = [argument for argument in arguments if "=" not in argument]
@@ -49,7 +51,13 @@ def sweep(
             noticing_sigterm(console.print) as is_ending,
             _shown(console, space.options.metric) as show,
         ):
-            watch = Watch(show, figures_of, is_ending)
+
+            def follow(progress: Progress) -> None:
+                show(progress)
+                if mirror is not None:
+                    mirror.push_sometimes()
+
+            watch = Watch(follow, figures_of, is_ending)
             result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --out and --resume goes on")

@@ -17,7 +17,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 from ray.util import get_current_placement_group, register_serializer
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -156,8 +156,11 @@ class RayPool:
             ray.kill(self.actors[place])
             self._replace(place)
             return Failed(TimeoutError("its actor did not answer: it hangs or was stopped"))
-        except (RayActorError, RayTaskError) as error:
-            if isinstance(error, RayActorError):
+        except RayError as error:
+            if isinstance(error, ObjectLostError):
+                self.last_sent = None  # it may have been the bank: the next attempt sends it again
+            elif not isinstance(error, RayTaskError):  # its process died, or memory ran out
+                ray.kill(self.actors[place])
                 self._replace(place)
             return failure(error)
 

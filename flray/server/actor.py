@@ -1,10 +1,11 @@
 """The server as a Ray actor: it owns the loop; the driver asks how far it is."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flray.errors import ClientFailure, ExperimentError, ServerLost
@@ -62,10 +63,12 @@ def run_in_actor(
         if isinstance(error.cause, ExperimentError | ClientFailure):
             raise error.cause from None
         raise
-    except RayActorError as error:
-        raise ServerLost(f"the server actor died ({error}); --resume goes on") from error
+    except (RayActorError, RaySystemError, ConnectionError) as error:
+        reason = str(error).strip().split("\n")[-1]
+        raise ServerLost(f"the server actor died ({reason}); --resume goes on") from error
     finally:
-        ray.kill(actor)
+        with suppress(RayError, ConnectionError):  # where the whole node is gone
+            ray.kill(actor)
 
 
 def _follow(

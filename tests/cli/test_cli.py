@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import yaml
 
 from flray.cli import main
 from flray.config.experiment import COMPONENTS, override
+from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
@@ -137,6 +139,7 @@ def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
 
 NOTIFIED = """
 import os
+import shutil
 import signal
 
 from flray.algorithms.fedavg import FedAvg
@@ -268,3 +271,29 @@ def test_an_installed_wheel_runs_in_any_folder(tmp_path) -> None:
     assert str(target) in done.stdout
     assert "round 1/1" in done.stdout
     assert len(list((folder / "runs").rglob("summary.json"))) == 2
+
+
+def test_a_run_at_a_url_is_resumed_from_there(flray, tmp_path) -> None:
+    """What the machine had is gone; the URL has all that a resume, a table and a page need."""
+    url = (tmp_path / "store" / "run").as_uri()
+    assert flray("run", "tiny.yaml", "--out", "whole")[0] == 0
+    code, out, _ = flray("run", "tiny.yaml", "--out", url, "--max-minutes", "0")
+    assert (code, "--resume goes on" in out) == (0, True)
+    shutil.rmtree(Mirror(url).local)
+    code, _, err = flray("run", "tiny.yaml", "--out", url)
+    assert (code, "pass --resume" in err) == (2, True)
+    assert flray("run", "tiny.yaml", "--out", url, "--resume")[0] == 0
+    stored = RunDirectory(tmp_path / "store" / "run")
+    assert stored.summary()["params_sha256"] == RunDirectory("whole").summary()["params_sha256"]
+    assert stored.rounds()["round"].tolist() == [1, 2, 3, 4]
+    shutil.rmtree(Mirror(url).local)
+    code, out, _ = flray("table", "flhc.4", "--runs", url)
+    assert (code, "1 finished runs below" in out) == (0, True)
+    assert flray("report", url)[0] == 0
+    assert Path("report.html").stat().st_size > 10_000
+
+
+def test_a_url_that_nobody_knows_is_refused(flray) -> None:
+    code, _, err = flray("run", "tiny.yaml", "--out", "carrier-pigeon://x")
+    assert (code, "carrier-pigeon://x cannot be used" in err) == (2, True)
+    assert "Traceback" not in err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
 
 import flray
 from flray.config.build import (
@@ -27,6 +28,7 @@ from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import ray_pool
 from flray.execution.cluster import connected
+from flray.execution.executor import Failed
 from flray.execution.federation import Cohort, Trained
 from flray.execution.ray_pool import ClientActor, Patience, wait_for_resources
 from flray.execution.resources import Actors, Plan
@@ -182,9 +184,9 @@ def test_an_actor_hands_a_task_the_bank_as_it_came() -> None:
 
 
 FAULTY = '''
-from dataclasses import dataclass
-
-import torch
+import os
+import signal
+from contextlib import suppress
 
 from flray.models.mlp200 import Mlp200
 
@@ -196,12 +198,32 @@ class Faulty(Mlp200):
         if bool((batch[1] == 3).any()):
             raise ArithmeticError("label 3 is not to be had")
         return super().example_losses(batch)
+
+
+class Poisonous(Mlp200):
+    """A batch with label 3 ends the process."""
+
+    def example_losses(self, batch):
+        if bool((batch[1] == 3).any()):
+            os._exit(1)
+        return super().example_losses(batch)
+
+
+class Hungry(Mlp200):
+    """The first process that trains is ended as by the kernel when memory runs out."""
+
+    def example_losses(self, batch):
+        with suppress(FileExistsError):
+            open(MARK, "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().example_losses(batch)
 '''
 
 
 @pytest.fixture
 def own_code(tmp_path, monkeypatch) -> Path:
-    (tmp_path / "faulty_of_tests.py").write_text(FAULTY)
+    text = f"{FAULTY}\nMARK = {str(tmp_path / 'killed')!r}\n"
+    (tmp_path / "faulty_of_tests.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
@@ -331,3 +353,61 @@ def test_a_faulty_client_is_named_or_dropped(executor, tmp_path) -> None:
     assert 1 <= holders < 6
     assert result.summary["clients_dropped"] == 2 * holders
     assert result.rounds["train_loss"].notna().all()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster", "own_code")
+def test_a_client_that_kills_its_actors_is_named_or_dropped(tmp_path) -> None:
+    """The others of its block, and the actors, are not given up with it."""
+    overrides = [
+        "model={name: 'faulty_of_tests:Poisonous', hidden: 16}",
+        "split={name: pathological, clients: 6}",
+        f"execution={{executor: ray, engine: loop, block: 3, actors: {{count: 1, {LIGHT}}}}}",
+        "participation=1",
+        "rounds=1",
+    ]
+    dataset = Synthetic(num_train=300, num_test=100, size=8).load()
+    split = Pathological(clients=6).split(dataset, 0)
+    holders = [i for i, ids in enumerate(split.train) if (split.labels[ids] == 3).any()]
+    with pytest.raises(ClientFailure, match=rf"client {holders[0]} failed: .*[Aa]ctor"):
+        flray.run(TINY, tmp_path / "raise", overrides)
+    dropping = flray.run(TINY, tmp_path / "drop", [*overrides, "on_client_failure=drop"])
+    assert dropping.summary["clients_dropped"] == len(holders)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_out_of_memory_loses_nothing(own_code, tmp_path) -> None:
+    hungry = ["model={name: 'faulty_of_tests:Hungry', hidden: 16}", "execution.engine=loop"]
+    pool = ["execution.executor=ray", f"execution.actors={{count: 1, {LIGHT}}}"]
+    disturbed = flray.run(TINY, tmp_path / "run", [*hungry, *pool])
+    assert (own_code / "killed").exists()
+    quiet = flray.run(TINY, tmp_path / "quiet", ["execution.engine=loop"])
+    assert disturbed.summary["params_sha256"] == quiet.summary["params_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_replaced"),
+    [
+        (ObjectLostError("0" * 56, None, "call site"), False),
+        (OutOfMemoryError("the node ran out of memory"), True),
+        (RayActorError(), True),
+    ],
+)
+def test_what_ray_loses_is_a_failed_attempt(monkeypatch, error, is_replaced) -> None:
+    """The block is computed again; a bank that may be lost is sent again."""
+    pool = ray_pool.RayPool("payload", None, None, Patience(), actors=["old"])
+    pool.last_sent = {}, "bank"
+    killed: list[str] = []
+    new = SimpleNamespace(ready=SimpleNamespace(remote=lambda: "ready"))
+
+    def lose(_ref, **_options):
+        raise error
+
+    monkeypatch.setattr(ray_pool.ray, "get", lose)
+    monkeypatch.setattr(ray_pool.ray, "kill", killed.append)
+    monkeypatch.setattr(pool, "_start_one", lambda: new)
+    failed = pool._result("ref", 0, timeout=None)
+    assert isinstance(failed, Failed)
+    assert (pool.actors, killed) == (([new], ["old"]) if is_replaced else (["old"], []))
+    assert (pool.last_sent is None) != is_replaced
