@@ -40,6 +40,7 @@ Value = TypeVar("Value")
 
 HOSTS_KEPT = 4  # by an actor; each has a data set on its device
 BANKS_KEPT = 8
+RESTART_S = 1.0  # between attempts to start an actor
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,6 @@ class Dispatcher:
         self.waiting: deque[Waiting] = deque()
         self.actors: list[Any] = []
         self.idle: deque[int] = deque()  # places in actors
-        self.starting: dict[int, Any] = {}  # ObjectRef of `ready` of a new actor, by place
         self.maps = count()  # tells maps apart whose parts stay among themselves
         self.running: set[asyncio.Task[None]] = set()
         self.counted: Counter[str] = Counter()
@@ -186,17 +186,17 @@ class Dispatcher:
         host = batch[0].host
         if batch[0].trains:
             self.counted.update(jobs=len(parts), blocks=1)
+        is_lost = False
         run = self.actors[place].run.options(num_returns=1 + len(parts))
         done, *outputs = run.remote(host, [self.payloads[host]], parts)
         try:
-            await self._answered(place, f"{host} {batch[0].trains}", done)
+            await self._answered(f"{host} {batch[0].trains}", done)
         except (RayError, TimeoutError) as error:  # whatever it is: its place becomes idle again
             if isinstance(error, TimeoutError):
                 ray.kill(self.actors[place])  # what it was asked for fails with it
                 self.counted.update(hanging=1)
             if isinstance(error, RayActorError | TimeoutError):
-                self.actors[place] = self._start_one()
-                self.starting[place] = self.actors[place].ready.remote()
+                is_lost = True
             if len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
@@ -205,21 +205,29 @@ class Dispatcher:
         for unit, output in zip(batch, outputs, strict=False):
             if not unit.answer.done():
                 unit.answer.set_result(output)
+        if is_lost:
+            self._dispatch()  # others may be idle
+            await self._replaced(place)
         self.idle.append(place)
         self._dispatch()
 
-    async def _answered(self, place: int, kind: str, done: Any) -> None:
-        """Wait for a block, but not much longer than others of its kind took.
+    async def _replaced(self, place: int) -> None:
+        """Start another actor; it may have to wait for a machine, and is handed nothing before."""
+        while True:
+            self.actors[place] = self._start_one()
+            try:
+                await self.actors[place].ready.remote()
+            except RayError:
+                await asyncio.sleep(RESTART_S)
+            else:
+                return
 
-        The time before its actor has started does not count: it may wait for a machine.
-        """
+    async def _answered(self, kind: str, done: Any) -> None:
+        """Wait for a block, but not much longer than others of its kind took."""
 
         async def ended() -> None:
             await done
 
-        if place in self.starting:
-            await self.starting[place]
-            del self.starting[place]
         begin = monotonic()
         await asyncio.wait_for(ended(), self.patience.of(kind))
         self.patience.learn(kind, monotonic() - begin)

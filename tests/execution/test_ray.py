@@ -4,8 +4,10 @@ import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -279,16 +281,36 @@ def test_patience_follows_the_jobs_that_ended() -> None:
     assert (patience.of("Train"), patience.of("Score")) == (30.0, 50.0)
 
 
-def test_an_actor_that_waits_for_a_machine_does_not_hang(monkeypatch) -> None:
-    """Both jobs are too old; the actor of the first has not started yet."""
-    pool = ray_pool.RayPool(None, None, None, Patience(first_s=1.0), starting={0: "ready"})
-    there: list[str] = []
-    monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, **_: (there, refs))
-    old = {"a": ray_pool.Running(0, 0, since=0.0), "b": ray_pool.Running(1, 1, since=0.0)}
-    assert pool._hanging(old, "Train") == ["b"]
-    there.append("ready")
-    assert pool._hanging(old, "Train") == ["b"]  # a is young from its start on
+def test_an_actor_that_waits_for_a_machine_is_handed_no_job(monkeypatch) -> None:
+    """Three jobs on two places, of which one starts only when the first job has ended."""
+    handed: list[int] = []
+    actors = [SimpleNamespace(run=SimpleNamespace(remote=partial(_run, n, handed))) for n in (0, 1)]
+    pool = ray_pool.RayPool(None, None, None, Patience(), actors=actors, starting={1: "ready"})
+
+    def wait(refs, **_):
+        done = [ref for ref in refs if ref != "ready" or handed]
+        return done[:1], refs
+
+    monkeypatch.setattr(ray_pool.ray, "wait", wait)
+    monkeypatch.setattr(ray_pool.ray, "put", lambda value: value)
+    monkeypatch.setattr(ray_pool.ray, "get", lambda ref, **_: ref)
+    outputs = pool.map(lambda: None, {}, ["a", "b", "c"])
+    assert outputs == [(0, "a"), (0, "b"), (1, "c")] or outputs == [(0, "a"), (1, "b"), (0, "c")]
+    assert handed[0] == 0
+    assert 1 in handed
     assert pool.starting == {}
+
+
+def _run(place: int, handed: list[int], _task, _bank, job) -> tuple[int, str]:
+    handed.append(place)
+    return place, job
+
+
+def test_a_job_that_takes_far_longer_than_others_hangs() -> None:
+    pool = ray_pool.RayPool(None, None, None, Patience(first_s=1000.0))
+    now = monotonic()
+    running = {"a": ray_pool.Running(0, 0, now), "b": ray_pool.Running(1, 1, now - 1001.0)}
+    assert pool._hanging(running, "Train") == ["b"]
 
 
 def _client_actor_pids() -> list[int]:
