@@ -31,6 +31,6 @@ def fetched(place: Path | str) -> Path:
     """The folder itself, or a local copy of what lies at a URL."""
     if not isinstance(place, str):
         return place
-    mirror = Mirror(place)
+    mirror = Mirror(place, "read")
     mirror.fetch()
     return mirror.local

@@ -18,7 +18,7 @@ from typing import Any
 import fsspec
 
 from flray.errors import ExperimentError
-from flray.records.lock import check_free
+from flray.records.lock import NAME, check_free
 
 EVERY_S = 30.0  # between copies while a run goes on
 MANIFESTS = "checkpoints/round_*.json"
@@ -28,9 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """Keeps the copy of `local` at a URL up to date."""
+    """Keeps the copy of `local` at a URL up to date.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        kind: folders of different kinds are different: who reads must not disturb who runs.
+    """
+
+    def __init__(self, url: str, kind: str = "run") -> None:
         self.url = url
         try:
             files: tuple[Any, str] = fsspec.core.url_to_fs(url)  # Any: a file system of fsspec's
@@ -40,13 +44,14 @@ class Mirror:
             ) from error
         self.files, self.root = files
         name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
-        self.local = Path(gettempdir()) / f"flray-{name}"
+        self.local = Path(gettempdir()) / f"flray-{kind}-{name}"
         self.sent: dict[str, tuple[int, int]] = {}  # size and time of change by relative path
         self.next = 0.0
 
     def fetch(self) -> None:
         """Make the local folder what lies at the URL; nothing there is no folder."""
-        check_free(self.local)
+        for lock in self.local.rglob(NAME):
+            check_free(lock.parent)
         self._clear()
         for name in self._remote():
             target = self.local / name

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from flray.errors import ExperimentError
 from flray.records.checkpoint import CheckpointStore
+from flray.records.lock import locked
 from flray.records.mirror import Mirror
 
 
@@ -97,3 +99,12 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_a_run(mirror, monkeypatc
     mirror.next = 0.0
     mirror.push_sometimes()
     assert mirror.files.cat_file(f"{mirror.root}/summary.json") == b"{}"
+
+
+def test_a_folder_that_is_being_run_is_not_fetched_over(mirror) -> None:
+    with (
+        locked(mirror.local / "fedavg" / "seed_0"),
+        pytest.raises(ExperimentError, match="is being run by another process"),
+    ):
+        mirror.fetch()
+    assert Mirror(mirror.url, "read").local != mirror.local
