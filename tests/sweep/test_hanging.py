@@ -1,6 +1,8 @@
 """A trial that hangs holds a sweep neither for ever nor beyond its time."""
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from flray.config.build import run_experiment
+from flray.config.experiment import parse_experiment
 from flray.execution.ray_pool import Patience
 from flray.sweep import tuning
 from flray.sweep.cache import Cache
-from flray.sweep.driver import run_sweep
+from flray.sweep.driver import Watch, run_sweep
 from flray.sweep.folder import STATES, alive_file, read_states
 from flray.sweep.space import parse_space
 from flray.sweep.trial import Job
@@ -90,32 +94,49 @@ def test_who_asks_whether_it_is_over_shows_that_it_goes_on(job) -> None:
     assert cache.is_over()
 
 
-ENDLESS = """
-import os
-import signal
-from time import sleep
-
-from flray.algorithms.fedavg import FedAvg
-
-
-class Endless(FedAvg):
-    def round(self, state, cohort, fed):
-        if fed.training.lr == 0.2 and cohort.t == 2:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return super().round(state, cohort, fed)
-"""
+def trial_processes() -> list[int]:
+    """Processes below this one in which Tune runs a trial."""
+    parents, titles = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rsplit(")")[-1].split()[1]
+            )
+            titles[int(folder.name)] = (folder / "cmdline").read_text()
+    found = []
+    for pid, title in titles.items():
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and title.startswith("ray::ImplicitFunc"):
+            found.append(pid)
+    return found
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("cluster")
-def test_a_stopped_trial_does_not_hold_a_sweep_beyond_its_time(tmp_path, monkeypatch) -> None:
-    """One of three processes stops itself: the others are done, it is left to --resume."""
-    (tmp_path / "endless_of_tests.py").write_text(ENDLESS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(tuning, "LATE_S", 3.0)
-    experiment = {**TINY, "algorithm": "endless_of_tests:Endless"}
-    space = parse_space({"experiment": experiment, "space": {"train.lr": [0.1, 0.2, 0.3]}})
-    result = run_sweep(space, Path(tmp_path / "out"), max_minutes=1.0)
-    states = read_states(tmp_path / "out")
-    assert [states[n].status for n in range(3)] == ["done", "unfinished", "done"]
-    assert (result.report["done"], result.report["unfinished"]) == (2, 1)
+def test_a_stopped_trial_does_not_hold_a_sweep_that_is_to_end(tmp_path, monkeypatch) -> None:
+    """The process of the second row is stopped in its rounds, then the sweep is told to stop."""
+    monkeypatch.setattr(tuning, "LATE_S", 10.0)
+    experiment = {**TINY, "rounds": 150, "evaluate": {"every": 50}}
+    space = parse_space(
+        {"experiment": experiment, "space": {"train.lr": [0.1, 0.2, 0.3]}, "concurrency": 1}
+    )
+    out, stopped = tmp_path / "out", []
+
+    def stop_the_second(_progress) -> None:
+        if alive_file(out, 1).exists() and not stopped:
+            for pid in trial_processes():
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+
+    result = run_sweep(space, out, watch=Watch(stop_the_second, should_stop=lambda: bool(stopped)))
+    states = read_states(out)
+    assert len(stopped) == 1
+    assert (states[0].status, states[1].status) == ("done", "unfinished")
+    assert (result.report["done"], result.report["unfinished"]) == (1, 2)
+    assert not Path(f"/proc/{stopped[0]}").exists()
+    rest = run_sweep(space, out, resume=True)
+    alone = run_experiment(parse_experiment(states[1].plain), tmp_path / "alone")
+    assert rest.table["params_sha256"].iloc[1] == alone.summary["params_sha256"]
