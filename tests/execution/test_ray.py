@@ -231,23 +231,24 @@ def own_code(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("num_killed", [1, 2])
 @pytest.mark.usefixtures("cluster")
-def test_a_killed_actor_loses_nothing(tmp_path) -> None:
-    """Processes of client actors are killed from outside while the run goes on."""
+def test_a_killed_actor_loses_nothing(tmp_path, num_killed) -> None:
+    """Processes of client actors, one or all, are killed from outside while the run goes on."""
     times = 2
     seen: list[int] = []
 
-    def kill_one(row) -> None:
+    def kill_some(row) -> None:
         if row["round"] <= times:
-            pid = _client_actor_pids()[0]
-            os.kill(pid, signal.SIGKILL)
-            seen.append(pid)
+            for pid in _client_actor_pids()[:num_killed]:
+                os.kill(pid, signal.SIGKILL)
+                seen.append(pid)
 
     pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}", "train.epochs=40"]
     plain = override(TINY, [*HARD, *pool])
-    result = run_experiment(parse_experiment(plain), tmp_path / "run", on_round=kill_one)
+    result = run_experiment(parse_experiment(plain), tmp_path / "run", on_round=kill_some)
     quiet = flray.run(plain, tmp_path / "quiet", ["execution.executor=inline"])
-    assert len(set(seen)) == times
+    assert len(set(seen)) >= times * num_killed - 1  # one may be about to start
     assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
 
 
