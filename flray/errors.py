@@ -8,6 +8,10 @@ class ExperimentError(ValueError):
     """
 
 
+class NoRoom(ExperimentError, OSError):
+    """A file could not be written because the disk is full; those that were there are intact."""
+
+
 class ServerLost(RuntimeError):
     """The process that ran the rounds is gone; the run directory holds all it had done."""
 

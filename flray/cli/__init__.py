@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -17,6 +17,21 @@ WIDTH_OF_A_PIPE = 120
 TABLE_FORMATS = ("rich", "md", "latex", "csv")
 SHIPPED = ("experiments", "spaces")
 KINDS = ("algorithms", "datasets", "splits", "models", "stages")
+
+
+class Place(click.Path):
+    """A folder, as a Path, or a URL, as text."""
+
+    name = "folder or URL"
+
+    def __init__(self, exists: bool = False) -> None:
+        super().__init__(exists=exists, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # Any: click's own
+        if isinstance(value, str) and "://" in value:
+            return value
+        return super().convert(value, param, ctx)
+
 
 # Commands import what they need when they run: torch and Lightning take seconds, --help must not.
 
@@ -43,8 +58,8 @@ def cli() -> None:
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the run, or of all of them.  [default: a new one below runs/]",
+    type=Place(),
+    help="Folder or URL (s3://...) of the run, or of all of them.  [default: below runs/]",
 )
 @click.option(
     "--resume", is_flag=True, help="Go on where the run in --out, or the newest, stopped."
@@ -55,7 +70,7 @@ def cli() -> None:
     help="Stop after the round in which so many minutes have passed; --resume goes on.",
 )
 def run(
-    arguments: tuple[str, ...], out: Path | None, resume: bool, max_minutes: float | None
+    arguments: tuple[str, ...], out: Path | str | None, resume: bool, max_minutes: float | None
 ) -> None:
     """Run one or several experiments; several, or seeds=N, end in one paired table.
 
@@ -67,16 +82,18 @@ def run(
     flray run experiments/flhc/mnist_label_swap.yaml execution.device=cpu --out runs/swap --resume
     """
     from flray.cli.campaign import plan_runs, run_all
+    from flray.cli.places import mirrored
 
-    run_all(plan_runs(arguments, out, resume), _console(), resume, max_minutes)
+    with mirrored(out) as (folder, mirror):
+        run_all(plan_runs(arguments, folder, resume), _console(), resume, max_minutes, mirror)
 
 
 @cli.command()
 @click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the sweep.  [default: a new one below runs/]",
+    type=Place(),
+    help="Folder or URL (s3://...) of the sweep.  [default: a new one below runs/]",
 )
 @click.option(
     "--resume", is_flag=True, help="Go on where the sweep in --out, or the newest, stopped."
@@ -87,7 +104,7 @@ def run(
     help="Stop after the rounds in which so many minutes have passed; --resume goes on.",
 )
 def sweep(
-    arguments: tuple[str, ...], out: Path | None, resume: bool, max_minutes: float | None
+    arguments: tuple[str, ...], out: Path | str | None, resume: bool, max_minutes: float | None
 ) -> None:
     """Run every experiment of a space with Ray Tune, and train nothing twice.
 
@@ -100,9 +117,11 @@ def sweep(
     A space names an experiment and what it varies; search, scheduler, concurrency, client_actors
     and more are keys of it too (docs/spaces.md), and any of them can be set as key=value.
     """
+    from flray.cli.places import mirrored
     from flray.cli.sweeping import sweep
 
-    sweep(arguments, out, resume, max_minutes, _console())
+    with mirrored(out) as (folder, mirror):
+        sweep(arguments, folder, resume, max_minutes, _console(), mirror)
 
 
 @cli.command()
@@ -162,22 +181,21 @@ def plan(
 
 
 @cli.command()
-@click.argument(
-    "folders",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-)
+@click.argument("folders", nargs=-1, required=True, type=Place(exists=True))
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page.  [default: report.html in the first folder]",
+    help="The page.  [default: report.html in the first folder, of a URL here]",
 )
-def report(folders: tuple[Path, ...], out: Path | None) -> None:
+def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
     """One self-contained HTML page of a run, several runs, or a sweep."""
+    from flray.cli.places import fetched
     from flray.cli.reporting import write_report
 
-    write_report(folders, out, _console())
+    local = tuple(fetched(folder) for folder in folders)
+    if isinstance(folders[0], str) and out is None:
+        out = Path("report.html")
+    write_report(local, out, _console())
 
 
 @cli.command()
@@ -240,26 +258,31 @@ def keep(out: Path) -> None:
 
     request = json.load(sys.stdin)
     execution = request["experiment"]["execution"]
-    with connected():
-        processes = start_processes(Actors(**execution["actors"]), execution["threads"] or 1)
-        from flray.cli.keeper import keep  # here: the actors import torch and Lightning meanwhile
+    try:
+        with connected():
+            processes = start_processes(Actors(**execution["actors"]), execution["threads"] or 1)
+            from flray.cli.keeper import keep  # here: the actors import torch meanwhile
 
-        keep(request, out, processes)
+            keep(request, out, processes)
+    except ServerLost as lost:
+        from flray.cli.keeper import start_again
+
+        start_again(request, lost)
 
 
 @cli.command()
 @click.argument("name", metavar="TABLE")
 @click.option(
     "--runs",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Place(),
     default=Path("runs"),
     show_default=True,
-    help="Folder below which finished runs are looked for.",
+    help="Folder or URL below which finished runs are looked for.",
 )
 @click.option(
     "--format", "form", type=click.Choice(TABLE_FORMATS), default="rich", show_default=True
 )
-def table(name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"]) -> None:
+def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv"]) -> None:
     """A published table with our numbers beside the paper's.
 
     \b
@@ -267,9 +290,10 @@ def table(name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"]) ->
     flray table flt.I --format md          Roman numerals are numbers too
     flray list tables                      all of them, and what they cost
     """
+    from flray.cli.places import fetched
     from flray.cli.tables import show_table
 
-    show_table(name, runs, form, _console())
+    show_table(name, fetched(runs), form, _console())
 
 
 @cli.command()

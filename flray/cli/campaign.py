@@ -4,8 +4,8 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flray.cli.keeper import Detached, raise_what_the_keeper_said, start_keeper, watch
+from flray.cli.keeper import (
+    MOST_RESTARTS,
+    Detached,
+    raise_what_the_keeper_said,
+    start_keeper,
+    watch,
+)
+from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import Plain
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import (
@@ -31,6 +38,7 @@ from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.lock import check_free, holder
+from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.comparison import (
     clustering_sheet,
@@ -84,7 +92,7 @@ def _read_command(root: Path) -> dict[str, Any]:  # Any: JSON
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def resume_command(root: Path) -> str:
+def resume_command(root: Path | str) -> str:
     """What to type to go on with the runs of a folder."""
     return f"flray run --out {shlex.quote(str(root))} --resume"
 
@@ -165,27 +173,50 @@ def _held(folder: Path, planned: Plain) -> Plain:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], console: Console, resume: bool, max_minutes: float | None
+    runs: Sequence[PlannedRun],
+    console: Console,
+    resume: bool,
+    max_minutes: float | None,
+    mirror: Mirror | None = None,
 ) -> None:
     """Run them in order, show each round, end in one table; stop in time where a limit is given."""
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
+    with noticing_sigterm(console.print) as is_ending:
+        done = _run_in_order(
+            runs, console, resume, lambda: is_ending() or perf_counter() > deadline, mirror
+        )
+    if done is not None:
+        _conclude(done, console)
+
+
+def _run_in_order(
+    runs: Sequence[PlannedRun],
+    console: Console,
+    resume: bool,
+    should_stop: Callable[[], bool],
+    mirror: Mirror | None,
+) -> list[RunRecord] | None:
+    """Run one after another; None if there is more to do."""
     done: list[RunRecord] = []
     for planned in runs:
+        if done and should_stop():
+            _show_stopped("stopped", planned, console, mirror)
+            return None
         seed = planned.experiment.settings.seed
         console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
         try:
-            summary = _run_one(planned, console, resume, lambda: perf_counter() > deadline)
+            summary = _run_one(planned, console, resume, should_stop, mirror)
         except Detached:
             console.print(detached_line(planned.out), soft_wrap=True, markup=False)
-            return
+            return None
         except KeyboardInterrupt:
-            _show_stopped("interrupted", planned, console)
+            _show_stopped("interrupted", planned, console, mirror)
             raise click.Abort from None
         if summary is None:
-            _show_stopped("stopped", planned, console)
-            return
+            _show_stopped("stopped", planned, console, mirror)
+            return None
         done.append(RunRecord(planned.out, planned.experiment.plain, summary, planned.name))
-    _conclude(done, console)
+    return done
 
 
 def _conclude(done: Sequence[RunRecord], console: Console) -> None:
@@ -205,9 +236,10 @@ def _conclude(done: Sequence[RunRecord], console: Console) -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _show_stopped(how: str, planned: PlannedRun, console: Console) -> None:
+def _show_stopped(how: str, planned: PlannedRun, console: Console, mirror: Mirror | None) -> None:
     root = planned.command.root if planned.command else planned.out
-    console.print(f"{how}; go on with: {resume_command(root)}", soft_wrap=True, markup=False)
+    command = resume_command(root if mirror is None else mirror.url)
+    console.print(f"{how}; go on with: {command}", soft_wrap=True, markup=False)
 
 
 def detached_line(out: Path) -> str:
@@ -224,7 +256,11 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def _run_one(
-    planned: PlannedRun, console: Console, resume: bool, should_stop: Callable[[], bool]
+    planned: PlannedRun,
+    console: Console,
+    resume: bool,
+    should_stop: Callable[[], bool],
+    mirror: Mirror | None,
 ) -> Summary | None:
     num_rounds = planned.experiment.settings.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -245,23 +281,18 @@ def _run_one(
         console.print(round_line(shown, num_rounds), soft_wrap=True)
         bar.update(task, completed=row["round"])
 
+    def show_and_copy(row: Summary) -> None:
+        show(row)
+        if mirror is not None:
+            mirror.push_sometimes()
+
     with bar if console.is_terminal else nullcontext():
         if planned.experiment.settings.execution.executor == "ray":
-            return _run_kept(planned, resume, show, console.print, should_stop)
-        following = tracked(planned.experiment, planned.out, show, figures_of)
-        with terminating_as_interrupted(), following as on_round:
+            url = None if mirror is None else mirror.url
+            return _run_kept(planned, resume, show, console.print, should_stop, url)
+        with tracked(planned.experiment, planned.out, show_and_copy, figures_of) as on_round:
             out = planned.out
             return run_experiment(planned.experiment, out, resume, on_round, should_stop).summary
-
-
-@contextmanager
-def terminating_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does, so that the round in memory is still written."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run_kept(
@@ -270,6 +301,7 @@ def _run_kept(
     show: Callable[[Summary], None],
     say: Callable[[str], None],
     should_stop: Callable[[], bool],
+    mirror: str | None,
 ) -> Summary | None:
     """Run on Ray in a process of its own, which may be left alone and attached to again."""
     directory = RunDirectory(planned.out)
@@ -278,10 +310,15 @@ def _run_kept(
     if directory.is_finished(plain):
         return directory.summary()
     check_free(planned.out)
-    process = start_keeper(planned.experiment, planned.out, resume)
-    if planned.command is not None:
-        planned.command.write()
-    watch(planned.out, lambda: process.poll() is None, show, say, should_stop)
+    for restart in range(MOST_RESTARTS + 1):
+        process = start_keeper(planned.experiment, planned.out, resume or restart > 0, mirror)
+        if planned.command is not None:
+            planned.command.write()
+        watch(planned.out, lambda: process.poll() is None, show, say, should_stop)  # noqa: B023
+        if process.returncode != -signal.SIGKILL or should_stop():
+            break
+        if restart < MOST_RESTARTS:
+            say("the keeper was killed: going on from the last checkpoint")
     raise_what_the_keeper_said(process, planned.out)
     return directory.summary()
 
@@ -292,6 +329,8 @@ def attach_to(out: Path, console: Console) -> None:
     if not directory.holds_run():
         raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
     config = directory.config()
+    if not isinstance(config.get("rounds"), int):
+        raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")
 
     def show(row: Summary) -> None:
         console.print(round_line(with_merges(row, out, config), config["rounds"]), soft_wrap=True)

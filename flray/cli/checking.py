@@ -40,7 +40,7 @@ def _is_cluster_file(path: Path) -> bool:
     """Does this file hold a cluster for `ray up`?"""
     if not path.is_file():
         return False
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith(("cluster_name:", "provider:")) for line in lines)
 
 

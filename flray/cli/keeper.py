@@ -8,14 +8,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import sleep
 from typing import Any
 
+from flray.cli.stopping import noticing_sigterm
 from flray.config.build import run_experiment
 from flray.config.experiment import Experiment, parse_experiment
-from flray.errors import ClientFailure, ExperimentError
+from flray.errors import ClientFailure, ExperimentError, ServerLost
+from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.figures import figures_of
 from flray.server.actor import Processes
@@ -23,6 +27,7 @@ from flray.server.loop import ignore
 from flray.sweep.tracking import tracked
 
 POLL_S = 0.3
+MOST_RESTARTS = 3  # of a run that loses its server or its keeper
 LOG = "server.log"
 STOP = "stop.wish"
 FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
@@ -35,20 +40,67 @@ class Detached(Exception):
     """The watcher leaves, the run goes on."""
 
 
+def start_again(request: Row, lost: ServerLost) -> None:
+    """Go on from the last checkpoint after a run has lost its server, a few times.
+
+    In a new program, for what is left of Ray in this one may be of no use.
+    """
+    restarts = request.get("restarts", 0)
+    if restarts == MOST_RESTARTS:
+        raise lost
+    print(f"{lost.args[0]}: started again, {restarts + 1} of at most {MOST_RESTARTS} times")
+    _become({**request, "resume": True, "restarts": restarts + 1})
+
+
+def _become(request: Row) -> None:
+    """Replace this program by one that is asked for the same; it keeps its process id."""
+    with TemporaryFile("w+") as file:
+        json.dump(request, file)
+        file.seek(0)
+        os.dup2(file.fileno(), sys.stdin.fileno())
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "flray", *sys.argv[1:]])
+
+
 def keep(request: Row, out: Path, processes: Processes) -> None:
     """Run the experiment of a request, until it is done or told to stop."""
     experiment = parse_experiment(request["experiment"])
     wish = out / STOP
     wish.unlink(missing_ok=True)
     try:
-        with tracked(experiment, out, ignore, figures_of) as on_round:
-            resume = request["resume"]
-            run_experiment(experiment, out, resume, on_round, wish.exists, processes)
+        with (
+            noticing_sigterm(print) as is_ending,
+            mirrored_rounds(request["mirror"]) as follow,
+            tracked(experiment, out, follow, figures_of) as on_round,
+        ):
+            run_experiment(
+                experiment,
+                out,
+                request["resume"],
+                on_round,
+                lambda: is_ending() or wish.exists(),
+                processes,
+            )
     finally:
         wish.unlink(missing_ok=True)
 
 
-def start_keeper(experiment: Experiment, out: Path, resume: bool) -> subprocess.Popen[str]:
+@contextmanager
+def mirrored_rounds(url: str | None) -> Iterator[Callable[[Row], None]]:
+    """What to call after each round, so that the URL gets a copy; it has everything in the end."""
+    if url is None:
+        yield ignore
+        return
+    mirror = Mirror(url)
+    try:
+        yield lambda _row: mirror.push_sometimes()
+    finally:
+        mirror.push()
+
+
+def start_keeper(
+    experiment: Experiment, out: Path, resume: bool, mirror: str | None
+) -> subprocess.Popen[str]:
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "flray", "keep", str(out.absolute())]
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -64,7 +116,8 @@ def start_keeper(experiment: Experiment, out: Path, resume: bool) -> subprocess.
         )
     assert process.stdin is not None
     with process.stdin as pipe:
-        json.dump({"experiment": experiment.plain, "resume": resume}, pipe)
+        request = {"experiment": experiment.plain, "resume": resume, "mirror": mirror}
+        json.dump(request, pipe)
     return process
 
 
@@ -78,13 +131,13 @@ def watch(
     """Show each round of a run as it is recorded, until nobody runs it any more."""
     directory = RunDirectory(out)
     seen, told = len(directory.rows()), len(directory.plans())
-    asked_to_stop = False
+    asked_to_stop = is_begun = False
     while True:
         try:
             running = is_running()
             for plan in directory.plans()[told:]:
-                say(plan or "in process")
-                told += 1
+                say(f"{'started again: ' if is_begun else ''}{plan or 'in process'}")
+                told, is_begun = told + 1, True
             for row in directory.rows(seen):
                 seen += 1  # first: an interrupt must not show a row twice
                 show(row)

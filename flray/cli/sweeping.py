@@ -13,8 +13,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
+from flray.records.mirror import Mirror
 from flray.report.figures import figures_of
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.report.sweep_sheet import top_sheet
@@ -36,6 +38,7 @@ def sweep(
     resume: bool,
     max_minutes: float | None,
     console: Console,
+    mirror: Mirror | None = None,
 ) -> None:
     """Run the space among the arguments; the others are `key=value`."""
     files = [argument for argument in arguments if "=" not in argument]
@@ -48,8 +51,17 @@ def sweep(
     again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(str(folder))} --resume"
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
     try:
-        with _shown(console, space.options.metric) as show:
-            watch = Watch(show, figures_of)
+        with (
+            noticing_sigterm(console.print) as is_ending,
+            _shown(console, space.options.metric) as show,
+        ):
+
+            def follow(progress: Progress) -> None:
+                show(progress)
+                if mirror is not None:
+                    mirror.push_sometimes()
+
+            watch = Watch(follow, figures_of, is_ending)
             result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
         console.print(f"interrupted; go on with: {again}", soft_wrap=True, markup=False)
@@ -61,7 +73,7 @@ def is_space(path: Path) -> bool:
     """Does this file hold a space, which names an experiment, rather than one itself?"""
     if path.suffix not in YAML_FILES or not path.is_file():
         return False
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith("experiment:") for line in lines)
 
 

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from flray.config.reading import parse_yaml
+from flray.config.reading import parse_yaml, read_text
 from flray.config.shipped import find_file
 from flray.errors import ExperimentError
 
@@ -205,8 +206,7 @@ def read_mapping(path: Path, where: str) -> Plain:
             "give a path relative to the current folder"
         )
     try:
-        with found.open(encoding="utf-8") as file:
-            given = parse_yaml(file)
+        given = parse_yaml(read_text(found))
         plain = _resolved({} if given is None else given)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
@@ -216,10 +216,36 @@ def read_mapping(path: Path, where: str) -> Plain:
 
 
 def _resolved(given: Any) -> Any:
-    """YAML with its `${...}` filled in."""
+    """YAML with its `${...}` filled in: other keys of the file, and nothing from outside.
+
+    OmegaConf would also call functions, and write the environment's secrets into a run directory.
+    """
     if not isinstance(given, dict | list):
         return given
+    _refuse_resolvers(given)
     return OmegaConf.to_container(OmegaConf.create(given), resolve=True)
+
+
+def _refuse_resolvers(given: Any) -> None:
+    if isinstance(given, dict | list):
+        for child in given.values() if isinstance(given, dict) else given:
+            _refuse_resolvers(child)
+    elif isinstance(given, str) and _calls_resolver(given):
+        raise YAMLError(f"${{...}} refers to another key of the file, got {given!r}")
+
+
+def _calls_resolver(text: str) -> bool:
+    """True if a colon stands inside `${...}`.
+
+    >>> _calls_resolver("${seed}:x"), _calls_resolver("${oc.env:HOME}")
+    (False, True)
+    """
+    depth = 0
+    for mark in re.findall(r"\$\{|\}|:", text):
+        if mark == ":" and depth:
+            return True
+        depth = max(0, depth + {"${": 1, "}": -1}.get(mark, 0))
+    return False
 
 
 def _file_and_changes(target: type, given: object) -> tuple[str | None, object]:

@@ -5,13 +5,15 @@ YAML 1.1, which PyYAML follows, reads the words on, off, yes, no, y and n as boo
 """
 
 import re
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 _REPLACED = (_BOOL, _FLOAT, "tag:yaml.org,2002:timestamp")  # a date is text
 _MERGE = "<<"
+MOST_VALUES = 100_000
 
 _TRUE_OR_FALSE = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
 # PyYAML's own does not know 1e-3, which has no point.
@@ -48,10 +50,49 @@ _Loader.add_implicit_resolver(_BOOL, _TRUE_OR_FALSE, list("tTfF"))
 _Loader.add_implicit_resolver(_FLOAT, _NUMBER, list("-+0123456789."))
 
 
-def parse_yaml(text: str | IO[str]) -> Any:  # Any: YAML
-    """The value that a text or an open file describes; raises `yaml.YAMLError` if it is not YAML.
+def parse_yaml(text: str) -> Any:  # Any: YAML
+    """The value that a text describes; raises `yaml.YAMLError` if it is not YAML as above.
+
+    Keys are text; values are text, numbers, true, false, null, lists and mappings.
 
     >>> parse_yaml("{on: relation, keep: yes, shuffle: True, lr: 1e-3}")
     {'on': 'relation', 'keep': 'yes', 'shuffle': True, 'lr': 0.001}
     """
-    return yaml.load(text, _Loader)
+    try:
+        value = yaml.load(text, _Loader)
+        if _size(value, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES} values")
+    except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:
+        raise yaml.YAMLError(str(error)) from error  # of a tag, as in `!!int x`
+    except RecursionError as error:
+        raise yaml.YAMLError("too many lists or mappings inside each other") from error
+    return value
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; raises `yaml.YAMLError` if it holds none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are; those that an alias repeats count each time they are used.
+
+    A few lines of aliases of aliases stand for billions, which copying would write out.
+    """
+    if id(value) in known:
+        return known[id(value)]
+    if not isinstance(value, list | dict):
+        if not isinstance(value, str | int | float | None):
+            raise ValueError(f"text, a number, true, false or null was expected, got {value!r}")
+        return 1
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"keys are text, got {key!r}; write it in quotes")
+    known[id(value)] = MOST_VALUES  # of one that holds itself
+    children = value.values() if isinstance(value, dict) else value
+    known[id(value)] = 1 + sum(_size(child, known) for child in children)
+    return known[id(value)]

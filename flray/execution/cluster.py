@@ -2,13 +2,16 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 from flray.errors import ExperimentError
 
@@ -28,6 +31,7 @@ def connected() -> Iterator[None]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }  # Any: ray.init's own
+    on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
     if address := os.environ.get("RAY_ADDRESS"):
         require_listener(address)
         try:
@@ -35,7 +39,10 @@ def connected() -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ExperimentError(_no_cluster(address, error)) from error
     else:
-        ray.init(address="local", include_dashboard=False, **options)
+        with _on_loopback():
+            ray.init(address="local", include_dashboard=False, **options)
+    if callable(on_sigterm) and current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
     finally:
@@ -59,6 +66,20 @@ def _no_cluster(address: str, error: Exception) -> str:
         f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it for "
         "a local cluster"
     )
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray listen where this machine alone can connect, as it does on macOS and Windows.
+
+    Whoever reaches its ports can run code here.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:

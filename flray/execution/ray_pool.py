@@ -16,7 +16,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 from ray.util import register_serializer
 
 from flray.client.host import Host, HostSettings, start_host
@@ -104,35 +104,46 @@ class RayPool:
     ) -> list[Output | Failed]:
         sent_task, sent_bank = ray.put(task), self._sent(bank)
         outputs: list[Output | Failed | None] = [None] * len(jobs)
-        waiting, idle = deque(range(len(jobs))), deque(range(len(self.actors)))
+        waiting, idle = deque(range(len(jobs))), deque(self._places_at_work())
         running: dict[Any, Running] = {}  # by ObjectRef
         kind = type(task).__name__
         while waiting or running:
+            if self.starting:
+                idle.extend(self._just_started(0.0))
             for place in list(idle):
                 job = _next_for(place, waiting, jobs)
                 if job is not None:
                     idle.remove(place)
                     ref = self.actors[place].run.remote(sent_task, sent_bank, jobs[job])
                     running[ref] = Running(job, place, monotonic())
+            if not running:  # what waits is for actors that are still to start
+                idle.extend(self._just_started(POLL_S))
+                continue
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
             for ref in ended or self._hanging(running, kind):
                 now = running.pop(ref)
                 outputs[now.job] = self._result(ref, now.place, timeout=None if ended else 0)
                 if ended:
                     self.patience.learn(kind, monotonic() - now.since)
-                idle.append(now.place)
+                if now.place not in self.starting:
+                    idle.append(now.place)
         return [output for output in outputs if output is not None]
 
-    def _hanging(self, running: dict[Any, Running], kind: str) -> list[Any]:
-        """Jobs that take far longer than others did: their actors are stopped or stuck.
+    def _places_at_work(self) -> list[int]:
+        """Those whose actors have started; one that waits for a machine is handed no job."""
+        self._just_started(0.0)
+        return [place for place in range(len(self.actors)) if place not in self.starting]
 
-        The time before an actor has started does not count: it may wait for a machine.
-        """
-        for ref, each in running.items():
-            if each.place in self.starting:
-                if ray.wait([self.starting[each.place]], timeout=0)[0]:
-                    del self.starting[each.place]
-                running[ref] = replace(each, since=monotonic())
+    def _just_started(self, timeout: float) -> list[int]:
+        """The places whose actors have started since they were asked for last."""
+        places = {ref: place for place, ref in self.starting.items()}
+        started, _ = ray.wait(list(places), num_returns=1, timeout=timeout) if places else ([], [])
+        for ref in started:
+            del self.starting[places[ref]]
+        return [places[ref] for ref in started]
+
+    def _hanging(self, running: dict[Any, Running], kind: str) -> list[Any]:
+        """Jobs that take far longer than others did: their actors are stopped or stuck."""
         latest = monotonic() - self.patience.of(kind)
         return [ref for ref, each in running.items() if each.since < latest]
 
@@ -151,8 +162,11 @@ class RayPool:
             ray.kill(self.actors[place])
             self._replace(place)
             return Failed(TimeoutError("its actor did not answer: it hangs or was stopped"))
-        except (RayActorError, RayTaskError) as error:
-            if isinstance(error, RayActorError):
+        except RayError as error:
+            if isinstance(error, ObjectLostError):
+                self.last_sent = None  # it may have been the bank: the next attempt sends it again
+            elif not isinstance(error, RayTaskError):  # its process died, or memory ran out
+                ray.kill(self.actors[place])
                 self._replace(place)
             return failure(error)
 

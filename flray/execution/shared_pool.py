@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from time import monotonic
 from typing import Any, TypeVar
 
 import ray
@@ -27,6 +28,7 @@ from flray.execution.client_actor import wait_for_resources
 from flray.execution.cluster import actor_environment
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.ray_pool import (
+    Patience,
     Payload,
     failure,
     share_tensors_without_copies,
@@ -41,6 +43,7 @@ Value = TypeVar("Value")
 HOSTS_KEPT = 4  # by an actor; each has a data set on its device
 BANKS_KEPT = 8
 TRAININGS_KEPT = 64  # whose models stay with a host, of all experiments that share it
+RESTART_S = 1.0  # between attempts to start an actor
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ class Waiting:
 class Dispatcher:
     """Hands parts to actors as these become free; a Ray actor that computes nothing itself."""
 
-    def __init__(self, plan: Plan, threads: int) -> None:
-        self.plan, self.threads = plan, threads
+    def __init__(self, plan: Plan, threads: int, patience: Patience) -> None:
+        self.plan, self.threads, self.patience = plan, threads, patience
         self.payloads: dict[str, Any] = {}  # ObjectRefs
         self.waiting: deque[Waiting] = deque()
         self.actors: list[Any] = []
@@ -201,13 +204,17 @@ class Dispatcher:
         host = batch[0].host
         if batch[0].trains:
             self.counted.update(jobs=len(parts), blocks=1)
+        is_lost = False
         run = self.actors[place].run.options(num_returns=1 + len(parts))
         done, *outputs = run.remote(host, [self.payloads[host]], parts)
         try:
-            await done
-        except RayError as error:  # whatever it is: the actor's place must become idle again
-            if isinstance(error, RayActorError):
-                self.actors[place], _ = self._start_one(place)
+            await self._answered(f"{host} {batch[0].trains}", done)
+        except (RayError, TimeoutError) as error:  # whatever it is: its place becomes idle again
+            if isinstance(error, TimeoutError):
+                ray.kill(self.actors[place])  # what it was asked for fails with it
+                self.counted.update(hanging=1)
+            if isinstance(error, RayActorError | TimeoutError):
+                is_lost = True
             if len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
@@ -216,8 +223,32 @@ class Dispatcher:
         for unit, output in zip(batch, outputs, strict=False):
             if not unit.answer.done():
                 unit.answer.set_result(output)
+        if is_lost:
+            self._dispatch()  # others may be idle
+            await self._replaced(place)
         self.idle.append(place)
         self._dispatch()
+
+    async def _replaced(self, place: int) -> None:
+        """Start another actor; it may have to wait for a machine, and is handed nothing before."""
+        while True:
+            self.actors[place], ready = self._start_one(place)
+            try:
+                await ready
+            except RayError:
+                await asyncio.sleep(RESTART_S)
+            else:
+                return
+
+    async def _answered(self, kind: str, done: Any) -> None:
+        """Wait for a block, but not much longer than others of its kind took."""
+
+        async def ended() -> None:
+            await done
+
+        begin = monotonic()
+        await asyncio.wait_for(ended(), self.patience.of(kind))
+        self.patience.learn(kind, monotonic() - begin)
 
 
 def gathered(waiting: deque[Waiting], num_idle: int, place: int) -> list[Waiting]:
@@ -298,12 +329,14 @@ def _kind(task: Any, job: Any) -> tuple[Any, ...] | None:
     return hashlib.sha256(pickled).hexdigest(), memo, shared
 
 
-def start_shared_pool(plan: Plan, threads: int) -> Any:
+def start_shared_pool(plan: Plan, threads: int, patience: Patience | None = None) -> Any:
     """A dispatcher with its client actors, each of them ready to work; ends with this process."""
     share_tensors_without_copies()
     wait_for_resources(plan)
     options = {"num_cpus": 0, "runtime_env": actor_environment(threads=1)}
-    dispatcher: Any = ray.remote(Dispatcher).options(**options).remote(plan, threads)
+    dispatcher: Any = (
+        ray.remote(Dispatcher).options(**options).remote(plan, threads, patience or Patience())
+    )
     ray.get(dispatcher.start.remote())
     return dispatcher
 

@@ -1,8 +1,13 @@
 """Files that are there in full or not at all."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+from flray.errors import NoRoom
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -19,6 +24,13 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         temporary.chmod(mode)  # safetensors leaves a file that only its owner can read
         _sync(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise NoRoom(
+            f"could not write {path}: {error}; what was written before is intact. Make room, then "
+            "--resume"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     _sync(path.parent)  # the rename itself

@@ -23,9 +23,10 @@ from safetensors.numpy import save_file
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_file, replace_text
+from flray.records.damage import reading
 from flray.records.encoding import Array, Arrays, Json, KnownTensors, classes_in, decode, encode
 
-FORMAT = 1
+FORMAT = 2
 OWN_PACKAGE = __name__.partition(".")[0]
 MAX_FILES = 8  # that the rows of one checkpoint may lie in
 CHUNK_BYTES = 1 << 24  # compared or hashed at a time, so that no second copy of a state is made
@@ -34,7 +35,8 @@ Mask = NDArray[np.bool_]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"round_(\d+)\.(json|safetensors)")
-_DAMAGE = (OSError, SafetensorError, ValueError, KeyError)
+_DAMAGE = (OSError, SafetensorError, ValueError, LookupError, TypeError)
+_SEAL = ', "crc32": '  # of all that is before it in a manifest
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class CheckpointStore:
         damage = []
         for t in sorted(self._rounds("json"), reverse=True):
             try:
-                manifest = json.loads(self._path(t, "json").read_text(encoding="utf-8"))
+                manifest = _unsealed(self._path(t, "json").read_text(encoding="utf-8"))
                 saved = self._read(manifest)
             except _DAMAGE as error:
                 damage.append(f"round {t}: {error}")
@@ -176,7 +178,8 @@ class CheckpointStore:
                 continue
             trees = manifest["state"], manifest["extra"]
             self._require_trusted(list(trees))
-            state, extra = (decode(tree, saved.arrays, device) for tree in trees)
+            with reading(self._path(t, "json")):
+                state, extra = (decode(tree, saved.arrays, device) for tree in trees)
             self._saved = saved
             return Checkpoint(t, state, extra)
         if damage:
@@ -209,7 +212,7 @@ class CheckpointStore:
             used = {r for s in saved.sources.values() for r in np.unique(s.rounds).tolist()}
             saved = _Saved(t, saved.arrays, saved.sources, {r: files[r] for r in sorted(used)})
             text = json.dumps({**trees, **_manifest(saved)}, allow_nan=False)
-            replace_text(self._path(t, "json"), text)
+            replace_text(self._path(t, "json"), sealed(text))
         except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
             data.unlink(missing_ok=True)
             raise ExperimentError(self._no_room(t, needed, error)) from error
@@ -266,6 +269,23 @@ class CheckpointStore:
     def _rounds(self, suffix: str) -> list[int]:
         names = [_NAME.fullmatch(path.name) for path in self.directory.glob(f"*.{suffix}")]
         return [int(name[1]) for name in names if name]
+
+
+def sealed(text: str) -> str:
+    """A JSON object with its own checksum: a flipped bit may be valid JSON and another state.
+
+    >>> sealed('{"round": 1}')
+    '{"round": 1, "crc32": 758353330}'
+    """
+    body = text.removesuffix("}")
+    return f"{body}{_SEAL}{zlib.crc32(body.encode())}}}"
+
+
+def _unsealed(text: str) -> Json:
+    body, _, seal = text.rpartition(_SEAL)
+    if seal != f"{zlib.crc32(body.encode())}}}":
+        raise ValueError("the manifest is not what was written")
+    return json.loads(body + "}")
 
 
 def as_rows(array: Array) -> Array:

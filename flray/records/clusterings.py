@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 from flray.records.atomic import replace_file
+from flray.records.damage import reading
 
 FOLDER = "clusterings"  # in a run directory
 
@@ -133,7 +134,7 @@ def read_clusterings(run: Path) -> dict[int, Clustering]:
 
 
 def read_clustering(path: Path) -> Clustering:
-    with np.load(path) as stored:
+    with reading(path), np.load(path, allow_pickle=False) as stored:
         return _checked(dict(stored))
 
 

@@ -10,7 +10,6 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
 from flray.records.clusterings import FOLDER, write_clustering
+from flray.records.damage import read_json, reading
 from flray.scores import ClientScores
 
 Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
@@ -106,12 +106,13 @@ class RunDirectory:
         self.check_resume(config)
         if not self.holds_run():
             return self.start(config, environment, split_digest)
-        recorded = json.loads(self._environment.read_text(encoding="utf-8"))
-        if recorded["split_sha256"] != split_digest:
+        recorded = read_json(self._environment)
+        held = recorded.get("split_sha256")
+        if held != split_digest:
             raise ExperimentError(
-                f"{self.path} holds another experiment (its split has the digest "
-                f"{recorded['split_sha256']}, the split made now {split_digest}; has the dataset "
-                "changed?): choose another --out or remove it"
+                f"{self.path} holds another experiment (its split has the digest {held}, the "
+                f"split made now {split_digest}; has the dataset changed?): choose another --out "
+                "or remove it"
             )
         is_longer = config.get("rounds", 0) > self._held_config().get("rounds", 0)
         if is_longer or (self._summary.is_file() and not self.is_finished(config)):
@@ -134,8 +135,7 @@ class RunDirectory:
             pairs = zip(table["round"].to_pylist(), table["part"].to_pylist(), strict=True)
             for t, part in dict.fromkeys(pairs):
                 rows = table.filter((pc.field("round") == t) & (pc.field("part") == part))
-                file = self._parts / f"round_{t:06d}_{part}.parquet"
-                replace_file(file, partial(pq.write_table, rows))
+                _write(self._parts / f"round_{t:06d}_{part}.parquet", rows)
         replace_text(self._config, _to_yaml({**self._held_config(), "rounds": config["rounds"]}))
         self._summary.unlink(missing_ok=True)
 
@@ -148,7 +148,7 @@ class RunDirectory:
             if row["round"] <= last:
                 raise ValueError(f"rounds are appended in order, got {row['round']} after {last}")
             table = _join([before, table])
-        replace_file(self._rounds, lambda path: pq.write_table(table, path))
+        _write(self._rounds, table)
 
     def append_clients(
         self,
@@ -174,7 +174,7 @@ class RunDirectory:
         if group is not None:
             table = table.append_column("group", pa.array(group[scores.clients]))
         self._parts.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda file: pq.write_table(table, file))
+        _write(path, table)
 
     def append_clustering(
         self, t: int, arrays: Mapping[str, NDArray[Any]], num_later: int = 0
@@ -190,7 +190,7 @@ class RunDirectory:
         """Take over the first rounds of another, unfinished run, which this one would repeat."""
         table = _read(other._rounds).filter(pc.field("round") <= num_rounds)
         seen = [name for name in table.column_names if table[name].null_count < len(table)]
-        replace_file(self._rounds, partial(pq.write_table, table.select(seen)))
+        _write(self._rounds, table.select(seen))
         self._parts.mkdir(parents=True, exist_ok=True)
         for file in other._part_files():
             if _round_of(file) <= num_rounds:
@@ -215,14 +215,14 @@ class RunDirectory:
             return
         table = _read(self._rounds).filter(pc.field("round") <= after_round)
         if len(table):
-            replace_file(self._rounds, lambda path: pq.write_table(table, path))
+            _write(self._rounds, table)
         else:
             self._rounds.unlink()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write clients.parquet and, last, summary.json: numbers that are not finite are null."""
         table = self._client_table()
-        replace_file(self._clients, lambda path: pq.write_table(table, path))
+        _write(self._clients, table)
         replace_text(self._summary, _to_json(summary))
         if self._parts.is_dir():
             shutil.rmtree(self._parts)
@@ -230,20 +230,19 @@ class RunDirectory:
     def replace_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the rows of all rounds anew."""
         table = _join([pa.Table.from_pylist([dict(row)]) for row in rows])
-        replace_file(self._rounds, lambda path: pq.write_table(table, path))
+        _write(self._rounds, table)
 
     def conclude(self, scores: pd.DataFrame, summary: Mapping[str, Any]) -> None:
         """Finish with scores that were recorded elsewhere."""
         table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
-        replace_file(self._clients, lambda path: pq.write_table(table, path))
+        _write(self._clients, table)
         replace_text(self._summary, _to_json(summary))
 
     def summary(self) -> dict[str, Any] | None:
         """What `finish` wrote, None while the run is unfinished."""
         if not self._summary.is_file():
             return None
-        loaded: dict[str, Any] = json.loads(self._summary.read_text(encoding="utf-8"))
-        return loaded
+        return read_json(self._summary)
 
     def config(self) -> Config:
         """The resolved configuration of the run."""
@@ -253,7 +252,7 @@ class RunDirectory:
         """What each start of the run asked of a cluster; None where it ran in process."""
         if not self._environment.is_file():
             return []
-        recorded = json.loads(self._environment.read_text(encoding="utf-8"))
+        recorded = read_json(self._environment)
         return [start.get("plan") for start in [recorded, *recorded.get("resumed", [])]]
 
     def rounds(self) -> pd.DataFrame:
@@ -278,7 +277,7 @@ class RunDirectory:
     def _held_config(self) -> Config:
         try:
             held = yaml.safe_load(self._config.read_text(encoding="utf-8"))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, UnicodeDecodeError):
             return {}
         return held if isinstance(held, dict) else {}
 
@@ -380,9 +379,13 @@ def _round_of(path: Path) -> int:
     return int(name[1])
 
 
+def _write(path: Path, table: pa.Table) -> None:
+    replace_file(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
+
+
 def _read(path: Path) -> pa.Table:
     # `read_table` opens by name more than once, and a run puts new files in the place of old ones.
-    with pq.ParquetFile(path) as file:
+    with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         return file.read()
 
 

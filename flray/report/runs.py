@@ -15,6 +15,7 @@ import pandas as pd
 from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH_READS
 from flray.records.clusterings import clustering_files
+from flray.records.damage import read_json
 from flray.records.run_directory import RunDirectory, leaves
 from flray.report.configuration import look_up
 from flray.report.sweeps import SPACE, Sweep, holds_sweep, read_sweep
@@ -50,7 +51,7 @@ class RunRecord:
     @cached_property
     def environment(self) -> Plain:
         file = self.path / "environment.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file) if file.is_file() else {}
 
     @cached_property
     def numbers(self) -> Plain:
@@ -116,13 +117,7 @@ def read_run(path: Path, name: str = "") -> RunRecord:
     directory = RunDirectory(path)
     if not directory.holds_run():
         raise ExperimentError(f"{path} holds no run: it has no config.yaml")
-    try:
-        summary = directory.summary()
-    except json.JSONDecodeError as error:
-        raise ExperimentError(
-            f"{path / 'summary.json'} is not valid JSON ({error}): remove it and resume the run"
-        ) from error
-    return RunRecord(path, directory.config(), summary if isinstance(summary, dict) else None, name)
+    return RunRecord(path, directory.config(), directory.summary(), name)
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:

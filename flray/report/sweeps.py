@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from flray.errors import ExperimentError
+from flray.records.damage import reading
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -202,7 +202,8 @@ def holds_sweep(path: Path) -> bool:
 
 
 def read_sweep(path: Path) -> Sweep:
-    rows = pd.read_parquet(path / "rows.parquet")
+    with reading(path / "rows.parquet"):
+        rows = pd.read_parquet(path / "rows.parquet")
     counts = _read_mapping(path / "sweep.json")
     space = _read_mapping(path / SPACE)
     rows = rows.apply(_settings_column)
@@ -288,10 +289,6 @@ def _text(value: Hashable) -> str:
 def _read_mapping(path: Path) -> Plain:
     if not path.is_file():
         return {}
-    try:
+    with reading(path):
         held = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except yaml.YAMLError as error:
-        raise ExperimentError(
-            f"{path} cannot be read ({error}): remove it and resume the sweep"
-        ) from error
     return held if isinstance(held, dict) else {}

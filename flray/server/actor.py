@@ -5,11 +5,12 @@ torch and Lightning itself.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flray.errors import ClientFailure, ExperimentError, ServerLost
@@ -100,10 +101,12 @@ def run_in_actor(
         if isinstance(error.cause, ExperimentError | ClientFailure):
             raise error.cause from None
         raise
-    except RayActorError as error:
-        raise ServerLost(f"the server actor died ({error}); --resume goes on") from error
+    except (RayActorError, RaySystemError, ConnectionError) as error:
+        reason = str(error).strip().split("\n")[-1]
+        raise ServerLost(f"the server actor died ({reason}); --resume goes on") from error
     finally:
-        processes.end()
+        with suppress(RayError, ConnectionError):  # where the whole node is gone
+            processes.end()
 
 
 def _follow(

@@ -46,6 +46,8 @@ class Cache:
     sweep: str  # names the sweep that computes, for its costs
     session: str  # names this start of it: what failed is not tried again before the next
     deadline: float = float("inf")  # by the clock
+    wish: Path | None = None  # a file that is there once the sweep is to stop
+    alive: Path | None = None  # a file that is touched whenever a trial shows that it goes on
 
     def path(self, kind: str, key: str) -> Path:
         return self.root / kind / key
@@ -116,7 +118,13 @@ class Cache:
         sleep(POLL_S)
 
     def is_over(self) -> bool:
-        return time() > self.deadline
+        """True once the sweep is to stop; a trial asks after each round and while it waits."""
+        if self.alive is not None:
+            self.alive.touch()
+        return self.is_late()
+
+    def is_late(self) -> bool:
+        return time() > self.deadline or (self.wish is not None and self.wish.exists())
 
     @contextmanager
     def failing_once(self, kind: str, key: str) -> Iterator[None]:

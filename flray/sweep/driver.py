@@ -25,6 +25,7 @@ from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
+from flray.server.loop import never
 from flray.sweep.allotment import bundles, cluster_resources, shared_plan
 from flray.sweep.branch import branches
 from flray.sweep.cache import Cache, one_line_message
@@ -49,8 +50,9 @@ from flray.sweep.search import RowSearch, Suggestions, again
 from flray.sweep.space import OptunaSearch, Space
 from flray.sweep.tracking import Draw, no_figures, track_table, tracked
 from flray.sweep.trial import Job
-from flray.sweep.tuning import run_trials, scheduler_of
+from flray.sweep.tuning import TrialWatch, run_trials, scheduler_of
 
+STOP = "stop.wish"  # in the sweep's folder: it is to stop
 KINDS = {"prefixes": "prefix", "observations": "observation", "distances": "distance"}
 KINDS |= {"trees": "tree"}
 
@@ -73,6 +75,7 @@ class Watch:
 
     show: Callable[[Progress], None] = lambda _: None
     draw: Draw = no_figures  # the figures that W&B gets of a run
+    should_stop: Callable[[], bool] = never
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ def run_sweep(
         with locked(out), _client_actors(space, asked) as pool:
             open_folder(out, space, code)
             root = Path(space.options.cache or out / "cache").absolute()
-            cache = Cache(root, read_report(out)["id"], uuid4().hex, deadline)
+            wish = out / STOP
+            wish.unlink(missing_ok=True)
+            cache = Cache(root, read_report(out)["id"], uuid4().hex, deadline, wish)
             job = Job(
                 folder=out,
                 cache=cache,
@@ -124,7 +129,10 @@ def run_sweep(
                 draw=watch.draw,
             )
             sweep = _Sweep(space, job, expand(space), watch)
-            sweep.run(scheduler)
+            try:
+                sweep.run(scheduler)
+            finally:
+                wish.unlink(missing_ok=True)
             seconds = read_report(out)["seconds"] + perf_counter() - begin
             return sweep.report({"code": dict(code), "seconds": round(seconds, 3)})
 
@@ -207,7 +215,8 @@ class _Sweep:
         return None if value is None else float(value)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
-        for result in run_trials(search, self.job, self.space.options, scheduler, self._show):
+        watch = TrialWatch(self.job, self._show, self.watch.should_stop)
+        for result in run_trials(search, self.job, self.space.options, scheduler, watch):
             assert result.config is not None
             for row in result.config["rows"]:
                 self._record_end(row.number, result)

@@ -16,6 +16,7 @@ import yaml
 from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
+from flray.records.damage import read_json, reading
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.server.summary import of_one_round, used_ground_truth
 from flray.sweep.rows import canonical
@@ -106,7 +107,8 @@ def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 
 def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
-    held = yaml.safe_load((path / SPACE).read_text(encoding="utf-8"))
+    with reading(path / SPACE):
+        held = dict(yaml.safe_load((path / SPACE).read_text(encoding="utf-8")))
     here = yaml.safe_load(yaml.safe_dump(space.plain))
     kept = [{key: value for key, value in each.items() if key not in FREE} for each in (held, here)]
     difference = first_difference(*kept)
@@ -114,7 +116,7 @@ def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
         raise ExperimentError(
             f"{path} holds another sweep ({difference}): choose another --out or remove it"
         )
-    difference = first_difference(read_report(path)["code"], code)
+    difference = first_difference(read_report(path).get("code", {}), code)
     if difference is not None:
         raise ExperimentError(
             f"{path} was computed by other code ({difference}), whose numbers do not belong in "
@@ -123,8 +125,7 @@ def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((path / REPORT).read_text(encoding="utf-8"))
-    return report
+    return read_json(path / REPORT)
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
@@ -135,11 +136,21 @@ def write_state(folder: Path, state: RowState) -> None:
     replace_text(folder / STATES / f"{state.number:04d}.json", json.dumps(asdict(state), indent=1))
 
 
+def alive_file(folder: Path, number: int) -> Path:
+    """Touched by the trial of a row as long as it goes on."""
+    return folder / STATES / f"{number:04d}.alive"
+
+
 def read_states(folder: Path) -> dict[int, RowState]:
     """What has become of rows, by number; those that have no trial yet are missing."""
     files = sorted((folder / STATES).glob("*.json"))
-    states = (RowState(**json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    states = map(_read_state, files)
     return {state.number: state for state in states}
+
+
+def _read_state(file: Path) -> RowState:
+    with reading(file):
+        return RowState(**read_json(file))
 
 
 def fill_shared_row(folder: Path, state: RowState) -> None:

@@ -32,6 +32,7 @@ from flray.config.tracking import TensorBoard, Wandb
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.clusterings import Clustering, read_clusterings
+from flray.records.damage import read_json, reading
 from flray.records.run_directory import Config, RunDirectory
 from flray.server.evaluation import Row
 from flray.server.loop import ignore
@@ -225,7 +226,8 @@ def read_mark(folder: Path) -> Mark:
     path = folder / MARK
     if not path.is_file():
         return Mark(uuid4().hex[:16])
-    return Mark(**json.loads(path.read_text(encoding="utf-8")))
+    with reading(path):
+        return Mark(**read_json(path))
 
 
 class Tracker:

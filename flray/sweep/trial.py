@@ -53,7 +53,14 @@ from flray.sweep.components import (
     put_together,
     tables_of,
 )
-from flray.sweep.folder import RowState, fill_shared_row, row_path, run_path, write_state
+from flray.sweep.folder import (
+    RowState,
+    alive_file,
+    fill_shared_row,
+    row_path,
+    run_path,
+    write_state,
+)
 from flray.sweep.keys import (
     branch_key,
     device_of,
@@ -112,6 +119,8 @@ class Trial:
 
     def __init__(self, row: Row, job: Job, on_round: Callable[[RoundRow], None]) -> None:
         point = row.merge_point
+        alive = alive_file(job.folder, row.number)
+        job = replace(job, cache=replace(job.cache, alive=alive))
         self.row, self.job, self.on_round = row, job, on_round
         self.state = RowState(
             row.number, row.overrides, row.plain, merge_place=point.place if point else None

@@ -5,28 +5,33 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import numpy as np
+import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
+from flray.execution.ray_pool import Patience
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Row as RoundRow
-from flray.server.loop import ignore
+from flray.server.loop import ignore, never
 from flray.sweep.allotment import bundles, cluster_resources
-from flray.sweep.folder import run_path
+from flray.sweep.folder import alive_file, run_path
 from flray.sweep.search import RowSearch
 from flray.sweep.space import Asha, Options, OptunaSearch
 from flray.sweep.trial import Job, run_row
 
 FOLDER = "tune"  # Tune's own files, of no use once it has ended
 SHOW_EVERY_S = 1.0
+SIGN = "sign"  # of a trial that goes on: the end of a round, or a moment of waiting for another
+LATE_S = 60.0
 MOST_PENDING = 16  # trials that wait for a place
 
 # Tune's own output would run through our progress lines; its trials stay in the driver's folder,
@@ -39,14 +44,64 @@ ENVIRONMENT = {
 }
 
 
+@dataclass
+class TrialWatch:
+    """Shows how many trials are at work, tells them to stop, and ends those that hang.
+
+    A trial that hangs is one whose process shows no sign of going on for far longer than any trial
+    took between two signs. Tune starts it once more, which after the end of the sweep's time does
+    nothing.
+    """
+
+    job: Job
+    show: Callable[[int], None]
+    should_stop: Callable[[], bool] = never
+    patience: Patience = field(default_factory=lambda: Patience(least_s=600.0))
+    signs: dict[str, float] = field(default_factory=dict)  # the last of each trial, by the clock
+
+    def step(self, trials: Sequence[Any]) -> None:
+        """Look at Tune's trials. Any: Tune's own class."""
+        cache = self.job.cache
+        if self.should_stop() and cache.wish is not None:
+            cache.wish.touch()
+        running = [trial for trial in trials if trial.status == "RUNNING"]
+        self.signs = {trial.trial_id: self._sign(trial) for trial in running}
+        limit = self.allowed_s(cache.is_late())
+        for trial in running:
+            actor = trial.temporary_state.ray_actor
+            if actor is not None and time() - self.signs[trial.trial_id] > limit:
+                ray.kill(actor)
+                self.signs[trial.trial_id] = time()
+        self.show(len(running))
+
+    def allowed_s(self, is_late: bool) -> float:
+        """How long a trial may go without a sign; once the time is over, about two rounds."""
+        if not is_late:
+            return self.patience.of(SIGN)
+        return max(LATE_S, 2 * self.patience.longest_s.get(SIGN, 0.0))
+
+    def _sign(self, trial: Any) -> float:
+        """When the trial last showed that it goes on; when it was seen first, if it has not."""
+        before = self.signs.get(trial.trial_id)
+        rows = [row.number for row in trial.config["rows"]]
+        files = [alive_file(self.job.folder, number) for number in rows]
+        stamps = [file.stat().st_mtime for file in files if file.exists()]
+        if before is None:
+            return time()
+        latest = max([before, *stamps])
+        if latest > before:
+            self.patience.learn(SIGN, latest - before)
+        return latest
+
+
 def run_trials(
     search: RowSearch,
     job: Job,
     options: Options,
     scheduler: TrialScheduler | None,
-    show: Callable[[int], None],
+    watch: TrialWatch,
 ) -> list[tune.Result]:
-    """Run what the search hands out; `show` gets the number of trials at work, now and then."""
+    """Run what the search hands out, watched over now and then."""
     there = cluster_resources()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
@@ -72,7 +127,7 @@ def run_trials(
                 storage_path=str(storage),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=1),  # of processes
-                callbacks=[_Showing(show)],
+                callbacks=[_Following(watch.step)],
             ),
         )
         results = tuner.fit()
@@ -134,21 +189,21 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
     )
 
 
-class _Showing(TrialProgressCallback):
-    """Says which trials are at work; stands in the place of Tune's own, which prints."""
+class _Following(TrialProgressCallback):
+    """Calls `step` with the trials now and then; stands in for Tune's own, which prints."""
 
-    def __init__(self, show: Callable[[int], None]) -> None:
+    def __init__(self, step: Callable[[list[Any]], None]) -> None:
         super().__init__()
-        self._show, self._next = show, 0.0
+        self._step, self._next = step, 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Tune writes its callbacks down to restore them, which nobody will; a terminal cannot be.
-        return _Showing, (_show_nothing,)
+        return _Following, (_do_nothing,)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         if monotonic() >= self._next:
             self._next = monotonic() + SHOW_EVERY_S
-            self._show(sum(t.status == "RUNNING" for t in trials))
+            self._step(trials)
 
     def on_trial_result(self, *args: Any, **info: Any) -> None:
         """Print nothing."""
@@ -156,7 +211,7 @@ class _Showing(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
 
-def _show_nothing(running: int) -> None:
+def _do_nothing(trials: list[Any]) -> None:
     pass
 
 

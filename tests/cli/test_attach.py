@@ -36,6 +36,8 @@ SLOW = override(TINY, ["algorithm=sleepy_of_tests:Sleepy", "rounds=2000"])
 RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}"]
 MARK = "FOLDER_OF_TESTS"  # an environment variable, by which their processes are known
 
+SECRET = "planted5ec2e7"
+
 Process = subprocess.Popen[str]
 
 
@@ -76,6 +78,8 @@ def flray(folder) -> Iterator[Callable[..., Process]]:
             env={
                 **os.environ,
                 "RAY_AUTH_MODE": "disabled",
+                "WANDB_API_KEY": SECRET,
+                "AWS_SECRET_ACCESS_KEY": SECRET,
                 "PYTHONUNBUFFERED": "1",
                 MARK: str(folder),
             },
@@ -178,6 +182,9 @@ def test_when_all_are_done_no_process_is_left(folder) -> None:
     while left := processes_of(folder):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(path.name == "server.log" for path in files)
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
 def test_a_lock_is_gone_with_its_holder(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import shutil
 import signal
 import socket
 import struct
@@ -15,10 +16,10 @@ import yaml
 from tensorboardX.proto.event_pb2 import Event
 
 from flray.cli import main
-from flray.cli.campaign import terminating_as_interrupted
 from flray.config.experiment import COMPONENTS, override
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
+from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
@@ -276,6 +277,41 @@ def test_tensorboard_and_csv_have_what_the_run_directory_has(flray) -> None:
     assert (code, "--client" in err) == (2, True)
 
 
+NOTIFIED = """
+import os
+import shutil
+import signal
+
+from flray.algorithms.fedavg import FedAvg
+
+
+class Notified(FedAvg):
+    def round(self, state, cohort, fed):
+        if cohort.t == 2 and "NOTICE" in os.environ:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().round(state, cohort, fed)
+"""
+
+
+def test_sigterm_ends_the_round_and_resume_goes_on_to_the_same_bits(flray, monkeypatch) -> None:
+    """As a spot machine is told before it goes: the round in progress is kept."""
+    Path("notified_of_tests.py").write_text(NOTIFIED)
+    run = ("run", "tiny.yaml", "algorithm=notified_of_tests:Notified", "--out")
+    assert flray(*run, "whole")[0] == 0
+    monkeypatch.setenv("NOTICE", "1")
+    before = signal.getsignal(signal.SIGTERM)
+    code, out, _ = flray(*run, "cut")
+    assert code == 0
+    assert "SIGTERM: stopping after the round in progress" in out
+    assert "go on with: flray run --out cut --resume" in out
+    assert RunDirectory("cut").rounds()["round"].tolist() == [1, 2]
+    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.delenv("NOTICE")
+    assert flray(*run, "cut", "--resume")[0] == 0
+    hashes = [RunDirectory(out).summary()["params_sha256"] for out in ("whole", "cut")]
+    assert hashes[0] == hashes[1]
+
+
 def test_attach_to_a_run_that_is_over(flray) -> None:
     flray("run", "tiny.yaml", "--out", "over")
     code, out, _ = flray("attach", "over")
@@ -379,13 +415,6 @@ def test_an_installed_wheel_runs_in_any_folder(tmp_path) -> None:
     assert len(list((folder / "runs").rglob("summary.json"))) == 2
 
 
-def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), terminating_as_interrupted():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 def test_bench_measures_every_engine_and_block(capsys) -> None:
     from rich.console import Console
 
@@ -400,3 +429,29 @@ def test_bench_measures_every_engine_and_block(capsys) -> None:
     assert "client steps/s" in capsys.readouterr().out
     with pytest.raises(ExperimentError, match="unknown model 'mlp'; known: "):
         bench(["mlp"], [2], 1, "cpu", Console())
+
+
+def test_a_run_at_a_url_is_resumed_from_there(flray, tmp_path) -> None:
+    """What the machine had is gone; the URL has all that a resume, a table and a page need."""
+    url = (tmp_path / "store" / "run").as_uri()
+    assert flray("run", "tiny.yaml", "--out", "whole")[0] == 0
+    code, out, _ = flray("run", "tiny.yaml", "--out", url, "--max-minutes", "0")
+    assert (code, f"go on with: flray run --out {url} --resume" in out) == (0, True)
+    shutil.rmtree(Mirror(url).local)
+    code, _, err = flray("run", "tiny.yaml", "--out", url)
+    assert (code, "pass --resume" in err) == (2, True)
+    assert flray("run", "tiny.yaml", "--out", url, "--resume")[0] == 0
+    stored = RunDirectory(tmp_path / "store" / "run")
+    assert stored.summary()["params_sha256"] == RunDirectory("whole").summary()["params_sha256"]
+    assert stored.rounds()["round"].tolist() == [1, 2, 3, 4]
+    shutil.rmtree(Mirror(url).local)
+    code, out, _ = flray("table", "flhc.4", "--runs", url)
+    assert (code, "1 finished runs below" in out) == (0, True)
+    assert flray("report", url)[0] == 0
+    assert Path("report.html").stat().st_size > 10_000
+
+
+def test_a_url_that_nobody_knows_is_refused(flray) -> None:
+    code, _, err = flray("run", "tiny.yaml", "--out", "carrier-pigeon://x")
+    assert (code, "carrier-pigeon://x cannot be used" in err) == (2, True)
+    assert "Traceback" not in err

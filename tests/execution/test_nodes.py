@@ -5,8 +5,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 import flray
-from flray.config.experiment import override
+from flray.config.build import run_experiment
+from flray.config.experiment import override, parse_experiment
 from flray.execution.cluster import connected
+from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
@@ -38,3 +40,29 @@ def test_three_nodes_give_the_bits_of_one_process(tmp_path) -> None:
     assert not ray.is_initialized()
     with connected():  # a cluster that was there before is left alone
         assert sum(node["Alive"] for node in ray.nodes()) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_node_that_is_lost_and_one_that_joins_change_no_bit(three_nodes, tmp_path) -> None:
+    """A node with an actor at work is killed after round 2, another one comes some rounds later."""
+    rounds, directory = 40, RunDirectory(tmp_path / "run")
+    plain = override(TINY, [*HARD, f"rounds={rounds}", "evaluate.every=40"])
+    pool = "execution={executor: ray, block: 1, actors: {count: 3, num_cpus: 1}}"
+    lost = next(iter(three_nodes.worker_nodes))
+    done: dict[str, int] = {}  # how many rounds were, when something had happened
+
+    def lose_and_join(row) -> None:
+        if row["round"] == 2:
+            three_nodes.remove_node(lost, allow_graceful=False)
+            done["lost"] = len(directory.rows())
+        elif "joined" not in done and row["round"] > done.get("lost", rounds) + 2:
+            three_nodes.add_node(num_cpus=1)
+            done["joined"] = len(directory.rows())
+
+    disturbed = run_experiment(
+        parse_experiment(override(plain, [pool])), directory.path, on_round=lose_and_join
+    )
+    alone = flray.run(plain, tmp_path / "alone")
+    assert disturbed.summary["params_sha256"] == alone.summary["params_sha256"]
+    assert done["lost"] + 2 < done["joined"] < rounds

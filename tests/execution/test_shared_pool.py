@@ -1,5 +1,6 @@
 """A pool that several experiments share: whose clients are in a block changes no bit."""
 
+import asyncio
 import math
 import os
 import signal
@@ -26,7 +27,9 @@ from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution import shared_pool
 from flray.execution.cluster import connected
+from flray.execution.ray_pool import Patience
 from flray.execution.shared_pool import (
+    Dispatcher,
     Part,
     SharedClientActor,
     Waiting,
@@ -138,10 +141,10 @@ def cluster():
 
 
 @contextmanager
-def started(num_actors: int):
+def started(num_actors: int, patience: Patience | None = None):
     """The dispatcher of a pool."""
     experiment = parse_experiment(override(TINY, [ACTORS % num_actors]))
-    dispatcher = start_shared_pool(prepare(experiment).plan, threads=1)
+    dispatcher = start_shared_pool(prepare(experiment).plan, 1, patience)
     yield dispatcher
     ray.kill(dispatcher)
 
@@ -198,6 +201,39 @@ def test_a_killed_actor_costs_no_experiment_anything(tmp_path) -> None:
         pids.extend(ray.get(pool.pids.remote()))
         found = run_together(pool, together, tmp_path / "pool", kill_one)
     assert not pids, "both were killed"
+    for place, overrides in enumerate(together):
+        assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
+
+
+def test_a_block_is_awaited_as_long_as_others_took() -> None:
+    async def ask(dispatcher: Dispatcher) -> None:
+        never, done = (asyncio.get_running_loop().create_future() for _ in range(2))
+        with pytest.raises(TimeoutError):
+            await dispatcher._answered("a", never)
+        done.set_result(None)
+        await dispatcher._answered("a", done)
+
+    dispatcher = Dispatcher(None, 1, Patience(first_s=0.1, least_s=7.0))
+    asyncio.run(ask(dispatcher))
+    assert (dispatcher.patience.of("a"), dispatcher.patience.of("b")) == (7.0, 0.1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_a_stopped_actor_costs_no_experiment_anything(tmp_path) -> None:
+    """It neither answers nor dies: it is ended, and its blocks are computed by another."""
+    pids: list[int] = []
+
+    def stop_one(row) -> None:
+        if row["round"] == 2 and pids:
+            os.kill(pids.pop(), signal.SIGSTOP)
+
+    together = [[*HARD, "rounds=6"], [*HARD, "rounds=6", "algorithm=local"]]
+    with started(2, Patience(least_s=10.0)) as pool:
+        pids.extend(ray.get(pool.pids.remote())[:1])
+        found = run_together(pool, together, tmp_path / "pool", stop_one)
+        counts = ray.get(pool.counts.remote())
+    assert counts["hanging"] == 1
     for place, overrides in enumerate(together):
         assert found[place]["params_sha256"] == alone(overrides, tmp_path / f"inline_{place}")
 

@@ -23,6 +23,8 @@ from flray.records.checkpoint import (
     files_to_absorb,
 )
 
+from mutations import damaged
+
 
 def store_at(directory: Path) -> CheckpointStore:
     """One that may hold the classes of this file."""
@@ -46,6 +48,13 @@ def data_size(directory, t):
 
 def manifest(directory, t):
     return json.loads((Path(directory) / f"round_{t:06d}.json").read_text())
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Change a manifest as one who knows how it is written would."""
+    held = json.loads(path.read_text())
+    del held["crc32"]
+    path.write_text(checkpoint.sealed(json.dumps(held).replace(old, new)))
 
 
 def replace_rows(table, rows, value):
@@ -238,8 +247,7 @@ def test_a_changed_class_is_an_error_and_no_damage(tmp_path):
     store = store_at(tmp_path)
     for t in range(2):
         store.save(t, State({}, torch.zeros(1), ()))
-    path = tmp_path / "round_000001.json"
-    path.write_text(path.read_text().replace('"heard"', '"seen"'))
+    rewrite(tmp_path / "round_000001.json", '"heard"', '"seen"')
     with pytest.raises(ExperimentError, match="written by other code"):
         store_at(tmp_path).load_latest()
 
@@ -401,7 +409,7 @@ def test_a_foreign_checkpoint_imports_nothing(tmp_path, monkeypatch):
     manifest = tmp_path / "run" / "round_000000.json"
     own = f"{State.__module__}:State"
     assert own in manifest.read_text()
-    manifest.write_text(manifest.read_text().replace(own, "planted:Payload"))
+    rewrite(manifest, own, "planted:Payload")
     with pytest.raises(ExperimentError, match=r"planted:Payload, which belongs to none"):
         store_at(tmp_path / "run").load_latest()
 
@@ -410,3 +418,22 @@ def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(ExperimentError, match="define a state in the package of its algorithm"):
         CheckpointStore(tmp_path).save(0, State({}, torch.zeros(1), ()))
     assert not list(tmp_path.glob("round_*"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_bytes_that_changed_are_noticed_and_the_checkpoint_before_is_taken(data):
+    """Whatever is cut off, flipped or overwritten, the state is one that was saved."""
+    with TemporaryDirectory() as directory:
+        store = store_at(directory)
+        tables = [torch.full((4, 3), 1.0), replace_rows(torch.full((4, 3), 1.0), [2], 2.0)]
+        for t, table in enumerate(tables):
+            store.save(t, State({"lr": 0.1, "t": t}, table, (t,)))
+        file = data.draw(st.sampled_from([n for n in names(directory) if "000001" in n]))
+        before = (Path(directory) / file).read_bytes()
+        after = data.draw(damaged(before))
+        (Path(directory) / file).write_bytes(after)
+        loaded = store_at(directory).load_latest()
+        assert loaded.round == int(after == before)
+        assert loaded.state.bank == {"lr": 0.1, "t": loaded.round}
+        assert torch.equal(loaded.state.table, tables[loaded.round])

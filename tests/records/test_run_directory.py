@@ -178,7 +178,7 @@ def test_an_evaluation_costs_the_same_however_many_came_before(run):
         run.append_clients(t, "test", scores([1, 2]), np.array([0, 0]))
         sizes.append(written())
     assert not (run.path / "clients.parquet").exists()
-    assert len(set(np.diff(sizes))) == 1
+    assert np.ptp(np.diff(sizes)) <= 8  # checksums are numbers of one to five bytes
 
 
 def test_clients_come_in_order_of_rounds_beyond_a_million(run):
@@ -249,7 +249,7 @@ def test_a_finished_run_is_final(run):
     assert len(run.clients()) == 2
 
 
-def half_a_table(_, path):
+def half_a_table(_, path, **_options):
     path.write_bytes(b"PAR1 and no more")
     raise OSError("disk full")
 

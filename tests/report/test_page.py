@@ -726,7 +726,7 @@ class TestFolders:
     def test_a_sweep_that_cannot_be_read_is_named(self, tmp_path):
         folder = write_sweep(tmp_path / "s")
         (folder / "sweep.json").write_text("{")
-        with pytest.raises(ExperimentError, match=r"sweep\.json cannot be read"):
+        with pytest.raises(ExperimentError, match=r"sweep\.json is damaged"):
             find_runs([folder])
 
     def test_what_is_given_twice_is_shown_once(self, tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import yaml
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.federation import Federation
+from flray.records import atomic
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
@@ -144,6 +146,30 @@ def test_sigkill_in_the_middle_of_a_round_then_resume(tiny_run, tmp_path: Path) 
     done = tiny_run(*SLOW_ROUNDS, out=out, resume=True)
     assert done.summary["params_sha256"] == whole.summary["params_sha256"]
     assert done.rounds["round"].tolist() == list(range(1, 16))
+
+
+@pytest.mark.parametrize("nth_write", [3, 7, 10])
+def test_a_full_disk_is_one_error_and_loses_one_round(
+    tiny_run, tmp_path: Path, monkeypatch, nth_write: int
+) -> None:
+    """The disk is full at one write of config, records, data or manifest, and has room later."""
+    whole = tiny_run()
+    writes = iter(range(1, 1000))
+    replace = os.replace
+
+    def write(source, target) -> None:
+        if next(writes) == nth_write:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        replace(source, target)
+
+    with monkeypatch.context() as full:
+        full.setattr(atomic.os, "replace", write)
+        with pytest.raises(ExperimentError, match=r"No space left on device.*--resume"):
+            tiny_run(out=tmp_path / "full")
+    assert not list((tmp_path / "full").rglob("*.tmp"))
+    done = tiny_run(out=tmp_path / "full", resume=True)
+    assert done.summary["params_sha256"] == whole.summary["params_sha256"]
+    assert done.rounds["round"].tolist() == [1, 2, 3, 4]
 
 
 def _rounds_done(out: Path) -> int:

@@ -1,0 +1,139 @@
+"""Whatever the command line is given: a result or one message, and nothing half-written."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flray.cli import cli
+from flray.config.build import run_experiment
+from flray.config.experiment import override, parse_experiment
+from flray.errors import ClientFailure, ExperimentError
+from flray.records.run_directory import RunDirectory
+
+from mutations import damaged, mutated
+from scenarios import TINY
+
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+CLUSTERED = override(TINY, ["algorithm={name: flhc, rounds_before: 1}", "rounds=3"])
+BASES = [
+    TINY,
+    CLUSTERED,
+    override(TINY, ["algorithm=ifca", "evaluate={every: 2, target: 0.5}", "split=iid"]),
+]
+WORDS = ("x.yaml", "--out", "out", "--resume", "a=b", "--max-minutes", "nan", "-1", ".", "seeds=0")
+COMMANDS = ("run", "check", "sweep", "report", "table", "attach", "list", "pretrain")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """Where the command lines run, with a finished run and one that was stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("bad"))
+        patch.setenv("FLRAY_DATA", "nowhere")
+        Path("base.yaml").write_text(yaml.safe_dump(CLUSTERED))
+        run_experiment(parse_experiment(CLUSTERED), Path("whole"))
+        rounds = iter(range(3))
+        stop = {"should_stop": lambda: next(rounds) == 1}
+        run_experiment(parse_experiment(CLUSTERED), Path("part"), **stop)
+        yield Path.cwd()
+
+
+def invoke(*arguments: str) -> Result:
+    """Run a command; the only errors are those that `main` turns into a message."""
+    done = CliRunner().invoke(cli, arguments)
+    if not isinstance(done.exception, SystemExit | ExperimentError | ClientFailure | None):
+        raise done.exception
+    return done
+
+
+def check_or_run(plain: dict[str, Any]) -> None:
+    """Refused by both commands or by none, and where it is refused nothing is left."""
+    shutil.rmtree("out", ignore_errors=True)
+    Path("x.yaml").write_text(yaml.safe_dump(plain, allow_unicode=True))
+    done = invoke("run", "x.yaml", "--out", "out", "--max-minutes", "0")
+    if isinstance(done.exception, ExperimentError):
+        assert not Path("out").exists()
+        assert invoke("check", "x.yaml").exit_code == 2
+    else:
+        assert RunDirectory("out").rounds()["round"].tolist() == [1] or done.exception
+
+
+changed = st.sampled_from(BASES).flatmap(mutated)
+# What a shell can pass: anything but a zero byte.
+text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+words = st.lists(st.one_of(text, st.sampled_from(WORDS)), min_size=1, max_size=4)
+
+
+@FEW
+@given(changed)
+def test_a_changed_experiment_runs_or_leaves_nothing(plain) -> None:
+    check_or_run(plain)
+
+
+def take_or_refuse(command: str, arguments: list[str]) -> None:
+    Path("x.yaml").write_text("dataset: digits")
+    invoke(command, *arguments)
+
+
+@FEW
+@given(st.sampled_from(COMMANDS), words)
+def test_any_arguments_are_taken_or_refused(command, arguments) -> None:
+    take_or_refuse(command, arguments)
+
+
+@FEW
+@given(st.binary(max_size=60))
+def test_a_file_of_any_bytes_is_refused(content) -> None:
+    Path("x.yaml").write_bytes(content)
+    assert invoke("check", "x.yaml").exit_code == 2
+
+
+READERS = {
+    "report": ("report", "damaged"),
+    "table": ("table", "flhc.4", "--runs", "damaged"),
+    "attach": ("attach", "damaged"),
+    "resume": ("run", "base.yaml", "--out", "damaged", "--resume"),
+}
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> tuple[str, str, bytes]:
+    """A run, one of its files and what is left in it."""
+    run = draw(st.sampled_from(["whole", "part"]))
+    files = sorted(str(p.relative_to(run)) for p in Path(run).rglob("*") if p.is_file())
+    file = draw(st.sampled_from(files))
+    return run, file, draw(damaged((Path(run) / file).read_bytes()))
+
+
+def read_or_refuse(reader: str, damage: tuple[str, str, bytes]) -> None:
+    """A resumed run ends with the undisturbed bits, or says what is wrong with its directory."""
+    run, file, content = damage
+    shutil.rmtree("damaged", ignore_errors=True)
+    shutil.copytree(run, "damaged")
+    (Path("damaged") / file).write_bytes(content)
+    done = invoke(*READERS[reader])
+    if reader == "resume" and run == "part" and done.exception is None:
+        found, expected = RunDirectory("damaged").summary(), RunDirectory("whole").summary()
+        assert found["params_sha256"] == expected["params_sha256"]
+
+
+@settings(FEW, max_examples=8)  # figures and pages take their time
+@given(st.sampled_from(sorted(READERS)), damages())
+def test_a_damaged_run_is_read_or_refused(reader, damage) -> None:
+    read_or_refuse(reader, damage)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_many_more_of_them() -> None:
+    many = settings(FEW, max_examples=1500)
+    many(given(changed)(check_or_run))()
+    many(given(st.sampled_from(COMMANDS), words)(take_or_refuse))()
+    many(given(st.sampled_from(sorted(READERS)), damages())(read_or_refuse))()

@@ -1,0 +1,119 @@
+"""A run on Ray that loses what drives it goes on by itself, to the bits of an undisturbed one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flray.config.build import run_experiment
+from flray.config.experiment import override, parse_experiment
+from flray.records.lock import holder
+from flray.records.run_directory import RunDirectory
+
+from scenarios import TINY
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+SLEEPY = """
+from time import sleep
+
+from flray.algorithms.fedavg import FedAvg
+
+
+class Sleepy(FedAvg):
+    def round(self, state, cohort, fed):
+        sleep(0.3)
+        return super().round(state, cohort, fed)
+"""
+PLAIN = override(TINY, ["algorithm=slow_of_tests:Sleepy", "rounds=60"])
+RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}"]
+MARK = "GOING_ON_OF_TESTS"
+PATIENCE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("going_on")
+    (folder / "slow_of_tests.py").write_text(SLEEPY)
+    (folder / "slow.yaml").write_text(yaml.safe_dump(override(PLAIN, RAY)))
+    yield folder
+    for pid in processes(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def expected(folder) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        quick = parse_experiment(override(PLAIN, ["algorithm=fedavg"]))
+        return run_experiment(quick, folder / "quiet").summary["params_sha256"]
+
+
+def processes(folder: Path, title: str = "") -> list[int]:
+    """Those that were started there, whose command line has a text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_ours = f"{MARK}={folder}\0".encode() in (entry / "environ").read_bytes()
+            if is_ours and title.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for_round(process: subprocess.Popen, out: Path, t: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while len(RunDirectory(out).rows()) < t:
+        assert process.poll() is None, (out / "server.log").read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def start(folder: Path, out: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flray", "run", "slow.yaml", "--out", out],
+        cwd=folder,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", MARK: str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_server_and_keeper_are_killed(folder, expected) -> None:
+    """One after the other; the terminal tells of both."""
+    out = folder / "both"
+    process = start(folder, "both")
+    wait_for_round(process, out, 3)
+    (server,) = processes(folder, "ray::ServerActor")
+    os.kill(server, signal.SIGKILL)
+    wait_for_round(process, out, 10)
+    os.kill(holder(out), signal.SIGKILL)
+    told, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, told + (out / "server.log").read_text()[-3000:]
+    assert "the server actor died" in (out / "server.log").read_text()
+    assert told.count("started again: 1 client actors") == 1
+    assert told.count("the keeper was killed: going on from the last checkpoint") == 1
+    assert len(RunDirectory(out).plans()) == 3
+    assert RunDirectory(out).rounds()["round"].tolist() == list(range(1, 61))
+    assert RunDirectory(out).summary()["params_sha256"] == expected
+
+
+def test_the_raylet_is_killed(folder, expected) -> None:
+    """And with it every process of the node but the keeper."""
+    out = folder / "raylet"
+    process = start(folder, "raylet")
+    wait_for_round(process, out, 3)
+    (raylet,) = processes(folder, "/raylet/raylet")
+    os.kill(raylet, signal.SIGKILL)
+    told, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, told + (out / "server.log").read_text()[-3000:]
+    assert RunDirectory(out).summary()["params_sha256"] == expected
