@@ -56,14 +56,19 @@ def object_component(kind: str, registry: Registry, given: Any) -> Component:  #
 
 def _tensors(given: Sequence[Any]) -> list[Any]:  # Any: tensors or arrays
     """x and y of the training part, then of the test part."""
-    if all(isinstance(each, TensorDataset) for each in given):
-        return [tensor for each in given for tensor in each.tensors[:2]]
-    if len(given) not in (2, 4):
+    tensors = list(given)
+    if tensors and all(isinstance(each, TensorDataset) for each in given):
+        tensors = [tensor for each in given for tensor in each.tensors[:2]]
+    if len(tensors) not in (2, 4) or not all(hasattr(each, "shape") for each in tensors):
         raise ExperimentError(
-            "a dataset of tensors is (x_train, y_train, x_test, y_test) or two TensorDatasets, "
-            f"got {len(given)} values"
+            "a dataset is a name, a mapping, (x_train, y_train, x_test, y_test) as tensors, or two "
+            f"TensorDatasets, got {len(given)} values of {_kinds(given)}"
         )
-    return list(given)
+    return tensors
+
+
+def _kinds(given: Sequence[Any]) -> str:
+    return ", ".join(sorted({type(each).__name__ for each in given})) or "no kind"
 
 
 def _name(target: Callable[..., Any]) -> str:  # Any: a class or a function

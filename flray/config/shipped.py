@@ -18,6 +18,8 @@ def find_file(given: str | Path, kind: str = EXPERIMENTS) -> Path | None:
     experiments/flhc/mnist_label_swap.yaml of the package.
     """
     path = Path(given)
+    if not path.name:
+        return None
     for candidate in (path, _PACKAGE / kind / path, _PACKAGE / path):
         for file in (candidate, candidate.with_name(candidate.name + _SUFFIX)):
             if file.is_file():
@@ -30,7 +32,8 @@ def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
     found = find_file(given, kind)
     if found is not None:
         return found
-    close = difflib.get_close_matches(Path(given).with_suffix("").as_posix(), names(kind), n=1)
+    wanted = Path(given).as_posix().removesuffix(_SUFFIX)
+    close = difflib.get_close_matches(wanted, names(kind), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ExperimentError(
         f"no {KINDS[kind]} file {given} (looked for from {Path.cwd()}){hint}; "
