@@ -139,7 +139,11 @@ def test_the_rate_is_halved_on_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "make", "epochs"), [("unit", ConvAe, 6), ("signed", ResidualConvAe, 3)]
+    ("pixels", "make", "epochs"),
+    [
+        ("unit", ConvAe, 6),
+        pytest.param("signed", ResidualConvAe, 3, marks=pytest.mark.long),
+    ],
 )
 def test_reconstructions_are_better_than_the_mean_image(pixels, make, epochs) -> None:
     encoder = Encoder(Digits(size=8), make, epochs=epochs, lr=5e-3, pixels=pixels)

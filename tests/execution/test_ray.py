@@ -102,11 +102,20 @@ def on_actors(request, tmp_path_factory) -> dict[str, Future[Result]]:
         pool = ["execution.executor=ray", f"execution.actors={{count: {count}, {LIGHT}}}"]
         return flray.run(TINY, folder / name, [*HARD, *more, *pool])
 
+    asked = [item.callspec.params["name"] for item in request.session.items if _is_case(item)]
     with ThreadPoolExecutor(3) as at_once:
-        return {name: at_once.submit(run, name) for name in CASES}
+        return {name: at_once.submit(run, name) for name in asked}
 
 
-@pytest.mark.parametrize("name", CASES)
+def _is_case(item: pytest.Item) -> bool:
+    return item.name.startswith("test_bits_on_actors") and item.path == Path(__file__)
+
+
+QUICK = ("more actors than blocks", "flis_hc", "loop")  # the others take a minute
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_bits_on_actors_are_those_of_one_process(name, on_actors, tmp_path) -> None:
     count, more = CASES[name]
     spread = on_actors[name].result()

@@ -125,6 +125,7 @@ def test_stopping_in_time_and_resuming_is_as_one_run(tiny_run, tmp_path: Path) -
 SLOW_ROUNDS = ["rounds=15", "algorithm=local", "train.epochs=10"]
 
 
+@pytest.mark.long
 def test_sigkill_in_the_middle_of_a_round_then_resume(tiny_run, tmp_path: Path) -> None:
     whole = tiny_run(*SLOW_ROUNDS)
     file = tmp_path / "slow.yaml"

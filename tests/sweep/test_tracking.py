@@ -150,6 +150,7 @@ def test_it_is_told_the_configuration_and_nothing_of_the_machine(tmp_path, monke
     run_tracked(out, OFFLINE)
     (segment,) = segments(out)
     held = yaml.safe_load((out / "config.yaml").read_text())
+    held["execution"]["block"] = None  # chosen when the run began
     assert config_of(segment) == held == experiment_of(OFFLINE).plain
     told = next(r.run for r in segment if r.WhichOneof("record_type") == "run")
     assert (told.project, told.run_group, list(told.tags)) == ("flray", "ours", ["tiny"])
@@ -259,7 +260,7 @@ def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:
     assert content == {"columns": ["lr", "accuracy"], "data": [[0.1, 0.5], [0.2, 0.75]]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> None:
     """Of FedAvg, and of two clusterings: rounds and figures, though others trained a part."""
@@ -314,7 +315,7 @@ def start_unreachable(out: Path, port: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_cannot_be_reached_leaves_the_run_offline(tmp_path) -> None:
     """Two at a time: one refuses, the other connects and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -435,5 +436,5 @@ def test_tracking_is_a_name_or_a_mapping() -> None:
     assert parse_experiment(given.plain).settings == given.settings
     with pytest.raises(ExperimentError, match="unknown tracking 'wandbb'"):
         experiment_of("tracking=wandbb")
-    with pytest.raises(ExperimentError, match="tracking must be one of none, wandb"):
+    with pytest.raises(ExperimentError, match="tracking must be one of none, tensorboard, wandb"):
         experiment_of("tracking=fractions:Fraction")
