@@ -25,8 +25,8 @@ SMALLER = {
     "rounds=40": "rounds=8",
     "seeds=3": "seeds=2",
 }
-# The demo has a test of its own; these need Ray, a cluster, MNIST, or a folder only a user knows.
-NEED_MORE = ("executor=ray", "cluster.yaml", "flray sweep", "runs/sweep", "runs/flhc/...")
+# The demo has a test of its own; these need Ray, a cluster, MNIST, or what only a user has.
+NEED_MORE = ("s3://", "executor=ray", "cluster.yaml", "flray sweep", "runs/sweep", "runs/flhc/...")
 
 
 def shortened(text: str) -> str:

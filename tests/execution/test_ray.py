@@ -54,16 +54,13 @@ HARD = [
 LIGHT = "num_cpus: 0.1"  # several actors on a small machine
 
 
-OURS = "FLRAY_CLUSTER_OF_TESTS"  # what processes of this cluster have in their environment
-
-
 @pytest.fixture(scope="module")
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ[OURS] = str(os.getpid())
+    before = ray.is_initialized()  # by other tests of this process
     with connected():
         yield
-    assert not ray.is_initialized()
+    assert ray.is_initialized() == before
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +179,18 @@ def listening_addresses() -> list[str]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            is_ours = f"{OURS}={os.getpid()}".encode() in (folder / "environ").read_bytes()
-            if is_ours or int(folder.name) == os.getpid():
+            if os.getpid() in _ancestors(int(folder.name)):
                 open_files = [os.readlink(file) for file in (folder / "fd").iterdir()]
                 found += [sockets[name] for name in open_files if name in sockets]
+    return found
+
+
+def _ancestors(pid: int) -> list[int]:
+    """The process, its parent, and so on."""
+    found = [pid]
+    while found[-1] > 1:
+        stat = Path(f"/proc/{found[-1]}/stat").read_text()
+        found.append(int(stat.rpartition(")")[2].split()[1]))
     return found
 
 
@@ -440,15 +445,14 @@ def test_what_ray_loses_is_a_failed_attempt(monkeypatch, error, is_replaced) -> 
     pool = ray_pool.RayPool("payload", None, None, Patience(), actors=["old"])
     pool.last_sent = {}, "bank"
     killed: list[str] = []
-    new = SimpleNamespace(ready=SimpleNamespace(remote=lambda: "ready"))
 
     def lose(_ref, **_options):
         raise error
 
     monkeypatch.setattr(ray_pool.ray, "get", lose)
     monkeypatch.setattr(ray_pool.ray, "kill", killed.append)
-    monkeypatch.setattr(pool, "_start_one", lambda: new)
+    monkeypatch.setattr(pool, "_start_one", lambda _place: ("new", "ready"))
     failed = pool._result("ref", 0, timeout=None)
     assert isinstance(failed, Failed)
-    assert (pool.actors, killed) == (([new], ["old"]) if is_replaced else (["old"], []))
+    assert (pool.actors, killed) == ((["new"], ["old"]) if is_replaced else (["old"], []))
     assert (pool.last_sent is None) != is_replaced
