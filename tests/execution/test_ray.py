@@ -343,7 +343,7 @@ def _client_actor_pids() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             title = (folder / "cmdline").read_bytes().decode(errors="replace")
-            is_ours = f"{OURS}={os.getpid()}".encode() in (folder / "environ").read_bytes()
+            is_ours = os.getpid() in _ancestors(int(folder.name))
         except OSError:
             continue
         if is_ours and title.startswith("ray::ClientActor"):
