@@ -150,6 +150,13 @@ def test_a_weight_difference_is_that_of_f_epochs() -> None:
         np.testing.assert_allclose(points.array(), [[m, 0] for m in moves], rtol=1e-12)
 
 
+def test_weight_differences_are_of_one_epoch_unless_told(tiny_run) -> None:
+    """f = 1: where a round has three epochs of all clients, the clustering costs a third more."""
+    wd = ["algorithm={name: wd, pretrain_rounds: 2}", NUMBER + "2"]
+    steps = tiny_run(*wd, "train.epochs=3", "participation=1").rounds["client_steps"].tolist()
+    assert steps == [steps[0], steps[0] * 4 / 3, steps[0], steps[0]]
+
+
 def test_unit_differences_have_directions_alone(tiny_run) -> None:
     wd = ["algorithm={name: wd, pretrain_rounds: 1}", NUMBER + "2"]
     raw, unit = (tiny_run(*wd, f"algorithm.clustering.embed={e}") for e in ("none", "unit"))
