@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Most tests wait for processes to start: two files at a time. A file is for one process.
-TOGETHER := --numprocesses 2 --dist loadfile
+TOGETHER := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test long quick check format bench docs clean

@@ -21,6 +21,12 @@ settings.register_profile("explore")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first: one that starts last keeps one process busy while the other has no work."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def _skip_without_data(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("data") and "FLRAY_DATA" not in os.environ:

@@ -74,7 +74,7 @@ CLUSTERED = ("flis_dc", "flis_hc", "repa")
 # How many actors, and what else is set.
 CASES: dict[str, tuple[object, list[str]]] = {
     "fewer actors than blocks": (1, []),
-    "more actors than blocks": (4, []),
+    "more actors than blocks": (3, []),
     "fedavg": (2, ["algorithm=fedavg"]),
     "scaffold": (2, ["algorithm=scaffold", "train.lr=0.01"]),
     "flis_dc": (2, ["algorithm={name: flis_dc, beta: 0.1}", "split.server=50"]),

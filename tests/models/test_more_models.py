@@ -190,8 +190,8 @@ TRAINED = [
     ("conv_ae", {}, 10),
     ("conv_ae", {"loss": "bce"}, 10),
     ("residual_conv_ae", {}, 2),
-    ("residual_conv_ae", {"batch_norm": "first_two"}, 3),
-    ("supervised_ae", {"num_classes": 10}, 7),
+    pytest.param("residual_conv_ae", {"batch_norm": "first_two"}, 3, marks=pytest.mark.long),
+    pytest.param("supervised_ae", {"num_classes": 10}, 7, marks=pytest.mark.long),
     ("supervised_ae", {"num_classes": 10, "variant": "ae"}, 4),
 ]
 
