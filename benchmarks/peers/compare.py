@@ -1,10 +1,13 @@
 """flray beside a plain PyTorch loop, Flower and pfl: identical work, one table.
 
     python benchmarks/peers/compare.py [A B C B600] [--peers flower pfl] [--device cuda]
+        [--actors 1x1 10x0.1]
 
 Run it with flray's own Python. Flower and pfl get environments of their own below --environments
 when they are first asked for (some minutes). Every system must end with the weights of the plain
 loop up to 1e-4, or the comparison fails. Seconds a round are medians without the first round.
+`--actors 10x0.1` is flray once more on ten client actors with a tenth of a GPU each; Flower has the
+same share per client.
 """
 
 import argparse
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=["A", "B", "C"])
     parser.add_argument("--peers", nargs="*", default=[], choices=sorted(PACKAGES))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--actors", nargs="*", default=[], metavar="NxG")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     default = Path.home() / ".cache" / "flray_peers"
     parser.add_argument("--environments", type=Path, default=default)
@@ -60,6 +64,12 @@ def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[dict]
     systems = [plain, "flray"]
     device = f"execution.device={arguments.device}"
     run([python, HERE / "run_flray.py", case, folder, "flray", device], arguments.device)
+    for actors in arguments.actors:
+        systems.append(f"flray {actors}")
+        count, gpus = actors.split("x")
+        pool = f"execution.actors={{count: {count}, num_gpus: {gpus}}}"
+        command = [python, HERE / "run_flray.py", case, folder, systems[-1], device]
+        run([*command, "execution.executor=ray", pool], arguments.device)
     if "flower" in arguments.peers:
         systems.append("flower")
         share = ("1", "0") if arguments.device == "cpu" else ("1", "0.1")
