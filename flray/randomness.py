@@ -14,6 +14,15 @@ from torch import Tensor
 
 _WORD = 0xFFFFFFFF
 
+# Constants of numpy's SeedSequence and PCG64.
+_POOL_SIZE = 4
+_INIT_A, _MULT_A = 0x43B0D7E5, 0x931E8875
+_INIT_B, _MULT_B = 0x8B51F9DD, 0x58F38DED
+_MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+_HALF = np.uint32(16)
+_PCG_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
+_UINT128 = (1 << 128) - 1
+
 
 def _purpose_id(purpose: str) -> int:
     return zlib.crc32(purpose.encode())
@@ -29,14 +38,97 @@ def generator(seed: int, purpose: str, *where: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence([seed, _purpose_id(purpose), *where]))
 
 
+class Generators:
+    """`generator(seed, purpose, *where, place)` for many places, at a fraction of its cost.
+
+    It is one object that is seeded anew: each is valid until another one is asked for. Places are
+    below 2^32.
+
+    >>> many = Generators(0, ("order", "step"), 3, places=np.array([7, 9]))
+    >>> bool(many.of("step", 1).random() == generator(0, "step", 3, 9).random())
+    True
+    """
+
+    def __init__(
+        self, seed: int, purposes: tuple[str, ...], *where: int, places: NDArray[np.int64]
+    ) -> None:
+        ids = np.repeat([_purpose_id(purpose) for purpose in purposes], len(places))
+        between = [word for number in where for word in _words(number)]
+        entropy: list[int | NDArray[np.int64]] = []
+        entropy += [*_words(seed), ids, *between, np.tile(places, len(purposes))]
+        self._states = _seed_states(entropy, len(ids)).tolist()
+        self._first = {purpose: k * len(places) for k, purpose in enumerate(purposes)}
+        self._stream = np.random.Generator(np.random.PCG64(0))
+
+    def of(self, purpose: str, k: int) -> np.random.Generator:
+        """That of the k-th place, at its start."""
+        high, low, inc_high, inc_low = self._states[self._first[purpose] + k]
+        inc = ((inc_high << 64 | inc_low) << 1 | 1) & _UINT128
+        state = ((inc + (high << 64 | low)) * _PCG_MULTIPLIER + inc) & _UINT128
+        self._stream.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": state, "inc": inc},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return self._stream
+
+
+def _words(number: int) -> list[int]:
+    """Its words of 32 bits, the lowest first, as SeedSequence takes them."""
+    words = [number & _WORD]
+    while number := number >> 32:
+        words.append(number & _WORD)
+    return words
+
+
+def _seed_states(entropy: list[int | NDArray[np.int64]], length: int) -> NDArray[np.uint64]:
+    """(length, 4) what SeedSequence(entropy).generate_state(4, uint64) gives, elementwise."""
+    columns = [np.broadcast_to(np.asarray(word).astype(np.uint32), length) for word in entropy]
+    constant = _INIT_A
+
+    def hashed(value: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        nonlocal constant
+        value = value ^ np.uint32(constant)
+        constant = constant * _MULT_A & _WORD
+        value = value * np.uint32(constant)
+        return value ^ (value >> _HALF)
+
+    def mixed(x: NDArray[np.uint32], y: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        result: NDArray[np.uint32] = _MIX_LEFT * x - _MIX_RIGHT * y
+        return result ^ (result >> _HALF)
+
+    zero = np.zeros(length, np.uint32)
+    pool = [hashed(columns[i] if i < len(columns) else zero) for i in range(_POOL_SIZE)]
+    for source in range(_POOL_SIZE):
+        for into in range(_POOL_SIZE):
+            if source != into:
+                pool[into] = mixed(pool[into], hashed(pool[source]))
+    for column in columns[_POOL_SIZE:]:
+        for into in range(_POOL_SIZE):
+            pool[into] = mixed(pool[into], hashed(column))
+    state = np.empty((length, 2 * _POOL_SIZE), "<u4")
+    constant = _INIT_B
+    for k in range(2 * _POOL_SIZE):
+        value = pool[k % _POOL_SIZE] ^ np.uint32(constant)
+        constant = constant * _MULT_B & _WORD
+        value = value * np.uint32(constant)
+        state[:, k] = value ^ (value >> _HALF)
+    return state.view("<u8")
+
+
 def torch_seed(seed: int, purpose: str, *where: int) -> int:
     """A seed for a torch.Generator, from the same streams as `generator`."""
     return int(generator(seed, purpose, *where).integers(1 << 62))
 
 
-def step_keys(seed: int, t: int, client: int, num_steps: int) -> NDArray[np.int64]:
-    """One 62-bit key for each local step of a client in round t, for the counter hash."""
-    return generator(seed, "step", t, client).integers(1 << 62, size=num_steps, dtype=np.int64)
+def step_keys(stream: np.random.Generator, num_steps: int) -> NDArray[np.int64]:
+    """One 62-bit key for each local step of a client in a round, for the counter hash.
+
+    The stream is that of (seed, "step", round, client).
+    """
+    raw = stream.bit_generator.random_raw(num_steps)
+    return (raw >> 2).astype(np.int64)  # as integers(1 << 62) does, at a fifth of the cost
 
 
 def _mix32(h: Tensor) -> Tensor:

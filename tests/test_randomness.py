@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.randomness import counter_hash, generator, keep_mask, step_keys
+from flray.randomness import Generators, counter_hash, generator, keep_mask, step_keys
 
 
 def reference_hash(key: int, counter: int) -> int:
@@ -39,4 +39,36 @@ def test_streams_differ_by_seed_purpose_and_place(other: tuple[int, str, int, in
 
 
 def test_step_keys_of_a_longer_round_start_alike() -> None:
-    assert (step_keys(0, 1, 2, 5) == step_keys(0, 1, 2, 9)[:5]).all()
+    short, long = (step_keys(generator(0, "step", 1, 2), num) for num in (5, 9))
+    assert (short == long[:5]).all()
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**32, 2**62 - 1, 2**70 + 5])
+@pytest.mark.parametrize("where", [(), (0,), (7,), (2, 2**33)])
+def test_generators_of_many_places_are_those_of_each(seed: int, where: tuple[int, ...]) -> None:
+    """From two words of entropy to seven; numpy's pool has four."""
+    places = np.array([0, 1, 5, 2**31, 2**32 - 1])
+    many = Generators(seed, ("step", "order"), *where, places=places)
+    found = [
+        (g.permutation(50).tolist(), g.integers(1 << 62, size=3).tolist(), g.random())
+        for g in (many.of("order", k) for k in (3, 1, 2, 0, 4))
+    ]
+    alone = [generator(seed, "order", *where, int(places[k])) for k in (3, 1, 2, 0, 4)]
+    assert found == [
+        (g.permutation(50).tolist(), g.integers(1 << 62, size=3).tolist(), g.random())
+        for g in alone
+    ]
+
+
+def test_a_generator_does_not_go_on_with_half_a_word_of_the_one_before() -> None:
+    """32-bit draws leave the other half of a word behind."""
+    many = Generators(1, ("order",), places=np.array([4]))
+    draws = [
+        many.of("order", 0).integers(1 << 20, size=3, dtype=np.int32).tolist() for _ in range(2)
+    ]
+    assert draws[0] == draws[1]
+
+
+def test_keys_of_steps_are_integers_of_62_bits() -> None:
+    drawn = generator(0, "step", 1, 2).integers(1 << 62, size=50, dtype=np.int64)
+    assert step_keys(generator(0, "step", 1, 2), 50).tolist() == drawn.tolist()

@@ -69,8 +69,17 @@ def cli() -> None:
     type=click.FloatRange(min=0),
     help="Stop after the round in which so many minutes have passed; --resume goes on.",
 )
+@click.option(
+    "--together",
+    type=click.IntRange(min=1),
+    help="Runs at a time, each in a process.  [default: as many as a GPU takes, 1 on a CPU]",
+)
 def run(
-    arguments: tuple[str, ...], out: Path | str | None, resume: bool, max_minutes: float | None
+    arguments: tuple[str, ...],
+    out: Path | str | None,
+    resume: bool,
+    max_minutes: float | None,
+    together: int | None,
 ) -> None:
     """Run one or several experiments; several, or seeds=N, end in one paired table.
 
@@ -85,7 +94,8 @@ def run(
     from flray.cli.places import mirrored
 
     with mirrored(out) as (folder, mirror):
-        run_all(plan_runs(arguments, folder, resume), _console(), resume, max_minutes, mirror)
+        runs = plan_runs(arguments, folder, resume)
+        run_all(runs, _console(), resume, max_minutes, mirror, together)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""`flray run`: from arguments to runs, one after another, to one table."""
+"""`flray run`: from arguments to runs, one after another or side by side, to one table."""
 
 import json
 import os
@@ -24,6 +24,7 @@ from flray.cli.keeper import (
     watch,
 )
 from flray.cli.stopping import noticing_sigterm
+from flray.cli.together import Job, run_together, runs_at_a_time
 from flray.config.binding import Plain
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import (
@@ -178,13 +179,21 @@ def run_all(
     resume: bool,
     max_minutes: float | None,
     mirror: Mirror | None = None,
+    together: int | None = None,
 ) -> None:
-    """Run them in order, show each round, end in one table; stop in time where a limit is given."""
+    """Run them, show each round, end in one table; stop in time where a limit is given.
+
+    Args:
+        together: runs at a time; None: as many as a GPU takes, one on a CPU.
+    """
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
+    at_a_time = runs_at_a_time([run.experiment for run in runs], together)
     with noticing_sigterm(console.print) as is_ending:
-        done = _run_in_order(
-            runs, console, resume, lambda: is_ending() or perf_counter() > deadline, mirror
-        )
+        should_stop = lambda: is_ending() or perf_counter() > deadline  # noqa: E731
+        if at_a_time > 1:
+            done = _run_side_by_side(runs, at_a_time, console, resume, should_stop, mirror)
+        else:
+            done = _run_in_order(runs, console, resume, should_stop, mirror)
     if done is not None:
         _conclude(done, console)
 
@@ -217,6 +226,62 @@ def _run_in_order(
             return None
         done.append(RunRecord(planned.out, planned.experiment.plain, summary, planned.name))
     return done
+
+
+def _run_side_by_side(
+    runs: Sequence[PlannedRun],
+    at_a_time: int,
+    console: Console,
+    resume: bool,
+    should_stop: Callable[[], bool],
+    mirror: Mirror | None,
+) -> list[RunRecord] | None:
+    """Run several at a time, each in a process of its own; None if there is more to do."""
+    names = [f"{run.name} · seed {run.experiment.settings.seed}" for run in runs]
+    console.print(f"{len(runs)} runs, {at_a_time} at a time", soft_wrap=True)
+    for name, run in zip(names, runs, strict=True):
+        console.print(f"[bold]{name}[/] · {run.out}", soft_wrap=True)
+    told = [remark for run in runs for remark in _remarks(run)]
+    for remark in dict.fromkeys(told):
+        console.print(f"note: {remark}", soft_wrap=True, markup=False)
+    begun: set[int] = set()
+
+    def show(number: int, row: Summary) -> None:
+        planned = runs[number]
+        if planned.command is not None and not begun:
+            planned.command.write()
+        begun.add(number)
+        _show_round(planned, row, console, f"{names[number]} · ")
+        if mirror is not None:
+            mirror.push_sometimes()
+
+    jobs = [Job(run.experiment, run.out, resume) for run in runs]
+    try:
+        summaries = run_together(jobs, at_a_time, show, should_stop)
+    except KeyboardInterrupt:
+        _show_stopped("interrupted", runs[0], console, mirror)
+        raise click.Abort from None
+    if None in summaries:
+        _show_stopped("stopped", runs[0], console, mirror)
+        return None
+    return [
+        RunRecord(run.out, run.experiment.plain, summary, run.name)
+        for run, summary in zip(runs, summaries, strict=True)
+        if summary is not None
+    ]
+
+
+def _remarks(planned: PlannedRun) -> list[str]:
+    return [*remarks(planned.experiment), *tracking_remarks(planned.experiment)]
+
+
+def _show_round(planned: PlannedRun, row: Summary, console: Console, prefix: str = "") -> None:
+    """A line of a round; before it what happened to the data in it."""
+    if told := event_line(planned.experiment.plain["events"], row["round"]):
+        console.print(f"{prefix}{told}", soft_wrap=True, markup=False)
+    shown = with_merges(row, planned.out, planned.experiment.plain)
+    line = round_line(shown, planned.experiment.settings.rounds)
+    console.print(f"{prefix}{line}", soft_wrap=True)
 
 
 def _conclude(done: Sequence[RunRecord], console: Console) -> None:
@@ -267,7 +332,7 @@ def _run_one(
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(planned.name, total=num_rounds)
 
-    for remark in (*remarks(planned.experiment), *tracking_remarks(planned.experiment)):
+    for remark in _remarks(planned):
         console.print(f"note: {remark}", soft_wrap=True, markup=False)
     begun: list[int] = []
 
@@ -275,10 +340,7 @@ def _run_one(
         if planned.command is not None and not begun:
             planned.command.write()
         begun.append(row["round"])
-        if told := event_line(planned.experiment.plain["events"], row["round"]):
-            console.print(told, soft_wrap=True, markup=False)
-        shown = with_merges(row, planned.out, planned.experiment.plain)
-        console.print(round_line(shown, num_rounds), soft_wrap=True)
+        _show_round(planned, row, console)
         bar.update(task, completed=row["round"])
 
     def show_and_copy(row: Summary) -> None:

@@ -296,7 +296,8 @@ def rescaled(examples: Examples, pixels: PixelScale) -> Examples:
     """The examples as an encoder sees them, whatever the dataset's own normalisation."""
     middle = 0.0 if pixels == "unit" else 0.5
     mean = torch.full_like(examples.mean, middle)
-    return replace(examples, mean=mean, std=torch.full_like(mean, 1 - middle), augment="none")
+    std = torch.full_like(mean, 1 - middle)
+    return replace(examples, mean=mean, std=std, augment="none", normalised=None)
 
 
 @contextmanager

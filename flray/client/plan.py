@@ -1,5 +1,6 @@
 """Index plans: which example is in which batch of which step, decided before anything executes."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 from flray.client.training import Training
 from flray.data.dataset import Ids
-from flray.randomness import generator, step_keys
+from flray.randomness import Generators, step_keys
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,17 @@ class Plan:
         return int(self.ids.shape[1])
 
 
-def batch_order(num_examples: int, training: Training, rng: np.random.Generator) -> Ids:
-    """(steps, batches, B) places into the client's examples, -1 where a batch is short.
+def batch_orders(
+    num_examples: int, training: Training, streams: Iterable[np.random.Generator]
+) -> Ids:
+    """(K, steps, batches, B) places into the examples of K clients that have equally many.
 
-    >>> order = batch_order(5, Training(epochs=2, batch_size=3), np.random.default_rng(0))
+    -1 where a batch is short.
+
+    >>> order = batch_orders(5, Training(epochs=2, batch_size=3), [np.random.default_rng(0)])[0]
     >>> order.shape, sorted(order[:2].flatten().tolist())
     ((4, 1, 3), [-1, 0, 1, 2, 3, 4])
-    >>> pairs = batch_order(3, Training(batch_size=3).paired(), np.random.default_rng(0))
+    >>> pairs = batch_orders(3, Training(batch_size=3).paired(), [np.random.default_rng(0)])[0]
     >>> (pairs >= 0).tolist()
     [[[True, True, False], [True, False, False]]]
     """
@@ -43,20 +48,38 @@ def batch_order(num_examples: int, training: Training, rng: np.random.Generator)
         num_batches, width = -(-num_examples // size), size
     else:  # one batch, split where a step takes more
         num_batches, width = together, -(-num_examples // together)
-    places = np.full((epochs, num_batches * width), -1, dtype=np.int64)
-    for epoch in range(epochs):
-        places[epoch, :num_examples] = rng.permutation(num_examples)
+    drawn = np.array([[s.permutation(num_examples) for _ in range(epochs)] for s in streams])
+    num = len(drawn)
+    places = np.full((num, epochs, num_batches * width), -1, dtype=np.int64)
+    places[:, :, :num_examples] = drawn
     num_used = together * int(steps_per_epoch(np.array(num_examples), training))
-    order = np.full((epochs, num_used, size), -1, dtype=np.int64)
-    order[:, :, :width] = places[:, : num_used * width].reshape(epochs, num_used, width)
-    return order.reshape(-1, together, size)
+    order = np.full((num, epochs, num_used, size), -1, dtype=np.int64)
+    order[..., :width] = places[:, :, : num_used * width].reshape(num, epochs, num_used, width)
+    return order.reshape(num, epochs * num_used // together, together, size)
 
 
 def plan_client(examples: Ids, training: Training, seed: int, t: int, client: int) -> Plan:
-    order = batch_order(len(examples), training, generator(seed, "order", t, client))
-    mask = order >= 0
-    keys = step_keys(seed, t, client, order.shape[0] * order.shape[1])
-    return Plan(client, examples[np.where(mask, order, 0)], mask, keys.reshape(order.shape[:2]))
+    return plan_clients([examples], training, seed, t, np.array([client]))[0]
+
+
+def plan_clients(
+    examples: Sequence[Ids], training: Training, seed: int, t: int, clients: Ids
+) -> tuple[Plan, ...]:
+    """The plans of clients that have these examples, in the order of `clients`."""
+    sizes = np.array([len(own) for own in examples])
+    streams = Generators(seed, ("order", "step"), t, places=clients)
+    plans: dict[int, Plan] = {}
+    for size in np.unique(sizes):
+        alike = np.flatnonzero(sizes == size)
+        order = batch_orders(int(size), training, (streams.of("order", int(k)) for k in alike))
+        mask = order >= 0
+        if not mask.all():
+            order = np.where(mask, order, 0)
+        num_keys = order.shape[1] * order.shape[2]
+        for k, places, is_there in zip(alike.tolist(), order, mask, strict=True):
+            keys = step_keys(streams.of("step", k), num_keys).reshape(places.shape[:2])
+            plans[k] = Plan(int(clients[k]), examples[k][places], is_there, keys)
+    return tuple(plans[k] for k in range(len(clients)))
 
 
 def steps_per_epoch(num_examples: Ids, training: Training) -> Ids:

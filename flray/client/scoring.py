@@ -56,27 +56,37 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
         if outputs is not None and small:
             found = _score_stacked(host, bank, outputs, [jobs[k] for k in small])
             scores |= zip(small, found, strict=True)
-        loaded = None
-        for k in sorted(set(range(len(jobs))) - set(small), key=lambda k: jobs[k].row):
-            if jobs[k].row != loaded:
-                loaded = jobs[k].row
-                load_params(host.module, {name: leaf[loaded] for name, leaf in bank.items()})
-            scores[k] = _score_loaded(host, jobs[k].examples)
+        others = sorted(set(range(len(jobs))) - set(small), key=lambda k: jobs[k].row)
+        if others:
+            found = _score_one_by_one(host, bank, [jobs[k] for k in others])
+            scores |= zip(others, found, strict=True)
     return [scores[k] for k in range(len(jobs))]
 
 
-def _score_loaded(host: Host, examples: Ids) -> ExampleScores:
-    """Scores of the model that is loaded."""
-    if not len(examples):
-        return ExampleScores(np.empty(0, np.bool_), np.empty(0))
-    ids = torch.from_numpy(examples).to(host.examples.device)
-    correct, losses = [], []
-    for some in torch.split(ids, SCORE_BATCH):
-        x, y = host.examples.batch(some)
-        output = host.module(x)
-        correct.append(_correct(output, y))
-        losses.append(_losses(host.module, output, (x, y)))
-    return ExampleScores(torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy())
+def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
+    """Scores of jobs in the order of their models, brought from the device at the end."""
+    ids = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(host.examples.device)
+    sizes = [len(job.examples) for job in jobs]
+    correct, losses = [ids.new_empty(0, dtype=torch.bool)], [ids.new_empty(0, dtype=torch.float64)]
+    loaded = None
+    for job, own in zip(jobs, torch.split(ids, sizes), strict=True):
+        if job.row != loaded:
+            loaded = job.row
+            load_params(host.module, {name: leaf[loaded] for name, leaf in bank.items()})
+        for some in torch.split(own, SCORE_BATCH) if len(own) else []:
+            x, y = host.examples.batch(some)
+            output = host.module(x)
+            correct.append(_correct(output, y))
+            losses.append(_losses(host.module, output, (x, y)).double())
+    ends = np.cumsum(sizes)[:-1]
+    return [
+        ExampleScores(*of_job)
+        for of_job in zip(
+            np.split(torch.cat(correct).cpu().numpy(), ends),
+            np.split(torch.cat(losses).cpu().numpy(), ends),
+            strict=True,
+        )
+    ]
 
 
 # Outputs (K, B, classes) of stacked models and their images.

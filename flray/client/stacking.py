@@ -13,6 +13,7 @@ from torch.func import vmap
 
 from flray.client.engine import Block, BlockResult
 from flray.client.training import ELEMENTWISE, Gradient, LocalBatch, Training
+from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.models.bank import Params
 
@@ -30,7 +31,7 @@ class StackedPlan:
     ids: Tensor  # (K, S, b, B)
     mask: Tensor  # (K, S, b, B)
     keys: Tensor  # (K, S, b)
-    last_step: Tensor  # (K,) on the CPU; -1 for a dummy and for a client without steps
+    last_step: Ids  # (K,) -1 for a dummy and for a client without steps
 
     @classmethod
     def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
@@ -46,17 +47,16 @@ class StackedPlan:
             keys[k, : plan.num_steps] = plan.keys
             last[k] = plan.num_steps - 1
         tensors = [torch.from_numpy(a).to(device) for a in (ids, mask, keys)]
-        return cls(tensors[0], tensors[1], tensors[2], torch.from_numpy(last))
+        return cls(tensors[0], tensors[1], tensors[2], last)
 
     @property
     def num_steps(self) -> int:
         return self.ids.shape[1]
 
-    def clients_by_last_step(self) -> dict[int, Tensor]:
-        """Step -> the slots that finish with it."""
-        ends = {int(s) for s in self.last_step if s >= 0}
-        slots = {s: torch.nonzero(self.last_step == s).flatten() for s in ends}
-        return {s: slot.to(self.ids.device) for s, slot in slots.items()}
+    def clients_by_last_step(self) -> dict[int, Ids]:
+        """Step -> the slots that finish with it, in the order of steps."""
+        ends = np.unique(self.last_step[self.last_step >= 0])
+        return {int(s): np.flatnonzero(self.last_step == s) for s in ends}
 
 
 class Step(Protocol):
@@ -87,7 +87,7 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
         for name, leaf in block.w0.items():
             into.params[name].copy_(leaf)
     done = 0
-    for s, slots in sorted(finishing.items()):
+    for s, slots in finishing.items():
         step.advance(s + 1 - done)
         done = s + 1
         # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
@@ -97,11 +97,12 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
     into.loss[:] = step.total_loss[: len(count)].cpu().numpy() / count
 
 
-def _copy_rows(into: Tensor, leaf: Tensor, rows: Tensor) -> None:
+def _copy_rows(into: Tensor, leaf: Tensor, rows: Ids) -> None:
     if len(rows) == len(into):  # all of them, so dummies come after
         into.copy_(leaf[: len(into)])
     else:
-        into[rows] = leaf[rows]
+        places = torch.from_numpy(rows).to(leaf.device)
+        into[places] = leaf[places]
 
 
 def fill(slots: Tensor, leaf: Tensor) -> None:

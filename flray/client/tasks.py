@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flray.client.engine import Block, BlockResult
 from flray.client.host import Host
-from flray.client.plan import plan_client
+from flray.client.plan import plan_clients
 from flray.client.scoring import SCORE_BATCH, ExampleScores, ScoreJob, score_models
 from flray.client.training import Gradient, Training, plain_gradient
 from flray.data.dataset import Ids
@@ -78,10 +78,8 @@ class Train:
         device = host.examples.device
         split = host.timeline.at(self.t)
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
-        plans = tuple(
-            plan_client(split.trained_on(i), self.training, seed, self.t, int(i))
-            for i in job.clients
-        )
+        own = [split.trained_on(i) for i in job.clients]
+        plans = plan_clients(own, self.training, seed, self.t, job.clients)
         # Only the rows that are used move: a whole bank may not fit on the device.
         w0 = {name: _rows(leaf, job.rows, device) for name, leaf in bank.items()}
         return Block(plans, w0, self._memo(job, device))

@@ -1,7 +1,7 @@
 """Examples on a device: pixels gathered by index, normalised, cropped and flipped."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from flray.data.split import Split
 from flray.randomness import counter_hash
 
 PAD = 4  # pixels added on each side before a random crop (FLIS, SPEC 2)
+
+# Of images kept normalised on a GPU, which spares a step four kernels; 70,000 of MNIST fit.
+NORMALISED_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Examples:
     std: Tensor
     augment: str
     largest: int = 255  # what a pixel is divided by; floats are taken as they are
+    normalised: Tensor | None = None  # the images, each pixel with the bits it has in a batch
 
     @property
     def device(self) -> torch.device:
@@ -33,21 +37,32 @@ class Examples:
 
     def batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised images (..., channels, height, width) and labels (...) of the examples."""
-        return self._normalise(self._gather(ids)), self.labels[ids]
+        return self._gather(ids), self.labels[ids]
 
     def training_batch(self, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """As `batch`, augmented; ids are (clients, B), keys (clients,) one per client and step."""
-        pixels = self._gather(ids)
-        if self.augment == "crop_flip":
-            pixels = crop_flip(pixels, keys)
-        return self._normalise(pixels), self.labels[ids]
+        if self.augment != "crop_flip":
+            return self.batch(ids)
+        return self._normalise(crop_flip(self._pixels(ids), keys)), self.labels[ids]
+
+    def with_normalised(self) -> "Examples":
+        """The same examples, whose images are normalised beforehand instead of in each batch."""
+        return replace(self, normalised=self._normalise(self.images.clone()))
 
     def _gather(self, ids: Tensor) -> Tensor:
-        flat = self.images.index_select(0, self.image_ids[ids].flatten())
-        return flat.view(*ids.shape, *self.images.shape[1:])
+        if self.normalised is None:
+            return self._normalise(self._pixels(ids))
+        return _rows(self.normalised, self.image_ids[ids])
+
+    def _pixels(self, ids: Tensor) -> Tensor:
+        return _rows(self.images, self.image_ids[ids])
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         return pixels.to(self.mean.dtype).div_(self.largest).sub_(self.mean).div_(self.std)
+
+
+def _rows(images: Tensor, ids: Tensor) -> Tensor:
+    return images.index_select(0, ids.flatten()).view(*ids.shape, *images.shape[1:])
 
 
 def place_examples(
@@ -57,7 +72,7 @@ def place_examples(
     images = tensor_over(dataset.images).to(device)
     if split.new_images is not None:
         images = torch.cat([images, tensor_over(split.new_images).to(device)])
-    return Examples(
+    examples = Examples(
         images=images,
         image_ids=tensor_over(split.image_ids).to(device),
         labels=tensor_over(split.labels).to(device),
@@ -66,6 +81,8 @@ def place_examples(
         augment=dataset.augment,
         largest=dataset.largest_pixel,
     )
+    fits = device.type == "cuda" and images.numel() * dtype.itemsize <= NORMALISED_BYTES
+    return examples.with_normalised() if fits and dataset.augment == "none" else examples
 
 
 def tensor_over(array: NDArray[Any]) -> Tensor:

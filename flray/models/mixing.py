@@ -162,13 +162,19 @@ class Terms:
     exponents: dict[str, Ids]  # by leaf, (V,)
 
     def __call__(self, models: Params) -> Params:
-        return {name: self._sums(models[name], self.exponents[name]) for name in self.exponents}
+        sizes = [len(places) for places in self.places]
+        scales = 2.0 ** np.stack(list(self.exponents.values())).astype(np.float64)  # (L, V)
+        weights = torch.from_numpy(np.concatenate(self.weights) * np.repeat(scales, sizes, axis=1))
+        like = next(iter(models.values()))
+        weights = weights.to(like.device)  # (L, terms), one copy for all leaves
+        return {
+            name: self._sums(models[name], own.to(models[name].dtype))
+            for name, own in zip(self.exponents, weights, strict=True)
+        }
 
-    def _sums(self, leaf: Tensor, exponents: Ids) -> Tensor:
+    def _sums(self, leaf: Tensor, weights: Tensor) -> Tensor:
         kind, _ = FIXED_POINT[leaf.dtype]
         sizes = [len(places) for places in self.places]
-        scales = np.repeat(2.0 ** exponents.astype(np.float64), sizes)
-        weights = torch.from_numpy(np.concatenate(self.weights) * scales).to(leaf)  # copied once
         sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
         at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
         size = max(LEAST_ROWS, at_once // max(1, leaf.shape[1:].numel()))
@@ -190,10 +196,13 @@ class Terms:
 
     def result(self, sums: Params, like: Params) -> Params:
         """Sums as numbers, of the dtype of the models."""
+        scales = torch.from_numpy(
+            2.0 ** -np.stack([self.exponents[name] for name in sums]).astype(float)
+        )
+        scales = scales.to(next(iter(sums.values())).device)  # (L, V), one copy for all leaves
         found = {}
-        for name, total in sums.items():
-            scale = torch.from_numpy(2.0 ** -self.exponents[name].astype(np.float64))
-            scale = scale.to(total.device, like[name].dtype).view(-1, *[1] * (total.dim() - 1))
+        for (name, total), scale in zip(sums.items(), scales, strict=True):
+            scale = scale.to(like[name].dtype).view(-1, *[1] * (total.dim() - 1))
             found[name] = total.to(like[name].dtype).mul_(scale)
         return found
 
@@ -302,7 +311,9 @@ def _exponents(
 ) -> dict[str, Ids]:
     """By leaf (V,): how many bits after the point the sum of each row has room for."""
     used = np.unique(np.concatenate([row.kept for row in rows]))
-    before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
+    before = {name: np.empty(0) for name in bank}
+    if len(used):  # otherwise there is nothing to wait for
+        before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
     found = {}
     for name, leaf in bank.items():
         bounds = [

@@ -131,8 +131,8 @@ def test_parity_would_fail_if_finished_clients_were_not_frozen(how, monkeypatch)
     case = make("mlp200", torch.float64, training)
     reference = Loop(case.module, case.examples).train(case.block, training, gradient)
 
-    def all_at_the_end(plan: vectorized.StackedPlan) -> dict[int, torch.Tensor]:
-        return {plan.num_steps - 1: torch.nonzero(plan.last_step >= 0).flatten()}
+    def all_at_the_end(plan: vectorized.StackedPlan) -> dict[int, np.ndarray]:
+        return {plan.num_steps - 1: np.flatnonzero(plan.last_step >= 0)}
 
     monkeypatch.setattr(vectorized.StackedPlan, "clients_by_last_step", all_at_the_end)
     thawed = Vectorized(case.module, case.examples, SLOTS).train(case.block, training, gradient)

@@ -41,7 +41,7 @@ def test_a_step_of_one_batch_takes_every_batch_in_turn() -> None:
         [[a[0], a[1]]], [[a[2], a[3]]], [[a[4]]], [[b[0], b[1]]], [[b[2], b[3]]], [[b[4]]],
     ]  # fmt: skip
     assert plan.ids.shape == plan.mask.shape == (6, 1, 2)
-    assert plan.keys.tolist() == [[key] for key in step_keys(5, 2, 9, 6)]
+    assert plan.keys.tolist() == [[key] for key in step_keys(generator(5, "step", 2, 9), 6)]
 
 
 def test_a_step_of_two_batches_takes_consecutive_ones() -> None:
@@ -53,7 +53,7 @@ def test_a_step_of_two_batches_takes_consecutive_ones() -> None:
         [[b[0], b[1]], [b[2], b[3]]],
         [[b[4], b[5]], [b[6]]],
     ]
-    first = step_keys(5, 2, 9, 8)
+    first = step_keys(generator(5, "step", 2, 9), 8)
     assert plan.keys.tolist() == first.reshape(4, 2).tolist()
 
 

@@ -1,0 +1,107 @@
+"""Many runs on one GPU: one after another in one process, and side by side as `flray run` does it.
+
+    python benchmarks/shared_stack.py            18 runs: 3 methods x 2 scenarios x 3 seeds
+    python benchmarks/shared_stack.py --rounds 2 --seeds 1 --scenarios 1 --together 2 \\
+        execution.device=cpu
+
+The runs are FLT's scenarios on MNIST (FLRAY_DATA). Prints seconds of both, the ratio, how much
+longer the training of a round takes side by side, and whether all hashes of final models agree;
+exits with 1 if they do not. Imports and figures are not counted, everything else is: data, graphs,
+records.
+key=value sets other keys of all experiments.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+METHODS = ("fedavg", "local", "pca")  # `flt` needs an encoder: flray pretrain
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--scenarios", nargs="+", default=["1", "2"], choices=["1", "2"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--together", type=int, help="runs at a time  [default: that of flray run]")
+    parser.add_argument("--only", choices=["alone", "together"], help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_intermixed_args()
+    if arguments.only:
+        print(json.dumps(measure(arguments)), flush=True)
+        return
+    found = {}
+    for how in ("alone", "together"):  # each in a process of its own: a fork needs one without CUDA
+        command = [sys.executable, __file__, "--only", how, *sys.argv[1:]]
+        ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found[how] = json.loads(ended.stdout.splitlines()[-1])
+        shown = {key: value for key, value in found[how].items() if key != "hashes"}
+        print(how, json.dumps(shown), flush=True)
+    alone, together = found["alone"], found["together"]
+    are_equal = alone["hashes"] == together["hashes"]
+    result = {
+        "runs": len(alone["hashes"]),
+        "alone_s": alone["seconds"],
+        "together_s": together["seconds"],
+        "ratio": round(alone["seconds"] / together["seconds"], 2),
+        "wait_per_round_s": round(together["train"] - alone["train"], 4),
+        "hashes_equal": are_equal,
+    }
+    print(json.dumps(result), flush=True)
+    sys.exit(0 if are_equal else 1)
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
+    from flray.cli.together import Job, run_together, runs_at_a_time
+    from flray.config.build import run_experiment
+    from flray.config.experiment import override, parse_experiment, read_yaml
+    from flray.records.run_directory import RunDirectory
+
+    names = [
+        f"flt/mnist_scenario{s}" + ("" if method == "flt" else f"_{method}")
+        for s in arguments.scenarios
+        for method in arguments.methods
+    ]
+    told = [f"rounds={arguments.rounds}", *arguments.overrides]
+    experiments = [
+        parse_experiment(override(read_yaml(f"experiments/{name}.yaml"), [*told, f"seed={seed}"]))
+        for name in names
+        for seed in range(arguments.seeds)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            Job(each, Path(folder) / str(number), False) for number, each in enumerate(experiments)
+        ]
+        at_a_time = 1
+        begin = perf_counter()
+        if arguments.only == "alone":
+            for job in jobs:
+                run_experiment(job.experiment, job.out)
+        else:
+            at_a_time = runs_at_a_time(experiments, arguments.together)
+            run_together(jobs, at_a_time, lambda _number, _row: None, lambda: False)
+        seconds = perf_counter() - begin
+        directories = [RunDirectory(job.out) for job in jobs]
+        rounds = [directory.rounds().iloc[1:] for directory in directories]
+        summaries = [directory.summary() for directory in directories]
+    return {
+        "at_a_time": at_a_time,
+        "seconds": round(seconds, 2),
+        "round": round(median(float(each["seconds"].median()) for each in rounds), 4),
+        "train": round(median(float(each["seconds_train"].median()) for each in rounds), 4),
+        "evaluate": round(median(float(each["seconds_evaluate"].median()) for each in rounds), 4),
+        "hashes": [summary["params_sha256"] for summary in summaries if summary is not None],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Several processes on one GPU: how many fit, and CUDA MPS, which lets them run at the same time.
+
+Without MPS a GPU takes turns between processes, and kernels too small to fill it run one by one.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+DEFAULT_PIPES = "/tmp/nvidia-mps"  # where a daemon of the user's own listens
+TIMEOUT_S = 20.0
+
+
+def gpu_memory_gib() -> float:
+    """Memory of the first GPU; 0 without one.
+
+    Asks nvidia-smi: a process that has asked CUDA itself cannot be forked any more.
+    """
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return 0.0
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    found = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    lines = found.stdout.split()
+    return float(lines[0]) / 1024 if found.returncode == 0 and lines else 0.0
+
+
+@contextmanager
+def shared_gpu() -> Iterator[bool]:
+    """Processes started in this block share the GPU through CUDA MPS; yields whether they do.
+
+    A daemon of our own is started and ended with the block. One that the user has started is used
+    as it is; a machine without MPS goes without.
+    """
+    if os.environ.get(PIPES) or os.path.exists(os.path.join(DEFAULT_PIPES, "control")):
+        yield True
+        return
+    if shutil.which(CONTROL) is None:
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="flray-mps-", ignore_cleanup_errors=True) as folder:
+        os.environ[PIPES] = os.environ[LOGS] = folder
+        try:
+            yield _control("-d")
+            _control(told="quit\n")
+        finally:
+            del os.environ[PIPES], os.environ[LOGS]
+
+
+def _control(*options: str, told: str | None = None) -> bool:
+    """Call the control program; True if it did what it was told."""
+    try:
+        ended = subprocess.run(
+            [CONTROL, *options],
+            input=told,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0

@@ -1,0 +1,38 @@
+"""Examples on a device: the same bits, however they are kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flray.client.embedding import rescaled
+from flray.data.pixels import Examples
+
+
+def examples(dtype: torch.dtype = torch.float32) -> Examples:
+    pixels = torch.arange(5 * 2 * 6 * 6).mul(37).remainder(256).to(torch.uint8).view(5, 2, 6, 6)
+    mean = torch.tensor([0.13, 0.4], dtype=dtype).view(-1, 1, 1)
+    ids = torch.tensor([4, 0, 2, 1, 3, 3])
+    return Examples(pixels, ids, ids + 10, mean, mean + 0.2, "none")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_images_normalised_beforehand_have_the_bits_of_batches(dtype: torch.dtype) -> None:
+    placed = examples(dtype)
+    kept = placed.with_normalised()
+    ids, keys = torch.tensor([[0, 5, 2], [1, 1, 4]]), torch.tensor([3, 4])
+    for mine, theirs in (
+        (placed.batch(ids), kept.batch(ids)),
+        (placed.training_batch(ids, keys), kept.training_batch(ids, keys)),
+    ):
+        assert torch.equal(mine[0], theirs[0])
+        assert torch.equal(mine[1], theirs[1])
+    assert mine[0].dtype == dtype
+    assert torch.equal(placed.images, kept.images)
+
+
+def test_an_encoder_sees_other_pixels_than_the_normalised_ones() -> None:
+    kept, ids = examples().with_normalised(), torch.arange(6)
+    unit = rescaled(kept, "unit").batch(ids)[0]
+    assert torch.equal(unit, rescaled(replace(kept, normalised=None), "unit").batch(ids)[0])
+    assert not torch.equal(unit, kept.batch(ids)[0])
