@@ -1,4 +1,8 @@
-"""A Ray cluster: the one in RAY_ADDRESS, or a local one of our own that ends with us."""
+"""A Ray cluster: the one in RAY_ADDRESS, or a local one of our own that ends with us.
+
+Actors of a local one share a GPU through CUDA MPS, where the machine has it: without, ten actors on
+a tenth of a GPU each compute in turns.
+"""
 
 import logging
 import os
@@ -6,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -14,6 +18,7 @@ import ray
 from ray._private import ray_constants
 
 from flray.errors import ExperimentError
+from flray.execution.mps import shared_gpu
 
 NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
@@ -32,21 +37,23 @@ def connected() -> Iterator[None]:
         "logging_level": logging.ERROR,
     }  # Any: ray.init's own
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
-    if address := os.environ.get("RAY_ADDRESS"):
-        require_listener(address)
+    address = os.environ.get("RAY_ADDRESS")
+    with nullcontext() if address else shared_gpu():
+        if address:
+            require_listener(address)
+            try:
+                ray.init(**options)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise ExperimentError(_no_cluster(address, error)) from error
+        else:
+            with _on_loopback():
+                ray.init(address="local", include_dashboard=False, **options)
+        if callable(on_sigterm) and current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
         try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ExperimentError(_no_cluster(address, error)) from error
-    else:
-        with _on_loopback():
-            ray.init(address="local", include_dashboard=False, **options)
-    if callable(on_sigterm) and current_thread() is main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+            yield
+        finally:
+            ray.shutdown()
 
 
 def require_listener(address: str) -> None:

@@ -44,10 +44,12 @@ def shared_gpu() -> Iterator[bool]:
         return
     with tempfile.TemporaryDirectory(prefix="flray-mps-", ignore_cleanup_errors=True) as folder:
         os.environ[PIPES] = os.environ[LOGS] = folder
+        is_shared = _control("-d")
         try:
-            yield _control("-d")
-            _control(told="quit\n")
+            yield is_shared
         finally:
+            if is_shared:
+                _control(told="quit\n")
             del os.environ[PIPES], os.environ[LOGS]
 
 
