@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
+torch.backends.cudnn.allow_tf32 = False  # on by default: weights of a CNN would differ by 5e-4
 
 
 class Work:
