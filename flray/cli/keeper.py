@@ -24,7 +24,7 @@ from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.figures import figures_of
 from flray.server.actor import Processes
 from flray.server.loop import ignore
-from flray.sweep.tracking import tracked
+from flray.tracking.mirrors import tracked
 
 POLL_S = 0.3
 MOST_RESTARTS = 3  # of a run that loses its server or its keeper

@@ -48,9 +48,9 @@ from flray.sweep.metrics import check_metric
 from flray.sweep.rows import Row, canonical, expand, possible, rounds_to_cluster_after
 from flray.sweep.search import RowSearch, Suggestions, again
 from flray.sweep.space import OptunaSearch, Space
-from flray.sweep.tracking import Draw, no_figures, track_table, tracked
 from flray.sweep.trial import Job
 from flray.sweep.tuning import TrialWatch, run_trials, scheduler_of
+from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
 STOP = "stop.wish"  # in the sweep's folder: it is to stop
 KINDS = {"prefixes": "prefix", "observations": "observation", "distances": "distance"}

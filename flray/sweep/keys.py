@@ -18,7 +18,7 @@ from flray.sweep.rows import canonical
 
 SHORT = 12  # characters of a name: 2^48 of them
 LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
-SHOWING = ("cli", "published", "report")  # rooms that change no number
+SHOWING = ("cli", "published", "report", "tracking")  # rooms that change no number
 
 _PACKAGE = Path(__file__).parents[1]
 

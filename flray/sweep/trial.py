@@ -73,7 +73,7 @@ from flray.sweep.keys import (
 from flray.sweep.prefix import Prefix
 from flray.sweep.rows import Row, canonical
 from flray.sweep.stages import Stages
-from flray.sweep.tracking import Draw, no_figures, tracked
+from flray.tracking.mirrors import Draw, no_figures, tracked
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.sweep.driver import run_sweep
 from flray.sweep.space import parse_space
-from flray.sweep.tracking import tracked
+from flray.tracking.mirrors import tracked
 
 from scenarios import TINY
 

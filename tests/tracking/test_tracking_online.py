@@ -26,8 +26,9 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Row
 from flray.server.loop import ignore
-from flray.sweep import tracking
-from flray.sweep.tracking import MARK, tracked
+from flray.tracking import wandb_run as tracking
+from flray.tracking.mirrors import tracked
+from flray.tracking.wandb_run import MARK
 
 from scenarios import TINY
 from wandb_server import ReceivedRun, Request, WandbServer, wandb_server
