@@ -84,7 +84,7 @@ class RunDirectory:
             here, held = yaml.safe_load(_to_yaml(config)), self._held_config()
             if here.get("rounds", 0) > held.get("rounds", 0):
                 held = {**held, "rounds": here["rounds"]}
-            difference = first_difference(*_alike(_deciding(held), _deciding(here)))
+            difference = first_difference(*_alike(deciding(held), deciding(here)))
             if difference is not None:
                 raise ExperimentError(
                     f"{self.path} holds another experiment ({difference}): "
@@ -307,7 +307,7 @@ class RunDirectory:
         return _join([empty, *(_read(path) for path in self._part_files())])
 
 
-def _deciding(config: Config) -> Config:
+def deciding(config: Config) -> Config:
     """The keys that decide a result: the same run may go on with other actors."""
     kept = {key: value for key, value in config.items() if key not in ("execution", "tracking")}
     execution = config.get("execution", {})

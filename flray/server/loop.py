@@ -30,10 +30,6 @@ def ignore(row: Row) -> None:
     """Show nothing of a round."""
 
 
-def keep_nothing(snapshot: Snapshot) -> None:
-    """Do nothing with a round that was written."""
-
-
 def never() -> bool:
     return False
 
@@ -78,7 +74,6 @@ class Server:
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
     device: str
     on_round: Callable[[Row], None] = ignore  # its records may still be on their way
-    on_commit: Callable[[Snapshot], None] = keep_nothing  # in the thread that wrote the round
     should_stop: Callable[[], bool] = never
     stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
@@ -134,7 +129,6 @@ class Server:
         for write in records:
             write()
         store.write(snapshot)
-        self.on_commit(snapshot)
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
         """The state before round 1, saved: an init may have cost an encoder and a clustering.

@@ -33,9 +33,9 @@ class OwnMetrics(Exception):
 
 @dataclass(frozen=True)
 class Branch:
-    """A branching algorithm from the round of its clustering on, of which everything is known.
+    """Stands for a branching algorithm from the round of its clustering on.
 
-    The server's own loop records and evaluates that round, as it would have in a run alone.
+    The server's own loop records and evaluates that round, as it would in a run alone.
     """
 
     algorithm: Branching[Any]  # Any: the state is the algorithm's own

@@ -1,7 +1,6 @@
 """The rows of a sweep: one for each configuration that its space describes."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from flray.config.experiment import (
 )
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.sweep.keys import canonical
 from flray.sweep.space import (
     THRESHOLD,
     BetweenMerges,
@@ -143,11 +143,6 @@ def rounds_to_cluster_after(space: Space) -> frozenset[int]:
     if isinstance(drawn, Integer):
         rounds |= set(range(int(drawn.lower), int(drawn.upper)))
     return frozenset(rounds)
-
-
-def canonical(value: object) -> str:
-    """The same text for equal configurations."""
-    return json.dumps(value, sort_keys=True)
 
 
 Expanded = tuple[dict[str, Any], Plain, MergePoint | None]  # Any: YAML

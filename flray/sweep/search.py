@@ -12,7 +12,8 @@ from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 
 from flray.errors import ExperimentError
 from flray.sweep.folder import RowState
-from flray.sweep.rows import MergePoint, Row, canonical, is_excluded, suggested_row
+from flray.sweep.keys import canonical
+from flray.sweep.rows import MergePoint, Row, is_excluded, suggested_row
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
@@ -57,7 +58,7 @@ class Suggestions:
         search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
-        self._seeds = _seeds(space)
+        self._seeds = seeds_of(space)
         self._next = max([first_number, *(state.number + 1 for state in before)])
         domains = {key: _domain(v) for key, v in space.varied.items() if _is_chosen(key, v)}
         self._optuna = TuneOptuna(
@@ -144,7 +145,7 @@ def again(space: Space, state: RowState) -> Row:
     return suggested_row(space, state.number, {key: sets[key] for key in space.varied})
 
 
-def _seeds(space: Space) -> Sequence[Any]:  # Any: YAML
+def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
     grid = space.varied.get("seed")
     return grid.values if isinstance(grid, Grid) else [None]
 
