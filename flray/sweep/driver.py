@@ -16,18 +16,15 @@ import ray
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.client.plan import num_local_steps
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.execution.cluster import connected
-from flray.execution.federation import cohort_size
 from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import never
 from flray.sweep.allotment import bundles, cluster_resources, shared_plan
-from flray.sweep.branch import branches
 from flray.sweep.cache import Cache, one_line_message
 from flray.sweep.components import KIND as COMPONENT
 from flray.sweep.folder import (
@@ -329,40 +326,3 @@ def _client_actors(space: Space, experiments: Sequence[Experiment]) -> Iterator[
         yield pool
     finally:
         ray.kill(pool)  # and with it the actors it owns
-
-
-def describe_space(space: Space) -> str:
-    """What a sweep would be, in a sentence; deals the data, but trains nothing."""
-    rows = possible(space)
-    experiments = [parse_experiment(row.plain) for row in rows]
-    check_metric(space, experiments)
-    per_round: dict[str, float] = {}
-    steps = []
-    for experiment in experiments:
-        decides = ("dataset", "split", "train", "participation", "seed")
-        key = digest([experiment.plain[name] for name in decides])
-        if key not in per_round:
-            per_round[key] = _steps_a_round(experiment)
-        steps.append(per_round[key] * experiment.settings.rounds)
-    branching = [e for e in experiments if branches(e)]
-    prefixes = {prefix_key(e.plain, code_version(), device_of(e, False)) for e in branching}
-    search = space.options.search
-    if isinstance(search, OptunaSearch):
-        num_known = len(expand(space))
-        return (
-            f"{search.samples} suggestions of Optuna and {num_known} baselines; one by one they "
-            f"would take about {np.mean(steps) * (search.samples + num_known):,.0f} client steps"
-        )
-    return (
-        f"{len(rows)} rows: {len(branching)} branch from {len(prefixes)} prefixes, "
-        f"{len(rows) - len(branching)} are runs of their own; one by one they would take "
-        f"about {sum(steps):,.0f} client steps"
-    )
-
-
-def _steps_a_round(experiment: Experiment) -> float:
-    """Expected client steps of a cohort drawn from all clients."""
-    split = deal(experiment, experiment.dataset.build().load())
-    sizes = split.num_train_examples[split.clients]
-    num_heard = cohort_size(len(sizes), experiment.settings.participation)
-    return num_heard * float(np.mean(num_local_steps(sizes, experiment.settings.train)))

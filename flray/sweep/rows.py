@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ def possible(space: Space) -> tuple[Row, ...]:
     rows = expand(space)
     if not isinstance(space.options.search, OptunaSearch):
         return rows
-    ends = {key: _ends(values) for key, values in space.varied.items()}
+    ends = {key: ends_of(values) for key, values in space.varied.items()}
     first = {key: values[0] for key, values in ends.items()}
     some = [first, *({**first, key: v} for key, values in ends.items() for v in values[1:])]
     allowed = [chosen for chosen in some if not is_excluded(space, chosen)]
@@ -127,7 +127,7 @@ def possible(space: Space) -> tuple[Row, ...]:
 def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> Row:
     """The row of values that were suggested for the keys of the space."""
     (experiment,) = space.experiments.values()
-    return Row(number, *_expanded(experiment, {}, chosen))
+    return replace(_row(experiment, {}, chosen), number=number)
 
 
 def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
@@ -145,25 +145,22 @@ def rounds_to_cluster_after(space: Space) -> frozenset[int]:
     return frozenset(rounds)
 
 
-Expanded = tuple[dict[str, Any], Plain, MergePoint | None]  # Any: YAML
-
-
-def _distinct(expanded: Iterable[Expanded]) -> list[Row]:
+def _distinct(rows: Iterable[Row]) -> list[Row]:
     found: dict[str, Row] = {}
-    for overrides, plain, point in expanded:
-        key = canonical([plain, None if point is None else [point.place, point.number]])
-        found.setdefault(key, Row(len(found), overrides, plain, point))
+    for row in rows:
+        key = canonical([row.plain, row.merge_point and astuple(row.merge_point)])
+        found.setdefault(key, replace(row, number=len(found)))
     return list(found.values())
 
 
-def _varied(space: Space) -> Iterator[Expanded]:
+def _varied(space: Space) -> Iterator[Row]:
     for name, experiment in space.experiments.items():
         for chosen in _combinations(space, space.varied):
             if not is_excluded(space, chosen):
-                yield _expanded(experiment, _named(space, name), chosen)
+                yield _row(experiment, _named(space, name), chosen)
 
 
-def _baselines(space: Space) -> Iterator[Expanded]:
+def _baselines(space: Space) -> Iterator[Row]:
     is_adaptive = isinstance(space.options.search, OptunaSearch)
     for (name, experiment), changes in itertools.product(
         space.experiments.items(), space.baselines
@@ -172,7 +169,7 @@ def _baselines(space: Space) -> Iterator[Expanded]:
         if is_adaptive:  # nothing is suggested for a baseline: it has the experiment's own values
             applying = {key: v for key, v in applying.items() if key == "seed"}
         for chosen in _combinations(space, applying):
-            yield _expanded(experiment, _named(space, name), {**changes, **chosen})
+            yield _row(experiment, _named(space, name), {**changes, **chosen})
 
 
 def _named(space: Space, name: str) -> dict[str, Any]:
@@ -190,14 +187,14 @@ def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
 
 def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
     """A value for each key; draws repeat with every combination of the lists."""
-    lists = {key: _ends(v) for key, v in varied.items() if not isinstance(v, Domain)}
+    lists = {key: ends_of(v) for key, v in varied.items() if not isinstance(v, Domain)}
     for values in itertools.product(*lists.values()):
         for drawn in _draws(space, varied):
             chosen = dict(zip(lists, values, strict=True)) | drawn
             yield {key: chosen[key] for key in varied}
 
 
-def _ends(values: Values) -> Sequence[Any]:
+def ends_of(values: Values) -> Sequence[Any]:
     """All values of a list, the ends of a range."""
     match values:
         case Grid():
@@ -215,12 +212,10 @@ def _ends(values: Values) -> Sequence[Any]:
 
 def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
     search = space.options.search
-    if not isinstance(search, RandomSearch):
-        yield {}
-        return
-    for sample in range(1 if isinstance(search, OptunaSearch) else search.samples):
+    num_samples = search.samples if type(search) is RandomSearch else 1
+    for sample in range(num_samples):
         # All keys are drawn whether they apply or not: a baseline meets the same values.
-        rng = generator(search.seed, "search", sample)
+        rng = generator(getattr(search, "seed", 0), "search", sample)
         drawn = {k: _draw(v, rng) for k, v in space.varied.items() if isinstance(v, Domain)}
         yield {key: value for key, value in drawn.items() if key in varied}
 
@@ -232,7 +227,8 @@ def _draw(domain: Domain, rng: np.random.Generator) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _expanded(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> Expanded:
+def _row(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> Row:
+    """The row of these values, which is not numbered yet."""
     point = chosen.get(THRESHOLD)
     waits = isinstance(point, MergePoint)
     plain = experiment
@@ -247,7 +243,7 @@ def _expanded(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any
         ) from error
     if waits:
         _require_tree(parsed)
-    return named | overrides, parsed.plain, point if waits else None
+    return Row(-1, named | overrides, parsed.plain, point if waits else None)
 
 
 def _require_tree(experiment: Experiment) -> None:

@@ -1,6 +1,5 @@
 """What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +8,11 @@ import optuna
 from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch as TuneOptuna
+from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
 from flray.sweep.folder import RowState
-from flray.sweep.keys import canonical
-from flray.sweep.rows import MergePoint, Row, is_excluded, suggested_row
+from flray.sweep.rows import MergePoint, Row, ends_of, is_excluded, suggested_row
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
@@ -60,9 +59,9 @@ class Suggestions:
         self._space = space
         self._seeds = seeds_of(space)
         self._next = max([first_number, *(state.number + 1 for state in before)])
-        domains = {key: _domain(v) for key, v in space.varied.items() if _is_chosen(key, v)}
+        self._chosen = {key: v for key, v in space.varied.items() if _is_chosen(key, v)}
         self._optuna = TuneOptuna(
-            TuneOptuna.convert_search_space(domains),
+            TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._chosen.items()}),
             metric=options.metric,
             mode=options.mode,
             seed=search.seed + len(before),  # or a resumed sweep would begin with the same ones
@@ -84,10 +83,8 @@ class Suggestions:
         known = [value for value in values if value is not None]
         if len(known) < len(self._seeds):
             return
-        varied, sets = self._space.varied, dict(rows[0].overrides)
-        if rows[0].merge_place is not None:
-            sets[THRESHOLD] = rows[0].merge_place
-        chosen = {k: _encoded(v, sets[k]) for k, v in varied.items() if _is_chosen(k, v)}
+        sets = _sets(self._space, rows[0])
+        chosen = {key: _encoded(v, sets[key]) for key, v in self._chosen.items()}
         self._optuna.add_evaluated_point(chosen, sum(known) / len(known))
 
     def ask(self, trial_id: str) -> list[Row]:
@@ -123,31 +120,30 @@ class Suggestions:
             self._optuna.on_trial_complete(name, dict(result), error)
 
     def _decoded(self, suggested: Mapping[str, Any]) -> dict[str, Any]:
-        varied = {key: v for key, v in self._space.varied.items() if key != "seed"}
-        chosen: dict[str, Any] = {}
-        for key, values in varied.items():
-            if isinstance(values, Grid) and len(values.values) == 1:
-                chosen[key] = values.values[0]
-            elif isinstance(values, BetweenMerges):
-                chosen[key] = MergePoint(suggested[key], values.number)
-            elif isinstance(suggested[key], str):
-                chosen[key] = json.loads(suggested[key])
-            else:
-                chosen[key] = suggested[key]
-        return chosen
+        fixed = {key: v for key, v in self._space.varied.items() if key != "seed"}
+        return {
+            key: _decoded(values, suggested[key]) if key in suggested else ends_of(values)[0]
+            for key, values in fixed.items()
+        }
 
 
 def again(space: Space, state: RowState) -> Row:
     """The row of an earlier suggestion."""
-    sets, values = dict(state.overrides), space.varied.get(THRESHOLD)
-    if state.merge_place is not None and isinstance(values, BetweenMerges):
-        sets[THRESHOLD] = MergePoint(state.merge_place, values.number)
-    return suggested_row(space, state.number, {key: sets[key] for key in space.varied})
+    return suggested_row(space, state.number, _sets(space, state))
 
 
 def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
+    """The seeds that each sample has; None: the experiment's own."""
     grid = space.varied.get("seed")
     return grid.values if isinstance(grid, Grid) else [None]
+
+
+def _sets(space: Space, state: RowState) -> dict[str, Any]:
+    """What a row sets for the keys of the space, as it was suggested."""
+    sets, values = dict(state.overrides), space.varied.get(THRESHOLD)
+    if state.merge_place is not None and isinstance(values, BetweenMerges):
+        sets[THRESHOLD] = MergePoint(state.merge_place, values.number)
+    return {key: sets[key] for key in space.varied}
 
 
 def _is_chosen(key: str, values: Values) -> bool:
@@ -156,18 +152,19 @@ def _is_chosen(key: str, values: Values) -> bool:
 
 
 def _domain(values: Values) -> Any:  # Any: Tune leaves its domains untyped
-    """What Optuna draws from: values of lists as JSON, places between merges as whole numbers."""
+    """What Optuna draws from: a range, or places in a list; thresholds have an order."""
     if isinstance(values, BetweenMerges):
         return tune.randint(0, values.number)
-    listed = _listed(values)
-    return values if listed is None else tune.choice([canonical(each) for each in listed])
+    return tune.choice(list(range(len(ends_of(values))))) if _is_listed(values) else values
+
+
+def _is_listed(values: Values) -> bool:
+    return isinstance(values, Grid | BetweenMerges | Categorical)
+
+
+def _decoded(values: Values, suggested: Any) -> Any:
+    return ends_of(values)[suggested] if _is_listed(values) else suggested
 
 
 def _encoded(values: Values, value: Any) -> Any:
-    return value if _listed(values) is None else canonical(value)
-
-
-def _listed(values: Values) -> Sequence[Any] | None:
-    if isinstance(values, Grid):
-        return values.values
-    return getattr(values, "categories", None)
+    return list(ends_of(values)).index(value) if _is_listed(values) else value

@@ -276,7 +276,7 @@ def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> N
     assert result.table["status"].tolist() == ["done"] * 3
     assert result.report["components_trained"] > 2
     for row in result.table.itertuples():
-        out = result.path / row.run
+        out = result.path / row.folder
         (segment,) = segments(out)
         told = next(r.run for r in segment if r.WhichOneof("record_type") == "run")
         assert told.run_group == "mine"
