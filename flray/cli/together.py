@@ -21,7 +21,7 @@ from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.mps import gpu_memory_gib, shared_gpu
 from flray.report.figures import figures_of
-from flray.sweep.tracking import tracked
+from flray.tracking.mirrors import tracked
 
 POLL_S = 0.2
 GIB_OF_A_RUN = 4.0  # of a GPU's memory: CUDA itself, the data, a block and its graphs

@@ -12,7 +12,7 @@ from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
-from flray.server.evaluation import Row as RoundRow
+from flray.server.evaluation import RoundRow
 
 BRANCHING = ("rounds_before", "clustering", "observed_by", "state_decides", "observe", "branch")
 COUNTED = ("client_steps", "clients_dropped", "bytes_")  # how columns of a round's cost begin

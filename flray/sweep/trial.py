@@ -38,7 +38,7 @@ from flray.execution.federation import Federation
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row as RoundRow
+from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore
 from flray.sweep.branch import Branch, OwnMetrics, branches
 from flray.sweep.cache import Cache, OutOfTime, one_line_message, read_value, write_value

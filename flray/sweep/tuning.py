@@ -20,7 +20,7 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.ray_pool import Patience
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row as RoundRow
+from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore, never
 from flray.sweep.allotment import bundles, cluster_resources
 from flray.sweep.folder import alive_file, run_path
