@@ -37,7 +37,7 @@ from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import Processes, run_in_actor, start_processes
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
 
 
@@ -55,7 +55,7 @@ def run_experiment(
     experiment: Experiment,
     out: Path,
     resume: bool = False,
-    on_round: Callable[[Row], None] = ignore,
+    on_round: Callable[[RoundRow], None] = ignore,
     should_stop: Callable[[], bool] = never,
     processes: Processes | None = None,
 ) -> Result:
@@ -82,7 +82,7 @@ def run_experiment(
 def build_server(
     experiment: Experiment,
     directory: RunDirectory,
-    on_round: Callable[[Row], None],
+    on_round: Callable[[RoundRow], None],
     should_stop: Callable[[], bool],
     clients: Sequence[Any] | None = None,  # Any: actor handles
     pool: Any = None,  # Any: the handle of a dispatcher

@@ -25,7 +25,7 @@ from flray.models.bank import ModelBank, Params, sha256_of
 from flray.records.components import Arrays, PartRecords
 from flray.records.run_directory import PARTS, RunDirectory
 from flray.scores import ClientScores
-from flray.server.evaluation import Row, evaluation_row
+from flray.server.evaluation import RoundRow, evaluation_row
 from flray.server.loop import Evaluated
 from flray.server.summary import summarise_run
 from flray.sweep.cache import Cache
@@ -176,7 +176,7 @@ def put_together(
         t = row["round"]
         if t in rounds:
             heard, moved = (_of_round(tables[name], t) for name in ("heard", "moved"))
-            evaluated: Row = {}
+            evaluated: RoundRow = {}
             if "owner" in rounds[t]:
                 split, found = timeline.at(t), _by_part(scores[scores["round"] == t])
                 target = settings.evaluate.target
@@ -230,7 +230,7 @@ def _by_part(scores: pd.DataFrame) -> dict[str, ClientScores]:
     }
 
 
-def _whole(row: Row, own: Arrays, heard: pd.DataFrame, evaluated: Row) -> Row:
+def _whole(row: RoundRow, own: Arrays, heard: pd.DataFrame, evaluated: RoundRow) -> RoundRow:
     """A round's row for all clients; its columns come in the order in which a run writes them.
 
     Args:
@@ -238,7 +238,7 @@ def _whole(row: Row, own: Arrays, heard: pd.DataFrame, evaluated: Row) -> Row:
         own: what that run kept of this round.
     """
     keys = list(row)
-    first: Row = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
+    first: RoundRow = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
     losses = heard.loc[heard["steps"] > 0, "loss"].to_numpy()
     if len(losses):
         first["train_loss"] = float(losses.mean())

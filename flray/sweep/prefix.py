@@ -12,7 +12,7 @@ from flray.execution.federation import Federation
 from flray.models.bank import ModelBank
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 from flray.sweep.cache import Cache, OutOfTime
 
 KIND = "prefix"
@@ -57,7 +57,7 @@ class Prefix:
         bank: ModelBank = found.state.bank
         return bank
 
-    def row(self, n: int) -> Row:
+    def row(self, n: int) -> RoundRow:
         """What was recorded of round n."""
         return self.after(n).rows()[-1]
 

@@ -10,7 +10,7 @@ from flray.config.experiment import Experiment
 from flray.config.tracking import TensorBoard, Wandb
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import Config, RunDirectory
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore
 from flray.tracking.tensorboard import in_tensorboard
 from flray.tracking.wandb_run import chosen_mode, open_tracker
@@ -27,10 +27,10 @@ def no_figures(_run: Path) -> Sequence[Path]:
 def tracked(
     experiment: Experiment,
     out: Path,
-    on_round: Callable[[Row], None] = ignore,
+    on_round: Callable[[RoundRow], None] = ignore,
     draw: Draw = no_figures,
     group: str | None = None,
-) -> Iterator[Callable[[Row], None]]:
+) -> Iterator[Callable[[RoundRow], None]]:
     """What to call after each round, so that a mirror learns of it too if the experiment says so.
 
     When the block ends and the run is done, everything follows that the directory holds and W&B
@@ -46,7 +46,7 @@ def tracked(
         yield on_round
         return
 
-    def show_and_log(row: Row) -> None:
+    def show_and_log(row: RoundRow) -> None:
         on_round(row)
         tracker.round(row)
 

@@ -32,7 +32,7 @@ from flray.records.atomic import replace_text
 from flray.records.clusterings import Clustering
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import Config, RunDirectory
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:
     import wandb
@@ -172,7 +172,7 @@ class Tracker:
         """Has W&B got everything, from this process or an earlier one?"""
         return self._mark.is_complete
 
-    def round(self, row: Row) -> None:
+    def round(self, row: RoundRow) -> None:
         """Log a round that W&B has not got, after those before it that were recorded."""
         self._ask(partial(self._log_round, row=row))
 
@@ -241,7 +241,7 @@ class Tracker:
         command = f"wandb sync --include-online {self._directory.path}/wandb/*run-*"
         return f"the run directory holds everything; `{command}` sends it"
 
-    def _log_round(self, run: "wandb.Run", row: Row) -> None:
+    def _log_round(self, run: "wandb.Run", row: RoundRow) -> None:
         t = row["round"]
         if t > self._mark.round + 1:  # an earlier process recorded them and could not log them
             for missed in self._directory.rows(self._mark.round):
@@ -249,7 +249,7 @@ class Tracker:
                     self._log_row(run, missed)
         self._log_row(run, row)
 
-    def _log_row(self, run: "wandb.Run", row: Row) -> None:
+    def _log_row(self, run: "wandb.Run", row: RoundRow) -> None:
         if row["round"] > self._mark.round:
             values = {name: value for name, value in row.items() if value is not None}
             run.log(values, step=row["round"])
