@@ -44,7 +44,7 @@ from flray.sweep.folder import (
 )
 from flray.sweep.keys import code_version, device_of, digest, prefix_key
 from flray.sweep.metrics import check_metric
-from flray.sweep.rows import Row, expand, possible, rounds_to_cluster_after
+from flray.sweep.rows import SweepRow, expand, possible, rounds_to_cluster_after
 from flray.sweep.search import RowSearch, Suggestions, again, seeds_of
 from flray.sweep.space import OptunaSearch, Space
 from flray.sweep.trial import Job
@@ -154,7 +154,7 @@ def _ask_for_data(experiments: Sequence[Experiment]) -> None:
 class _Sweep:
     space: Space
     job: Job
-    known: tuple[Row, ...]  # before anything ran
+    known: tuple[SweepRow, ...]  # before anything ran
     watch: Watch
 
     @property
@@ -303,9 +303,9 @@ class _Sweep:
         return state.steps_placed + max(later - state.steps_found, 0)
 
 
-def _interleaved(rows: Sequence[Row], job: Job) -> list[Row]:
+def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
     """The rows in turns of their prefixes, so that trials at a time do not wait for one prefix."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SweepRow]] = {}
     for row in rows:
         experiment = parse_experiment(row.plain)
         device = device_of(experiment, job.has_gpu)

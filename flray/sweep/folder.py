@@ -20,7 +20,7 @@ from flray.records.damage import read_json, reading
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.server.summary import of_one_round, used_ground_truth
 from flray.sweep.keys import canonical
-from flray.sweep.rows import Row
+from flray.sweep.rows import SweepRow
 from flray.sweep.space import THRESHOLD, Options, Space
 
 SPACE, REPORT, TABLE, STATES = "space.yaml", "sweep.json", "rows.parquet", "trials"
@@ -66,7 +66,7 @@ class RowState:
         return {k: v for k, v in sets.items() if k != THRESHOLD} | {"merge_place": self.merge_place}
 
 
-def new_state(row: Row) -> RowState:
+def new_state(row: SweepRow) -> RowState:
     place = row.merge_point.place if row.merge_point else None
     return RowState(row.number, row.overrides, row.plain, merge_place=place)
 

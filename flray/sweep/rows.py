@@ -49,13 +49,13 @@ class MergePoint:
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     number: int
     overrides: dict[str, Any]  # Any: YAML; without a threshold that is still to be found
     plain: Plain  # resolved; with a stand-in for such a threshold
     merge_point: MergePoint | None = None
 
-    def at(self, threshold: float) -> "Row":
+    def at(self, threshold: float) -> "SweepRow":
         """The row once its threshold is known."""
         plain = parse_experiment(with_value(self.plain, THRESHOLD, threshold)).plain
         return replace(self, overrides={**self.overrides, THRESHOLD: threshold}, plain=plain)
@@ -93,7 +93,7 @@ def _off_merges(threshold: float, merges: Matrix, spacing: float) -> float:
     return merge * math.sqrt(room)
 
 
-def expand(space: Space) -> tuple[Row, ...]:
+def expand(space: Space) -> tuple[SweepRow, ...]:
     """The rows that are known before anything runs; a configuration that repeats is one row.
 
     Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
@@ -109,7 +109,7 @@ def expand(space: Space) -> tuple[Row, ...]:
     return tuple(replace(row, plain=each.plain) for row, each in zip(rows, together, strict=True))
 
 
-def possible(space: Space) -> tuple[Row, ...]:
+def possible(space: Space) -> tuple[SweepRow, ...]:
     """The rows that are known before and, with Optuna, some of those that may be suggested.
 
     These have each value of each list and the ends of each range, one at a time.
@@ -124,7 +124,7 @@ def possible(space: Space) -> tuple[Row, ...]:
     return (*rows, *(suggested_row(space, len(rows), chosen) for chosen in allowed))
 
 
-def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> Row:
+def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> SweepRow:
     """The row of values that were suggested for the keys of the space."""
     (experiment,) = space.experiments.values()
     return replace(_row(experiment, {}, chosen), number=number)
@@ -145,22 +145,22 @@ def rounds_to_cluster_after(space: Space) -> frozenset[int]:
     return frozenset(rounds)
 
 
-def _distinct(rows: Iterable[Row]) -> list[Row]:
-    found: dict[str, Row] = {}
+def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    found: dict[str, SweepRow] = {}
     for row in rows:
         key = canonical([row.plain, row.merge_point and astuple(row.merge_point)])
         found.setdefault(key, replace(row, number=len(found)))
     return list(found.values())
 
 
-def _varied(space: Space) -> Iterator[Row]:
+def _varied(space: Space) -> Iterator[SweepRow]:
     for name, experiment in space.experiments.items():
         for chosen in _combinations(space, space.varied):
             if not is_excluded(space, chosen):
                 yield _row(experiment, _named(space, name), chosen)
 
 
-def _baselines(space: Space) -> Iterator[Row]:
+def _baselines(space: Space) -> Iterator[SweepRow]:
     is_adaptive = isinstance(space.options.search, OptunaSearch)
     for (name, experiment), changes in itertools.product(
         space.experiments.items(), space.baselines
@@ -227,7 +227,7 @@ def _draw(domain: Domain, rng: np.random.Generator) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _row(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> Row:
+def _row(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> SweepRow:
     """The row of these values, which is not numbered yet."""
     point = chosen.get(THRESHOLD)
     waits = isinstance(point, MergePoint)
@@ -243,7 +243,7 @@ def _row(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) ->
         ) from error
     if waits:
         _require_tree(parsed)
-    return Row(-1, named | overrides, parsed.plain, point if waits else None)
+    return SweepRow(-1, named | overrides, parsed.plain, point if waits else None)
 
 
 def _require_tree(experiment: Experiment) -> None:

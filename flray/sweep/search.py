@@ -12,7 +12,7 @@ from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
 from flray.sweep.folder import RowState
-from flray.sweep.rows import MergePoint, Row, ends_of, is_excluded, suggested_row
+from flray.sweep.rows import MergePoint, SweepRow, ends_of, is_excluded, suggested_row
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
@@ -23,7 +23,7 @@ Value = Callable[[RowState], float | None]  # the metric of a row
 class RowSearch(Searcher):
     """Hands out rows that are known, then asks for suggestions, if there are any."""
 
-    def __init__(self, known: Sequence[Row], suggestions: "Suggestions | None" = None) -> None:
+    def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
         super().__init__()
         self._known = deque(known)
         self._suggestions = suggestions
@@ -87,7 +87,7 @@ class Suggestions:
         chosen = {key: _encoded(v, sets[key]) for key, v in self._chosen.items()}
         self._optuna.add_evaluated_point(chosen, sum(known) / len(known))
 
-    def ask(self, trial_id: str) -> list[Row]:
+    def ask(self, trial_id: str) -> list[SweepRow]:
         """The rows of the next suggestion; none once all samples were taken."""
         if not self.are_left:
             return []
@@ -104,7 +104,7 @@ class Suggestions:
         self._next += len(rows)
         return rows
 
-    def _rows(self, chosen: Mapping[str, Any]) -> list[Row]:
+    def _rows(self, chosen: Mapping[str, Any]) -> list[SweepRow]:
         """A row for each seed; none for a combination that is left out or cannot be."""
         each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
         if any(is_excluded(self._space, sets) for sets in each):
@@ -127,7 +127,7 @@ class Suggestions:
         }
 
 
-def again(space: Space, state: RowState) -> Row:
+def again(space: Space, state: RowState) -> SweepRow:
     """The row of an earlier suggestion."""
     return suggested_row(space, state.number, _sets(space, state))
 

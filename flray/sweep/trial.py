@@ -71,7 +71,7 @@ from flray.sweep.keys import (
     state_digest,
 )
 from flray.sweep.prefix import Prefix
-from flray.sweep.rows import Row
+from flray.sweep.rows import SweepRow
 from flray.sweep.stages import with_stored_stages
 from flray.tracking.mirrors import Draw, no_figures, tracked
 
@@ -92,7 +92,7 @@ class Job:
     draw: Draw = no_figures  # what W&B is shown of a run
 
 
-def run_row(row: Row, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> RowState:
+def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> RowState:
     """Run a row to its end; an error is recorded with the row."""
     trial = Trial(row, job, on_round)
     try:
@@ -114,7 +114,7 @@ def _prepared(text: str) -> Prepared:
 class Trial:
     """The run of one row; `state` is what has become of it so far."""
 
-    def __init__(self, row: Row, job: Job, on_round: Callable[[RoundRow], None]) -> None:
+    def __init__(self, row: SweepRow, job: Job, on_round: Callable[[RoundRow], None]) -> None:
         job = replace(job, cache=replace(job.cache, alive=alive_file(job.folder, row.number)))
         self.row, self.job, self.on_round = row, job, on_round
         fresh = new_state(row)

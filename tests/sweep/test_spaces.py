@@ -21,7 +21,7 @@ from flray.published import find_table, load_tables
 from flray.report.matching import fits, matcher_of
 from flray.report.runs import RunRecord, look_up
 from flray.sweep.keys import canonical
-from flray.sweep.rows import Row, _baselines, _varied, possible
+from flray.sweep.rows import SweepRow, _baselines, _varied, possible
 from flray.sweep.space import (
     THRESHOLD,
     BetweenMerges,
@@ -61,7 +61,7 @@ by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
 @functools.cache
-def rows_of(path: Path, baselines: tuple[int, ...] | None = None) -> tuple[Row, ...]:
+def rows_of(path: Path, baselines: tuple[int, ...] | None = None) -> tuple[SweepRow, ...]:
     """The rows of a space with all its baselines, or with some of them."""
     space = read_space(path)
     if baselines is not None:
@@ -151,7 +151,7 @@ def test_spaces_that_say_so_need_no_download() -> None:
         assert {look_up(row.plain, key) for key in keys} <= EMBEDDED | {None}
 
 
-def differing_in(key: str) -> list[list[Row]]:
+def differing_in(key: str) -> list[list[SweepRow]]:
     """Rows of a parameter space that agree in everything but this key and what is below it."""
     groups = defaultdict(list)
     for path in OF_PARAMETERS:
@@ -162,7 +162,7 @@ def differing_in(key: str) -> list[list[Row]]:
     return list(groups.values())
 
 
-def value_of(row: Row, key: str) -> str:
+def value_of(row: SweepRow, key: str) -> str:
     """What the row says; for a threshold between merges something stands in for what is found."""
     if key == THRESHOLD and row.merge_point is not None:
         return str(row.merge_point)
@@ -182,7 +182,7 @@ def cells(key: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
             yield place, matcher.conditions(row, column)
 
 
-def would_fit(row: Row, conditions: dict[str, Any]) -> bool:
+def would_fit(row: SweepRow, conditions: dict[str, Any]) -> bool:
     """As far as can be said before it is run: of a summary only the number of clients is known."""
     clients = look_up(row.plain, "split.clients")
     summary = {} if clients is None else {"clients": clients}
@@ -194,7 +194,7 @@ def would_fit(row: Row, conditions: dict[str, Any]) -> bool:
     return fits(RunRecord(Path(), row.plain, summary), known)
 
 
-def is_divisor(row: Row, fitting: list[Row]) -> bool:
+def is_divisor(row: SweepRow, fitting: list[SweepRow]) -> bool:
     """Is it the FedAvg run of the same problem, to which the table gives ratios?"""
     problems = [{**each.plain, "algorithm": None} for each in fitting]
     is_fedavg = look_up(row.plain, "algorithm.name") == "fedavg"
