@@ -27,7 +27,7 @@ from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation, Oracle, cohort_size
 from flray.execution.ray_pool import Payload, start_pool
-from flray.execution.resources import Actors, Plan
+from flray.execution.resources import ActorPlan, Actors
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
@@ -154,7 +154,7 @@ class Prepared:
     """Data dealt and module built, nothing started."""
 
     payload: Payload
-    plan: Plan | None  # of the client actors, where there are any
+    plan: ActorPlan | None  # of the client actors, where there are any
     host: str  # names the payload: equal names, equal hosts
 
     @property
@@ -211,7 +211,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     actors = execution.actors
     per_job = 1 if actors.count == "per_client" else block
     num_actors = actors.number(split.num_clients)
-    plan = Plan(num_actors, actors, block, -(-num_heard // per_job))
+    plan = ActorPlan(num_actors, actors, block, -(-num_heard // per_job))
     return Prepared(payload, plan, name)
 
 
