@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,13 @@ class RunDirectory:
         table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
         _write(self._clients, table)
         replace_text(self._summary, _to_json(summary))
+
+    def copy_records_to(self, path: Path) -> None:
+        """Copy what a finished run recorded, but not its configuration; the summary comes last."""
+        if self._clusterings.is_dir():
+            shutil.copytree(self._clusterings, path / FOLDER, dirs_exist_ok=True)
+        for file in (self._rounds, self._clients, self._summary):
+            replace_file(path / file.name, partial(shutil.copyfile, file))
 
     def summary(self) -> dict[str, Any] | None:
         """What `finish` wrote, None while the run is unfinished."""

@@ -1,12 +1,13 @@
 """The summary of a run: its last round, its totals, and the round after a clustering."""
 
+import numpy as np
 import pandas as pd
 
 from flray.data.events import Timeline
 from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ, PLACING_BYTES
 from flray.records.run_directory import RunDirectory
-from flray.scores import rounds_to_target
-from flray.server.evaluation import RoundRow
+from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
+from flray.server.evaluation import COLUMNS, RoundRow
 
 BITS = 8  # of a byte
 TOTALS = {
@@ -15,6 +16,7 @@ TOTALS = {
     "client_steps": "^client_steps$",
     "clients_dropped": "^clients_dropped$",
 }
+OTHERS = ("clusters", "params_change_sq", "rounds_to_target", "seconds", "train_loss")
 # What FL+HC reports of the round after its clustering.
 AFTER_CLUSTERING = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
 
@@ -47,6 +49,16 @@ def summarise_run(
         "split_sha256": timeline.digest(),
         "params_sha256": params_sha256,
     }
+
+
+def summary_names() -> list[str]:
+    """Every number that a summary may have, whatever the experiment; custom metrics aside."""
+    one = np.ones(1, np.int64)
+    evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
+    names = {prefix + name for prefix, _, _ in COLUMNS for name in evaluated}
+    names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
+    names |= {*OF_CLUSTERING, *OF_ALL_CLUSTERINGS}
+    return sorted(names | {f"{name}_after_clustering" for name in AFTER_CLUSTERING})
 
 
 def _of_other_protocols(

@@ -18,7 +18,7 @@ from time import sleep, time
 from typing import Any
 
 from flray.clustering.points import Points
-from flray.errors import ClientFailure
+from flray.errors import ClientFailure, one_line_message
 from flray.execution.executor import CLIENT_ERRORS
 from flray.records.atomic import replace_text
 from flray.records.checkpoint import Checkpoint, CheckpointStore
@@ -31,13 +31,6 @@ DEVICE = "device"
 
 class OutOfTime(Exception):
     """The time of the sweep ended before something was computed."""
-
-
-def one_line_message(error: BaseException) -> str:
-    """What went wrong, on one line; flray's own errors are shown without their class."""
-    text = str(error).strip().split("\n")[-1]
-    known = type(error).__module__.startswith("flray.")
-    return text if known and text else f"{type(error).__name__}: {text}"
 
 
 @dataclass(frozen=True)

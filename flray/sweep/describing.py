@@ -1,5 +1,7 @@
 """What a sweep would be, before anything has trained: its rows and their client steps."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from flray.client.plan import num_local_steps
@@ -7,10 +9,11 @@ from flray.clustering.update import Update, Weights
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.events import Timeline, make_timeline
+from flray.errors import ExperimentError
 from flray.execution.federation import sample_cohort
+from flray.server.summary import summary_names
 from flray.sweep.branch import branches
 from flray.sweep.keys import code_version, device_of, digest, prefix_key
-from flray.sweep.metrics import check_metric
 from flray.sweep.rows import expand, possible
 from flray.sweep.search import seeds_of
 from flray.sweep.space import OptunaSearch, Space
@@ -41,6 +44,23 @@ def describe_space(space: Space) -> str:
         f"{len(experiments) - len(branching)} are runs of their own; one by one they would take "
         f"about {sum(steps):,} client steps"
     )
+
+
+def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
+    """Refuse a metric that no row will have, before anything is trained.
+
+    An algorithm of the user's own, named with a colon, may return metrics of its own.
+    """
+    metric, known = space.options.metric, summary_names()
+    if metric not in known and not any(":" in e.algorithm.name for e in experiments):
+        raise ExperimentError(f"unknown metric {metric!r}; known: {', '.join(known)}")
+    has_validation = any(e.plain["split"].get("validation", True) for e in experiments)
+    is_needed = space.is_scheduled or isinstance(space.options.search, OptunaSearch)
+    if is_needed and "validation_" in metric and not has_validation:
+        raise ExperimentError(
+            f"the search goes by {metric}, but no client has validation examples: set "
+            "split.validation=0.1, or name another metric"
+        )
 
 
 def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:

@@ -18,6 +18,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
+from flray.errors import one_line_message
 from flray.execution.cluster import connected
 from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
@@ -25,8 +26,9 @@ from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import never
 from flray.sweep.allotment import bundles, cluster_resources, shared_plan
-from flray.sweep.cache import Cache, one_line_message
+from flray.sweep.cache import Cache
 from flray.sweep.components import KIND as COMPONENT
+from flray.sweep.describing import check_metric
 from flray.sweep.folder import (
     RowState,
     best_of,
@@ -43,7 +45,6 @@ from flray.sweep.folder import (
     write_table,
 )
 from flray.sweep.keys import code_version, device_of, digest, prefix_key
-from flray.sweep.metrics import check_metric
 from flray.sweep.rows import SweepRow, expand, possible, rounds_to_cluster_after
 from flray.sweep.search import RowSearch, Suggestions, again, seeds_of
 from flray.sweep.space import OptunaSearch, Space

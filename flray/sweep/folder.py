@@ -1,10 +1,8 @@
 """A sweep's folder: its space, its rows as a table, and what it cost."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,8 +23,6 @@ from flray.sweep.space import THRESHOLD, Options, Space
 
 SPACE, REPORT, TABLE, STATES = "space.yaml", "sweep.json", "rows.parquet", "trials"
 FREE = ("concurrency", "client_actors", "cache")  # keys of a space that may change on --resume
-# Of a run directory; the last makes it a finished one.
-RECORDS = ("clusterings", "rounds.parquet", "clients.parquet", "summary.json")
 
 
 def run_path(number: int) -> str:
@@ -146,15 +142,6 @@ def read_states(folder: Path, number: int | None = None) -> dict[int, RowState]:
 def _read_state(file: Path) -> RowState:
     with reading(file):
         return RowState(**read_json(file))
-
-
-def copy_records(source: Path, target: Path) -> None:
-    """Copy what a finished run recorded, but not its configuration."""
-    for name in RECORDS:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, target / name, dirs_exist_ok=True)
-        elif (source / name).is_file():
-            replace_file(target / name, partial(shutil.copyfile, source / name))
 
 
 def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:

@@ -10,9 +10,10 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
+from flray.clustering.merges import MergePoint
 from flray.errors import ExperimentError
 from flray.sweep.folder import RowState
-from flray.sweep.rows import MergePoint, SweepRow, ends_of, is_excluded, suggested_row
+from flray.sweep.rows import SweepRow, ends_of, is_excluded, suggested_row
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out

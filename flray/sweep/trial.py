@@ -32,21 +32,22 @@ from flray.config.build import (
     start_executor,
 )
 from flray.config.experiment import parse_experiment
+from flray.errors import one_line_message
 from flray.execution.client_actor import wait_for_resources
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation
+from flray.execution.partial import PartialFederation
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore
 from flray.sweep.branch import Branch, OwnMetrics, branches
-from flray.sweep.cache import Cache, OutOfTime, one_line_message, read_value, write_value
+from flray.sweep.cache import Cache, OutOfTime, read_value, write_value
 from flray.sweep.components import (
     KIND,
+    ComponentRecorder,
     Components,
-    PartialFederation,
-    PartRecorder,
     clients_of,
     put_together,
     tables_of,
@@ -54,7 +55,6 @@ from flray.sweep.components import (
 from flray.sweep.folder import (
     RowState,
     alive_file,
-    copy_records,
     new_state,
     read_states,
     run_path,
@@ -291,7 +291,7 @@ class Trial:
         def compute(entry: Path) -> int:
             if self.directory.summary() is None:
                 make()
-            copy_records(self.directory.path, entry)
+            self.directory.copy_records_to(entry)
             (entry / OWNER).write_text(mine, encoding="utf-8")
             return 0  # what a row trains is counted by its rounds, finished or not
 
@@ -305,7 +305,7 @@ class Trial:
         """Copy the records of a run; the configuration and the first clustering are the row's."""
 
         def fill(directory: RunDirectory) -> None:
-            copy_records(entry, directory.path)
+            RunDirectory(entry).copy_records_to(directory.path)
             if clustering is not None:
                 n = self.experiment.algorithm.build().rounds_before
                 evidence = clustering.evidence()
@@ -388,7 +388,7 @@ class Trial:
             return directory  # killed before it was moved
         fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
         server = assemble(self.experiment, self.parts, fed, directory)
-        recorder = PartRecorder(fed, directory, self.job.cache)
+        recorder = ComponentRecorder(fed, directory, self.job.cache)
         self.fed.meter.read_and_reset()
         is_done = replace(
             server, algorithm=branch, recorder=recorder, should_stop=self.job.cache.is_over

@@ -7,8 +7,9 @@ from scipy.cluster.hierarchy import fcluster
 from scipy.cluster.hierarchy import linkage as scipy_linkage
 from sklearn.cluster import AgglomerativeClustering
 
+from flray.clustering.merges import MergePoint, between_merges
 from flray.errors import ExperimentError
-from flray.sweep.rows import MergePoint, between_merges, expand
+from flray.sweep.rows import expand
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, parse_space, read_space
 
 from scenarios import TINY
