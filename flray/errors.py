@@ -18,3 +18,10 @@ class ServerLost(RuntimeError):
 
 class ClientFailure(RuntimeError):
     """A client's training failed and `on_client_failure` is `raise`."""
+
+
+def one_line_message(error: BaseException) -> str:
+    """What went wrong, on one line; flray's own errors are shown without their class."""
+    text = str(error).strip().split("\n")[-1]
+    known = type(error).__module__.startswith("flray.")
+    return text if known and text else f"{type(error).__name__}: {text}"

@@ -1,7 +1,7 @@
 """Fixtures of all tests."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from flray.config.build import Result, run_experiment
 from flray.config.experiment import override, parse_experiment
+from flray.execution.cluster import connected
 
 from scenarios import TINY
 
@@ -36,6 +37,14 @@ def _skip_without_data(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """One Ray cluster for all sweeps of a test process: starting one takes seconds."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    with connected():
+        yield
 
 
 @pytest.fixture

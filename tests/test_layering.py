@@ -23,6 +23,7 @@ LAYERS = [
     ["records"],
     ["server"],
     ["config"],
+    ["tracking"],
     ["forecast"],
     ["sweep"],
     ["report"],
@@ -34,8 +35,8 @@ HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Library -> the only places that may import it.
 CONFINED = {
     "ray": ("execution/", "server/actor.py", "sweep/"),
-    "wandb": ("sweep/tracking.py",),
-    "tensorboardX": ("sweep/tensorboard.py",),
+    "wandb": ("tracking/wandb_run.py",),
+    "tensorboardX": ("tracking/tensorboard.py",),
     "matplotlib": ("report/", "result.py"),
     "seaborn": ("report/",),
     "rich": ("report/", "cli/"),

@@ -51,7 +51,7 @@ from flray.report.comparison import (
 from flray.report.figures import figures_of, write_figures
 from flray.report.runs import RunRecord, by_experiment
 from flray.report.writers import to_rich
-from flray.sweep.tracking import tracked, tracking_remarks
+from flray.tracking.mirrors import tracked, tracking_remarks
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
 

@@ -11,7 +11,7 @@ from flray.cli.sweeping import describe_space, is_space, read_space
 from flray.config.binding import read_mapping
 from flray.config.remarks import remarks
 from flray.errors import ExperimentError
-from flray.sweep.tracking import tracking_remarks
+from flray.tracking.mirrors import tracking_remarks
 
 NOTE = "   note: "
 

@@ -24,7 +24,7 @@ from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.figures import figures_of
 from flray.server.actor import Processes
 from flray.server.loop import ignore
-from flray.sweep.tracking import tracked
+from flray.tracking.mirrors import tracked
 
 POLL_S = 0.3
 MOST_RESTARTS = 3  # of a run that loses its server or its keeper
@@ -33,14 +33,14 @@ STOP = "stop.wish"
 FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
 REFUSED = "error: "
 
-Row = dict[str, Any]  # Any: one value a column
+RoundRow = dict[str, Any]  # Any: one value a column
 
 
 class Detached(Exception):
     """The watcher leaves, the run goes on."""
 
 
-def start_again(request: Row, lost: ServerLost) -> None:
+def start_again(request: dict[str, Any], lost: ServerLost) -> None:
     """Go on from the last checkpoint after a run has lost its server, a few times.
 
     In a new program, for what is left of Ray in this one may be of no use.
@@ -52,7 +52,7 @@ def start_again(request: Row, lost: ServerLost) -> None:
     _become({**request, "resume": True, "restarts": restarts + 1})
 
 
-def _become(request: Row) -> None:
+def _become(request: dict[str, Any]) -> None:
     """Replace this program by one that is asked for the same; it keeps its process id."""
     with TemporaryFile("w+") as file:
         json.dump(request, file)
@@ -62,7 +62,7 @@ def _become(request: Row) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "flray", *sys.argv[1:]])
 
 
-def keep(request: Row, out: Path, processes: Processes) -> None:
+def keep(request: dict[str, Any], out: Path, processes: Processes) -> None:
     """Run the experiment of a request, until it is done or told to stop."""
     experiment = parse_experiment(request["experiment"])
     wish = out / STOP
@@ -86,7 +86,7 @@ def keep(request: Row, out: Path, processes: Processes) -> None:
 
 
 @contextmanager
-def mirrored_rounds(url: str | None) -> Iterator[Callable[[Row], None]]:
+def mirrored_rounds(url: str | None) -> Iterator[Callable[[RoundRow], None]]:
     """What to call after each round, so that the URL gets a copy; it has everything in the end."""
     if url is None:
         yield ignore
@@ -124,7 +124,7 @@ def start_keeper(
 def watch(
     out: Path,
     is_running: Callable[[], bool],
-    show: Callable[[Row], None],
+    show: Callable[[RoundRow], None],
     say: Callable[[str], None],
     should_stop: Callable[[], bool],
 ) -> None:

@@ -22,7 +22,8 @@ from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.report.sweep_sheet import top_sheet
 from flray.report.sweeps import left_out_note, read_sweep
 from flray.report.writers import to_rich
-from flray.sweep.driver import Progress, SweepResult, Watch, describe_space, run_sweep
+from flray.sweep.describing import describe_space
+from flray.sweep.driver import Progress, SweepResult, Watch, run_sweep
 from flray.sweep.space import read_space
 
 __all__ = ["describe_space", "is_space", "read_space", "sweep"]

@@ -21,12 +21,12 @@ from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.mps import gpu_memory_gib, shared_gpu
 from flray.report.figures import figures_of
-from flray.sweep.tracking import tracked
+from flray.tracking.mirrors import tracked
 
 POLL_S = 0.2
 GIB_OF_A_RUN = 4.0  # of a GPU's memory: CUDA itself, the data, a block and its graphs
 
-Row = dict[str, Any]  # Any: one value a column
+RoundRow = dict[str, Any]  # Any: one value a column
 Summary = dict[str, Any]  # Any: JSON
 
 
@@ -69,7 +69,7 @@ def runs_at_a_time(experiments: Sequence[Experiment], asked: int | None) -> int:
 def run_together(
     jobs: Sequence[Job],
     at_a_time: int,
-    show: Callable[[int, Row], None],
+    show: Callable[[int, RoundRow], None],
     should_stop: Callable[[], bool],
 ) -> list[Summary | None]:
     """The summaries of the runs in their order; None where one was stopped before its end.
@@ -95,7 +95,7 @@ class _Processes:
         self.error: BaseException | None = None
 
     def run(
-        self, show: Callable[[int, Row], None], should_stop: Callable[[], bool]
+        self, show: Callable[[int, RoundRow], None], should_stop: Callable[[], bool]
     ) -> list[Summary | None]:
         try:
             while self.waiting or self.running:
@@ -128,7 +128,7 @@ class _Processes:
             theirs.close()
             self.running[ours] = Running(place, process)
 
-    def _listen(self, show: Callable[[int, Row], None]) -> None:
+    def _listen(self, show: Callable[[int, RoundRow], None]) -> None:
         for pipe in wait(list(self.running), timeout=POLL_S):
             assert isinstance(pipe, Connection)
             place = self.running[pipe].place

@@ -78,7 +78,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ModelRows:
     """The models themselves, or some of their leaves; not copied where all are asked for."""
 
     places: Ids

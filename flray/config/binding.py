@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -126,7 +126,7 @@ def look_up(kind: str, registry: Registry, name: str) -> Callable[..., Any]:
         return _import(kind, name)
     if name not in registry:
         raise ExperimentError(
-            f"unknown {kind} {name!r}{_suggestion(name, registry)}; "
+            f"unknown {kind} {name!r}{suggestion(name, registry)}; "
             f"known: {', '.join(sorted(registry))}; your own is `package.module:Name`"
         )
     return registry[name]
@@ -150,7 +150,7 @@ def bind(
     for key in given:
         if key not in parameters:
             raise ExperimentError(
-                f"unknown key {_join(where, key)!r}{_suggestion(str(key), parameters)}; "
+                f"unknown key {_join(where, key)!r}{suggestion(str(key), parameters)}; "
                 f"known here: {', '.join(sorted(parameters)) or 'none'}"
             )
     kept, own = {} if base is None else _values_of(base), _defaults(target)
@@ -276,7 +276,7 @@ def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tu
     if origin is Literal:
         if value not in args or isinstance(value, bool) != isinstance(args[0], bool):
             choices = ", ".join(map(str, args))
-            hint_text = _suggestion(str(value), {str(a): a for a in args})
+            hint_text = suggestion(str(value), map(str, args))
             raise ExperimentError(f"{where} must be one of {choices}, got {value!r}{hint_text}")
         return value, value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -327,7 +327,7 @@ def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
         raise ExperimentError(
             f"{where} must be {_EXPECTED[hint]}, got {value!r} ({type(value).__name__})"
         )
-    if hint is int and abs(value) > LARGEST_WHOLE:
+    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         raise ExperimentError(f"{where} must be at most {LARGEST_WHOLE} in size, got {value}")
     return hint(value), hint(value)
 
@@ -444,7 +444,8 @@ def _require_methods(kind: str, name: str, found: object) -> None:
         )
 
 
-def _suggestion(key: str, known: Mapping[str, object]) -> str:
+def suggestion(key: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'lr'?)" where a known name is close, else nothing."""
     close = difflib.get_close_matches(key, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

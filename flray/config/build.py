@@ -27,7 +27,7 @@ from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation, Oracle, cohort_size
 from flray.execution.ray_pool import Payload, start_pool
-from flray.execution.resources import Actors, Plan
+from flray.execution.resources import ActorPlan, Actors
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
@@ -37,7 +37,7 @@ from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import Processes, run_in_actor, start_processes
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
 
 
@@ -55,7 +55,7 @@ def run_experiment(
     experiment: Experiment,
     out: Path,
     resume: bool = False,
-    on_round: Callable[[Row], None] = ignore,
+    on_round: Callable[[RoundRow], None] = ignore,
     should_stop: Callable[[], bool] = never,
     processes: Processes | None = None,
 ) -> Result:
@@ -82,7 +82,7 @@ def run_experiment(
 def build_server(
     experiment: Experiment,
     directory: RunDirectory,
-    on_round: Callable[[Row], None],
+    on_round: Callable[[RoundRow], None],
     should_stop: Callable[[], bool],
     clients: Sequence[Any] | None = None,  # Any: actor handles
     pool: Any = None,  # Any: the handle of a dispatcher
@@ -154,7 +154,7 @@ class Prepared:
     """Data dealt and module built, nothing started."""
 
     payload: Payload
-    plan: Plan | None  # of the client actors, where there are any
+    plan: ActorPlan | None  # of the client actors, where there are any
     host: str  # names the payload: equal names, equal hosts
 
     @property
@@ -211,7 +211,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     actors = execution.actors
     per_job = 1 if actors.count == "per_client" else block
     num_actors = actors.number(split.num_clients)
-    plan = Plan(num_actors, actors, block, -(-num_heard // per_job))
+    plan = ActorPlan(num_actors, actors, block, -(-num_heard // per_job))
     return Prepared(payload, plan, name)
 
 

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.errors import ExperimentError
 from flray.execution.cluster import actor_environment
-from flray.execution.resources import Actors, Plan, check_resources
+from flray.execution.resources import ActorPlan, Actors, check_resources
 
 if TYPE_CHECKING:
     from flray.client.host import Host
@@ -65,7 +65,7 @@ def start_client_actors(actors: Actors, threads: int) -> list[Any] | None:
     """As many as are asked for; None where their number follows from the data."""
     if actors.count == "per_client":
         return None
-    wait_for_resources(Plan(actors.count, actors, block=0, blocks_per_round=actors.count))
+    wait_for_resources(ActorPlan(actors.count, actors, block=0, blocks_per_round=actors.count))
     return [start_client_actor(actors, threads) for _ in range(actors.count)]
 
 
@@ -75,7 +75,7 @@ def _strategy() -> Any:
     return "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group)
 
 
-def wait_for_resources(plan: Plan) -> None:
+def wait_for_resources(plan: ActorPlan) -> None:
     """Refuse at once what the cluster does not have; wait a little for what others give back."""
     if get_current_placement_group() is not None:
         return  # made for us, and counted as taken

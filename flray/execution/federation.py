@@ -234,17 +234,8 @@ class Federation:
         return generator(self.seed, purpose, *where)
 
     def sample(self, t: int, members: Ids) -> Ids:
-        """A cohort of max(rho |members|, 1) of the members, keyed by round and smallest member.
-
-        Of no members nobody is drawn.
-        """
-        if not len(members):
-            return members
-        size = cohort_size(len(members), self.participation)
-        chosen = self.generator("cohort", t, int(members.min())).choice(
-            members, size, replace=False
-        )
-        return np.sort(chosen)
+        """A cohort of max(rho |members|, 1) of the members; of no members nobody is drawn."""
+        return sample_cohort(members, self.participation, self.seed, t)
 
     def sample_clusters(self, t: int, labels: Ids) -> Ids:
         """A sample of each cluster; labels (M,) of all clients, of which -1 are in none."""
@@ -553,6 +544,15 @@ class Federation:
             loss=np.concatenate([np.empty(0), *(found.loss for _, found in done)])[order],
             num_steps=num_local_steps(self.num_examples[clients], training),
         )
+
+
+def sample_cohort(members: Ids, participation: float, seed: int, t: int) -> Ids:
+    """The members that take part in round t, keyed by the round and the smallest member."""
+    if not len(members):
+        return members
+    size = cohort_size(len(members), participation)
+    chosen = generator(seed, "cohort", t, int(members.min())).choice(members, size, replace=False)
+    return np.sort(chosen)
 
 
 def cohort_size(num_clients: int, participation: float) -> int:

@@ -26,7 +26,7 @@ from flray.data.pixels import tensor_over
 from flray.errors import ExperimentError
 from flray.execution.client_actor import start_client_actor
 from flray.execution.executor import Failed, Job, Output
-from flray.execution.resources import Plan
+from flray.execution.resources import ActorPlan
 from flray.models.bank import Params
 
 START_TIMEOUT_S = 300.0
@@ -85,7 +85,7 @@ class RayPool:
     """An executor over client actors, which are replaced when they die or hang."""
 
     payload: Any  # ObjectRef of a Payload
-    plan: Plan
+    plan: ActorPlan
     settings: HostSettings
     patience: Patience
     trainings_kept: int = 2  # a probe may come between training and mixing
@@ -202,7 +202,7 @@ def _next_for(place: int, waiting: deque[int], jobs: Sequence[Job]) -> int | Non
     return None
 
 
-def started(start_one: Callable[[int], tuple[Any, Any]], plan: Plan) -> list[Any]:
+def started(start_one: Callable[[int], tuple[Any, Any]], plan: ActorPlan) -> list[Any]:
     """As many actors as planned, each of them ready; or none and an error.
 
     Args:
@@ -233,7 +233,9 @@ def failure(error: RayError) -> Failed:
     return Failed(cause or error)
 
 
-def start_pool(payload: Payload, plan: Plan, processes: Sequence[Any] | None = None) -> RayPool:
+def start_pool(
+    payload: Payload, plan: ActorPlan, processes: Sequence[Any] | None = None
+) -> RayPool:
     """A pool of client actors, each of them ready to work.
 
     Args:

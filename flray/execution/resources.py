@@ -33,7 +33,7 @@ class Actors:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ActorPlan:
     """What a pool asks for, printed before anything starts."""
 
     num_actors: int
@@ -65,7 +65,7 @@ class Plan:
         return max(0, self.num_actors - self.blocks_per_round)
 
 
-def check_resources(plan: Plan, there: Mapping[str, float]) -> None:
+def check_resources(plan: ActorPlan, there: Mapping[str, float]) -> None:
     """Refuse what the cluster cannot give; `there` is what is free, as Ray counts it."""
     needs = (
         ("CPU", plan.actors.num_cpus, 1.0, "actors.count or actors.num_cpus"),

@@ -34,7 +34,7 @@ from flray.execution.ray_pool import (
     share_tensors_without_copies,
     started,
 )
-from flray.execution.resources import Plan
+from flray.execution.resources import ActorPlan
 from flray.models.bank import Params
 
 Key = TypeVar("Key")
@@ -128,7 +128,7 @@ class Waiting:
 class Dispatcher:
     """Hands parts to actors as these become free; a Ray actor that computes nothing itself."""
 
-    def __init__(self, plan: Plan, threads: int, patience: Patience) -> None:
+    def __init__(self, plan: ActorPlan, threads: int, patience: Patience) -> None:
         self.plan, self.threads, self.patience = plan, threads, patience
         self.payloads: dict[str, Any] = {}  # ObjectRefs
         self.waiting: deque[Waiting] = deque()
@@ -329,7 +329,7 @@ def _kind(task: Any, job: Any) -> tuple[Any, ...] | None:
     return hashlib.sha256(pickled).hexdigest(), memo, shared
 
 
-def start_shared_pool(plan: Plan, threads: int, patience: Patience | None = None) -> Any:
+def start_shared_pool(plan: ActorPlan, threads: int, patience: Patience | None = None) -> Any:
     """A dispatcher with its client actors, each of them ready to work; ends with this process."""
     share_tensors_without_copies()
     wait_for_resources(plan)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from flray.client.keeping import (
     Ask,
     AskJob,
+    ModelRows,
     Question,
-    Rows,
     TrainAndKeep,
     block_number,
 )
@@ -106,7 +106,7 @@ class TrainedModels:
         if not names:
             return {}
         block, slot = self.block[places], self.slot[places]
-        questions = {int(b): Rows(slot[block == b], names) for b in np.unique(block)}
+        questions = {int(b): ModelRows(slot[block == b], names) for b in np.unique(block)}
         answers = self.blocks.ask(questions) if questions else {}
         if len(answers) == 1:
             return next(iter(answers.values()))

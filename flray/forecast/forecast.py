@@ -24,7 +24,7 @@ from flray.execution.resources import ACTOR_MEMORY
 from flray.execution.settings import COPIES_OF_A_MODEL
 from flray.forecast.sampling import Rate, Sampling
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Evaluation, Row
+from flray.server.evaluation import Evaluation, RoundRow
 
 REHEARSED_S = 10.0  # of rounds without training; those left are like the last ones
 ROUND_TRIP_S = 0.02  # of a block on a client actor, beside its training
@@ -130,7 +130,7 @@ def _rehearsed(
     open_directory(experiment, parts, directory)
     num_rounds = experiment.settings.rounds
     rarely = replace(experiment.settings.evaluate, every=num_rounds, also=())
-    rows: list[Row] = []
+    rows: list[RoundRow] = []
     begin = perf_counter()
     server = replace(
         assemble(experiment, parts, fed, directory),

@@ -162,11 +162,16 @@ class CheckpointStore:
         self._saved = self._write(_Saved(t, arrays, sources, {}), tensors, snapshot.trees)
         self._collect_garbage(before)
 
-    def load_latest(self, device: str = "cpu") -> Checkpoint | None:
-        """The newest checkpoint that is whole, its tensors on `device`; None if there is none."""
+    def load_latest(self, device: str = "cpu", up_to: int | None = None) -> Checkpoint | None:
+        """The newest checkpoint that is whole, its tensors on `device`; None if there is none.
+
+        Args:
+            up_to: the last round to consider; None: the last one there is.
+        """
         self._remove_temporary()
         damage = []
-        for t in sorted(self._rounds("json"), reverse=True):
+        rounds = [t for t in self._rounds("json") if up_to is None or t <= up_to]
+        for t in sorted(rounds, reverse=True):
             try:
                 manifest = _unsealed(self._path(t, "json").read_text(encoding="utf-8"))
                 saved = self._read(manifest)

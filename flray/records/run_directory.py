@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class RunDirectory:
             here, held = yaml.safe_load(_to_yaml(config)), self._held_config()
             if here.get("rounds", 0) > held.get("rounds", 0):
                 held = {**held, "rounds": here["rounds"]}
-            difference = first_difference(*_alike(_deciding(held), _deciding(here)))
+            difference = first_difference(*_alike(deciding(held), deciding(here)))
             if difference is not None:
                 raise ExperimentError(
                     f"{self.path} holds another experiment ({difference}): "
@@ -238,6 +239,13 @@ class RunDirectory:
         _write(self._clients, table)
         replace_text(self._summary, _to_json(summary))
 
+    def copy_records_to(self, path: Path) -> None:
+        """Copy what a finished run recorded, but not its configuration; the summary comes last."""
+        if self._clusterings.is_dir():
+            shutil.copytree(self._clusterings, path / FOLDER, dirs_exist_ok=True)
+        for file in (self._rounds, self._clients, self._summary):
+            replace_file(path / file.name, partial(shutil.copyfile, file))
+
     def summary(self) -> dict[str, Any] | None:
         """What `finish` wrote, None while the run is unfinished."""
         if not self._summary.is_file():
@@ -307,7 +315,7 @@ class RunDirectory:
         return _join([empty, *(_read(path) for path in self._part_files())])
 
 
-def _deciding(config: Config) -> Config:
+def deciding(config: Config) -> Config:
     """The keys that decide a result: the same run may go on with other actors."""
     kept = {key: value for key, value in config.items() if key not in ("execution", "tracking")}
     execution = config.get("execution", {})

@@ -19,14 +19,14 @@ from flray.execution.cluster import actor_environment
 from flray.execution.resources import Actors
 
 if TYPE_CHECKING:
-    from flray.server.evaluation import Row
+    from flray.server.evaluation import RoundRow
     from flray.server.loop import Server
 
 POLL_S = 0.2
 
 # What to do with a round's row, when to stop, and client actors that have no data yet.
 BuildServer = Callable[
-    ["Callable[[Row], None]", Callable[[], bool], Sequence[Any] | None], "Server"
+    ["Callable[[RoundRow], None]", Callable[[], bool], Sequence[Any] | None], "Server"
 ]
 
 
@@ -34,7 +34,7 @@ class ServerActor:
     """Runs one experiment in a thread of its own and answers questions in others."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[RoundRow] = []
         self.stopping = False
 
     def load(self) -> None:
@@ -48,7 +48,7 @@ class ServerActor:
         finally:
             server.fed.executor.close()
 
-    def rows_since(self, seen: int) -> "list[Row]":
+    def rows_since(self, seen: int) -> "list[RoundRow]":
         return self.rows[seen:]
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ def start_processes(actors: Actors, threads: int) -> Processes:
 def run_in_actor(
     build: BuildServer,
     processes: Processes,
-    on_round: "Callable[[Row], None]",
+    on_round: "Callable[[RoundRow], None]",
     should_stop: Callable[[], bool],
 ) -> bool:
     """Run a server as an actor and end all processes; True when the run is done."""
@@ -112,7 +112,7 @@ def run_in_actor(
 def _follow(
     actor: Any,
     finished: Any,
-    on_round: "Callable[[Row], None]",
+    on_round: "Callable[[RoundRow], None]",
     should_stop: Callable[[], bool],
 ) -> None:
     seen = 0

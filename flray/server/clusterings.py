@@ -14,17 +14,17 @@ from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation, Meter
 from flray.scores import cosines, label_scores, pair_correlation, robustness_scores
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 
 
-def label_row(found: Clustering, split: Split, fed: Federation) -> Row:
+def label_row(found: Clustering, split: Split, fed: Federation) -> RoundRow:
     """Columns of a clustering after round fed.t that say how it follows the clients' labels."""
     counts = split.label_counts(found.clients)
     rng = fed.generator("similarity", fed.t)
     return dict(label_scores(_similarity(found), counts, found.labels, rng))
 
 
-def drift_row(found: Clustering, split: Split, drift: Matrix) -> Row:
+def drift_row(found: Clustering, split: Split, drift: Matrix) -> RoundRow:
     """Correlation of embeddings with the clients' ways to see images, alone and with their labels.
 
     NaN where clients do not differ. The similarity of data that differ in both is the sum of both.
@@ -52,7 +52,7 @@ def robustness_row(
     fed: Federation,
     split: Split,
     options: Robustness,
-) -> Row:
+) -> RoundRow:
     """REPA's Algorithm 1 for each cluster; what it costs is not counted, it is no part of a run."""
     if not isinstance(algorithm, Places):
         raise ExperimentError(

@@ -20,7 +20,7 @@ from flray.models.bank import ModelBank
 from flray.scores import ClientScores, partition_scores, summarise
 from flray.server.drift import Drift
 
-Row = dict[str, Any]  # Any: one value a column, numbers mostly
+RoundRow = dict[str, Any]  # Any: one value a column, numbers mostly
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ COLUMNS = (
 
 def evaluation_row(
     scores: Mapping[str, ClientScores], partition: Ids, split: Split, target: float | None
-) -> Row:
+) -> RoundRow:
     """What a round's row says of the scores, which are given by part as in clients.parquet.
 
     Args:
@@ -99,7 +99,7 @@ def evaluation_row(
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
     placed = clients[partition[clients] >= 0]
-    row: Row = {"clusters": len(np.unique(partition[placed]))}
+    row: RoundRow = {"clusters": len(np.unique(partition[placed]))}
     for prefix, part, is_holdout in COLUMNS:
         if part not in scores:
             continue

@@ -22,16 +22,12 @@ from flray.records.run_directory import RunDirectory
 from flray.records.writer import Writer
 from flray.scores import overlap_errors, partition_scores
 from flray.server.clusterings import drift_row, label_row, robustness_row
-from flray.server.evaluation import Evaluation, Row, evaluate, evaluation_row, score_clients
+from flray.server.evaluation import Evaluation, RoundRow, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
 
-def ignore(row: Row) -> None:
+def ignore(row: RoundRow) -> None:
     """Show nothing of a round."""
-
-
-def keep_nothing(snapshot: Snapshot) -> None:
-    """Do nothing with a round that was written."""
 
 
 def never() -> bool:
@@ -77,8 +73,7 @@ class Server:
     directory: RunDirectory
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
     device: str
-    on_round: Callable[[Row], None] = ignore  # its records may still be on their way
-    on_commit: Callable[[Snapshot], None] = keep_nothing  # in the thread that wrote the round
+    on_round: Callable[[RoundRow], None] = ignore  # its records may still be on their way
     should_stop: Callable[[], bool] = never
     stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
@@ -134,7 +129,6 @@ class Server:
         for write in records:
             write()
         store.write(snapshot)
-        self.on_commit(snapshot)
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
         """The state before round 1, saved: an init may have cost an encoder and a clustering.
@@ -151,7 +145,7 @@ class Server:
         store.save(saved.round, saved.state, saved.extra)
         return saved
 
-    def _round(self, state: Any, t: int) -> tuple[Any, Row, list[Callable[[], None]]]:
+    def _round(self, state: Any, t: int) -> tuple[Any, RoundRow, list[Callable[[], None]]]:
         """The state after round t, its row, and what else is to be written of it."""
         split = self.timeline.at(t)
         fed = self.fed.during(self.timeline, t)
@@ -162,7 +156,7 @@ class Server:
         cohort = self.algorithm.cohort(state, t, fed)
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
-        row: Row = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
+        row: RoundRow = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
         evaluated: Evaluated | None = None
@@ -208,10 +202,10 @@ class Server:
     def _begins_clustering(self, t: int) -> bool:
         return self.directory.has_clustering(t) and not self.directory.has_clustering(t - 1)
 
-    def _record_clusterings(self, t: int, clusterings: Sequence[Clustering]) -> Row:
+    def _record_clusterings(self, t: int, clusterings: Sequence[Clustering]) -> RoundRow:
         """Keep what clusterings after round t were decided by; scores of the last by the truth."""
         split = self.timeline.at(max(t, 1))
-        row: Row = {}
+        row: RoundRow = {}
         for number, found in enumerate(clusterings):
             arrays = found.evidence()
             scores = overlap_errors(found.together, split.label_counts(found.clients))
@@ -224,12 +218,12 @@ class Server:
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row
 
-    def _measure_clustering(self, t: int, outcome: Outcome[Any]) -> Row:
+    def _measure_clustering(self, t: int, outcome: Outcome[Any]) -> RoundRow:
         """What `evaluate` asks for beside of the last clustering after round t."""
         if not outcome.clusterings:
             return {}
         found = outcome.clusterings[-1]
-        row: Row = {}
+        row: RoundRow = {}
         split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
         if self.evaluation.similarity:
             row |= label_row(found, split, fed)
@@ -264,7 +258,7 @@ class Server:
 
     def _evaluate(
         self, bank: ModelBank, partition: Ids, fed: Federation, t: int
-    ) -> tuple[Row, list[Callable[[], None]]]:
+    ) -> tuple[RoundRow, list[Callable[[], None]]]:
         """Metrics of the round's row, holdout clients apart, and the writes of clients' rows."""
         split = self.timeline.at(t)
         cohort = Cohort(t, fed.scored())

@@ -1,12 +1,13 @@
 """The summary of a run: its last round, its totals, and the round after a clustering."""
 
+import numpy as np
 import pandas as pd
 
 from flray.data.events import Timeline
 from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ, PLACING_BYTES
 from flray.records.run_directory import RunDirectory
-from flray.scores import rounds_to_target
-from flray.server.evaluation import Row
+from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
+from flray.server.evaluation import COLUMNS, RoundRow
 
 BITS = 8  # of a byte
 TOTALS = {
@@ -15,16 +16,17 @@ TOTALS = {
     "client_steps": "^client_steps$",
     "clients_dropped": "^clients_dropped$",
 }
+OTHERS = ("clusters", "params_change_sq", "rounds_to_target", "seconds", "train_loss")
 # What FL+HC reports of the round after its clustering.
 AFTER_CLUSTERING = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
 
 
 def summarise_run(
     directory: RunDirectory, timeline: Timeline, target: float | None, params_sha256: str
-) -> Row:
+) -> RoundRow:
     """What summary.json says beside names: numbers of a directory with all its rounds."""
     rounds = directory.rounds()
-    last: Row = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
+    last: RoundRow = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
     totals = {
         name: int(rounds.filter(regex=pattern).sum().sum()) for name, pattern in TOTALS.items()
     }
@@ -49,13 +51,25 @@ def summarise_run(
     }
 
 
-def _of_other_protocols(directory: RunDirectory, rounds: pd.DataFrame, target: float | None) -> Row:
+def summary_names() -> list[str]:
+    """Every number that a summary may have, whatever the experiment; custom metrics aside."""
+    one = np.ones(1, np.int64)
+    evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
+    names = {prefix + name for prefix, _, _ in COLUMNS for name in evaluated}
+    names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
+    names |= {*OF_CLUSTERING, *OF_ALL_CLUSTERINGS}
+    return sorted(names | {f"{name}_after_clustering" for name in AFTER_CLUSTERING})
+
+
+def _of_other_protocols(
+    directory: RunDirectory, rounds: pd.DataFrame, target: float | None
+) -> RoundRow:
     """When the global model, and the models that clients trained last, reached the target."""
     t = rounds["round"].to_numpy()
     courses = {}
     if "global_accuracy_mean" in rounds:
         courses["global_"] = rounds["global_accuracy_mean"].to_numpy()
-    found: Row = {}
+    found: RoundRow = {}
     last = last_trained_accuracy(directory.clients()).reindex(t, method="ffill")
     if len(last.dropna()):
         courses["last_trained_"] = last.to_numpy()
@@ -110,10 +124,10 @@ OF_CLUSTERING = (
 OF_ALL_CLUSTERINGS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
 
 
-def _of_clustering(rounds: pd.DataFrame) -> Row:
+def _of_clustering(rounds: pd.DataFrame) -> RoundRow:
     columns = (n for n in (*OF_CLUSTERING, *OF_ALL_CLUSTERINGS) if f"clustering_{n}" in rounds)
     found = {name: rounds[f"clustering_{name}"].dropna() for name in columns}
-    row: Row = {
+    row: RoundRow = {
         name: float(values.mean() if name in OF_ALL_CLUSTERINGS else values.iloc[-1])
         for name, values in found.items()
         if len(values)
@@ -142,12 +156,12 @@ def of_one_round(column: str) -> bool:
     return column.startswith(("round", "cohort_size", "clustering", "logged_", *costs))
 
 
-def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> Row:
+def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> RoundRow:
     """FL+HC reports the round after the (first) clustering beside the last one."""
     after = rounds[rounds["round"] == clustered[0] + 1] if clustered else rounds[:0]
     if after.empty:
         return {}
-    row: Row = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
+    row: RoundRow = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
     return {"round_after_clustering": row["round"]} | {
         f"{name}_after_clustering": row[name] for name in AFTER_CLUSTERING if name in row
     }

@@ -7,7 +7,7 @@ import ray
 from flray.config.build import prepare
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
-from flray.execution.resources import ROUNDING, Plan
+from flray.execution.resources import ROUNDING, ActorPlan
 from flray.sweep.keys import device_of
 from flray.sweep.space import Options
 
@@ -49,7 +49,7 @@ def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]
     return asked
 
 
-def shared_plan(experiments: Sequence[Experiment]) -> Plan:
+def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
     """What the pool of a sweep asks for; all its experiments must ask for the same."""
     asked = {
         (execution.executor, execution.actors, execution.threads): experiment
@@ -72,7 +72,9 @@ def shared_plan(experiments: Sequence[Experiment]) -> Plan:
     return plan
 
 
-def _beside_the_pool(plan: Plan, concurrency: int | None, there: Mapping[str, float]) -> Bundle:
+def _beside_the_pool(
+    plan: ActorPlan, concurrency: int | None, there: Mapping[str, float]
+) -> Bundle:
     """A trial that trains elsewhere: what the pool leaves, divided by the trials at a time."""
     for kind, each in (("CPU", plan.actors.num_cpus), ("GPU", plan.actors.num_gpus)):
         total, has = plan.num_actors * each, there.get(kind, 0.0)

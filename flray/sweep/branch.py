@@ -12,7 +12,7 @@ from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
-from flray.server.evaluation import Row as RoundRow
+from flray.server.evaluation import RoundRow
 
 BRANCHING = ("rounds_before", "clustering", "observed_by", "state_decides", "observe", "branch")
 COUNTED = ("client_steps", "clients_dropped", "bytes_")  # how columns of a round's cost begin
@@ -33,9 +33,9 @@ class OwnMetrics(Exception):
 
 @dataclass(frozen=True)
 class Branch:
-    """A branching algorithm from the round of its clustering on, of which everything is known.
+    """Stands for a branching algorithm from the round of its clustering on.
 
-    The server's own loop records and evaluates that round, as it would have in a run alone.
+    The server's own loop records and evaluates that round, as it would in a run alone.
     """
 
     algorithm: Branching[Any]  # Any: the state is the algorithm's own

@@ -1,16 +1,16 @@
 """A content-addressed folder of what runs share: equal keys, equal bits.
 
-`<kind>/<key>/` is an entry, there in full or not at all; `<kind>/<key>.lock` is held by the process
-that is computing it, and `<kind>/<key>.json` has the client steps it took each sweep. Whoever
-claims an entry finishes it before waiting for another one, so nobody waits in a circle; the claim
-of a process that died is free again.
+`<kind>/<key>/` is an entry, complete or absent. The process that computes it holds
+`<kind>/<key>.lock` and works in `<kind>/.<key>/`; `<kind>/<key>.json` holds the client steps that
+the entry took each sweep. Whoever claims an entry finishes it before waiting for another one, so
+nobody waits in a circle; the claim of a process that died is free again.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from time import sleep, time
 from typing import Any
 
 from flray.clustering.points import Points
-from flray.errors import ClientFailure
+from flray.errors import ClientFailure, one_line_message
 from flray.execution.executor import CLIENT_ERRORS
 from flray.records.atomic import replace_text
 from flray.records.checkpoint import Checkpoint, CheckpointStore
@@ -30,14 +30,7 @@ DEVICE = "device"
 
 
 class OutOfTime(Exception):
-    """The sweep's time is over before something was computed."""
-
-
-def one_line_message(error: BaseException) -> str:
-    """What went wrong, in a line; flray's own errors need no name of a class."""
-    text = str(error).strip().split("\n")[-1]
-    known = type(error).__module__.startswith("flray.")
-    return text if known and text else f"{type(error).__name__}: {text}"
+    """The time of the sweep ended before something was computed."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,8 @@ class Cache:
     sweep: str  # names the sweep that computes, for its costs
     session: str  # names this start of it: what failed is not tried again before the next
     deadline: float = float("inf")  # by the clock
-    wish: Path | None = None  # a file that is there once the sweep is to stop
-    alive: Path | None = None  # a file that is touched whenever a trial shows that it goes on
+    wish: Path | None = None  # this file exists once the sweep is to stop
+    alive: Path | None = None  # this file is touched whenever a trial shows that it goes on
 
     def path(self, kind: str, key: str) -> Path:
         return self.root / kind / key
@@ -57,17 +50,17 @@ class Cache:
         return claimed(self.root / kind / f"{key}.lock")
 
     def obtain(self, kind: str, key: str, compute: Callable[[Path], int]) -> Path:
-        """The folder of an entry: found, computed here, or awaited from who has claimed it.
+        """The folder of an entry: found, computed here, or awaited from whoever has claimed it.
 
         Args:
-            compute: fills the folder it is given and returns the client steps it took.
+            compute: fills the folder it is given and returns the client steps it took. The folder
+                holds what a process that was stopped has left.
         """
         path = self.path(kind, key)
         while not path.exists():
             with self.claim(kind, key) as is_mine:
                 if is_mine and not path.exists():
-                    with self.failing_once(kind, key):
-                        self.publish(kind, key, compute)
+                    self._compute_once(kind, key, compute)
             if not path.exists():
                 self.wait()
         return path
@@ -81,38 +74,22 @@ class Cache:
 
         return read_value(self.obtain(kind, key, save)).state
 
-    def publish(self, kind: str, key: str, write: Callable[[Path], int]) -> None:
-        """Put an entry in place whose claim is held."""
-        path = self.path(kind, key)
-        temporary = path.with_name(f".{key}.{os.getpid()}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            steps = write(temporary)
-            if not path.exists():  # a run that was cut short may repeat what another finished
-                self.count(kind, key, steps)
-                os.replace(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    def count(self, kind: str, key: str, client_steps: int) -> None:
-        """Record what an entry cost this sweep."""
-        costs = self._costs(self.root / kind / f"{key}.json")
-        text = json.dumps({**costs, self.sweep: client_steps})
-        replace_text(self.root / kind / f"{key}.json", text)
+    def publish(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
+        """Compute an entry whose claim is held and put it in place."""
+        work = self.path(kind, f".{key}")
+        work.mkdir(parents=True, exist_ok=True)
+        steps = {**self._steps(kind, key), self.sweep: compute(work)}
+        replace_text(self.path(kind, f"{key}.json"), json.dumps(steps))
+        os.replace(work, self.path(kind, key))
 
     def costs(self, kind: str) -> dict[str, int]:
         """The client steps that the entries of a kind took this sweep, by key."""
-        files = {path.stem: self._costs(path) for path in (self.root / kind).glob("*.json")}
-        return {key: each[self.sweep] for key, each in files.items() if self.sweep in each}
-
-    def costs_of_others(self, kind: str, key: str) -> int:
-        """The client steps that an entry took other sweeps."""
-        costs = self._costs(self.root / kind / f"{key}.json")
-        return sum(steps for sweep, steps in costs.items() if sweep != self.sweep)
+        keys = [path.stem for path in (self.root / kind).glob("*.json")]
+        steps = {key: self._steps(kind, key) for key in keys}
+        return {key: each[self.sweep] for key, each in steps.items() if self.sweep in each}
 
     def wait(self) -> None:
-        """Wait a moment for somebody else; refused once the sweep's time is over."""
+        """Wait a moment for another process; raises OutOfTime once the sweep is to stop."""
         if self.is_over():
             raise OutOfTime
         sleep(POLL_S)
@@ -126,25 +103,23 @@ class Cache:
     def is_late(self) -> bool:
         return time() > self.deadline or (self.wish is not None and self.wish.exists())
 
-    @contextmanager
-    def failing_once(self, kind: str, key: str) -> Iterator[None]:
-        """Let the block compute an entry; repeat its error if it failed since the sweep began."""
-        failed = self.root / kind / f"{key}.failed"
+    def _compute_once(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
+        """Compute an entry, or repeat the error with which it failed since the sweep began."""
+        failed = self.path(kind, f"{key}.failed")
         if failed.is_file():
             session, message = json.loads(failed.read_text(encoding="utf-8"))
             if session == self.session:
                 raise ClientFailure(message)
         try:
-            yield
+            self.publish(kind, key, compute)
         except CLIENT_ERRORS as error:
+            shutil.rmtree(self.path(kind, f".{key}"), ignore_errors=True)
             replace_text(failed, json.dumps([self.session, one_line_message(error)]))
             raise
 
-    def _costs(self, path: Path) -> dict[str, int]:
-        if not path.is_file():
-            return {}
-        costs: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
-        return costs
+    def _steps(self, kind: str, key: str) -> dict[str, int]:
+        path = self.path(kind, f"{key}.json")
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def write_value(folder: Path, value: Any, extra: Mapping[str, object] | None = None) -> None:

@@ -6,26 +6,24 @@ others need of them in the cache, and puts its records together from those of al
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from flray.client.plan import num_local_steps
-from flray.client.training import Gradient, Training
 from flray.config.build import Prepared, facts_of
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
-from flray.execution.federation import GROUND_TRUTH_READS, Cohort, Federation, nobody
-from flray.execution.trained import Trained
-from flray.models.bank import ModelBank, Params, sha256_of
+from flray.execution.federation import GROUND_TRUTH_READS, nobody
+from flray.execution.partial import PartialFederation
+from flray.models.bank import ModelBank, sha256_of
 from flray.records.components import Arrays, PartRecords
 from flray.records.run_directory import PARTS, RunDirectory
 from flray.scores import ClientScores
-from flray.server.evaluation import Row, evaluation_row
+from flray.server.evaluation import RoundRow, evaluation_row
 from flray.server.loop import Evaluated
 from flray.server.summary import summarise_run
 from flray.sweep.cache import Cache
@@ -45,49 +43,7 @@ def clients_of(components: Components) -> Ids:
 
 
 @dataclass(frozen=True)
-class PartialFederation(Federation):
-    """A federation in which some clients train and are scored, and others elsewhere.
-
-    Algorithms sample, mix and count as if all of the cohort had answered.
-    """
-
-    own: Ids = field(default_factory=nobody)  # those that train here
-    begin: int = 0  # the round after which others are elsewhere
-    heard: list[Trained] = field(default_factory=list)  # since the recorder took them
-
-    @classmethod
-    def of(cls, fed: Federation, own: Ids, begin: int) -> "PartialFederation":
-        values = {each.name: getattr(fed, each.name) for each in fields(fed)}
-        return cls(**values, own=own, begin=begin)
-
-    def train(
-        self,
-        bank: ModelBank,
-        cohort: Cohort,
-        gradient: Gradient,
-        memo: Params | None = None,
-        *,
-        shared: Params | None = None,
-        training: Training | None = None,
-    ) -> Trained:
-        is_own = np.isin(cohort.clients, self.own)
-        mine = replace(cohort, clients=cohort.clients[is_own])
-        rows = {name: leaf[torch.from_numpy(is_own)] for name, leaf in (memo or {}).items()}
-        trained = super().train(bank, mine, gradient, rows, shared=shared, training=training)
-        self.heard.append(trained)
-        return trained
-
-    def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
-        both = len(cohort.clients) * bank.bytes_per_model  # nobody can have been dropped
-        self.meter.count_transfer("model", down=both, up=both)
-
-    def scored(self) -> Ids:
-        everybody = super().scored()
-        return everybody if self.t <= self.begin else np.intersect1d(everybody, self.own)
-
-
-@dataclass(frozen=True)
-class PartRecorder:
+class ComponentRecorder:
     """Keeps what a partial federation hears, and at the end an entry for each of its components."""
 
     fed: PartialFederation
@@ -176,7 +132,7 @@ def put_together(
         t = row["round"]
         if t in rounds:
             heard, moved = (_of_round(tables[name], t) for name in ("heard", "moved"))
-            evaluated: Row = {}
+            evaluated: RoundRow = {}
             if "owner" in rounds[t]:
                 split, found = timeline.at(t), _by_part(scores[scores["round"] == t])
                 target = settings.evaluate.target
@@ -230,7 +186,7 @@ def _by_part(scores: pd.DataFrame) -> dict[str, ClientScores]:
     }
 
 
-def _whole(row: Row, own: Arrays, heard: pd.DataFrame, evaluated: Row) -> Row:
+def _whole(row: RoundRow, own: Arrays, heard: pd.DataFrame, evaluated: RoundRow) -> RoundRow:
     """A round's row for all clients; its columns come in the order in which a run writes them.
 
     Args:
@@ -238,7 +194,7 @@ def _whole(row: Row, own: Arrays, heard: pd.DataFrame, evaluated: Row) -> Row:
         own: what that run kept of this round.
     """
     keys = list(row)
-    first: Row = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
+    first: RoundRow = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
     losses = heard.loc[heard["steps"] > 0, "loss"].to_numpy()
     if len(losses):
         first["train_loss"] = float(losses.mean())

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,24 +16,25 @@ import ray
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.client.plan import num_local_steps
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
+from flray.errors import one_line_message
 from flray.execution.cluster import connected
-from flray.execution.federation import cohort_size
 from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import never
 from flray.sweep.allotment import bundles, cluster_resources, shared_plan
-from flray.sweep.branch import branches
-from flray.sweep.cache import Cache, one_line_message
+from flray.sweep.cache import Cache
 from flray.sweep.components import KIND as COMPONENT
+from flray.sweep.describing import check_metric
 from flray.sweep.folder import (
     RowState,
     best_of,
     check_folder,
+    configurations,
+    new_state,
     open_folder,
     read_report,
     read_states,
@@ -44,17 +45,15 @@ from flray.sweep.folder import (
     write_table,
 )
 from flray.sweep.keys import code_version, device_of, digest, prefix_key
-from flray.sweep.metrics import check_metric
-from flray.sweep.rows import Row, canonical, expand, possible, rounds_to_cluster_after
-from flray.sweep.search import RowSearch, Suggestions, again
+from flray.sweep.rows import SweepRow, expand, possible, rounds_to_cluster_after
+from flray.sweep.search import RowSearch, Suggestions, again, seeds_of
 from flray.sweep.space import OptunaSearch, Space
-from flray.sweep.tracking import Draw, no_figures, track_table, tracked
 from flray.sweep.trial import Job
 from flray.sweep.tuning import TrialWatch, run_trials, scheduler_of
+from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
 STOP = "stop.wish"  # in the sweep's folder: it is to stop
-KINDS = {"prefixes": "prefix", "observations": "observation", "distances": "distance"}
-KINDS |= {"trees": "tree"}
+STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def _ask_for_data(experiments: Sequence[Experiment]) -> None:
 class _Sweep:
     space: Space
     job: Job
-    known: tuple[Row, ...]  # before anything ran
+    known: tuple[SweepRow, ...]  # before anything ran
     watch: Watch
 
     @property
@@ -168,49 +167,33 @@ class _Sweep:
         search = self.space.options.search
         if not isinstance(search, OptunaSearch):
             return len(self.known)
-        seeds = self.space.varied.get("seed")
-        return len(self.known) + search.samples * len(getattr(seeds, "values", "1"))
+        return len(self.known) + search.samples * len(seeds_of(self.space))
 
     def states(self) -> list[RowState]:
         """Of every row that is known by now, in the order of their numbers."""
-        found = read_states(self.folder)
-        for row in self.known:
-            point = row.merge_point
-            place = point.place if point else None
-            found.setdefault(
-                row.number, RowState(row.number, row.overrides, row.plain, merge_place=place)
-            )
+        found = {row.number: new_state(row) for row in self.known} | read_states(self.folder)
         return [found[number] for number in sorted(found)]
 
     def run(self, scheduler: TrialScheduler | None) -> None:
-        """Bring every row to its end, or to the scheduler's decision."""
-        states = {state.number: state for state in self.states()}
-        for state in states.values():
-            # A failure is tried again; what was left when the time was over or by a kill too.
-            if state.status not in ("done", "shared", "stopped"):
-                states[state.number] = replace(state, status="unfinished", error=None)
-        suggestions, rows = self._suggestions(states), list(self.known)
-        first = len(self.known)
-        rows += [again(self.space, s) for s in states.values() if s.number >= first]
-        waiting = [row for row in rows if states[row.number].status == "unfinished"]
+        """Bring every row to its end, or to the scheduler's decision; failures are tried again."""
+        first, states = len(self.known), self.states()
+        suggested = [state for state in states if state.number >= first]
+        suggestions = None
+        if isinstance(self.space.options.search, OptunaSearch):
+            suggestions = Suggestions(self.space, first, suggested, self._value)
+        rows = [*self.known, *(again(self.space, state) for state in suggested)]
+        ended = {state.number for state in states if state.is_done or state.status == "stopped"}
+        waiting = [row for row in rows if row.number not in ended]
         is_left = waiting or (suggestions is not None and suggestions.are_left)
         if is_left and not self.job.cache.is_over():
-            search = RowSearch(_interleaved(waiting, self.job), suggestions)
-            self._fit(search, scheduler)
+            self._fit(RowSearch(_interleaved(waiting, self.job), suggestions), scheduler)
         self._show(0)
-
-    def _suggestions(self, states: Mapping[int, RowState]) -> Suggestions | None:
-        if not isinstance(self.space.options.search, OptunaSearch):
-            return None
-        first = len(self.known)
-        before = [state for state in states.values() if state.number >= first]
-        return Suggestions(self.space, first, before, self._value)
 
     def _value(self, state: RowState) -> float | None:
         """The metric of a row that is done."""
-        if state.run is None or state.status not in ("done", "shared"):
+        if not state.is_done:
             return None
-        summary = RunDirectory(self.folder / run_path(state.run)).summary() or {}
+        summary = RunDirectory(self.folder / run_path(state.number)).summary() or {}
         value = summary.get(self.space.options.metric)
         return None if value is None else float(value)
 
@@ -222,8 +205,8 @@ class _Sweep:
                 self._record_end(row.number, result)
 
     def _record_end(self, number: int, result: tune.Result) -> None:
-        """Write down what the trial itself could not."""
-        state = read_states(self.folder).get(number)
+        """Record what the trial itself could not: a dead process, a scheduler's decision."""
+        state = read_states(self.folder, number).get(number)
         if state is None or state.status != "unfinished":
             return
         if result.error is not None:
@@ -235,7 +218,8 @@ class _Sweep:
     def _show(self, running: int) -> None:
         states = self.states()
         found = Counter(state.status for state in states)
-        values = self._means(states)
+        values = [[self._value(state) for state in each] for each in configurations(states)]
+        means = [float(np.mean(each)) for each in values if None not in each]  # type: ignore[arg-type]
         best = max if self.space.options.mode == "max" else min
         self.watch.show(
             Progress(
@@ -244,32 +228,22 @@ class _Sweep:
                 failed=found["failed"],
                 running=running,
                 shared=found["shared"],
-                best=best(values) if values else None,
+                best=best(means) if means else None,
             )
         )
 
-    def _means(self, states: Sequence[RowState]) -> list[float]:
-        """The metric of each configuration whose seeds are all done, as `best_of` compares them."""
-        alike: dict[str, list[float | None]] = {}
-        for state in states:
-            key = canonical(state.but_for_the_seed())
-            alike.setdefault(key, []).append(self._value(state))
-        whole = ([v for v in each if v is not None] for each in alike.values() if None not in each)
-        return [float(np.mean(values)) for values in whole]
-
     def report(self, known: dict[str, Any]) -> SweepResult:
-        """Write table and report, and mirror what W&B has not got."""
+        """Write table and report, and mirror what W&B does not have yet."""
         states = self.states()
         self._mirror(states)
         frame = table_of(self.folder, states)
         write_table(self.folder, frame)
         counts = Counter(state.status for state in states)
-        names = ("done", "shared", "failed", "stopped", "unfinished")
         counts["unfinished"] += max(self.num_rows - len(states), 0)  # not suggested yet
         report = {
             **read_report(self.folder),
             "rows": max(self.num_rows, len(states)),
-            **{name: counts[name] for name in names},
+            **{name: counts[name] for name in STATUSES},
             **self._counts(states),
             **self._costs(states, frame),
             "metric": self.space.options.metric,
@@ -279,39 +253,37 @@ class _Sweep:
             "commit": environment()["commit"],
         }
         write_report(self.folder, report)
-        if counts["failed"] + counts["unfinished"] == 0:
-            self._shrink()
+        if counts["failed"] + counts["unfinished"] == 0 and self.space.options.cache is None:
+            for entry in self.job.cache.root.glob("*/*/"):  # files keep what they cost
+                shutil.rmtree(entry)
         tracking = parse_experiment(possible(self.space)[0].plain).settings.tracking
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
-    def _shrink(self) -> None:
-        """A sweep whose rows are done needs a cache of its own no more, but for what it cost."""
-        if self.space.options.cache is None:
-            for path in self.job.cache.root.glob("*/*"):
-                if path.is_dir():
-                    shutil.rmtree(path)
-
     def _mirror(self, states: Sequence[RowState]) -> None:
-        """Tell W&B of runs that were put together, if the experiment says so.
+        """Send runs that were put together to W&B, if the experiment asks for it.
 
         Only when all is trained: an upload takes seconds, for which a trial would have to wait.
         """
         for state in states:
-            if state.components and state.status == "done" and state.run is not None:
+            if state.components and state.status == "done":
                 experiment = parse_experiment(dict(state.plain))
-                path, group = self.folder / run_path(state.run), self.folder.name
+                path, group = self.folder / run_path(state.number), self.folder.name
                 with tracked(experiment, path, draw=self.watch.draw, group=group):
                     pass
 
     def _counts(self, states: Sequence[RowState]) -> dict[str, int]:
-        """How much there was of everything that rows share, as far as this sweep computed it."""
-        cache = self.job.cache
+        """How many of everything that rows share there were, as far as this sweep computed it."""
+        kinds = ("prefix", "observation", "distance", "tree", COMPONENT)
+        keys = {kind: list(self.job.cache.costs(kind)) for kind in kinds}
         return {
-            **{name: len(cache.costs(kind)) for name, kind in KINDS.items()},
+            "prefixes": len({key.partition("-")[0] for key in keys["prefix"]}),
+            "observations": len(keys["observation"]),
+            "distances": len(keys["distance"]),
+            "trees": len(keys["tree"]),
             "runs": len({state.run for state in states if state.run is not None}),
             "components": sum(len(state.components) for state in states),
-            "components_trained": len(cache.costs(COMPONENT)),
+            "components_trained": len(keys[COMPONENT]),
         }
 
     def _costs(self, states: Sequence[RowState], frame: pd.DataFrame) -> dict[str, Any]:
@@ -324,19 +296,17 @@ class _Sweep:
         return {"client_steps_trained": trained, "client_steps_naive": naive, "ratio": ratio}
 
     def _steps_of(self, state: RowState) -> int:
-        """What the row's own run trained, without what is in the cache."""
-        if state.run is None or state.begin is None or not state.is_own:
-            return state.steps_added
-        rounds = RunDirectory(self.folder / run_path(state.run)).rounds()
-        if "client_steps" not in rounds:
-            return 0
-        later = rounds.loc[rounds["round"] > state.begin, "client_steps"]
-        return int(later.fillna(0).sum()) + state.steps_added
+        """What the row's own run trained, finished or not, without what is in the cache."""
+        if state.begin is None or state.status == "shared":
+            return state.steps_placed
+        rows = RunDirectory(self.folder / run_path(state.number)).rows()
+        later: int = sum(row.get("client_steps", 0) for row in rows if row["round"] > state.begin)
+        return state.steps_placed + max(later - state.steps_found, 0)
 
 
-def _interleaved(rows: Sequence[Row], job: Job) -> list[Row]:
+def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
     """The rows in turns of their prefixes, so that trials at a time do not wait for one prefix."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SweepRow]] = {}
     for row in rows:
         experiment = parse_experiment(row.plain)
         device = device_of(experiment, job.has_gpu)
@@ -357,40 +327,3 @@ def _client_actors(space: Space, experiments: Sequence[Experiment]) -> Iterator[
         yield pool
     finally:
         ray.kill(pool)  # and with it the actors it owns
-
-
-def describe_space(space: Space) -> str:
-    """What a sweep would be, in a sentence; deals the data, but trains nothing."""
-    rows = possible(space)
-    experiments = [parse_experiment(row.plain) for row in rows]
-    check_metric(space, experiments)
-    per_round: dict[str, float] = {}
-    steps = []
-    for experiment in experiments:
-        decides = ("dataset", "split", "train", "participation", "seed")
-        key = digest([experiment.plain[name] for name in decides])
-        if key not in per_round:
-            per_round[key] = _steps_a_round(experiment)
-        steps.append(per_round[key] * experiment.settings.rounds)
-    branching = [e for e in experiments if branches(e)]
-    prefixes = {prefix_key(e.plain, code_version(), device_of(e, False)) for e in branching}
-    search = space.options.search
-    if isinstance(search, OptunaSearch):
-        num_known = len(expand(space))
-        return (
-            f"{search.samples} suggestions of Optuna and {num_known} baselines; one by one they "
-            f"would take about {np.mean(steps) * (search.samples + num_known):,.0f} client steps"
-        )
-    return (
-        f"{len(rows)} rows: {len(branching)} branch from {len(prefixes)} prefixes, "
-        f"{len(rows) - len(branching)} are runs of their own; one by one they would take "
-        f"about {sum(steps):,.0f} client steps"
-    )
-
-
-def _steps_a_round(experiment: Experiment) -> float:
-    """Expected client steps of a cohort drawn from all clients."""
-    split = deal(experiment, experiment.dataset.build().load())
-    sizes = split.num_train_examples[split.clients]
-    num_heard = cohort_size(len(sizes), experiment.settings.participation)
-    return num_heard * float(np.mean(num_local_steps(sizes, experiment.settings.train)))

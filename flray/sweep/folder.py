@@ -1,10 +1,8 @@
 """A sweep's folder: its space, its rows as a table, and what it cost."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,25 +17,17 @@ from flray.records.atomic import replace_file, replace_text
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.server.summary import of_one_round, used_ground_truth
-from flray.sweep.rows import canonical
+from flray.sweep.keys import canonical
+from flray.sweep.rows import SweepRow
 from flray.sweep.space import THRESHOLD, Options, Space
 
 SPACE, REPORT, TABLE, STATES = "space.yaml", "sweep.json", "rows.parquet", "trials"
-FREE = (
-    "concurrency",
-    "client_actors",
-    "cache",
-)  # keys of a space that a sweep may go on with otherwise
+FREE = ("concurrency", "client_actors", "cache")  # keys of a space that may change on --resume
 
 
-def run_path(key: str) -> str:
-    """Where a run lies, relative to the sweep's folder."""
-    return f"runs/{key}"
-
-
-def row_path(number: int) -> str:
-    """Where a row lies that shares the run of another, relative to the sweep's folder."""
-    return f"rows/{number:04d}"
+def run_path(number: int) -> str:
+    """Where the run of a row lies, relative to the sweep's folder."""
+    return f"runs/{number:04d}"
 
 
 @dataclass(frozen=True)
@@ -47,23 +37,19 @@ class RowState:
     number: int
     overrides: Mapping[str, Any]  # Any: YAML
     plain: Mapping[str, Any]
-    run: str | None = None  # the key of its run, where it has got one
-    is_own: bool = True  # or it shares the run of another row
-    status: str = "unfinished"
+    run: str | None = None  # the key of its run, which rows may share
+    status: str = "unfinished"  # then done, shared (with the run of another row), failed or stopped
     error: str | None = None
     merge_place: int | None = None  # of its threshold between the merges, where it has one
+    is_whole: bool = False  # its algorithm has metrics that prefix and components lack
     components: list[str] = field(default_factory=list)  # keys of those its clients are in
-    begin: int | None = None  # its run trained the rounds after this one; None: all is in the cache
-    steps_added: int = (
-        0  # client steps of the row that are in no such round, less those not its own
-    )
+    begin: int | None = None  # its run trained the rounds after this one; None: components did
+    steps_placed: int = 0  # client steps that placed clients after the clustering
+    steps_found: int = 0  # client steps of those rounds that were not trained for them
 
     @property
-    def folder(self) -> str | None:
-        """Its run directory, or the folder that stands for one; relative to the sweep's."""
-        if self.run is None:
-            return None
-        return run_path(self.run) if self.is_own else row_path(self.number)
+    def is_done(self) -> bool:
+        return self.status in ("done", "shared")
 
     def but_for_the_seed(self) -> dict[str, Any]:
         """What rows that differ in their seed alone have in common.
@@ -74,6 +60,11 @@ class RowState:
         if self.merge_place is None:
             return sets
         return {k: v for k, v in sets.items() if k != THRESHOLD} | {"merge_place": self.merge_place}
+
+
+def new_state(row: SweepRow) -> RowState:
+    place = row.merge_point.place if row.merge_point else None
+    return RowState(row.number, row.overrides, row.plain, merge_place=place)
 
 
 def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
@@ -99,7 +90,7 @@ def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
     """Make the folder of a sweep where there is none."""
     if (path / SPACE).is_file():
         return
-    for name in ("runs", "rows", STATES):
+    for name in ("runs", STATES):
         (path / name).mkdir(exist_ok=True)
     write_report(path, {"id": uuid4().hex, "code": dict(code), "seconds": 0.0})
     text = yaml.safe_dump(space.plain, sort_keys=False, allow_unicode=True)
@@ -141,10 +132,10 @@ def alive_file(folder: Path, number: int) -> Path:
     return folder / STATES / f"{number:04d}.alive"
 
 
-def read_states(folder: Path) -> dict[int, RowState]:
-    """What has become of rows, by number; those that have no trial yet are missing."""
-    files = sorted((folder / STATES).glob("*.json"))
-    states = map(_read_state, files)
+def read_states(folder: Path, number: int | None = None) -> dict[int, RowState]:
+    """What has become of all rows, or of one, by number; a row without a trial is missing."""
+    name = "*.json" if number is None else f"{number:04d}.json"
+    states = map(_read_state, sorted((folder / STATES).glob(name)))
     return {state.number: state for state in states}
 
 
@@ -153,26 +144,13 @@ def _read_state(file: Path) -> RowState:
         return RowState(**read_json(file))
 
 
-def fill_shared_row(folder: Path, state: RowState) -> None:
-    """Give a row that shares a run its numbers; its configuration and clustering are its own."""
-    assert state.run is not None
-    source, target = RunDirectory(folder / run_path(state.run)), folder / row_path(state.number)
-    summary = source.summary()
-    assert summary is not None, state.run
-    for name in ("rounds.parquet", "clients.parquet"):
-        replace_file(target / name, partial(shutil.copyfile, source.path / name))
-    shared = {**summary, "shared_with": run_path(state.run)}
-    replace_text(target / "summary.json", json.dumps(shared, indent=2, ensure_ascii=False) + "\n")
-
-
 def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
     """One row for each configuration: what it sets, what became of it, every number of its run."""
     records = []
     for state in states:
-        own = {"row": state.number, "status": state.status, "run": None, "folder": None}
-        if state.run is not None:
-            own |= {"run": run_path(state.run), "folder": state.folder}
-        numbers = {} if state.run is None else _numbers(RunDirectory(folder / run_path(state.run)))
+        path = None if state.run is None else run_path(state.number)
+        own = {"row": state.number, "status": state.status, "run": state.run, "folder": path}
+        numbers = {} if path is None else _numbers(RunDirectory(folder / path))
         # Whether ground truth was used is a result, even where rows differ in being allowed to.
         settings = (each for each in state.overrides.items() if each[0] != "uses_ground_truth")
         chosen = {key: _cell(value) for key, value in settings}
@@ -205,6 +183,14 @@ def write_table(folder: Path, frame: pd.DataFrame) -> None:
     replace_file(folder / TABLE, lambda path: frame.to_parquet(path))
 
 
+def configurations(states: Sequence[RowState]) -> list[list[RowState]]:
+    """The rows that differ in their seed alone, together."""
+    alike: dict[str, list[RowState]] = {}
+    for state in states:
+        alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
+    return list(alike.values())
+
+
 def best_of(
     states: Sequence[RowState], frame: pd.DataFrame, options: Options
 ) -> dict[str, Any] | None:
@@ -212,35 +198,28 @@ def best_of(
 
     One with rows that failed or did not finish is a candidate only where no other is complete.
     """
-    values = dict(zip(frame["row"], frame.get(options.metric, []), strict=False))
-    alike: dict[str, list[RowState]] = {}
-    for state in states:
-        alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
-    ended = {key: [s for s in group if _has_number(s, values)] for key, group in alike.items()}
-    measured = [key for key in alike if ended[key]]
+    ended = [state.number for state in states if state.is_done]
+    known = frame[frame["row"].isin(ended)].reindex(columns=["row", options.metric]).dropna()
+    values = dict(zip(known["row"], known[options.metric], strict=True))
+    measured = [each for each in configurations(states) if any(s.number in values for s in each)]
     if not measured:
         return None
-    complete = [key for key in measured if len(ended[key]) == len(alike[key])]
-    means = {
-        key: float(np.mean([values[state.number] for state in ended[key]]))
-        for key in complete or measured
+    complete = [each for each in measured if all(state.number in values for state in each)]
+    candidates = complete or measured
+    rows = [[state.number for state in each if state.number in values] for each in candidates]
+    means = [float(np.mean([values[number] for number in numbers])) for numbers in rows]
+    place = means.index((max if options.mode == "max" else min)(means))
+    own = frame[frame["row"].isin(rows[place])]
+    everybody = [state.number for state in candidates[place]]
+    return {
+        "rows": rows[place],
+        "missing_rows": [number for number in everybody if number not in rows[place]],
+        "left_out": len(measured) - len(candidates),  # configurations
+        "sets": candidates[place][0].but_for_the_seed(),
+        options.metric: means[place],
+        "accuracy_mean": float(own["accuracy_mean"].mean()),
+        "uses_ground_truth": bool(own["uses_ground_truth"].isin([True]).any()),
     }
-    best = (max if options.mode == "max" else min)(means, key=lambda key: means[key])
-    rows = [state.number for state in ended[best]]
-    found = {
-        "rows": rows,
-        "missing_rows": [state.number for state in alike[best] if state.number not in rows],
-        "left_out": len(measured) - len(means),  # configurations
-        "sets": alike[best][0].but_for_the_seed(),
-        options.metric: means[best],
-    }
-    own = frame[frame["row"].isin(rows)]
-    used = bool(own["uses_ground_truth"].isin([True]).any())
-    return {**found, "accuracy_mean": float(own["accuracy_mean"].mean()), "uses_ground_truth": used}
-
-
-def _has_number(state: RowState, values: Mapping[int, Any]) -> bool:  # Any: numbers, or missing
-    return state.status in ("done", "shared") and bool(pd.notna(values.get(state.number)))
 
 
 def _cell(value: Any) -> Any:

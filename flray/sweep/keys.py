@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,13 +15,18 @@ from flray.algorithms.algorithm import Branching
 from flray.config.binding import Plain
 from flray.config.experiment import Experiment
 from flray.records.encoding import encode
-from flray.sweep.rows import canonical
+from flray.records.run_directory import deciding
 
 SHORT = 12  # characters of a name: 2^48 of them
 LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
-SHOWING = ("cli", "published", "report")  # rooms that change no number
+SHOWING = ("cli", "published", "report", "tracking")  # rooms that change no number
 
 _PACKAGE = Path(__file__).parents[1]
+
+
+def canonical(value: object) -> str:
+    """The same text for equal configurations."""
+    return json.dumps(value, sort_keys=True)
 
 
 def digest(value: object) -> str:
@@ -41,14 +47,6 @@ def code_version() -> Mapping[str, str]:
     return versions | {"torch": str(torch.__version__)} | libraries
 
 
-def deciding(plain: Plain) -> Plain:
-    """The keys of a resolved experiment that decide its numbers."""
-    free = ("executor", "actors")  # bits do not depend on them
-    execution = {key: value for key, value in plain["execution"].items() if key not in free}
-    rest = {key: value for key, value in plain.items() if key not in ("execution", "tracking")}
-    return rest | {"execution": execution}
-
-
 def device_of(experiment: Experiment, has_gpu: bool) -> str:
     """The kind of device the clients of a trial train on."""
     execution = experiment.settings.execution
@@ -65,13 +63,8 @@ def state_digest(state: object) -> str:
     sha = hashlib.sha256(canonical(tree).encode())
     for path, array in arrays.items():
         sha.update(f"{path} {array.dtype} {array.shape}".encode())
-        sha.update(_bytes(array))
+        sha.update(array.tobytes())
     return sha.hexdigest()
-
-
-def _bytes(array: Any) -> bytes:  # Any: an array of any type
-    contents: bytes = array.tobytes()
-    return contents
 
 
 def prefix_key(plain: Plain, code: Mapping[str, str], device: str) -> str:

@@ -1,24 +1,18 @@
-"""The prefix of branching runs: FedAvg up to their clusterings, trained once.
+"""The prefix of branching runs: FedAvg up to their clusterings, trained once."""
 
-`prefix/<key>/run` in the cache is a run directory of FedAvg that goes on as far as anybody needs;
-`states/round_000010` beside it is the model after round 10, kept for the rounds that branch.
-"""
-
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flray.algorithms.fedavg import FedAvgState
 from flray.config.build import Prepared, assemble, open_directory
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import parse_experiment
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank
-from flray.records.checkpoint import CheckpointStore, Snapshot
+from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 from flray.sweep.cache import Cache, OutOfTime
 
 KIND = "prefix"
@@ -27,99 +21,64 @@ NEVER_ENDS = 1_000_000_000  # rounds: a prefix is no finished run, wherever it i
 
 @dataclass(frozen=True)
 class Prefix:
+    """The entries `prefix/<key>-<n>`: run directories of FedAvg after the n rounds that are wanted.
+
+    Each goes on from the one before. It holds the checkpoints of its last two rounds: a branch
+    starts after round n - 1, so that the server's own loop records round n.
+    """
+
     key: str
     cache: Cache
     parts: Prepared
     fed: Federation
-    plain: dict[str, Any]  # of an experiment that has it; Any: YAML
-    wanted: Collection[int]  # rounds that others are likely to ask for
+    plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
+    wanted: Collection[int]  # rounds after which rows may cluster
 
-    @property
-    def directory(self) -> RunDirectory:
-        return RunDirectory(self.cache.path(KIND, self.key) / "run")
+    def after(self, n: int) -> RunDirectory:
+        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
+        key = f"{self.key}-{n}"
+        others = (self.cache.root / KIND).glob(f"{self.key}-*/")
+        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
+        before = max((t for t in known if t < n), default=0)
+        if before and not self.cache.path(KIND, key).exists():
+            self.after(before)  # now: whoever holds a claim must not wait
+        return RunDirectory(
+            self.cache.obtain(KIND, key, lambda folder: self._train(folder, before, n))
+        )
 
-    @property
-    def device(self) -> str:
-        return self.parts.device
-
-    def reach(self, n: int) -> None:
-        """Have the states after rounds n - 1 and n: found, trained here, or awaited."""
-        while not self._has(n):
-            with self.cache.claim(KIND, self.key) as is_mine:
-                if is_mine and not self._has(n):
-                    with self.cache.failing_once(KIND, f"{self.key}-{n}"):
-                        self._train(n)
-            if not self._has(n):
-                self.cache.wait()
-
-    def bank(self, t: int) -> ModelBank:
+    def bank(self, n: int, t: int) -> ModelBank:
+        """The model after round t of the prefix of n rounds; t is n - 1 or n."""
         if t == 0:
             return self.fed.initial_bank()
-        kept = CheckpointStore(self._place(t)).load_latest(self.device)
-        assert kept is not None, t
-        bank: ModelBank = kept.state.bank
+        store = CheckpointStore(self.after(n).checkpoints)
+        found = store.load_latest(self.parts.device, up_to=t)
+        assert found is not None, (n, t)
+        assert found.round == t, (n, t)
+        bank: ModelBank = found.state.bank
         return bank
 
-    def row(self, t: int) -> Row:
-        """What was recorded of round t."""
-        return next(row for row in self.directory.rows() if row["round"] == t)
+    def row(self, n: int) -> RoundRow:
+        """What was recorded of round n."""
+        return self.after(n).rows()[-1]
 
-    def begin(self, directory: RunDirectory, t: int) -> None:
-        """Let a new run directory stand after round t."""
+    def begin(self, directory: RunDirectory, n: int, t: int) -> None:
+        """Let a new run directory stand after round t of the prefix of n rounds."""
         if t > 0:
-            directory.adopt(self.directory, t)
-        CheckpointStore(directory.checkpoints).save(t, FedAvgState(self.bank(t)))
+            directory.adopt(self.after(n), t)
+        CheckpointStore(directory.checkpoints).save(t, FedAvgState(self.bank(n, t)))
 
-    def _has(self, n: int) -> bool:
-        return self._is_kept(n - 1) and self._is_kept(n)
-
-    def _is_kept(self, t: int) -> bool:
-        return t < 1 or any(self._place(t).glob("*.json"))
-
-    def _place(self, t: int) -> Path:
-        return self.cache.path(KIND, self.key) / "states" / f"round_{t:06d}"
-
-    def _train(self, n: int) -> None:
-        store = CheckpointStore(self.directory.checkpoints)
-        newest = store.load_latest()
-        if newest is not None and newest.round > 0:
-            self._keep(n, store.snapshot(newest.round, newest.state))  # killed before it was
-        if newest is None or newest.round < n:
-            self._train_in(self.directory, n)
-            self._count(self.key, sum(row.get("client_steps", 0) for row in self.directory.rows()))
-            return
-        # The run has gone past round n without keeping it: go there again from an earlier state.
-        first = max(t for t in range(n) if self._is_kept(t))
-        with tempfile.TemporaryDirectory() as place:
-            again = RunDirectory(Path(place) / "run")
-            open_directory(self._experiment, self.parts, again)
-            self.begin(again, first)
-            self._train_in(again, n)
-            steps = (row.get("client_steps", 0) for row in again.rows(first))
-            self._count(f"{self.key}-{n}", sum(steps))
-
-    @property
-    def _experiment(self) -> Experiment:
-        fedavg = {"algorithm": "fedavg", "rounds": NEVER_ENDS}
-        return parse_experiment(self.plain | fedavg)
-
-    def _train_in(self, directory: RunDirectory, n: int) -> None:
-        open_directory(self._experiment, self.parts, directory)
-        server = assemble(self._experiment, self.parts, self.fed, directory)
+    def _train(self, folder: Path, before: int, n: int) -> int:
+        experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
+        directory = RunDirectory(folder)
+        is_new = not directory.holds_run()
+        open_directory(experiment, self.parts, directory)
+        if is_new and before:
+            self.begin(directory, before, before)
         self.fed.meter.read_and_reset()
-        keep = partial(self._keep, n)
-        replace(server, on_commit=keep, should_stop=self.cache.is_over, stop_after=n).run()
+        server = assemble(experiment, self.parts, self.fed, directory)
+        replace(server, should_stop=self.cache.is_over, stop_after=n).run()
         self.fed.meter.read_and_reset()
-        if not self._is_kept(n):
+        rows = directory.rows()
+        if len(rows) < n:
             raise OutOfTime
-
-    def _keep(self, n: int, snapshot: Snapshot) -> None:
-        """Keep the state of a round that this or another row branches from: a run keeps two."""
-        needed = {n - 1, n, *self.wanted, *(each - 1 for each in self.wanted)}
-        if snapshot.round in needed and not self._is_kept(snapshot.round):
-            CheckpointStore(self._place(snapshot.round)).write(snapshot)
-
-    def _count(self, key: str, total: int) -> None:
-        """Record what this sweep has trained of a prefix of so many steps in all."""
-        of_others = self.cache.costs_of_others(KIND, key)
-        self.cache.count(KIND, key, total - of_others)
+        return sum(row.get("client_steps", 0) for row in rows[before:])

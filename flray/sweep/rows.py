@@ -1,17 +1,15 @@
 """The rows of a sweep: one for each configuration that its space describes."""
 
 import itertools
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.points import Matrix
+from flray.clustering.merges import MergePoint
 from flray.config.binding import Plain
 from flray.config.experiment import (
     Experiment,
@@ -21,6 +19,7 @@ from flray.config.experiment import (
 )
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.sweep.keys import canonical
 from flray.sweep.space import (
     THRESHOLD,
     BetweenMerges,
@@ -31,69 +30,24 @@ from flray.sweep.space import (
     Values,
 )
 
-SAME_HEIGHT = 1e-6  # relative difference below which a threshold counts as on a merge
-SINGLE_MERGE_SPACING = 2.0  # of thresholds where all merges have one height
 ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 
 @dataclass(frozen=True)
-class MergePoint:
-    """The place-th of so many thresholds between the merges of the row's own tree."""
-
-    place: int
-    number: int
-
-    def threshold(self, tree: Matrix) -> float:
-        return float(between_merges(tree, self.number)[self.place])
-
-
-@dataclass(frozen=True)
-class Row:
+class SweepRow:
     number: int
     overrides: dict[str, Any]  # Any: YAML; without a threshold that is still to be found
     plain: Plain  # resolved; with a stand-in for such a threshold
     merge_point: MergePoint | None = None
 
-    def at(self, threshold: float) -> "Row":
+    def at(self, threshold: float) -> "SweepRow":
         """The row once its threshold is known."""
         plain = parse_experiment(with_value(self.plain, THRESHOLD, threshold)).plain
         return replace(self, overrides={**self.overrides, THRESHOLD: threshold}, plain=plain)
 
 
-def between_merges(tree: Matrix, number: int) -> Matrix:
-    """(number,) thresholds in equal ratios from the lowest to the highest merge, never on a merge.
-
-    Whether a merge at exactly the threshold happens differs between libraries (scipy: yes,
-    scikit-learn: no), so a threshold that meets a merge is raised to lie between it and the next:
-    the merge happens under both rules. Merges of equal clients, at height 0, happen at any
-    threshold and are left out.
-
-    >>> tree = np.array([[0, 1, 0.0, 2], [2, 4, 1.0, 3], [3, 5, 4.0, 4]])
-    >>> between_merges(tree, 3).round(3).tolist()  # 1, 2 and 4 before they are raised
-    [1.414, 2.0, 5.657]
-    """
-    height = tree[:, 2]
-    merges = np.unique(height[height > 0])
-    if not len(merges):
-        return np.zeros(number)
-    thresholds = np.geomspace(merges[0], merges[-1], number)
-    spacing = thresholds[1] / thresholds[0] if len(merges) > 1 else SINGLE_MERGE_SPACING
-    return np.array([_off_merges(each, merges, spacing) for each in thresholds])
-
-
-def _off_merges(threshold: float, merges: Matrix, spacing: float) -> float:
-    """The threshold, raised by less than the spacing where it meets one of the merges."""
-    met = np.isclose(merges, threshold, rtol=SAME_HEIGHT, atol=0)
-    if not met.any():
-        return threshold
-    merge = float(merges[met].max())
-    higher = merges[merges > merge * (1 + 2 * SAME_HEIGHT)]
-    room = min(spacing, float(higher[0]) / merge) if len(higher) else spacing
-    return merge * math.sqrt(room)
-
-
-def expand(space: Space) -> tuple[Row, ...]:
+def expand(space: Space) -> tuple[SweepRow, ...]:
     """The rows that are known before anything runs; a configuration that repeats is one row.
 
     Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
@@ -109,7 +63,7 @@ def expand(space: Space) -> tuple[Row, ...]:
     return tuple(replace(row, plain=each.plain) for row, each in zip(rows, together, strict=True))
 
 
-def possible(space: Space) -> tuple[Row, ...]:
+def possible(space: Space) -> tuple[SweepRow, ...]:
     """The rows that are known before and, with Optuna, some of those that may be suggested.
 
     These have each value of each list and the ends of each range, one at a time.
@@ -117,17 +71,17 @@ def possible(space: Space) -> tuple[Row, ...]:
     rows = expand(space)
     if not isinstance(space.options.search, OptunaSearch):
         return rows
-    ends = {key: _ends(values) for key, values in space.varied.items()}
+    ends = {key: ends_of(values) for key, values in space.varied.items()}
     first = {key: values[0] for key, values in ends.items()}
     some = [first, *({**first, key: v} for key, values in ends.items() for v in values[1:])]
     allowed = [chosen for chosen in some if not is_excluded(space, chosen)]
     return (*rows, *(suggested_row(space, len(rows), chosen) for chosen in allowed))
 
 
-def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> Row:
+def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> SweepRow:
     """The row of values that were suggested for the keys of the space."""
     (experiment,) = space.experiments.values()
-    return Row(number, *_expanded(experiment, {}, chosen))
+    return replace(_row(experiment, {}, chosen), number=number)
 
 
 def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
@@ -145,30 +99,22 @@ def rounds_to_cluster_after(space: Space) -> frozenset[int]:
     return frozenset(rounds)
 
 
-def canonical(value: object) -> str:
-    """The same text for equal configurations."""
-    return json.dumps(value, sort_keys=True)
-
-
-Expanded = tuple[dict[str, Any], Plain, MergePoint | None]  # Any: YAML
-
-
-def _distinct(expanded: Iterable[Expanded]) -> list[Row]:
-    found: dict[str, Row] = {}
-    for overrides, plain, point in expanded:
-        key = canonical([plain, None if point is None else [point.place, point.number]])
-        found.setdefault(key, Row(len(found), overrides, plain, point))
+def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    found: dict[str, SweepRow] = {}
+    for row in rows:
+        key = canonical([row.plain, row.merge_point and astuple(row.merge_point)])
+        found.setdefault(key, replace(row, number=len(found)))
     return list(found.values())
 
 
-def _varied(space: Space) -> Iterator[Expanded]:
+def _varied(space: Space) -> Iterator[SweepRow]:
     for name, experiment in space.experiments.items():
         for chosen in _combinations(space, space.varied):
             if not is_excluded(space, chosen):
-                yield _expanded(experiment, _named(space, name), chosen)
+                yield _row(experiment, _named(space, name), chosen)
 
 
-def _baselines(space: Space) -> Iterator[Expanded]:
+def _baselines(space: Space) -> Iterator[SweepRow]:
     is_adaptive = isinstance(space.options.search, OptunaSearch)
     for (name, experiment), changes in itertools.product(
         space.experiments.items(), space.baselines
@@ -177,7 +123,7 @@ def _baselines(space: Space) -> Iterator[Expanded]:
         if is_adaptive:  # nothing is suggested for a baseline: it has the experiment's own values
             applying = {key: v for key, v in applying.items() if key == "seed"}
         for chosen in _combinations(space, applying):
-            yield _expanded(experiment, _named(space, name), {**changes, **chosen})
+            yield _row(experiment, _named(space, name), {**changes, **chosen})
 
 
 def _named(space: Space, name: str) -> dict[str, Any]:
@@ -195,14 +141,14 @@ def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
 
 def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
     """A value for each key; draws repeat with every combination of the lists."""
-    lists = {key: _ends(v) for key, v in varied.items() if not isinstance(v, Domain)}
+    lists = {key: ends_of(v) for key, v in varied.items() if not isinstance(v, Domain)}
     for values in itertools.product(*lists.values()):
         for drawn in _draws(space, varied):
             chosen = dict(zip(lists, values, strict=True)) | drawn
             yield {key: chosen[key] for key in varied}
 
 
-def _ends(values: Values) -> Sequence[Any]:
+def ends_of(values: Values) -> Sequence[Any]:
     """All values of a list, the ends of a range."""
     match values:
         case Grid():
@@ -220,12 +166,10 @@ def _ends(values: Values) -> Sequence[Any]:
 
 def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
     search = space.options.search
-    if not isinstance(search, RandomSearch):
-        yield {}
-        return
-    for sample in range(1 if isinstance(search, OptunaSearch) else search.samples):
+    num_samples = search.samples if type(search) is RandomSearch else 1
+    for sample in range(num_samples):
         # All keys are drawn whether they apply or not: a baseline meets the same values.
-        rng = generator(search.seed, "search", sample)
+        rng = generator(getattr(search, "seed", 0), "search", sample)
         drawn = {k: _draw(v, rng) for k, v in space.varied.items() if isinstance(v, Domain)}
         yield {key: value for key, value in drawn.items() if key in varied}
 
@@ -237,7 +181,8 @@ def _draw(domain: Domain, rng: np.random.Generator) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _expanded(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> Expanded:
+def _row(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> SweepRow:
+    """The row of these values, which is not numbered yet."""
     point = chosen.get(THRESHOLD)
     waits = isinstance(point, MergePoint)
     plain = experiment
@@ -252,7 +197,7 @@ def _expanded(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any
         ) from error
     if waits:
         _require_tree(parsed)
-    return named | overrides, parsed.plain, point if waits else None
+    return SweepRow(-1, named | overrides, parsed.plain, point if waits else None)
 
 
 def _require_tree(experiment: Experiment) -> None:

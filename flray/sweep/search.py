@@ -1,6 +1,5 @@
 """What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,10 +8,12 @@ import optuna
 from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch as TuneOptuna
+from ray.tune.search.sample import Categorical
 
+from flray.clustering.merges import MergePoint
 from flray.errors import ExperimentError
 from flray.sweep.folder import RowState
-from flray.sweep.rows import MergePoint, Row, canonical, is_excluded, suggested_row
+from flray.sweep.rows import SweepRow, ends_of, is_excluded, suggested_row
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
@@ -23,7 +24,7 @@ Value = Callable[[RowState], float | None]  # the metric of a row
 class RowSearch(Searcher):
     """Hands out rows that are known, then asks for suggestions, if there are any."""
 
-    def __init__(self, known: Sequence[Row], suggestions: "Suggestions | None" = None) -> None:
+    def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
         super().__init__()
         self._known = deque(known)
         self._suggestions = suggestions
@@ -57,11 +58,11 @@ class Suggestions:
         search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
-        self._seeds = _seeds(space)
+        self._seeds = seeds_of(space)
         self._next = max([first_number, *(state.number + 1 for state in before)])
-        domains = {key: _domain(v) for key, v in space.varied.items() if _is_chosen(key, v)}
+        self._chosen = {key: v for key, v in space.varied.items() if _is_chosen(key, v)}
         self._optuna = TuneOptuna(
-            TuneOptuna.convert_search_space(domains),
+            TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._chosen.items()}),
             metric=options.metric,
             mode=options.mode,
             seed=search.seed + len(before),  # or a resumed sweep would begin with the same ones
@@ -83,13 +84,11 @@ class Suggestions:
         known = [value for value in values if value is not None]
         if len(known) < len(self._seeds):
             return
-        varied, sets = self._space.varied, dict(rows[0].overrides)
-        if rows[0].merge_place is not None:
-            sets[THRESHOLD] = rows[0].merge_place
-        chosen = {k: _encoded(v, sets[k]) for k, v in varied.items() if _is_chosen(k, v)}
+        sets = _sets(self._space, rows[0])
+        chosen = {key: _encoded(v, sets[key]) for key, v in self._chosen.items()}
         self._optuna.add_evaluated_point(chosen, sum(known) / len(known))
 
-    def ask(self, trial_id: str) -> list[Row]:
+    def ask(self, trial_id: str) -> list[SweepRow]:
         """The rows of the next suggestion; none once all samples were taken."""
         if not self.are_left:
             return []
@@ -106,7 +105,7 @@ class Suggestions:
         self._next += len(rows)
         return rows
 
-    def _rows(self, chosen: Mapping[str, Any]) -> list[Row]:
+    def _rows(self, chosen: Mapping[str, Any]) -> list[SweepRow]:
         """A row for each seed; none for a combination that is left out or cannot be."""
         each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
         if any(is_excluded(self._space, sets) for sets in each):
@@ -122,31 +121,30 @@ class Suggestions:
             self._optuna.on_trial_complete(name, dict(result), error)
 
     def _decoded(self, suggested: Mapping[str, Any]) -> dict[str, Any]:
-        varied = {key: v for key, v in self._space.varied.items() if key != "seed"}
-        chosen: dict[str, Any] = {}
-        for key, values in varied.items():
-            if isinstance(values, Grid) and len(values.values) == 1:
-                chosen[key] = values.values[0]
-            elif isinstance(values, BetweenMerges):
-                chosen[key] = MergePoint(suggested[key], values.number)
-            elif isinstance(suggested[key], str):
-                chosen[key] = json.loads(suggested[key])
-            else:
-                chosen[key] = suggested[key]
-        return chosen
+        fixed = {key: v for key, v in self._space.varied.items() if key != "seed"}
+        return {
+            key: _decoded(values, suggested[key]) if key in suggested else ends_of(values)[0]
+            for key, values in fixed.items()
+        }
 
 
-def again(space: Space, state: RowState) -> Row:
+def again(space: Space, state: RowState) -> SweepRow:
     """The row of an earlier suggestion."""
+    return suggested_row(space, state.number, _sets(space, state))
+
+
+def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
+    """The seeds that each sample has; None: the experiment's own."""
+    grid = space.varied.get("seed")
+    return grid.values if isinstance(grid, Grid) else [None]
+
+
+def _sets(space: Space, state: RowState) -> dict[str, Any]:
+    """What a row sets for the keys of the space, as it was suggested."""
     sets, values = dict(state.overrides), space.varied.get(THRESHOLD)
     if state.merge_place is not None and isinstance(values, BetweenMerges):
         sets[THRESHOLD] = MergePoint(state.merge_place, values.number)
-    return suggested_row(space, state.number, {key: sets[key] for key in space.varied})
-
-
-def _seeds(space: Space) -> Sequence[Any]:  # Any: YAML
-    grid = space.varied.get("seed")
-    return grid.values if isinstance(grid, Grid) else [None]
+    return {key: sets[key] for key in space.varied}
 
 
 def _is_chosen(key: str, values: Values) -> bool:
@@ -155,18 +153,19 @@ def _is_chosen(key: str, values: Values) -> bool:
 
 
 def _domain(values: Values) -> Any:  # Any: Tune leaves its domains untyped
-    """What Optuna draws from: values of lists as JSON, places between merges as whole numbers."""
+    """What Optuna draws from: a range, or places in a list; thresholds have an order."""
     if isinstance(values, BetweenMerges):
         return tune.randint(0, values.number)
-    listed = _listed(values)
-    return values if listed is None else tune.choice([canonical(each) for each in listed])
+    return tune.choice(list(range(len(ends_of(values))))) if _is_listed(values) else values
+
+
+def _is_listed(values: Values) -> bool:
+    return isinstance(values, Grid | BetweenMerges | Categorical)
+
+
+def _decoded(values: Values, suggested: Any) -> Any:
+    return ends_of(values)[suggested] if _is_listed(values) else suggested
 
 
 def _encoded(values: Values, value: Any) -> Any:
-    return value if _listed(values) is None else canonical(value)
-
-
-def _listed(values: Values) -> Sequence[Any] | None:
-    if isinstance(values, Grid):
-        return values.values
-    return getattr(values, "categories", None)
+    return list(ends_of(values)).index(value) if _is_listed(values) else value

@@ -1,8 +1,8 @@
 """A space: experiments, the keys that a sweep varies, and how it searches; read from YAML."""
 
-import difflib
 import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ import numpy as np
 from ray import tune
 from ray.tune.search.sample import Categorical, Domain
 
-from flray.config.binding import Plain, bind_dataclass, read_mapping
+from flray.config.binding import Plain, bind_dataclass, read_mapping, suggestion
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
@@ -142,7 +142,7 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
     """Check every key; experiment files are looked for from `folder`, overrides are theirs."""
     for key in plain:
         if key not in KNOWN:
-            raise ExperimentError(_unknown("key", key, KNOWN, "of a space"))
+            raise ExperimentError(_unknown_key(key, KNOWN, "of a space"))
     given = _require_mapping("space", plain.get("space", {}))
     experiments = _experiments(plain, folder, overrides)
     varied = {key: _values(key, value) for key, value in given.items() if key != "seeds"}
@@ -210,91 +210,79 @@ def _is_experiment(given: Mapping[str, Any]) -> bool:
 
 def _values(key: str, given: object) -> Values | Any:  # Any: Tune leaves its domains untyped
     if isinstance(given, list):
-        return _grid(key, given)
+        given = {"grid": given}
     if not isinstance(given, Mapping) or "name" in given:
         return Grid((given,))
-    form, argument = next(iter(given.items()), (None, None))
+    form, argument = next(iter(given.items()), ("", None))
     if len(given) != 1 or form not in FORMS:
-        known = ", ".join(FORMS)
-        hint = _suggestion(str(form), FORMS)
         raise ExperimentError(
-            f"space.{key}: a value, a list of values or one of the forms {known} was expected, "
-            f"got {dict(given)!r}{hint}"
+            f"space.{key}: a value, a list of values or one of the forms {', '.join(FORMS)} was "
+            f"expected, got {dict(given)!r}{suggestion(str(form), FORMS)}"
         )
-    if form == "between_merges":
-        return _between_merges(key, argument)
-    if form in ("grid", "choice"):
-        grid = _grid(key, argument)
-        return grid if form == "grid" else tune.choice(list(grid.values))
-    if form in ("linspace", "logspace"):
-        return _spaced(key, form, argument)
-    low, high = _numbers(key, form, argument, "[from, to]", 2)
-    if form == "uniform":
-        return tune.uniform(low, high)
-    if form == "loguniform":
-        _require_positive(key, form, low)
-        return tune.loguniform(low, high)
-    if int(low) != low or int(high) != high:
-        raise ExperimentError(f"space.{key}: randint takes whole numbers, got {argument!r}")
-    return tune.randint(int(low), int(high) + 1)
-
-
-FORMS = (
-    *("grid", "choice", "uniform", "loguniform", "randint"),
-    *("linspace", "logspace", "between_merges"),
-)
-
-
-def _grid(key: str, given: object) -> Grid:
-    if not isinstance(given, list) or not given:
-        raise ExperimentError(f"space.{key} must be a list of at least one value, got {given!r}")
-    texts = [json.dumps(value, sort_keys=True) for value in given]
-    twice = [text for text in texts if texts.count(text) > 1]
-    if twice:
-        raise ExperimentError(f"space.{key} names {twice[0]} twice; leave one out")
-    return Grid(tuple(given))
-
-
-def _between_merges(key: str, number: object) -> BetweenMerges:
-    if key != THRESHOLD:
+    if form == "between_merges" and key != THRESHOLD:
         raise ExperimentError(
             f"between_merges is for {THRESHOLD}, the height at which a tree is cut, got {key}"
         )
-    if not isinstance(number, int) or isinstance(number, bool) or number < 2:
-        raise ExperimentError(
-            f"space.{key}: between_merges must be a whole number >= 2, got {number!r}: "
-            "how many thresholds, the lowest and the highest merge included"
-        )
-    return BetweenMerges(number)
+    try:
+        return FORMS[form](argument)
+    except (OverflowError, ValueError) as error:
+        raise ExperimentError(f"space.{key}: {form} {error}, got {argument!r}") from error
 
 
-def _spaced(key: str, form: str, argument: object) -> Grid:
-    low, high, number = _numbers(key, form, argument, "[from, to, how many]", 3)
-    if int(number) != number or number < 2:
-        raise ExperimentError(f"space.{key}: {form} of at least 2 values, got {argument!r}")
-    if form == "logspace":
-        _require_positive(key, form, low)
-    spaced = (np.geomspace if form == "logspace" else np.linspace)(low, high, int(number))
-    return Grid(tuple(float(value) for value in spaced))
+def _listed(given: Any) -> list[Any]:  # Any: YAML
+    if not isinstance(given, list) or not given:
+        raise ValueError("must be a list of at least one value")
+    texts = [json.dumps(value, sort_keys=True) for value in given]
+    if twice := [text for text in texts if texts.count(text) > 1]:
+        raise ValueError(f"names {twice[0]} twice; leave one out")
+    return given
 
 
-def _numbers(key: str, form: str, argument: object, wanted: str, count: int) -> list[float]:
-    right = isinstance(argument, list) and len(argument) == count
-    if not right or not all(_is_number(value) for value in argument):  # type: ignore[attr-defined]
-        raise ExperimentError(f"space.{key}: {form} takes {wanted}, got {argument!r}")
-    numbers = [float(value) for value in argument]  # type: ignore[attr-defined]  # a list
-    if not numbers[0] < numbers[1]:
-        raise ExperimentError(f"space.{key}: {form} goes from low to high, got {argument!r}")
+def _bounds(given: Any, form: str = "[from, to]") -> list[float]:
+    """The numbers that the form names, the second above the first."""
+    is_list = isinstance(given, list) and len(given) == len(form.split(","))
+    if not is_list or not all(type(value) in (int, float) for value in given):
+        raise ValueError(f"takes {form}")
+    if not given[0] < given[1]:
+        raise ValueError("goes from low to high")
+    return [float(value) for value in given]
+
+
+def _positive(numbers: list[float]) -> list[float]:
+    if not numbers[0] > 0:
+        raise ValueError("must start above 0")
     return numbers
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _whole(value: Any, least: float = -math.inf) -> int:
+    if type(value) not in (int, float) or int(value) != value:
+        raise ValueError("takes whole numbers")
+    if value < least:
+        raise ValueError(f"takes a whole number >= {least}")
+    return int(value)
 
 
-def _require_positive(key: str, form: str, low: float) -> None:
-    if not low > 0:
-        raise ExperimentError(f"space.{key}: {form} must start above 0, got {low}")
+def _spaced(space: Callable[..., Any], bounds: list[float]) -> Grid:
+    low, high, number = bounds
+    return Grid(tuple(float(value) for value in space(low, high, _whole(number, 2))))
+
+
+SPACED = "[from, to, how many]"
+FORMS: dict[str, Callable[[Any], Any]] = {  # Any: YAML to a Grid, BetweenMerges or Tune's Domain
+    "grid": lambda given: Grid(tuple(_listed(given))),
+    "choice": lambda given: tune.choice(_listed(given)),
+    "uniform": lambda given: tune.uniform(*_bounds(given)),
+    "loguniform": lambda given: tune.loguniform(*_positive(_bounds(given))),
+    "randint": lambda given: _between(*map(_whole, _bounds(given))),
+    "linspace": lambda given: _spaced(np.linspace, _bounds(given, SPACED)),
+    "logspace": lambda given: _spaced(np.geomspace, _positive(_bounds(given, SPACED))),
+    "between_merges": lambda given: BetweenMerges(_whole(given, 2)),
+}
+
+
+def _between(low: int, high: int) -> Any:  # Any: Tune leaves its domains untyped
+    """Whole numbers from low to high, both included."""
+    return tune.randint(low, high + 1)
 
 
 def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
@@ -342,28 +330,22 @@ def _excluded(
         raise ExperimentError(f"except must be a list of mappings from keys, got {given!r}")
     patterns = []
     for place, each in enumerate(given):
-        pattern = _require_mapping(f"except[{place}]", each)
-        for key in pattern:
-            if key not in varied:
-                raise ExperimentError(_unknown("key", key, list(varied), f"in except[{place}]"))
-            if not isinstance(varied[key], Grid | Categorical):
-                raise ExperimentError(f"except[{place}]: the values of {key} are not known before")
+        where = f"except[{place}]"
+        pattern = _require_mapping(where, each)
         patterns.append({k: tuple(v) if isinstance(v, list) else (v,) for k, v in pattern.items()})
-        for key, values in patterns[-1].items():
-            there = listed(varied[key])
-            for value in values:
-                if value not in there:
-                    raise ExperimentError(
-                        f"except[{place}]: {key} is never {value!r}; it is one of "
-                        f"{', '.join(map(str, there))}"
-                    )
+        for key, wanted in patterns[-1].items():
+            if key not in varied:
+                raise ExperimentError(_unknown_key(key, varied, f"in {where}"))
+            values = varied[key]
+            if not isinstance(values, Grid | Categorical):
+                raise ExperimentError(f"{where}: the values of {key} are not known before")
+            known = values.values if isinstance(values, Grid) else values.categories
+            if absent := [value for value in wanted if value not in known]:
+                raise ExperimentError(
+                    f"{where}: {key} is never {absent[0]!r}; it is one of "
+                    f"{', '.join(map(str, known))}"
+                )
     return tuple(patterns)
-
-
-def listed(values: Values) -> Sequence[Any]:  # Any: YAML
-    """The values of a list or a choice."""
-    assert isinstance(values, Grid | Categorical)
-    return values.values if isinstance(values, Grid) else values.categories
 
 
 def _baselines(given: object) -> tuple[Plain, ...]:
@@ -382,11 +364,6 @@ def _require_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
-def _unknown(what: str, name: object, known: Collection[str], where: str) -> str:
-    hint = _suggestion(str(name), known)
-    return f"unknown {what} {name!r} {where}{hint}; known: {', '.join(known) or 'none'}"
-
-
-def _suggestion(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def _unknown_key(key: str, known: Collection[str], where: str) -> str:
+    names = ", ".join(known) or "none"
+    return f"unknown key {key!r} {where}{suggestion(key, known)}; known: {names}"

@@ -1,84 +1,63 @@
-"""A clustering whose stages are looked up by their configuration and the key of their input."""
+"""A pipeline whose stages are looked up by their configuration and the key of their input."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.pipeline import Clustering, Pipeline
-from flray.clustering.points import Matrix, Partition, Points
+from flray.clustering.pipeline import Pipeline
+from flray.clustering.points import Matrix, Partition
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
 from flray.config.binding import Plain
-from flray.execution.federation import Federation
 from flray.sweep.cache import Cache
 from flray.sweep.keys import digest
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The stages after one observation. A partition is computed anew, its tree is not."""
+def with_stored_stages(pipeline: Pipeline, plain: Plain, cache: Cache, key: str) -> Pipeline:
+    """The pipeline for signatures of this key. A partition is computed anew, its tree is not.
 
-    cache: Cache
-    points: Points
-    key: str  # of the points
-    keys: dict[int, str] = field(default_factory=dict)  # of what was computed, by id
-    kept: list[object] = field(default_factory=list)  # so that no other object has its id
-
-    def decide(self, pipeline: Pipeline, plain: Plain, fed: Federation, t: int) -> Clustering:
-        """As pipeline.decide; `plain` is the pipeline's configuration."""
-        self.keys[id(self.points)] = self.key
-        partition: Any = pipeline.partition  # Any: a partition stage
-        if isinstance(partition, Hierarchical):
-            partition = _StoredTree(partition, self)
-        stored = replace(
-            pipeline,
-            embed=self._stored("embed", pipeline.embed, plain),
-            distance=self._stored("distance", pipeline.distance, plain),
-            relate=self._stored("relate", pipeline.relate, plain),
-            partition=partition,
-        )
-        return stored.decide(self.points, fed, t)
-
-    def look_up(self, kind: str, name: object, given: object, compute: Callable[[], Any]) -> Any:
-        """What a stage returned for this input, whoever computed it. Any: the stage's own."""
-        key = digest([kind, name, self.keys[id(given)]])
-        found = self.cache.value(kind, key, compute)
-        self.keys[id(found)] = key
-        self.kept.append(found)
-        return found
-
-    def _stored(self, kind: str, stage: Callable[..., Any], plain: Plain) -> Callable[..., Any]:
-        if isinstance(stage, NoEmbed | NoRelation):
-            return stage  # the input itself, or nothing
-        return _Stored(kind, plain[kind], stage, self)
+    Args:
+        plain: the configuration of the pipeline.
+    """
+    stages: dict[str, Any] = {}  # Any: a stage of its kind
+    keys: dict[str, str] = {}
+    for kind in ("embed", "distance", "relate"):
+        stage = getattr(pipeline, kind)
+        if not isinstance(stage, NoEmbed | NoRelation):  # the input itself, or nothing
+            key = digest([kind, plain[kind], key])
+            stages[kind] = _Stored(kind, key, stage, cache)
+        keys[kind] = key
+    rule = pipeline.partition
+    if isinstance(rule, Hierarchical):
+        source = keys["relate" if rule.on == "relation" else "distance"]
+        tree_key = digest(["tree", [rule.linkage, rule.on], source])
+        stages["partition"] = _StoredTree(tree_key, rule, cache)
+    return replace(pipeline, **stages)
 
 
 @dataclass(frozen=True)
 class _Stored:
     kind: str
-    name: object  # its configuration
-    stage: Callable[..., Any]
-    stages: Stages
+    key: str
+    stage: Callable[..., Any]  # Any: arguments and results differ by kind
+    cache: Cache
 
-    def __call__(self, given: Any, *rest: Any) -> Any:
-        compute = lambda: self.stage(given, *rest)  # noqa: E731
-        return self.stages.look_up(self.kind, self.name, given, compute)
+    def __call__(self, *given: Any) -> Any:
+        return self.cache.value(self.kind, self.key, lambda: self.stage(*given))
 
 
 @dataclass(frozen=True)
 class _StoredTree:
     """Hierarchical, whose tree serves every threshold and number."""
 
-    partition: Hierarchical
-    stages: Stages
+    key: str
+    rule: Hierarchical
+    cache: Cache
 
     def __call__(self, related: Related) -> Partition:
-        rule = self.partition
-        of = related.relation if rule.on == "relation" else related.distance
-        if of is None:  # no tree: let the rule itself say what is missing
-            return rule(related)
-        name = [rule.linkage, rule.on]
-        tree: Matrix = self.stages.look_up("tree", name, of, lambda: rule.tree(related))
-        return Partition(rule.cut(tree, related), tree)
+        if self.rule.on == "relation" and related.relation is None:
+            return self.rule(related)  # no tree: the rule itself reports what is missing
+        tree: Matrix = self.cache.value("tree", self.key, lambda: self.rule.tree(related))
+        return Partition(self.rule.cut(tree, related), tree)

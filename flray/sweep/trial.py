@@ -1,9 +1,9 @@
 """A trial: the run of one row of a sweep, which looks up before it computes.
 
 A branching row takes the prefix, the signatures and the stages of its clustering from the cache, or
-puts them there. After the clustering it goes on as one run directory `runs/<key>`, together with
-the rows whose clusterings lead to the same state: it trains the components that nobody has trained
-and takes the others from the cache. Any other row is an ordinary run.
+puts them there. After the clustering it trains the components that nobody has trained and takes
+the others from the cache. Any other row is an ordinary run. The records of a run are an entry of
+the cache too: rows whose clusterings lead to the same state copy them.
 """
 
 import copy
@@ -32,23 +32,22 @@ from flray.config.build import (
     start_executor,
 )
 from flray.config.experiment import parse_experiment
+from flray.errors import one_line_message
 from flray.execution.client_actor import wait_for_resources
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation
-from flray.records.atomic import replace_text
-from flray.records.clusterings import FOLDER, write_clustering
+from flray.execution.partial import PartialFederation
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row as RoundRow
+from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore
 from flray.sweep.branch import Branch, OwnMetrics, branches
-from flray.sweep.cache import Cache, OutOfTime, one_line_message, read_value, write_value
+from flray.sweep.cache import Cache, OutOfTime, read_value, write_value
 from flray.sweep.components import (
     KIND,
+    ComponentRecorder,
     Components,
-    PartialFederation,
-    PartRecorder,
     clients_of,
     put_together,
     tables_of,
@@ -56,13 +55,14 @@ from flray.sweep.components import (
 from flray.sweep.folder import (
     RowState,
     alive_file,
-    fill_shared_row,
-    row_path,
+    new_state,
+    read_states,
     run_path,
     write_state,
 )
 from flray.sweep.keys import (
     branch_key,
+    canonical,
     device_of,
     digest,
     observation_key,
@@ -71,9 +71,11 @@ from flray.sweep.keys import (
     state_digest,
 )
 from flray.sweep.prefix import Prefix
-from flray.sweep.rows import Row, canonical
-from flray.sweep.stages import Stages
-from flray.sweep.tracking import Draw, no_figures, tracked
+from flray.sweep.rows import SweepRow
+from flray.sweep.stages import with_stored_stages
+from flray.tracking.mirrors import Draw, no_figures, tracked
+
+OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
 
 @dataclass(frozen=True)
@@ -85,18 +87,13 @@ class Job:
     code: dict[str, str]
     has_gpu: bool
     wanted: frozenset[int]  # rounds after which rows may cluster
-    is_scheduled: bool = False  # does each row run on its own, reporting its rounds?
+    is_scheduled: bool = False  # each row runs on its own and reports its rounds
     pool: Any = None  # Any: the dispatcher of shared client actors; None: a trial has its own
     draw: Draw = no_figures  # what W&B is shown of a run
 
-    @property
-    def runs(self) -> Cache:
-        """Claims on the sweep's own runs."""
-        return replace(self.cache, root=self.folder)
 
-
-def run_row(row: Row, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> RowState:
-    """Bring a row to its end; what goes wrong is recorded with the row."""
+def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> RowState:
+    """Run a row to its end; an error is recorded with the row."""
     trial = Trial(row, job, on_round)
     try:
         trial.run()
@@ -117,16 +114,15 @@ def _prepared(text: str) -> Prepared:
 class Trial:
     """The run of one row; `state` is what has become of it so far."""
 
-    def __init__(self, row: Row, job: Job, on_round: Callable[[RoundRow], None]) -> None:
-        point = row.merge_point
-        alive = alive_file(job.folder, row.number)
-        job = replace(job, cache=replace(job.cache, alive=alive))
+    def __init__(self, row: SweepRow, job: Job, on_round: Callable[[RoundRow], None]) -> None:
+        job = replace(job, cache=replace(job.cache, alive=alive_file(job.folder, row.number)))
         self.row, self.job, self.on_round = row, job, on_round
-        self.state = RowState(
-            row.number, row.overrides, row.plain, merge_place=point.place if point else None
-        )
+        fresh = new_state(row)
+        before = read_states(job.folder, row.number).get(row.number, fresh)
+        self.state = replace(fresh, run=before.run, is_whole=before.is_whole)
         self.experiment = parse_experiment(row.plain)
         self.executor = LazyExecutor(self._start_executor)
+        self.directory = RunDirectory(job.folder / run_path(row.number))
 
     def note(self, **changes: Any) -> None:  # Any: fields of RowState
         """Record what has become of the row."""
@@ -137,11 +133,12 @@ class Trial:
         self.note(status="unfinished")
         if self.job.cache.is_over():
             raise OutOfTime
-        algorithm = self.experiment.algorithm.build()
-        if branches(self.experiment):
-            self._run_branch(algorithm)
-        else:
-            self._run_alone(begins_with_prefix=type(algorithm) is FedAvg)
+        if branches(self.experiment) and not self.state.is_whole:
+            try:
+                return self._run_branch()
+            except OwnMetrics:
+                self.note(is_whole=True)
+        self._run_whole()
 
     @cached_property
     def parts(self) -> Prepared:
@@ -166,58 +163,60 @@ class Trial:
             wait_for_resources(self.parts.plan)
         return start_executor(self.parts, self.job.pool)
 
-    def _run_alone(self, begins_with_prefix: bool = False) -> None:
-        """A run from round 1; FedAvg begins with as much of the prefix as others need."""
+    def _run_whole(self) -> None:
+        """Run from round 1; FedAvg begins with as much of the prefix as others need."""
+        is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
         rounds = self.experiment.settings.rounds
-        shared = [n for n in self.job.wanted if n < rounds] if begins_with_prefix else []
-        begin = max(shared, default=0)
-        self.prefix.reach(begin)
-        self.note(begin=begin, steps_added=0, components=[])
+        begin = max((n for n in self.job.wanted if is_fedavg and n < rounds), default=0)
+        if begin:
+            self.prefix.after(begin)
+        self.note(begin=begin, components=[], steps_placed=0, steps_found=0)
 
-        def make(path: Path) -> None:
-            directory = self._opened(path, self._start_of(begin or -1))
+        def fill(directory: RunDirectory) -> None:
+            if begin:
+                self.prefix.begin(directory, begin, begin)
+
+        def make() -> None:
+            directory = self._opened(self.directory.path, fill)
             self._train(assemble(self.experiment, self.parts, self.fed, directory))
 
         self._settle(run_key(self.prefix.key, self.state.plain), make)
 
-    def _run_branch(self, algorithm: Branching[Any]) -> None:
-        n = algorithm.rounds_before
-        self.prefix.reach(n)
+    def _run_branch(self) -> None:
+        n = self.experiment.algorithm.build().rounds_before
+        if n:
+            self.prefix.after(n)
         branch, steps_observed = self._decide(n)
-        mine = branch.algorithm
         start = [state_digest(branch.state), dict(branch.counts)]
         own = self.row.number if self.job.is_scheduled else None
-        key = branch_key(self.prefix.key, self.state.plain, mine, [*start, own])
+        key = branch_key(self.prefix.key, self.state.plain, branch.algorithm, [*start, own])
         components = self._components(branch)
-        placing = branch.counts["client_steps"] - steps_observed
-        added = placing if n or components else -steps_observed
-        begin = None if components else n
-        self.note(begin=begin, steps_added=added, components=list(components))
+        steps = branch.counts["client_steps"]
+        self.note(
+            begin=None if components else n,
+            components=list(components),
+            steps_placed=steps - steps_observed,
+            steps_found=0 if n else steps,  # a clustering before round 1 is in its row
+        )
 
-        def make(path: Path) -> None:
+        def make() -> None:
             if components:
-                self._make_of_components(path, branch, components)
-            else:
-                directory = self._opened(path, self._start_of(n - 1))
-                server = assemble(self.experiment, self.parts, self.fed, directory)
-                self._train(replace(server, algorithm=branch))
+                return self._train_components(branch, components)
+            directory = self._opened(self.directory.path, self._start_of(n))
+            server = assemble(self.experiment, self.parts, self.fed, directory)
+            return self._train(replace(server, algorithm=branch))
 
-        try:
-            self._settle(key, make, branch.clustering)
-        except OwnMetrics:
-            shutil.rmtree(self.job.folder / run_path(key), ignore_errors=True)
-            shutil.rmtree(self._part_folder(key), ignore_errors=True)
-            self._run_alone()
+        self._settle(key, make, branch.clustering)
 
     def _decide(self, n: int) -> tuple[Branch, int]:
         """The state after the clustering, and the client steps that the signatures took."""
         algorithm: Branching[Any] = self.experiment.algorithm.build()
         fed = self.fed.during(self.parts.payload.timeline, n) if n else self.fed
-        bank = self.prefix.bank(n)
+        bank = self.prefix.bank(n, n)
         key = observation_key(self.prefix.key, self.row.plain, algorithm)
 
         def observe(folder: Path) -> int:
-            self._forget()
+            fed.meter.read_and_reset()
             observed = algorithm.observe(bank, n, fed)
             counts = dict(fed.meter.counts)
             write_value(folder, observed, {"counts": counts})
@@ -225,13 +224,13 @@ class Trial:
 
         found = read_value(self.job.cache.obtain("observation", key, observe))
         observed, counts = found.state, Counter(found.extra["counts"])
-        stages = Stages(self.job.cache, observed[0], key)
 
         def decide() -> Clustering:
-            self._forget()
+            fed.meter.read_and_reset()
             plain = self.state.plain["algorithm"]["clustering"]
             pipeline = self.experiment.algorithm.build().clustering
-            return stages.decide(pipeline, plain, fed, n)
+            stored = with_stored_stages(pipeline, plain, self.job.cache, key)
+            return stored.decide(observed[0], fed, n)
 
         clustering = decide()
         if self.row.merge_point is not None:
@@ -245,7 +244,7 @@ class Trial:
         state = algorithm.branch(bank, observed, clustering, fed)
         steps_observed = counts["client_steps"]
         counts.update(fed.meter.counts)  # not +, which drops what is 0
-        self._forget()
+        fed.meter.read_and_reset()
         row_of_prefix = self.prefix.row(n) if n else {}
         # Without rounds before, a run that trains everybody loses no metric.
         are_known = n > 0 or self._may_be_divided(algorithm)
@@ -253,7 +252,7 @@ class Trial:
         return branch, steps_observed
 
     def _may_be_divided(self, algorithm: Branching[Any]) -> bool:
-        """May components be trained once for several rows? Not if anybody comes or goes."""
+        """True if components may be trained once for several rows: nobody comes or goes."""
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         everybody = len(split.clients) == split.num_clients and not settings.events
         everybody = everybody and not settings.evaluate.last_trained  # components keep no such part
@@ -267,61 +266,56 @@ class Trial:
         if not self._may_be_divided(algorithm) or not isinstance(algorithm, Separable):
             return {}
         bank = algorithm.deploy(branch.state, np.arange(self.fed.num_clients), self.fed)
-        return {
-            branch_key(
-                self.prefix.key,
-                plain,
-                algorithm,
-                [clients.tolist(), beside, bank.digests(clients)],
-            ): clients
-            for clients, beside in algorithm.components(branch.state, self.fed)
-        }
+
+        def key(clients: Any, beside: object) -> str:  # Any: ids
+            start = [clients.tolist(), beside, bank.digests(clients)]
+            return branch_key(self.prefix.key, plain, algorithm, start)
+
+        found = algorithm.components(branch.state, self.fed)
+        return {key(clients, beside): clients for clients, beside in found}
 
     def _settle(
-        self, key: str, make: Callable[[Path], None], clustering: Clustering | None = None
+        self, key: str, make: Callable[[], None], clustering: Clustering | None = None
     ) -> None:
-        """Have the row's run: made here, or by another row that goes on alike."""
-        job, runs = self.job, self.job.runs
-        directory = RunDirectory(job.folder / run_path(key))
+        """Fill the row's folder: by its own run, or with the records of a row that goes on alike.
+
+        Args:
+            make: brings the run in the row's folder to its end.
+        """
+        if self.state.run != key:  # what is in the folder led elsewhere
+            shutil.rmtree(self.directory.path, ignore_errors=True)
+            shutil.rmtree(self._part_folder, ignore_errors=True)
         self.note(run=key)
-        while directory.summary() is None:
-            with runs.claim("claims", key) as is_mine:
-                if is_mine and directory.summary() is None:
-                    with runs.failing_once("claims", key):
-                        self._become_owner(key)
-                        make(directory.path)
-            if directory.summary() is None:
-                runs.wait()
-        is_own = self._owner(key) == self.row.number
-        self.note(status="done" if is_own else "shared", is_own=is_own, error=None)
+        mine = f"{self.job.cache.sweep} {self.row.number}"
+
+        def compute(entry: Path) -> int:
+            if self.directory.summary() is None:
+                make()
+            self.directory.copy_records_to(entry)
+            (entry / OWNER).write_text(mine, encoding="utf-8")
+            return 0  # what a row trains is counted by its rounds, finished or not
+
+        entry = self.job.cache.obtain("run", key, compute)
+        is_own = (entry / OWNER).read_text(encoding="utf-8") == mine
         if not is_own:
-            self._fill_row(clustering)
+            self._copy(entry, clustering)
+        self.note(status="done" if is_own else "shared", error=None)
 
-    def _owner(self, key: str) -> int:
-        """The row whose configuration the run has."""
-        file = self.job.folder / "claims" / f"{key}.owner"
-        return int(file.read_text(encoding="utf-8")) if file.is_file() else -1
+    def _copy(self, entry: Path, clustering: Clustering | None) -> None:
+        """Copy the records of a run; the configuration and the first clustering are the row's."""
 
-    def _become_owner(self, key: str) -> None:
-        """Go on with what this row left of a run; what another one left is begun anew."""
-        if self._owner(key) != self.row.number:
-            shutil.rmtree(self.job.folder / run_path(key), ignore_errors=True)
-            shutil.rmtree(self._part_folder(key), ignore_errors=True)
-            replace_text(self.job.folder / "claims" / f"{key}.owner", str(self.row.number))
+        def fill(directory: RunDirectory) -> None:
+            RunDirectory(entry).copy_records_to(directory.path)
+            if clustering is not None:
+                n = self.experiment.algorithm.build().rounds_before
+                evidence = clustering.evidence()
+                groups = self.parts.payload.timeline.at(max(n, 1)).groups
+                if groups is not None:
+                    evidence |= {"groups": groups[clustering.clients]}
+                directory.append_clustering(n, evidence)
 
-    def _fill_row(self, clustering: Clustering | None) -> None:
-        """The folder of a row that shares a run: its configuration and clustering are its own."""
-        path = self.job.folder / row_path(self.row.number)
-        shutil.rmtree(path, ignore_errors=True)
-        open_directory(self.experiment, self.parts, RunDirectory(path))
-        if clustering is not None:
-            n = self.experiment.algorithm.build().rounds_before
-            evidence = clustering.evidence()
-            groups = self.parts.payload.timeline.at(max(n, 1)).groups
-            if groups is not None:
-                evidence |= {"groups": groups[clustering.clients]}
-            write_clustering(path / FOLDER, n, evidence)
-        fill_shared_row(self.job.folder, self.state)
+        shutil.rmtree(self.directory.path, ignore_errors=True)
+        self._opened(self.directory.path, fill)
 
     def _opened(self, path: Path, fill: Callable[[RunDirectory], None]) -> RunDirectory:
         """A run directory, made in full or not at all where there is none yet."""
@@ -334,15 +328,15 @@ class Trial:
             os.replace(temporary, path)
         return RunDirectory(path)
 
-    def _start_of(self, t: int) -> Callable[[RunDirectory], None]:
-        """What brings a new run directory to where it stands after round t; -1: nothing."""
-        return lambda directory: self.prefix.begin(directory, t) if t >= 0 else None
+    def _start_of(self, n: int) -> Callable[[RunDirectory], None]:
+        """What brings a new run directory to the start of round n, the one of the clustering."""
+        return lambda directory: self.prefix.begin(directory, n, n - 1) if n else None
 
     def _train(self, server: Server) -> None:
         """Run everything that is left of a run."""
         directory, group = server.directory, self.job.folder.name
         following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
-        self._forget()
+        self.fed.meter.read_and_reset()
         with following as on_round:
             should_stop = self.job.cache.is_over
             if not replace(server, on_round=on_round, should_stop=should_stop).run():
@@ -350,57 +344,55 @@ class Trial:
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 
-    def _part_folder(self, key: str) -> Path:
-        return self.job.folder / "parts" / key
+    @property
+    def _part_folder(self) -> Path:
+        return self.job.folder / "parts" / self.directory.path.name
 
-    def _make_of_components(self, path: Path, branch: Branch, components: Components) -> None:
+    def _train_components(self, branch: Branch, components: Components) -> None:
         """Train the components that nobody has, wait for the others, put the records together."""
-        cache, home = self.job.cache, self._part_folder(path.name)
+        cache = self.job.cache
 
-        def is_there(key: str) -> bool:
-            return cache.path(KIND, key).exists()
+        def is_missing(key: str) -> bool:
+            return not cache.path(KIND, key).exists()
 
         made: RunDirectory | None = None
-        while made is None or not all(map(is_there, components)):
+        while made is None or any(map(is_missing, components)):
             with ExitStack() as claims:
                 mine = {
                     key: clients
                     for key, clients in components.items()
-                    if not is_there(key)
+                    if is_missing(key)
                     and claims.enter_context(cache.claim(KIND, key))
-                    and not is_there(key)
+                    and is_missing(key)
                 }
                 if mine or made is None:
-                    made = self._train_part(home, branch, mine)
-            if not all(map(is_there, components)):
+                    made = self._train_part(branch, mine)
+            if any(map(is_missing, components)):
                 cache.wait()
         put_together(made, self.experiment, self.parts, tables_of(cache, components))
         shutil.rmtree(made.checkpoints, ignore_errors=True)
-        os.replace(made.path, path)
-        shutil.rmtree(path / PARTS_OF_RUN)
-        shutil.rmtree(home)
+        os.replace(made.path, self.directory.path)
+        shutil.rmtree(self.directory.path / PARTS_OF_RUN)
+        shutil.rmtree(self._part_folder)
 
-    def _train_part(self, home: Path, branch: Branch, mine: Components) -> RunDirectory:
+    def _train_part(self, branch: Branch, mine: Components) -> RunDirectory:
         """A run of the row that trains these components and no other client."""
         n = branch.algorithm.rounds_before
 
         def fill(directory: RunDirectory) -> None:
-            self._start_of(n - 1)(directory)
+            self._start_of(n)(directory)
             PartRecords(directory.path).start(mine)
 
-        directory = self._opened(home / digest(sorted(mine)), fill)
+        directory = self._opened(self._part_folder / digest(sorted(mine)), fill)
         if directory.summary() is not None:
             return directory  # killed before it was moved
         fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
         server = assemble(self.experiment, self.parts, fed, directory)
-        recorder = PartRecorder(fed, directory, self.job.cache)
-        self._forget()
+        recorder = ComponentRecorder(fed, directory, self.job.cache)
+        self.fed.meter.read_and_reset()
         is_done = replace(
             server, algorithm=branch, recorder=recorder, should_stop=self.job.cache.is_over
         ).run()
         if not is_done:
             raise OutOfTime
         return directory
-
-    def _forget(self) -> None:
-        self.fed.meter.read_and_reset()

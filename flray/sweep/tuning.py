@@ -20,7 +20,7 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.ray_pool import Patience
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row as RoundRow
+from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore, never
 from flray.sweep.allotment import bundles, cluster_resources
 from flray.sweep.folder import alive_file, run_path
@@ -139,10 +139,9 @@ def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any
     values = []
     for row in config["rows"]:
         state = run_row(row, job, _Report(metric) if job.is_scheduled else ignore)
-        summary = {}
-        if state.status in ("done", "shared") and state.run is not None:
-            summary = RunDirectory(job.folder / run_path(state.run)).summary() or {}
-        values.append(summary.get(metric))
+        directory = RunDirectory(job.folder / run_path(row.number))
+        summary = directory.summary() if state.is_done else None
+        values.append((summary or {}).get(metric))
     result: dict[str, Any] = {"is_over": True, "round": config["rows"][0].plain["rounds"]}
     known = [value for value in values if value is not None]
     if len(known) == len(values):

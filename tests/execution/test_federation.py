@@ -15,9 +15,9 @@ from flray.data.events import make_timeline, with_global_test
 from flray.data.split import Split
 from flray.execution.executor import Inline
 from flray.execution.federation import Cohort, Federation, Oracle, nobody
+from flray.execution.partial import PartialFederation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
-from flray.sweep.components import PartialFederation
 
 from scenarios import TINY
 

@@ -34,7 +34,7 @@ from flray.execution.cluster import connected
 from flray.execution.executor import Failed
 from flray.execution.federation import Cohort
 from flray.execution.ray_pool import Patience
-from flray.execution.resources import Actors, Plan
+from flray.execution.resources import ActorPlan, Actors
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
 
@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path) -> None:
     ):
         flray.run(TINY, tmp_path / "a", ["execution={executor: ray, actors: {count: 50}}"])
     assert not (tmp_path / "a").exists()
-    plan = Plan(2, Actors(num_gpus=0.5), block=1, blocks_per_round=1)
+    plan = ActorPlan(2, Actors(num_gpus=0.5), block=1, blocks_per_round=1)
     with pytest.raises(ExperimentError, match=r"2 x 0.5 = 1 GPU, the cluster has .* free: 0 such"):
         wait_for_resources(plan)
 

@@ -19,7 +19,7 @@ import torch
 import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.client.host import start_host
-from flray.client.keeping import Ask, AskJob, Rows, TrainAndKeep, block_number
+from flray.client.keeping import Ask, AskJob, ModelRows, TrainAndKeep, block_number
 from flray.client.tasks import Train, TrainJob
 from flray.client.training import Training
 from flray.config.build import build_server, prepare
@@ -101,7 +101,7 @@ def test_models_of_jobs_trained_together_are_kept_apart(monkeypatch) -> None:
     assert done is None
     assert [block.place for block in kept] == [3, 3]
     questions = [
-        AskJob(task.call, block_number(job), Rows(np.array([0]), list(bank)), 3)
+        AskJob(task.call, block_number(job), ModelRows(np.array([0]), list(bank)), 3)
         for task, job in zip((trained, others), jobs, strict=True)
     ]
     _, *answers = actor.run("name", ["payload"], [Part(Ask(), None, q, 1, 3) for q in questions])

@@ -45,7 +45,6 @@ def test_an_entry_is_computed_once_and_counted_for_who_computed_it(tmp_path) -> 
     assert (path / "text").read_text() == "a"
     assert first.costs("kind") == {"key": 7}
     assert second.costs("kind") == {}
-    assert second.costs_of_others("kind", "key") == 7
 
 
 def test_who_waits_gets_what_another_computes(tmp_path) -> None:

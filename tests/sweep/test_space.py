@@ -7,8 +7,9 @@ from scipy.cluster.hierarchy import fcluster
 from scipy.cluster.hierarchy import linkage as scipy_linkage
 from sklearn.cluster import AgglomerativeClustering
 
+from flray.clustering.merges import MergePoint, between_merges
 from flray.errors import ExperimentError
-from flray.sweep.rows import MergePoint, between_merges, expand
+from flray.sweep.rows import expand
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, parse_space, read_space
 
 from scenarios import TINY
@@ -167,8 +168,8 @@ def test_random_draws_are_the_same_for_every_seed_and_grow_by_adding() -> None:
         ({"spce": {}}, r"unknown key 'spce' of a space \(did you mean 'space'\?\)"),
         ({"space": {"train.lr": {"unifrm": [0, 1]}}}, r"forms .* \(did you mean 'uniform'\?\)"),
         ({"space": {"train.lrr": [0.1]}}, r"unknown key 'train.lrr' \(did you mean 'lr'\?\)"),
-        ({"space": {"train.lr": []}}, "train.lr must be a list of at least one value"),
-        ({"space": {"train.lr": [0.1, 0.1]}}, "train.lr names 0.1 twice"),
+        ({"space": {"train.lr": []}}, "train.lr: grid must be a list of at least one value"),
+        ({"space": {"train.lr": [0.1, 0.1]}}, "train.lr: grid names 0.1 twice"),
         ({"space": {"train.lr": {"logspace": [0, 1, 3]}}}, "logspace must start above 0"),
         ({"space": {"train.lr": {"uniform": [1, 0]}}}, "goes from low to high"),
         ({"space": {"train.lr": {"uniform": [0.1, 1]}}}, "drawn at random, but search is grid"),

@@ -21,7 +21,7 @@ from flray.sweep import trial as trial_module
 from flray.sweep.branch import branches
 from flray.sweep.cache import Cache
 from flray.sweep.components import KIND, put_together
-from flray.sweep.folder import RowState
+from flray.sweep.folder import RowState, run_path
 from flray.sweep.keys import prefix_key
 from flray.sweep.rows import expand, rounds_to_cluster_after
 from flray.sweep.space import THRESHOLD, parse_space
@@ -40,7 +40,7 @@ def space_of(experiment, varied, **more):
 
 
 def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
-    for name in ("runs", "rows", "trials"):
+    for name in ("runs", "trials"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shared = Cache(cache or folder / "cache", sweep=folder.name, session=str(time.monotonic_ns()))
     return Job(folder, shared, VERSION, False, rounds_to_cluster_after(space), **more)
@@ -59,7 +59,7 @@ def costs(folder: Path, kind: str) -> dict[str, int]:
 
 
 def result_of(state: RowState, folder: Path) -> Result:
-    directory = RunDirectory(folder / state.folder)
+    directory = RunDirectory(folder / run_path(state.number))
     return Result(directory.path, directory.summary(), directory.rounds(), directory.clients())
 
 
@@ -69,7 +69,7 @@ def without_seconds(frame):
 
 def assert_same_run(found, naive) -> None:
     """Everything recorded is equal to the last bit, but for what the clock said."""
-    apart = ("seconds", "shared_with")
+    apart = ("seconds",)
     assert {k: v for k, v in found.summary.items() if k not in apart} == {
         k: v for k, v in naive.summary.items() if k not in apart
     }
@@ -84,7 +84,10 @@ def assert_rows_equal_naive_runs(states, folder: Path, tmp_path: Path) -> None:
         alone = tmp_path / "naive" / str(state.number)
         naive = run_experiment(parse_experiment(dict(state.plain)), alone)
         assert_same_run(result_of(state, folder), naive)
-        found, expected = read_clusterings(folder / state.folder), read_clusterings(naive.path)
+        found, expected = (
+            read_clusterings(folder / run_path(state.number)),
+            read_clusterings(naive.path),
+        )
         assert list(found) == list(expected) != []
         for t, clustering in expected.items():
             for name, array in vars(clustering).items():
@@ -261,7 +264,7 @@ def test_a_prefix_that_was_cut_short_goes_on(tmp_path, monkeypatch) -> None:
     job = replace(job, cache=replace(job.cache, deadline=1.0))
     monkeypatch.setattr(cache_module, "time", lambda: next(clock, 2.0))
     assert run_row(row, job).status == "unfinished"
-    (run,) = (tmp_path / "cut" / "cache" / "prefix").glob("*/run")
+    (run,) = (tmp_path / "cut" / "cache" / "prefix").glob(".*-3/")
     assert 0 < len(RunDirectory(run).rows()) < 3
     monkeypatch.setattr(cache_module, "time", lambda: 0.0)
     state = run_row(row, job)
@@ -280,7 +283,7 @@ def test_an_earlier_round_of_a_prefix_can_be_asked_for_later(tmp_path) -> None:
     assert_rows_equal_naive_runs(states, tmp_path / "two", tmp_path)
     shared = Cache(tmp_path / "cache", "two", "")
     (steps,) = shared.costs("prefix").values()
-    (prefix,) = (tmp_path / "cache" / "prefix").glob("*/run")
+    (prefix,) = (tmp_path / "cache" / "prefix").glob("*-4/")
     rounds = RunDirectory(prefix).rounds().set_index("round")
     assert steps == rounds.loc[2:3, "client_steps"].sum()
 
@@ -421,7 +424,7 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     assert RunDirectory(part).summary() is not None
     state = run_row(row, job_of(space, tmp_path / "sweep"))
     assert_rows_equal_naive_runs([state], tmp_path / "sweep", tmp_path)
-    assert state.is_own
+    assert state.status == "done"
 
 
 def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from flray.data.checks import check_choice
 from flray.data.dataset import Dataset, Normalization
-from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
 from flray.data.options import Normalize, PixelOptions, measured
 
 # FLIS normalises Fashion-MNIST with MNIST's mean and std, and so do we.
@@ -62,7 +62,7 @@ class Emnist(PixelOptions):
         first = int(self.variant == "letters")  # its files count from 1
         # The files hold images as columns: on their side and mirrored.
         rows = [
-            Rows(part.images.transpose(0, 2, 1), np.asarray(part.labels) - first)
+            LabelledImages(part.images.transpose(0, 2, 1), np.asarray(part.labels) - first)
             for part in _read("emnist", "EMNIST", choices, self.download)
         ]
         num_classes = _EMNIST_CLASSES[self.variant]
@@ -109,7 +109,9 @@ _Choice = dict[str, Any]  # Any: torchvision ships no types
 _BY_TRAIN: list[_Choice] = [{"train": True}, {"train": False}]
 
 
-def _read(name: str, torchvision_name: str, choices: list[_Choice], download: bool) -> list[Rows]:
+def _read(
+    name: str, torchvision_name: str, choices: list[_Choice], download: bool
+) -> list[LabelledImages]:
     """Training rows and test rows; `choices` are the arguments that ask torchvision for each."""
     import torchvision.datasets  # seconds to import, and the actors never load a dataset
 
@@ -120,6 +122,8 @@ def _read(name: str, torchvision_name: str, choices: list[_Choice], download: bo
         asked = f"the download failed: {error}" if download else "or say dataset.download=true"
         raise not_found(name, "it", asked) from error
     return [
-        Rows(np.asarray(part.data), part.targets if hasattr(part, "targets") else part.labels)
+        LabelledImages(
+            np.asarray(part.data), part.targets if hasattr(part, "targets") else part.labels
+        )
         for part in parts
     ]

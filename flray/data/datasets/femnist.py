@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
 from flray.data.options import PixelOptions, measured
 from flray.errors import ExperimentError
 
@@ -36,7 +36,7 @@ class Femnist(PixelOptions):
         train, test = self._writers("train"), self._writers("test")
         numbers = {name: i for i, name in enumerate(dict.fromkeys(w.name for w in train + test))}
         rows = [
-            Rows(
+            LabelledImages(
                 np.concatenate([writer.images for writer in part]),
                 np.concatenate([writer.labels for writer in part]),
             )

@@ -13,7 +13,7 @@ from flray.errors import ExperimentError
 
 
 @dataclass(frozen=True)
-class Rows:
+class LabelledImages:
     """The training or the test rows of a dataset as its files hold them."""
 
     images: NDArray[np.uint8]  # (N, height, width), (N, height, width, 3) or channels first
@@ -32,7 +32,11 @@ def not_found(name: str, what: str, remedy: str) -> ExperimentError:
 
 
 def join_rows(
-    name: str, rows: list[Rows], num_classes: int, pixels: PixelOptions, standard: Normalization
+    name: str,
+    rows: list[LabelledImages],
+    num_classes: int,
+    pixels: PixelOptions,
+    standard: Normalization,
 ) -> Dataset:
     """The dataset of training rows and test rows; `standard` is its own mean and std."""
     train, test = rows

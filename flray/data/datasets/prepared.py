@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset
 from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD
-from flray.data.datasets.folder import Rows, data_folder, join_rows, not_found
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
 from flray.data.options import Normalize, PixelOptions, measured
 from flray.data.resize import bilinear
 from flray.errors import ExperimentError
@@ -31,7 +31,7 @@ class Usps(PixelOptions):
 
     def load(self) -> Dataset:
         rows = _rows("usps", ("x_train", "y_train", "x_test", "y_test"))
-        resized = [Rows(self._resized(part.images), part.labels) for part in rows]
+        resized = [LabelledImages(self._resized(part.images), part.labels) for part in rows]
         return join_rows("usps", resized, 10, self, measured(resized[0].images))
 
     def _resized(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -75,9 +75,9 @@ def read_arrays(name: str, keys: tuple[str, ...]) -> list[NDArray[np.generic]]:
         return [stored[key] for key in keys]
 
 
-def _rows(name: str, keys: tuple[str, str, str, str]) -> list[Rows]:
+def _rows(name: str, keys: tuple[str, str, str, str]) -> list[LabelledImages]:
     train, train_labels, test, test_labels = read_arrays(name, keys)
     return [
-        Rows(train.astype(np.uint8, copy=False), train_labels),
-        Rows(test.astype(np.uint8, copy=False), test_labels),
+        LabelledImages(train.astype(np.uint8, copy=False), train_labels),
+        LabelledImages(test.astype(np.uint8, copy=False), test_labels),
     ]

@@ -24,10 +24,11 @@ from flray.config.build import Result, run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore
-from flray.sweep import tracking
-from flray.sweep.tracking import MARK, tracked
+from flray.tracking import wandb_run as tracking
+from flray.tracking.mirrors import tracked
+from flray.tracking.wandb_run import MARK
 
 from scenarios import TINY
 from wandb_server import ReceivedRun, Request, WandbServer, wandb_server
@@ -109,7 +110,7 @@ def experiment_of(*overrides: str) -> Experiment:
 def run_tracked(
     out: Path,
     *overrides: str,
-    on_round: Callable[[Row], None] = ignore,
+    on_round: Callable[[RoundRow], None] = ignore,
     rounds: int = 4,
     **keywords: Any,
 ) -> Result:
@@ -117,7 +118,7 @@ def run_tracked(
     experiment = experiment_of(*overrides)
     seen: list[int] = []
 
-    def see(row: Row) -> None:
+    def see(row: RoundRow) -> None:
         seen.append(row["round"])
         on_round(row)
 
@@ -277,7 +278,7 @@ def test_a_stopped_run_goes_on_in_the_same_run(tmp_path) -> None:
 def test_a_failed_run_says_so_and_goes_on_with_the_round_that_was_not_logged(tmp_path) -> None:
     out = tmp_path / "run"
 
-    def fail(row: Row) -> None:
+    def fail(row: RoundRow) -> None:
         if row["round"] == 3:
             raise RuntimeError("in round 3, which is recorded")
 
@@ -304,7 +305,7 @@ def test_a_server_that_goes_away_is_not_missed(tmp_path, untracked, then, caplog
     """And what it has missed can be sent later: with what it has got, which is the same."""
     out = tmp_path / "run"
 
-    def lose_the_server(row: Row) -> None:
+    def lose_the_server(row: RoundRow) -> None:
         if row["round"] == 3:
             wait_for_history(server)
             then(server)
@@ -340,7 +341,7 @@ def test_a_service_that_is_killed_is_not_missed(
 ) -> None:
     finish = wandb.Run.finish
 
-    def kill_in_round_3(row: Row) -> None:
+    def kill_in_round_3(row: RoundRow) -> None:
         if row["round"] == 3:
             wait_for_history(server)
             signal_services(signal.SIGKILL)

@@ -7,13 +7,15 @@ from pathlib import Path
 from tensorboardX import SummaryWriter
 
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Row
+from flray.server.evaluation import RoundRow
 
 FOLDER = "tensorboard"  # in a run directory
 
 
 @contextmanager
-def in_tensorboard(out: Path, on_round: Callable[[Row], None]) -> Iterator[Callable[[Row], None]]:
+def in_tensorboard(
+    out: Path, on_round: Callable[[RoundRow], None]
+) -> Iterator[Callable[[RoundRow], None]]:
     """What to call after each round, so that TensorBoard has it too.
 
     Rows of a run that was finished elsewhere are written when the block ends.
@@ -21,14 +23,14 @@ def in_tensorboard(out: Path, on_round: Callable[[Row], None]) -> Iterator[Calla
     writers: list[SummaryWriter] = []
     is_new = not (out / FOLDER).is_dir()
 
-    def write(row: Row) -> None:
+    def write(row: RoundRow) -> None:
         if not writers:  # not before: a run that is refused leaves no folder
             writers.append(SummaryWriter(str(out / FOLDER), purge_step=row["round"]))
         for name, value in row.items():
             if isinstance(value, int | float) and name != "round":
                 writers[0].add_scalar(name, value, row["round"])
 
-    def show_and_write(row: Row) -> None:
+    def show_and_write(row: RoundRow) -> None:
         on_round(row)
         write(row)
 

@@ -15,8 +15,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,16 +26,13 @@ from uuid import uuid4
 
 import pandas as pd
 
-from flray.config.experiment import Experiment
-from flray.config.tracking import TensorBoard, Wandb
+from flray.config.tracking import Wandb
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
-from flray.records.clusterings import Clustering, read_clusterings
+from flray.records.clusterings import Clustering
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import Config, RunDirectory
-from flray.server.evaluation import Row
-from flray.server.loop import ignore
-from flray.sweep.tensorboard import in_tensorboard
+from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:
     import wandb
@@ -62,86 +58,10 @@ STAYS_HERE: dict[str, Any] = {  # Any: settings of wandb
 _SECRET = re.compile(r"(?i)(^|[_-])(api_?key|key|token|passw(or)?d|secret|credentials?)s?$")
 _log = logging.getLogger(__name__)
 
-Draw = Callable[[Path], Sequence[Path]]  # the figures of a run directory, as PNG files
 
-
-def no_figures(_run: Path) -> Sequence[Path]:
-    """Draw nothing."""
-    return ()
-
-
-@contextmanager
-def tracked(
-    experiment: Experiment,
-    out: Path,
-    on_round: Callable[[Row], None] = ignore,
-    draw: Draw = no_figures,
-    group: str | None = None,
-) -> Iterator[Callable[[Row], None]]:
-    """What to call after each round, so that a mirror learns of it too if the experiment says so.
-
-    When the block ends and the run is done, everything follows that the directory holds and W&B
-    has not got: so an empty block mirrors a run that was finished elsewhere.
-    """
-    tracking = experiment.settings.tracking
-    if isinstance(tracking, TensorBoard):
-        with in_tensorboard(out, on_round) as show_and_write:
-            yield show_and_write
-        return
-    tracker = _open(tracking, out, experiment.plain, tracking_group(tracking, group))
-    if tracker is None:
-        yield on_round
-        return
-
-    def show_and_log(row: Row) -> None:
-        on_round(row)
-        tracker.round(row)
-
-    exit_code = 1
-    try:
-        yield show_and_log
-        summary = RunDirectory(out).summary()
-        if summary is not None and not tracker.is_complete:
-            for t, clustering in read_clusterings(out).items():
-                tracker.clustering(t, clustering)
-            tracker.images(draw(out))
-            tracker.finish(summary)
-        exit_code = 0
-    finally:
-        tracker.close(exit_code)
-
-
-def track_table(
-    tracking: object, folder: Path, name: str, frame: pd.DataFrame, config: Config
-) -> None:
-    """Log the table of a sweep, in a W&B run of its own that belongs to the sweep's group.
-
-    Args:
-        folder: of the sweep, whose name is the group of its trials too.
-        config: what to say of the sweep: its space, for instance.
-    """
-    tracker = _open(tracking, folder, config, tracking_group(tracking, folder.name))
-    if tracker is not None:
-        tracker.table(name, frame)
-        tracker.close(0)
-
-
-def tracking_remarks(experiment: Experiment) -> Iterator[str]:
-    """What will happen to what is tracked, where it is not sent at once."""
-    tracking = experiment.settings.tracking
-    if isinstance(tracking, Wandb) and tracking.mode is None and chosen_mode(tracking) == "offline":
-        yield (
-            "no key for W&B (WANDB_API_KEY or `wandb login`): the run is kept offline, below "
-            "wandb/ in its folder; `wandb sync` sends it later"
-        )
-
-
-def tracking_group(tracking: object, default: str | None) -> str | None:
-    """The group that an experiment asks for, or else the one its sweep has."""
-    return (tracking.group if isinstance(tracking, Wandb) else None) or default
-
-
-def _open(tracking: object, folder: Path, config: Config, group: str | None) -> "Tracker | None":
+def open_tracker(
+    tracking: object, folder: Path, config: Config, group: str | None
+) -> "Tracker | None":
     """A tracker that has not started anything; None where nothing is to be tracked."""
     if not isinstance(tracking, Wandb):
         return None
@@ -252,7 +172,7 @@ class Tracker:
         """Has W&B got everything, from this process or an earlier one?"""
         return self._mark.is_complete
 
-    def round(self, row: Row) -> None:
+    def round(self, row: RoundRow) -> None:
         """Log a round that W&B has not got, after those before it that were recorded."""
         self._ask(partial(self._log_round, row=row))
 
@@ -321,7 +241,7 @@ class Tracker:
         command = f"wandb sync --include-online {self._directory.path}/wandb/*run-*"
         return f"the run directory holds everything; `{command}` sends it"
 
-    def _log_round(self, run: "wandb.Run", row: Row) -> None:
+    def _log_round(self, run: "wandb.Run", row: RoundRow) -> None:
         t = row["round"]
         if t > self._mark.round + 1:  # an earlier process recorded them and could not log them
             for missed in self._directory.rows(self._mark.round):
@@ -329,7 +249,7 @@ class Tracker:
                     self._log_row(run, missed)
         self._log_row(run, row)
 
-    def _log_row(self, run: "wandb.Run", row: Row) -> None:
+    def _log_row(self, run: "wandb.Run", row: RoundRow) -> None:
         if row["round"] > self._mark.round:
             values = {name: value for name, value in row.items() if value is not None}
             run.log(values, step=row["round"])

@@ -25,10 +25,11 @@ from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.figures import figures_of
-from flray.sweep import tracking
 from flray.sweep.driver import Watch, run_sweep
 from flray.sweep.space import THRESHOLD, parse_space
-from flray.sweep.tracking import MARK, chosen_mode, track_table, tracked, without_secrets
+from flray.tracking import wandb_run as tracking
+from flray.tracking.mirrors import track_table, tracked
+from flray.tracking.wandb_run import MARK, chosen_mode, without_secrets
 
 from scenarios import TINY
 
@@ -275,7 +276,7 @@ def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> N
     assert result.table["status"].tolist() == ["done"] * 3
     assert result.report["components_trained"] > 2
     for row in result.table.itertuples():
-        out = result.path / row.run
+        out = result.path / row.folder
         (segment,) = segments(out)
         told = next(r.run for r in segment if r.WhichOneof("record_type") == "run")
         assert told.run_group == "mine"
@@ -295,7 +296,7 @@ UNREACHABLE = """
 import sys
 from pathlib import Path
 from time import perf_counter, time
-from flray.sweep import tracking
+from flray.tracking import wandb_run as tracking
 from test_tracking import run_tracked
 tracking.INIT_TIMEOUT_S = 2.0
 begin = perf_counter()

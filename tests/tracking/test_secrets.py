@@ -8,9 +8,7 @@ import wandb
 
 from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
-from flray.sweep.driver import run_sweep
-from flray.sweep.space import parse_space
-from flray.sweep.tracking import tracked
+from flray.tracking.mirrors import tracked
 
 from scenarios import TINY
 
@@ -49,11 +47,3 @@ def test_nothing_of_a_run_and_of_its_mirror_has_them(tmp_path) -> None:
     assert files_with_secrets(out) == []
     (out / "leak.txt").write_text(os.environ["HF_TOKEN"])
     assert files_with_secrets(out) == [out / "leak.txt"]  # so that it can fail
-
-
-@pytest.mark.usefixtures("cluster")
-def test_nothing_of_a_sweep_has_them(tmp_path) -> None:
-    space = {"experiment": {**TINY, "rounds": 2}, "space": {"train.lr": [0.1, 0.2]}}
-    result = run_sweep(parse_space(space | {"concurrency": 1}), tmp_path / "sweep")
-    assert result.report["done"] == 2
-    assert files_with_secrets(tmp_path / "sweep") == []

@@ -1,0 +1,88 @@
+"""What a sweep would be, before anything has trained: its rows and their client steps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flray.client.plan import num_local_steps
+from flray.clustering.update import Update, Weights
+from flray.config.build import deal
+from flray.config.experiment import Experiment, parse_experiment
+from flray.data.events import Timeline, make_timeline
+from flray.errors import ExperimentError
+from flray.execution.federation import sample_cohort
+from flray.server.summary import summary_names
+from flray.sweep.branch import branches
+from flray.sweep.keys import code_version, device_of, digest, prefix_key
+from flray.sweep.rows import expand, possible
+from flray.sweep.search import seeds_of
+from flray.sweep.space import OptunaSearch, Space
+
+
+def describe_space(space: Space) -> str:
+    """What a sweep would be, in a sentence; deals the data, but trains nothing."""
+    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    check_metric(space, experiments)
+    timelines: dict[str, Timeline] = {}
+    steps = []
+    for experiment in experiments:
+        key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
+        if key not in timelines:
+            timelines[key] = _timeline(experiment)
+        steps.append(predicted_steps(experiment, timelines[key]))
+    search = space.options.search
+    if isinstance(search, OptunaSearch):
+        num_known, num_suggested = len(expand(space)), search.samples * len(seeds_of(space))
+        return (
+            f"{num_suggested} rows suggested by Optuna and {num_known} baselines; one by one they "
+            f"would take about {np.mean(steps) * (num_suggested + num_known):,.0f} client steps"
+        )
+    branching = [e for e in experiments if branches(e)]
+    prefixes = {prefix_key(e.plain, code_version(), device_of(e, False)) for e in branching}
+    return (
+        f"{len(experiments)} rows: {len(branching)} branch from {len(prefixes)} prefixes, "
+        f"{len(experiments) - len(branching)} are runs of their own; one by one they would take "
+        f"about {sum(steps):,} client steps"
+    )
+
+
+def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
+    """Refuse a metric that no row will have, before anything is trained.
+
+    An algorithm of the user's own, named with a colon, may return metrics of its own.
+    """
+    metric, known = space.options.metric, summary_names()
+    if metric not in known and not any(":" in e.algorithm.name for e in experiments):
+        raise ExperimentError(f"unknown metric {metric!r}; known: {', '.join(known)}")
+    has_validation = any(e.plain["split"].get("validation", True) for e in experiments)
+    is_needed = space.is_scheduled or isinstance(space.options.search, OptunaSearch)
+    if is_needed and "validation_" in metric and not has_validation:
+        raise ExperimentError(
+            f"the search goes by {metric}, but no client has validation examples: set "
+            "split.validation=0.1, or name another metric"
+        )
+
+
+def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
+    """Client steps of a run, as its summary counts them, if its clients end in one cluster.
+
+    A method whose clusters draw cohorts of their own may take more or fewer after its clustering.
+    """
+    settings, algorithm = experiment.settings, experiment.algorithm.build()
+    total = 0
+    for t in range(1, settings.rounds + 1):
+        split = timeline.at(t)
+        cohort = sample_cohort(split.clients, settings.participation, settings.seed, t)
+        total += int(num_local_steps(split.num_train_examples[cohort], settings.train).sum())
+    signature = getattr(getattr(algorithm, "clustering", None), "signature", None)
+    if branches(experiment) and isinstance(signature, Update | Weights):  # which all clients train
+        split = timeline.at(max(algorithm.rounds_before, 1))
+        epochs = getattr(signature, "epochs", None) or settings.train.epochs
+        per_epoch = num_local_steps(split.num_train_examples[split.clients], settings.train)
+        total += int(per_epoch.sum()) // settings.train.epochs * epochs
+    return total
+
+
+def _timeline(experiment: Experiment) -> Timeline:
+    split = deal(experiment, experiment.dataset.build().load())
+    return make_timeline(split, experiment.settings.events)

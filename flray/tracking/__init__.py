@@ -1,0 +1,1 @@
+"""Where runs are shown beside their directories: W&B and TensorBoard."""
