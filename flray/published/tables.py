@@ -236,7 +236,7 @@ def _is_between(number: object, least: float, most: float) -> bool:
 
 def _column(raw: Raw | str) -> Column:
     """A column as the file lists it: the fields of `Column`, or its key alone."""
-    given = {"key": raw} if isinstance(raw, str) else raw
+    given: Raw = {"key": raw} if isinstance(raw, str) else raw
     unit: Unit = given.get("unit", "percent")
     defaults = {"entry": given["key"], "name": given["key"], "decimals": _DECIMALS[unit]}
     return Column(**{**defaults, **given})

@@ -1,11 +1,15 @@
-"""Colours that tell categories apart, for colour-blind readers too where there are few."""
+"""How figures look: colours that tell categories apart, axes, legends, texts."""
 
 import colorsys
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from scipy.optimize import linear_sum_assignment
 
 from flray.data.dataset import Ids
@@ -16,18 +20,10 @@ GREY: Colour = (0.35, 0.35, 0.35)  # what belongs to no category
 # Methods: Okabe and Ito, "Color Universal Design", 2008; the hardest to see come last.
 METHODS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442"]
 # Clusters and planted groups: Paul Tol's muted scheme, which shares no colour with the methods.
-GROUPS = [
-    "#332288",
-    "#CC6677",
-    "#117733",
-    "#DDCC77",
-    "#44AA99",
-    "#882255",
-    "#88CCEE",
-    "#999933",
-    "#AA4499",
-]
+GROUPS = ["#332288", "#CC6677", "#117733", "#DDCC77", "#44AA99", "#882255", "#88CCEE", "#999933"]
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of hue that never meet again
+LOG_FROM = 20  # clusters
+LEGEND_WIDTH = 95  # characters
 
 
 def palette(num_colours: int, few: list[str] = METHODS) -> list[Colour]:
@@ -69,13 +65,16 @@ def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour],
     return of_cluster, dict(zip(planted.tolist(), colours, strict=False))
 
 
-def for_figure(text: str) -> str:
-    r"""Text that matplotlib shows as it is: a dollar would begin a formula.
+def for_figure(text: str, length: int = 40) -> str:
+    r"""Text that fits and that matplotlib shows as it is: a dollar would begin a formula.
 
-    >>> for_figure("$5")
-    '\\$5'
+    What tells names apart tends to stand at their end.
+
+    >>> for_figure("$5"), for_figure("experiments/flt/seed=3", 8)
+    ('\\$5', '…/seed=3')
     """
-    return text.replace("$", r"\$")
+    fitting = text if len(text) <= length else f"…{text[1 - length :]}"
+    return fitting.replace("$", r"\$")
 
 
 def plain(axes: Axes) -> None:
@@ -83,3 +82,36 @@ def plain(axes: Axes) -> None:
     sns.despine(ax=axes)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def whole_rounds(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def count_axis(axes: Axes) -> None:
+    """Whole numbers; many are on a logarithmic axis."""
+    axes.set_ylabel("clusters")
+    if axes.dataLim.y1 > LOG_FROM:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+        axes.set_ylim(0, 1.1 * max(axes.dataLim.y1, 1))
+
+
+def line(label: str, colour: Colour | str, **style: object) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], color=colour, label=label, **style)  # type: ignore[arg-type]
+
+
+def lines(colours: Mapping[str, Colour], **style: object) -> list[Line2D]:
+    return [line(label, colour, **style) for label, colour in colours.items()]
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D]) -> None:
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    columns = max(1, min(5, len(handles), LEGEND_WIDTH // (longest + 6)))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
