@@ -155,7 +155,7 @@ def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places:
 def _show_relation(axes: Axes, clustering: Clustering, places: Ids) -> AxesImage:
     relation = _relation(clustering)
     image = _show_matrix(axes, relation, clustering.clients, places)
-    image.set(cmap="Greys", clim=(0, float(relation.max()) or 1.0))
+    image.set(cmap=sns.light_palette("0.45", as_cmap=True), clim=(0, float(relation.max()) or 1.0))
     return image
 
 

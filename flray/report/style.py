@@ -20,23 +20,23 @@ GREY: Colour = (0.35, 0.35, 0.35)  # what belongs to no category
 # Methods: Okabe and Ito, "Color Universal Design", 2008; the hardest to see come last.
 METHODS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442"]
 # Clusters and planted groups: Paul Tol's muted scheme, which shares no colour with the methods.
-GROUPS = ["#332288", "#CC6677", "#117733", "#DDCC77", "#44AA99", "#882255", "#88CCEE", "#999933"]
+GROUPS = (
+    *("#332288", "#CC6677", "#117733", "#DDCC77", "#44AA99"),
+    *("#882255", "#88CCEE", "#999933", "#AA4499"),
+)
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of hue that never meet again
 LOG_FROM = 20  # clusters
 LEGEND_WIDTH = 95  # characters
 
 
-def palette(num_colours: int, few: list[str] = METHODS) -> list[Colour]:
-    """As many different colours: those of `few` if they suffice, then tab20, then any hue.
+def palette(num_colours: int, few: Sequence[str] = METHODS) -> list[Colour]:
+    """As many different colours: those of `few`, then any hue.
 
     >>> len(set(palette(8))), len(set(palette(100)))
     (8, 100)
     """
-    if num_colours <= len(few):
-        return [to_rgb(name) for name in few[:num_colours]]
-    paired = list(sns.color_palette("tab20"))
-    rest = [colorsys.hsv_to_rgb(k * GOLDEN_RATIO % 1, 0.6, 0.8) for k in range(num_colours)]
-    return (paired[::2] + paired[1::2] + rest)[:num_colours]
+    hues = [colorsys.hsv_to_rgb(k * GOLDEN_RATIO % 1, 0.55, 0.75) for k in range(num_colours)]
+    return [*map(to_rgb, few), *hues][:num_colours]
 
 
 def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour], dict[int, Colour]]:

@@ -124,9 +124,9 @@ def _curves(
             if name in sweep.finished:
                 mean, told = sweep.finished.groupby(key)[name].mean(), column_of(name).title
                 (dashed[told],) = axes.plot(mean.index, mean, color="0.35", ls=dashes, label=told)
-        axes.set_ylabel("" if facet and axes not in grid[:, 0] else column_of(column).label)
         if column == "clusters":
             style.count_axis(axes)
+        axes.set_ylabel("" if facet and axes not in grid[:, 0] else column_of(column).label)
         if facet is not None and axes in grid[0]:
             axes.set_title(f"{sweep.names[facet]}: {style.for_figure(value_text(value))}")
         if is_log(own[key].to_numpy(np.float64)):

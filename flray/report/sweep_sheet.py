@@ -35,9 +35,9 @@ def top_sheet(sweep: Sweep) -> Sheet:
                 "missing_seeds": row[MISSING_ROWS] if scale > 1 else 0,
             }
     frame = numbers(cells)
-    notes = [f"Ranked by {sweep.metric}, a mean over seeds."]
+    notes = [f"Ranked by {sweep.metric}."]
     if sweep.has_seeds:
-        notes.append("± is the standard deviation over seeds.")
+        notes = [f"Ranked by {sweep.metric}, a mean ± standard deviation over seeds."]
     if sweep.num_tied > 1:
         notes.append(f"{sweep.num_tied} configurations tie for the best; the first is taken.")
     return Sheet(

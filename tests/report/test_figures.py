@@ -401,7 +401,7 @@ class TestSeeds:
         assert strips.get_xlabel() == "seed"
 
     def test_planted_groups_have_no_colour_of_a_method(self):
-        assert not set(palette(8)) & set(palette(8, GROUPS_PALETTE))
+        assert not set(palette(8)) & set(palette(9, GROUPS_PALETTE))
 
 
 class TestDistance:
