@@ -1,6 +1,6 @@
 """`flray table` and `flray list tables`: the papers' tables, what fills them, what they cost."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -14,16 +14,6 @@ from flray.published import Table, find_table, load_tables
 from flray.report.matching import matcher_of, required_algorithms
 
 DEFAULT_RUNS = Path("runs")
-
-# The space of the repository whose runs fill a table; those of the workshop are in the journal's.
-SPACES: Mapping[str, str] = {
-    **{f"flhc.{n}": f"tune_spaces/flhc_table{n}.yaml" for n in range(1, 7)},
-    **{f"flis.{n}": f"tune_spaces/flis_table{n}.yaml" for n in (1, 2, 3, 4)},
-    **{f"flt.{n}": f"tune_spaces/flt_table{n}.yaml" for n in range(1, 6)},
-    "repa.1": "tune_spaces/repa_table1.yaml",
-    "flt_workshop.1": "tune_spaces/flt_table3.yaml",
-    "flt_workshop.2": "tune_spaces/flt_table4.yaml",
-}
 
 
 def show_table(
@@ -54,7 +44,7 @@ def tables_listing() -> RichTable:
         listing.add_column(column, overflow="fold")
     for table in load_tables().values():
         what = f"{table.paper}, Table {table.number}. {table.caption}"
-        sweep = f"\nflray sweep {SPACES[table.key]}" if table.key in SPACES else ""
+        sweep = f"\nflray sweep tune_spaces/{table.space}" if table.space else ""
         state = _state(table, names("algorithm")) + sweep
         listing.add_row(table.key, Text(what), _cost(table), state)
     return listing

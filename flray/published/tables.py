@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from flray.errors import ExperimentError
-from flray.published.costs import Cost, read_costs
+from flray.published.costs import Cost, cost_of
 
 FOLDER = Path(__file__).parent
 
@@ -30,6 +30,7 @@ _RANGE: Mapping[Unit, tuple[float, float]] = {
     "Mb": (0, 1e6),
 }
 _LARGEST_RATIO = 100.0
+_METHODS = {"Method": "{method}"}  # the headings of rows, and what stands below them
 _DECIMALS: Mapping[Unit, int] = {
     "percent": 2,
     "percent²": 2,
@@ -52,13 +53,16 @@ class Published:
 
 @dataclass(frozen=True)
 class Column:
+    """A column; the fields are what the file says of it."""
+
     key: str
     entry: str  # which of a row's entries: a dataset, a model, a method
-    statistic: str  # which number of it: acc, var, rounds, mb, or FL+HC's own names
-    group: str  # heading above several columns, "" where there is none
     name: str  # heading
-    unit: Unit
     decimals: int
+    unit: Unit = "percent"
+    group: str = ""  # heading above several columns
+    statistic: str = "acc"  # which number of it, by the names of `match`
+    field: str | None = None  # of the entry that holds the number; None: `mean` or `value`
 
     @property
     def lower_is_better(self) -> bool:
@@ -97,6 +101,7 @@ class Table:
     cost: Cost
     note: str = ""
     match: Raw = field(default_factory=dict)  # which runs fill it: report/matching.py
+    space: str | None = None  # the file in tune_spaces/ whose runs fill it
 
     @property
     def has_ratios(self) -> bool:
@@ -110,20 +115,20 @@ class Table:
 @functools.cache
 def load_tables() -> Mapping[str, Table]:
     """All of them by key, papers in alphabetical order; `repa_figures.yaml` holds no table."""
-    costs = read_costs(FOLDER / "costs.yaml")
-    raws = {}
-    for path in sorted(FOLDER.glob("*_table*.yaml")):
-        name = _FILE.fullmatch(path.stem)
-        assert name is not None, path
-        raws[f"{name[1]}.{name[2]}"] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    costs = _read("costs.yaml")["tables"]
+    files = [path.name for path in sorted(FOLDER.glob("*_table*.yaml"))]
+    raws = {".".join(_FILE.findall(name)[0]): _read(name) for name in files}
     return MappingProxyType(
         {
-            key: parse_table(
-                key, {**raw, "match": resolved_match(key, raws)}, costs.get(key, Cost(None, ""))
-            )
+            key: parse_table(key, {**raw, "match": resolved_match(key, raws)}, cost_of(raw, costs))
             for key, raw in raws.items()
         }
     )
+
+
+def _read(name: str) -> dict[str, Any]:  # Any: YAML
+    held: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return held
 
 
 def resolved_match(key: str, raws: Mapping[str, Raw]) -> Raw:
@@ -158,8 +163,7 @@ def find_table(name: str) -> Table:
 
 def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
     """One file's content in the common shape; what it lacks is left out for the check to find."""
-    columns = _columns(key, raw)
-    headings, rows = _rows(key, raw, columns)
+    columns = tuple(_column(each) for each in raw["columns"])
     settings = raw.get("settings", {})
     return Table(
         key=key,
@@ -167,13 +171,14 @@ def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
         number=str(raw["table"]),
         caption=raw["caption"],
         metric=raw.get("metric", ""),
-        row_headings=headings,
+        row_headings=tuple(raw.get("row_headings", _METHODS)),
         columns=columns,
-        rows=rows,
+        rows=tuple(_row(raw, entry, columns) for entry in raw["rows"]),
         settings=settings,
         cost=cost,
         note=raw.get("note") or settings.get("note", ""),
         match=raw.get("match", {}),
+        space=raw.get("space"),
     )
 
 
@@ -229,91 +234,31 @@ def _is_between(number: object, least: float, most: float) -> bool:
     return least <= number <= most  # never true of NaN
 
 
-_FLHC_HEADINGS = {
-    "acc_post_cluster": ("test acc", "post cluster"),
-    "acc_round50": ("test acc", "50"),
-    "pct_clients_target_post_cluster": ("% clients", "post cluster"),
-    "pct_clients_target_round50": ("% clients", "50"),
-}
-_FLT_HEADINGS = {"FedSEM": ("", "FedSEM"), "FLT_enc1": ("FLT", "Enc1"), "FLT_enc2": ("FLT", "Enc2")}
-_SETTING_HEADINGS = {
-    "client_fraction": "cf",
-    "rounds_before_clustering": "n",
-    "distance": "dist",
-    "linkage": "link",
-}
-_BLOCKS = {
-    "label_skew_20": "Non-IID label skew (20%)",
-    "label_skew_30": "Non-IID label skew (30%)",
-    "dirichlet_0.1": "Non-IID Dir(0.1)",
-}
+def _column(raw: Raw | str) -> Column:
+    """A column as the file lists it: the fields of `Column`, or its key alone."""
+    given: Raw = {"key": raw} if isinstance(raw, str) else raw
+    unit: Unit = given.get("unit", "percent")
+    defaults = {"entry": given["key"], "name": given["key"], "decimals": _DECIMALS[unit]}
+    return Column(**{**defaults, **given})
 
 
-def _columns(key: str, raw: Raw) -> tuple[Column, ...]:
-    if "formula" in raw["rows"][0]:
-        names = [name for name in raw.get("columns", ["formula"]) if name != "method"]
-        return tuple(Column(name, name, name, "", name, "formula", 0) for name in names)
-    columns = []
-    for name in raw["columns"]:
-        if name in _FLHC_HEADINGS:
-            columns.append(Column(name, name, name, *_FLHC_HEADINGS[name], "percent", 1))
-        elif "targets_percent" in raw:
-            group = f"{name} ({raw['targets_percent'][name]}%)"
-            columns += [
-                _column(f"{name}.rounds", name, group, "rounds", "rounds"),
-                _column(f"{name}.mb", name, group, "Mb", "Mb"),
-            ]
-        elif name.rpartition(".")[2] in ("acc", "var"):
-            entry, _, statistic = name.rpartition(".")
-            unit: Unit = "percent" if statistic == "acc" else "percent²"
-            only = next(iter(raw["rows"][0]["values"]))  # a table of one model does not name it
-            columns.append(_column(name, entry or only, entry, f"{statistic}.", unit))
-        else:
-            group, heading = _FLT_HEADINGS.get(name, ("", name.replace("_", " ")))
-            unit = "fraction" if key.startswith("repa") else "percent"
-            columns.append(_column(name, name, group, heading, unit))
-    return tuple(columns)
-
-
-def _column(key: str, entry: str, group: str, name: str, unit: Unit) -> Column:
-    statistic = {"percent²": "var", "rounds": "rounds", "Mb": "mb"}.get(unit, "acc")
-    return Column(key, entry, statistic, group, name, unit, _DECIMALS[unit])
-
-
-def _rows(key: str, raw: Raw, columns: Sequence[Column]) -> tuple[tuple[str, ...], tuple[Row, ...]]:
-    rows = tuple(
-        Row(
-            labels=_labels(entry),
-            block=_BLOCKS.get(entry.get("settings", {}).get("partition"), ""),
-            method=_method(entry),
-            settings=entry.get("settings", {}),
-            cells=_cells(entry, columns),
-            note=entry.get("note") or entry.get("provenance_warning", ""),
-        )
-        for entry in raw["rows"]
+def _row(raw: Raw, entry: Raw, columns: Sequence[Column]) -> Row:
+    settings = entry.get("settings", {})
+    texts = raw.get("row_headings", _METHODS).values()
+    labels = tuple(text.format(**{**settings, **entry}) for text in texts)
+    blocks = [names[settings[name]] for name, names in raw.get("blocks", {}).items()]
+    return Row(
+        labels=labels,
+        block=", ".join(blocks),
+        method=" ".join(labels) if "method" in entry else None,
+        settings=settings,
+        cells=_cells(entry, columns),
+        note=entry.get("note") or entry.get("provenance_warning", ""),
     )
-    first = raw["rows"][0]
-    if "method" in first:
-        name = "Algorithm" if key.startswith("flis") else "Method"
-        return ((name, "variant") if "variant" in first else (name,)), rows
-    if "n_clients" in first["settings"]:
-        return ("(M, ρ, E, T)",), rows
-    return tuple(_SETTING_HEADINGS[name] for name in first["settings"]), rows
-
-
-def _labels(entry: Raw) -> tuple[str, ...]:
-    if "method" in entry:
-        return tuple(entry[name] for name in ("method", "variant") if name in entry)
-    values = [str(value) for value in entry["settings"].values()]
-    return (f"({', '.join(values)})",) if "n_clients" in entry["settings"] else tuple(values)
-
-
-def _method(entry: Raw) -> str | None:
-    return " ".join(_labels(entry)) if "method" in entry else None
 
 
 def _cells(entry: Raw, columns: Sequence[Column]) -> dict[str, Published]:
-    if "formula" in entry:
+    if columns and columns[0].unit == "formula":
         return {column.key: Published(text=entry[column.key]) for column in columns}
     values = entry["values"]
     if values is None:  # the paper's run did not complete
@@ -321,30 +266,21 @@ def _cells(entry: Raw, columns: Sequence[Column]) -> dict[str, Published]:
     known = {column.entry for column in columns}
     cells = {extra: Published() for extra in values if extra not in known}
     for column in columns:
-        if column.entry not in values:
-            continue
-        cell = _cell(values[column.entry], column.statistic)
-        if cell is not None:
-            cells[column.key] = cell
+        if column.entry in values:
+            cell = _cell(values[column.entry], column)
+            cells |= {} if cell is None else {column.key: cell}
     return cells
 
 
-_FIELDS = {
-    "acc": ("mean", ("std", "stderr")),
-    "var": ("var", ()),
-    "rounds": ("rounds_skew20", ()),
-    "mb": ("cost_mb_skew30", ()),
-}
-
-
-def _cell(printed: Raw | None, statistic: str) -> Published | None:
+def _cell(printed: Raw | None, column: Column) -> Published | None:
     """None where the number is not even there as null."""
     if printed is None:
         return Published()
-    field, spreads = _FIELDS.get(statistic, ("value", ()))
+    field = column.field or ("mean" if "mean" in printed else "value")
     if field not in printed:
         return None
-    spread = next((printed[name] for name in spreads if name in printed), None)
+    spreads = [printed[name] for name in ("std", "stderr") if name in printed]
+    spread = spreads[0] if spreads and column.field is None else None
     return Published(printed[field], spread, printed.get("ratio_to_FL"))
 
 

@@ -10,13 +10,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 from flray.records.clusterings import Clustering
-from flray.report.colours import GREY, Colour, matched_colours
 from flray.report.geometry import (
     Matrix,
     circle_layout,
@@ -27,6 +25,7 @@ from flray.report.geometry import (
     merge_clusters,
     plane,
 )
+from flray.report.style import GREY, Colour, lines, matched_colours
 from flray.scores import partition_scores
 
 MAX_NAMED_CLIENTS = 25  # more ids than this do not fit on an axis or into nodes
@@ -66,7 +65,7 @@ def distance_figure(
     figure.colorbar(image, ax=flat, location="bottom", label=name, aspect=24)
     outlined = "equal ones outlined" if clustering.is_overlapping else "outlined"
     flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters}, {outlined}")
-    _outline_clusters(flat, clustering.labels[order])
+    _outline_clusters(flat, clustering.labels[order], of_cluster)
     if clustering.groups is not None:
         for axes, places in ((raw, everyone), (reordered, leaves), (flat, order)):
             _strip(axes, SIDE, clustering.groups[places][:, None], of_group)
@@ -110,7 +109,7 @@ def graph_figure(clustering: Clustering, title: str = "") -> Figure:
     grid = figure.subplots(2, 2)
     for axes, places in zip(grid[0], (np.arange(clustering.num_clients), order), strict=True):
         _show_relation(axes, clustering, places)
-    _outline_clusters(grid[0, 1], clustering.labels[order])
+    _outline_clusters(grid[0, 1], clustering.labels[order], of_cluster)
     edges, num_edges = _edges(clustering)
     layouts = (circle_layout(clustering.num_clients), cluster_layout(clustering.labels, order))
     for axes, positions in zip(grid[1], layouts, strict=True):
@@ -156,17 +155,17 @@ def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places:
 def _show_relation(axes: Axes, clustering: Clustering, places: Ids) -> AxesImage:
     relation = _relation(clustering)
     image = _show_matrix(axes, relation, clustering.clients, places)
-    image.set(cmap="Blues", clim=(0, float(relation.max()) or 1.0))
+    image.set(cmap=sns.light_palette("0.45", as_cmap=True), clim=(0, float(relation.max()) or 1.0))
     return image
 
 
-def _outline_clusters(axes: Axes, labels: Ids) -> None:
-    """Squares around runs of equal labels on the diagonal."""
+def _outline_clusters(axes: Axes, labels: Ids, colours: Colours) -> None:
+    """Squares around runs of equal labels on the diagonal, in the colours of clusters."""
     starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
     sizes = np.diff(starts, append=len(labels))
     for start, size in zip(starts, sizes, strict=True):
-        corner = (start - 0.5, start - 0.5)
-        axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="#D55E00", linewidth=1))
+        corner, colour = (start - 0.5, start - 0.5), colours[int(labels[start])]
+        axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor=colour, linewidth=1.5))
 
 
 def _strip(axes: Axes, place: tuple[float, ...], labels: Ids, colours: Colours) -> None:
@@ -201,10 +200,7 @@ def _legend(
 ) -> None:
     if len(colours) > MAX_LEGEND:
         return
-    dots = [
-        Line2D([], [], color=colour, label=str(name), linestyle="", marker="o")
-        for name, colour in colours.items()
-    ]
+    dots = lines({str(name): c for name, c in colours.items()}, linestyle="", marker="o")
     legend = axes.legend(handles=dots, loc=place, bbox_to_anchor=anchor, ncols=6, frameon=False)
     legend.set_title(title)
 
@@ -251,11 +247,8 @@ def _draw_graph(
             ink = "black" if np.mean(colour) > 0.5 else "white"
             name = axes.text(x[k], y[k], str(clustering.clients[k]), fontsize=7, color=ink)
             name.set(ha="center", va="center", zorder=4)
-    for limit, centre in ((axes.set_xlim, _middle(x)), (axes.set_ylim, _middle(y))):
+    for limit, held in ((axes.set_xlim, x), (axes.set_ylim, y)):
+        centre = (held.min() + held.max()) / 2
         limit(centre - extent / 2, centre + extent / 2)
     axes.set_aspect("equal")
     axes.axis("off")
-
-
-def _middle(values: Matrix) -> float:
-    return float(values.min() + values.max()) / 2

@@ -9,28 +9,31 @@ import pandas as pd
 from scipy import stats
 
 from flray.records.clusterings import clustering_files, read_clustering
+from flray.report.columns import TEST, VALIDATION, column_of, known
 from flray.report.configuration import look_up
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import Experiments, RunRecord
-from flray.report.sheets import Heading, Sheet, mark_notes, numbers
-
-# Heading, key of summary.json, scale, decimals, whether the spread over seeds stands beside it.
-_COLUMNS = (
-    ("accuracy %", "accuracy_mean", 100, 2, True),
-    ("global", "global_accuracy_mean", 100, 2, True),
-    ("tuned", "tuned_accuracy_mean", 100, 2, True),
-    ("tuned global", "tuned_global_accuracy_mean", 100, 2, True),
-    ("validation", "validation_accuracy_mean", 100, 2, True),
-    ("worst", "accuracy_worst", 100, 2, False),
-    ("var. %²", "accuracy_variance", 1e4, 2, False),
-    ("clusters", "clusters", 1, 0, False),
-    ("MB up", "bytes_up", 1e-6, 1, False),
-    ("MB down", "bytes_down", 1e-6, 1, False),
-    ("seconds", "seconds", 1, 1, False),
+from flray.report.sheets import (
+    Cells,
+    Fields,
+    Heading,
+    Sheet,
+    headings_of,
+    mark_notes,
+    numbers,
+    seed_mean,
 )
+
+# What stands beside each other, and which of it only where a run has it.
+_COLUMNS = (
+    *(TEST, "global_accuracy_mean", "tuned_accuracy_mean", "tuned_global_accuracy_mean"),
+    *(VALIDATION, "accuracy_worst", "accuracy_variance"),
+    *("clusters", "bytes_up", "bytes_down", "seconds"),
+)
+_OTHER_PROTOCOLS = _COLUMNS[1:4]
+_WITH_SPREAD = _COLUMNS[:5]
 THRESHOLD = "algorithm.clustering.partition.threshold"
 LEAST_PAIRS = 3  # seeds, for a test of their differences
-_OTHER_PROTOCOLS = ("global", "tuned", "tuned global")  # columns only where a run has them
 
 
 def with_merges(row: Mapping[str, Any], run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,37 +109,34 @@ def _merges(row: Mapping[str, Any]) -> list[str]:  # Any: one value a column
 def comparison_sheet(experiments: Experiments) -> Sheet:
     """A row for each experiment, a mean over its seeds; differences are paired by seed."""
     first, num_seeds = next(iter(experiments)), max(map(len, experiments.values()))
-    there = {key for runs in experiments.values() for run in runs for key in run.numbers}
-    columns = [c for c in _COLUMNS if c[0] not in _OTHER_PROTOCOLS or c[1] in there]
-    headings = [Heading(name, name, "", decimals) for name, _, _, decimals, _ in columns]
-    versus = Heading("vs", f"vs {first}")
-    cells: dict[tuple[Any, str, str], dict[str, Any]] = {}  # Any: fields
+    recorded = {key for runs in experiments.values() for run in runs for key in run.numbers}
+    columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in recorded]
+    cells: Cells = {}
     for name, runs in experiments.items():
-        for title, key, scale, _, has_error in columns:
-            cell = _mean([_value(run, key, scale) for run in runs])
-            cells[name, title, "ours"] = {**cell, "error": cell["error"] if has_error else None}
-            if scale > 1:  # what a method that knows the groups does better
-                cells[name, title, "ours"] |= {"uses_ground_truth": _uses_ground_truth(runs)}
-        if len(runs) == 1:
-            error = _value(runs[0], "accuracy_se_clients", 100)
-            cells[name, "accuracy %", "ours"]["error"] = error
-        paired = _paired_difference(runs, experiments[first]) if name != first else {"text": " "}
-        cells[name, "vs", "ours"] = paired
+        for column in columns:
+            cell = seed_mean([_value(run, column) for run in runs])
+            if column not in _WITH_SPREAD:
+                cell["error"] = None
+            elif column == TEST and len(runs) == 1:
+                cell["error"] = _value(runs[0], "accuracy_se_clients")
+            if column_of(column).unit.startswith("%"):  # what knowing the groups improves
+                cell["uses_ground_truth"] = _uses_ground_truth(runs)
+            cells[name, column, "ours"] = cell
+        if len(experiments) > 1:
+            versus = _paired_difference(runs, experiments[first])
+            cells[name, "vs", "difference"] = {"text": " "} if name == first else versus
     frame = numbers(cells)
-    if not all(
-        float(value).is_integer() for value in frame.xs("clusters", level="column")["value"]
-    ):
-        headings = [Heading(h.key, h.name, "", 1) if h.key == "clusters" else h for h in headings]
+    headings = headings_of(columns, frame)
     if len(experiments) > 1:
-        headings.insert(1, versus)
-    else:
-        frame = frame.drop("vs", level="column")
-    spread = (
-        "± is the standard deviation over seeds, behind vs the standard error of the paired "
-        "difference."
-        if num_seeds > 1
-        else "± is the standard error over clients."
-    )
+        headings.insert(1, Heading("vs", f"vs {first}"))
+    spread = "± is the standard error over clients."
+    if num_seeds > 1:
+        spread = "± is the standard deviation over seeds"
+        spread += (
+            ", behind vs the standard error of the paired difference."
+            if len(experiments) > 1
+            else "."
+        )
     labels = pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
     title = f"mean over {num_seeds} seeds" if num_seeds > 1 else ""
     notes = (spread, *paired_tests(experiments), *mark_notes(frame))
@@ -191,34 +191,33 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     }
     if not clustered:
         return None
-    cells: dict[tuple[Any, str, str], dict[str, Any]] = {}  # Any: fields
-    headings = [Heading("round", "round", "", 0)]
-    for column, group in (
-        ("accuracy_mean", "accuracy %"),
-        ("clients_reaching_target", "at target %"),
-    ):
-        headings += [Heading(f"{column} {when}", when, group) for when in ("after", "end")]
-    headings.append(Heading("ari", "ARI"))
+    shares = {TEST: "accuracy %", "clients_reaching_target": "at target %"}
+    rounds = {"after": "round_after_clustering", "end": "rounds"}
+    cells: Cells = {}
     for name, runs in clustered.items():
-        after = [int(run.numbers["round_after_clustering"]) for run in runs]
-        end = [int(run.numbers["rounds"]) for run in runs]
-        cells[name, "round", "ours"] = {"value": float(np.mean(after))}
-        for column in ("accuracy_mean", "clients_reaching_target"):
-            for when, rounds in (("after", after), ("end", end)):
-                mine = [_measured(run, t, column) for run, t in zip(runs, rounds, strict=True)]
-                ratio = mean_ratio(mine, column, experiments[first])
+        after = [float(run.numbers["round_after_clustering"]) for run in runs]
+        cells[name, "round", "ours"] = {"value": np.mean(after)}
+        for column in shares:
+            for when, key in rounds.items():
+                mine = [_measured(run, int(run.numbers[key]), column) for run in runs]
                 cells[name, f"{column} {when}", "ours"] = {
-                    **_mean([100 * each.value for each in mine]),
-                    "ratio": ratio.value,
+                    **seed_mean([100 * each.value for each in mine]),
+                    "ratio": mean_ratio(mine, column, experiments[first]).value,
                     "has_ratio": True,
                     "uses_ground_truth": _uses_ground_truth(runs),
                 }
-        aris = [run.numbers["ari"] for run in runs if run.numbers.get("ari") is not None]
-        cells[name, "ari", "ours"] = _mean(aris) if aris else {}
+        aris = [ari for run in runs if (ari := known(run.numbers.get("ari"))) is not None]
+        cells[name, "ari", "ours"] = seed_mean(aris)
+    headings = [Heading("round", "round", "", 0)]
+    headings += [
+        Heading(f"{c} {when}", when, group) for c, group in shares.items() for when in rounds
+    ]
     labels = pd.DataFrame({"experiment": list(clustered)}, index=list(clustered))
     title = f"after the clustering and at the end, with the ratio to {first}"
     frame = numbers(cells)
-    return Sheet(title, labels, tuple(headings), frame, notes=tuple(mark_notes(frame)))
+    spread = "± is the standard deviation over seeds."
+    notes = [spread] * bool(frame["error"].notna().any()) + list(mark_notes(frame))
+    return Sheet(title, labels, (*headings, Heading("ari", "ARI")), frame, notes=tuple(notes))
 
 
 def _uses_ground_truth(runs: Sequence[RunRecord]) -> bool:
@@ -227,40 +226,26 @@ def _uses_ground_truth(runs: Sequence[RunRecord]) -> bool:
 
 def _measured(run: RunRecord, t: int, column: str) -> Measured:
     """The value of a column in round t; NaN where it was not evaluated or is not finite."""
-    value = run.at(t).get(column)
+    value = known(run.at(t).get(column))
     return Measured(run, t, np.nan if value is None else value)
 
 
-def _value(run: RunRecord, key: str, scale: float) -> float:
-    value = run.numbers.get(key)
-    return np.nan if value is None else scale * value
+def _value(run: RunRecord, key: str) -> float:
+    """A number as it is shown; NaN where there is none."""
+    value = known(run.numbers.get(key))
+    return np.nan if value is None else column_of(key).scale * value
 
 
-def _mean(values: Sequence[float]) -> dict[str, Any]:  # Any: fields
-    """The mean, and the standard deviation over seeds where there are several."""
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"value": float(np.mean(values)), "error": spread}
-
-
-def _paired_difference(
-    runs: Sequence[RunRecord], against: Sequence[RunRecord]
-) -> dict[str, Any]:  # Any: fields
+def _paired_difference(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> Fields:
     """Mean of the differences seed by seed, and its standard error."""
     pairs = _differences(runs, against)
-    if not pairs:
-        return {"text": "no common seed"}
-    cell = _mean(pairs)
+    cell = seed_mean(pairs)
     if cell["error"] is not None:
         cell["error"] /= np.sqrt(len(pairs))
-    return {**cell, "text": _signed(cell)}
+    return cell if pairs else {"text": "no common seed"}
 
 
 def _differences(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> list[float]:
     """Of the accuracies in percent, of the seeds that both have."""
-    base = {run.seed: _value(run, "accuracy_mean", 100) for run in against}
-    return [_value(r, "accuracy_mean", 100) - base[r.seed] for r in runs if r.seed in base]
-
-
-def _signed(cell: Mapping[str, Any]) -> str:  # Any: fields
-    error = "" if cell["error"] is None else f" ± {cell['error']:.2f}"
-    return f"{cell['value']:+.2f}{error}"
+    base = {run.seed: _value(run, TEST) for run in against}
+    return [_value(run, TEST) - base[run.seed] for run in runs if run.seed in base]

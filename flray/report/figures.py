@@ -1,7 +1,7 @@
 """Figures of runs: accuracy by round and by client, what was sent and what took time."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +10,34 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from flray.records.clusterings import read_clustering
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.report.colours import GOLDEN_RATIO, GREY, GROUPS, Colour, for_figure, palette, plain
 from flray.report.configuration import look_up
 from flray.report.runs import Experiments, RunRecord, read_run
 from flray.report.sheets import GROUND_TRUTH
+from flray.report.style import (
+    GOLDEN_RATIO,
+    GREY,
+    GROUPS,
+    Colour,
+    count_axis,
+    for_figure,
+    legend_below,
+    line,
+    lines,
+    palette,
+    plain,
+    whole_rounds,
+)
 
 DPI = 150
 EVENT = "#CC3311"  # of neither a method nor a group
+EVENT_DOTS = (0, (1, 1.5))
 MAX_BANDS = 4  # more experiments than this would hide each other
 MAX_LINES = 8  # more clusterings than this are ticks at the foot
 MAX_STRIPS = 20  # clusters side by side
 MAX_EVENTS = 3  # more clusterings than this: only the last is drawn
-LOG_FROM = 20  # clusters
 FEW_POINTS = 20  # are marked one by one
 THRESHOLD = "algorithm.clustering.partition.threshold"
 # A phase that runs inside another one; its time is taken out of the other's.
@@ -58,7 +70,7 @@ def _figures(experiments: Experiments) -> Iterator[tuple[str, Figure]]:
     for name, (first, *others) in experiments.items():
         events = sorted(first.clusterings)
         for t in events if len(events) <= MAX_EVENTS else events[-1:]:
-            title = for_figure(f"{first.label if others else name}, {when(t)}")
+            title = for_figure(f"{first.label if others else name}, {when(t)}", 200)
             found, stem = read_clustering(first.clusterings[t]), f"{_file_name(name)}_round_{t}"
             threshold = look_up(first.config, THRESHOLD)
             yield f"{stem}_distance", distance_figure(found, title, threshold)
@@ -76,6 +88,7 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     The band is one standard deviation over seeds; of single runs, down to the worst decile.
     """
     data = _joined(experiments, RunRecord.evaluated)
+    data = data.assign(accuracy=100 * data["accuracy_mean"].astype(float))
     clustered = bool((data["clusters"] > 1).any())
     colours = dict(zip(experiments, palette(len(experiments)), strict=True))
     figure = Figure(figsize=(7, 5.6 if clustered else 4.4), layout="constrained")
@@ -84,10 +97,10 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     top: Axes = grid[0]
     has_seeds = any(len(runs) > 1 for runs in experiments.values())
     few = data.groupby("experiment", sort=False)["round"].nunique().max() <= FEW_POINTS
-    style = {"hue": "experiment", "palette": colours, "hue_order": list(colours), "legend": False}
+    hue = {"hue": "experiment", "palette": colours, "hue_order": list(colours), "legend": False}
     marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if few else {}
     bar = "sd" if has_seeds else None
-    sns.lineplot(data, x="round", y="accuracy", errorbar=bar, ax=top, **style, **marks)
+    sns.lineplot(data, x="round", y="accuracy", errorbar=bar, ax=top, **hue, **marks)
     told = ""
     if has_seeds:
         told = "; band: one standard deviation over seeds"
@@ -98,20 +111,17 @@ def accuracy_figure(experiments: Experiments) -> Figure:
             x, colour = own["round"].to_numpy(), colours[str(name)]
             top.fill_between(x, low, own["accuracy"], color=colour, alpha=0.15, linewidth=0)
     top.set_title(f"Mean over clients{told}", fontsize=10)
-    top.set_ylabel("test accuracy (%)")
-    handles = [_line(_titled(name, runs), colours[name]) for name, runs in experiments.items()]
-    handles += _draw_targets(top, experiments)
-    top.set_ylim(max(top.get_ylim()[0], -2), min(top.get_ylim()[1], 102))
+    handles = lines({_titled(name, runs): colours[name] for name, runs in experiments.items()})
+    handles += _percent_axis(top, experiments)
     if clustered:
-        counts = data.dropna(subset=["clusters"])
-        step = {"drawstyle": "steps-post", "errorbar": bar, "ax": grid[1]}
-        sns.lineplot(counts, x="round", y="clusters", **step, **style)
+        counts, step = data.dropna(subset=["clusters"]), {"drawstyle": "steps-post"}
+        sns.lineplot(counts, x="round", y="clusters", errorbar=bar, ax=grid[1], **step, **hue)
         count_axis(grid[1])
-    handles += _draw_clusterings(list(grid), experiments)
-    handles += _draw_events(list(grid), experiments)
+    for draw in (_draw_clusterings, _draw_events):
+        handles += draw(list(grid), experiments)
     for axes in grid:
         plain(axes)
-    grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    whole_rounds(grid[-1])
     legend_below(figure, handles)
     return figure
 
@@ -129,19 +139,18 @@ def clients_figure(experiments: Experiments) -> Figure:
     figure = Figure(figsize=(7.5, 3.8 + 2.4 * rows), layout="constrained")
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.3] + [1] * rows)
     top = figure.add_subplot(grid[0, :])
+    colours = dict(zip(experiments, palette(len(experiments)), strict=True))
     handles = []
-    for name, colour in zip(experiments, palette(len(experiments)), strict=True):
-        if name not in shown:
-            continue
-        accuracy = np.sort(shown[name]["accuracy"].to_numpy(np.float64))
+    for name, own in shown.items():
+        accuracy = np.sort(own["accuracy"].to_numpy(np.float64))
         share = 100 * (np.arange(len(accuracy)) + 0.5) / len(accuracy)
         marker = "o" if len(accuracy) <= FEW_POINTS else ""
-        top.plot(share, accuracy, color=colour, marker=marker, markersize=3)
-        told = f"mean {accuracy.mean():.1f} %, variance {_variance(shown[name]):.1f} %²"
-        handles.append(_line(f"{_titled(name, experiments[name])}: {told}", colour))
-    handles += _draw_targets(top, {name: experiments[name] for name in shown})
-    top.set_ylim(max(top.get_ylim()[0], -2), min(top.get_ylim()[1], 102))
-    top.set(xlabel="clients, worst to best (%)", ylabel="test accuracy (%)", xlim=(0, 100))
+        top.plot(share, accuracy, color=colours[name], marker=marker, markersize=3)
+        variance = own.groupby("seed", dropna=False)["accuracy"].var(ddof=0).mean()
+        told = f"mean {accuracy.mean():.1f} %, variance {variance:.1f} %²"
+        handles.append(line(f"{_titled(name, experiments[name])}: {told}", colours[name]))
+    handles += _percent_axis(top, {name: experiments[name] for name in shown})
+    top.set(xlabel="clients, worst to best (%)", xlim=(0, 100))
     top.set_title("Test accuracy of every client at the last evaluation", fontsize=10)
     plain(top)
     planted = sorted(data["group"].dropna().unique()) if "group" in data else []
@@ -149,13 +158,13 @@ def clients_figure(experiments: Experiments) -> Figure:
     for k, (name, by) in enumerate(strips.items()):
         axes = figure.add_subplot(grid[1 + k // columns, k % columns], sharey=top)
         _draw_strips(axes, shown[name], by, of_group)
-        axes.set_title(for_figure(_end_of(name, 24)), fontsize=9)
+        axes.set_title(for_figure(name, 24), fontsize=9)
         axes.set_ylabel("" if k % columns else "test accuracy (%)")
         axes.tick_params(labelleft=k % columns == 0)
         plain(axes)
     legend_below(figure, handles)
     if 0 < len(of_group) <= MAX_STRIPS and strips:
-        dots = [_dot(f"{group:.0f}", colour) for group, colour in of_group.items()]
+        dots = lines({f"{g:.0f}": colour for g, colour in of_group.items()}, ls="", marker="o")
         legend = figure.legend(handles=dots, loc="outside right upper", frameon=False, fontsize=9)
         legend.set_title("planted\ngroup")
     return figure
@@ -163,22 +172,23 @@ def clients_figure(experiments: Experiments) -> Figure:
 
 def efficiency_figure(experiments: Experiments) -> Figure:
     """Mean test accuracy against the bytes sent in both directions until then, over seeds."""
-    sent = {
-        name: [run.rounds.filter(regex="^bytes_(up|down)_").sum(axis=1).cumsum() for run in runs]
-        for name, runs in experiments.items()
-    }
-    size, unit = byte_unit(max(s.max() for each in sent.values() for s in each if len(s)))
+
+    def sent(run: RunRecord) -> pd.DataFrame:
+        so_far = run.rounds.filter(regex="^bytes_(up|down)_").sum(axis=1).cumsum()
+        return run.evaluated().assign(sent=so_far)
+
+    data = _joined(experiments, sent)
+    mean = data.groupby(["experiment", "round"], sort=False)[["sent", "accuracy_mean"]].mean()
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
+    unit = next((name for name, size in units.items() if mean["sent"].max() >= size), "bytes")
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     axes = figure.subplots()
-    for (name, runs), colour in zip(experiments.items(), palette(len(sent)), strict=True):
-        frames = [
-            run.evaluated().assign(sent=s / size) for run, s in zip(runs, sent[name], strict=True)
-        ]
-        mean = pd.concat(frames).groupby("round")[["sent", "accuracy_mean"]].mean()
-        marker = "o" if len(mean) <= FEW_POINTS else ""
-        y = 100 * mean["accuracy_mean"]
-        label = _titled(name, runs)
-        axes.plot(mean["sent"], y, color=colour, marker=marker, markersize=3, label=label)
+    for (name, runs), colour in zip(experiments.items(), palette(len(experiments)), strict=True):
+        if name in mean.index:
+            x, y = mean.loc[name]["sent"] / units[unit], 100 * mean.loc[name]["accuracy_mean"]
+            marker = "o" if len(x) <= FEW_POINTS else ""
+            label = _titled(name, runs)
+            axes.plot(x, y, color=colour, marker=marker, markersize=3, label=label)
     axes.set(xlabel=f"{unit} sent up and down so far", ylabel="test accuracy (%)")
     axes.set_title("Accuracy against communication", fontsize=10)
     plain(axes)
@@ -207,91 +217,42 @@ def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
     return phases[phases.sum().sort_values(ascending=False, kind="stable").index]
 
 
-def traffic_figure(up: pd.DataFrame, down: pd.DataFrame) -> Figure:
-    """Bytes of each round, a layer for each kind: sent by clients above, sent to them below."""
-    size, unit = byte_unit(max(side.sum(axis=1).max() for side in (up, down) if len(side.columns)))
-    kinds = sorted({*up, *down})
-    colours: dict[Hashable, Colour] = dict(
-        zip(kinds, sns.color_palette("crest", len(kinds)), strict=True)
-    )
-    figure, axes = _stacked({1: up / size, -1: down / size}, colours)
-    axes.axhline(0, color="0.2", linewidth=0.8)
-    axes.set_ylabel(f"{unit} a round:  ← down   up →")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
-    axes.set_title("Communication by kind", fontsize=10)
-    return figure
+def error_figure(errors: pd.DataFrame) -> Figure:
+    """The clustering error of a run by round, as FLIS's Fig. 3: false positives and, on top of
+    them, false negatives, by both truths.
 
-
-def time_figure(phases: pd.DataFrame) -> Figure:
-    """Seconds of each round, a layer for each phase."""
-    colours = dict(zip(phases, sns.color_palette("crest", len(phases.columns)), strict=True))
-    figure, axes = _stacked({1: phases}, colours)
-    axes.set_ylabel("seconds a round")
-    axes.set_title("Time by phase", fontsize=10)
-    return figure
-
-
-def byte_unit(largest: float) -> tuple[float, str]:
-    """The unit in which so many bytes are a readable number.
-
-    >>> byte_unit(2.5e6)
-    (1000000.0, 'MB')
+    Args:
+        errors: by round, with columns overlap_fp, overlap_fn, equal_fp and equal_fn.
     """
-    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    return next(((size, name) for size, name in units if largest >= size), (1.0, "bytes"))
-
-
-def count_axis(axes: Axes) -> None:
-    """Whole numbers; many are on a logarithmic axis."""
-    axes.set_ylabel("clusters")
-    if axes.dataLim.y1 > LOG_FROM:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
-        axes.set_ylim(0, 1.1 * max(axes.dataLim.y1, 1))
-
-
-def legend_below(figure: Figure, handles: Sequence[Line2D]) -> None:
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(5, len(handles), 95 // (longest + 6)))
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-    )
-
-
-def _stacked(
-    sides: Mapping[int, pd.DataFrame], colours: Mapping[Hashable, Colour]
-) -> tuple[Figure, Axes]:
-    """Layers by round, upwards or (-1) downwards; one path for each layer."""
-    figure = Figure(figsize=(5.8, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for sign, layers in sides.items():
-        t = layers.index.to_numpy(np.float64)
-        edges, base = np.append(t - 0.5, t[-1:] + 0.5), np.zeros(len(t))
-        for name in layers:
-            top = base + sign * layers[name].to_numpy(np.float64)
-            axes.stairs(top, edges, baseline=base, fill=True, color=colours[name])
-            base = top
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.margins(x=0.01)
-    plain(axes)
-    legend_below(
-        figure, [_line(str(name), colour, linewidth=5) for name, colour in colours.items()]
-    )
-    return figure, axes
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    truths = {"overlap": "at least half of a client's labels", "equal": "the same labels"}
+    grid = figure.subplots(1, len(truths), sharey=True)
+    t = errors.index.to_numpy(np.float64)
+    edges = np.append(t - 0.5, t[-1:] + 0.5)
+    for axes, (truth, told) in zip(grid, truths.items(), strict=True):
+        wrong = errors[f"{truth}_fp"].to_numpy(np.float64)
+        both = wrong + errors[f"{truth}_fn"].to_numpy(np.float64)
+        axes.stairs(wrong, edges, fill=True, color="0.3", label="false positives")
+        axes.stairs(both, edges, baseline=wrong, fill=True, color="0.75", label="false negatives")
+        axes.set_title(f"right companions hold {told}", fontsize=10)
+        whole_rounds(axes)
+        plain(axes)
+    grid[0].set_ylabel("clients, for each client")
+    handles, _ = grid[0].get_legend_handles_labels()
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
 
 
 def _joined(experiments: Experiments, read: Callable[[RunRecord], pd.DataFrame]) -> pd.DataFrame:
     """The frames of all runs with their experiment and seed."""
-    frames = [
-        read(run).assign(experiment=name, seed=run.seed)
-        for name, runs in experiments.items()
-        for run in runs
-    ]
-    data = pd.concat(frames, ignore_index=True)
-    return data.assign(accuracy=100 * data["accuracy_mean"]) if "accuracy_mean" in data else data
+    return pd.concat(
+        [
+            read(run).assign(experiment=name, seed=run.seed)
+            for name, runs in experiments.items()
+            for run in runs
+        ],
+        ignore_index=True,
+    )
 
 
 def _strip_column(own: pd.DataFrame) -> str | None:
@@ -320,20 +281,17 @@ def _draw_strips(axes: Axes, own: pd.DataFrame, by: str, of_group: Mapping[float
     axes.set_xlabel({"model": "cluster", "seed": "seed"}.get(by, "planted group"))
 
 
-def _variance(own: pd.DataFrame) -> float:
-    """Over clients (ddof 0), the mean over seeds."""
-    return float(own.groupby("seed", dropna=False)["accuracy"].var(ddof=0).mean())
-
-
-def _draw_targets(axes: Axes, experiments: Experiments) -> list[Line2D]:
+def _percent_axis(axes: Axes, experiments: Experiments) -> list[Line2D]:
+    """Test accuracy upwards, with a dotted line at each target."""
     configs = [runs[0].config for runs in experiments.values()]
     targets = {float(t) for c in configs if (t := look_up(c, "evaluate.target")) is not None}
-    return [
-        axes.axhline(
-            100 * target, color="0.45", lw=0.8, ls=":", label=f"target {100 * target:.4g} %"
-        )
-        for target in sorted(targets)
+    drawn = [
+        axes.axhline(100 * t, color="0.45", lw=0.8, ls=":", label=f"target {100 * t:.4g} %")
+        for t in sorted(targets)
     ]
+    axes.set_ylim(max(axes.get_ylim()[0], -2), min(axes.get_ylim()[1], 102))
+    axes.set_ylabel("test accuracy (%)")
+    return drawn
 
 
 def _draw_events(column: Sequence[Axes], experiments: Experiments) -> list[Line2D]:
@@ -344,11 +302,9 @@ def _draw_events(column: Sequence[Axes], experiments: Experiments) -> list[Line2
     there = sorted((t, kind) for t, kind in rounds if t <= last)
     for axes in column:
         for t in {t for t, _ in there}:
-            axes.axvline(t - 0.5, color=EVENT, linewidth=1.2, linestyle=(0, (1, 1.5)))
-    if not there:
-        return []
+            axes.axvline(t - 0.5, color=EVENT, linewidth=1.2, linestyle=EVENT_DOTS)
     told = ", ".join(dict.fromkeys(kind for _, kind in there))
-    return [_line(f"event: {told}", EVENT, linestyle=(0, (1, 1.5)))]
+    return [line(f"event: {told}", EVENT, linestyle=EVENT_DOTS)] if there else []
 
 
 def _draw_clusterings(column: Sequence[Axes], experiments: Experiments) -> list[Line2D]:
@@ -361,38 +317,17 @@ def _draw_clusterings(column: Sequence[Axes], experiments: Experiments) -> list[
             axes.axvline(t, color="0.3", linewidth=1, linestyle="--")
         for t in sorted(many):
             axes.axvline(t, ymax=0.03, color="0.3", linewidth=1)
-    handles = [_line("clustering", GREY, linestyle="--")] if few else []
-    foot = _line("clustering (at the foot)", GREY, linestyle="", marker="|")
+    handles = [line("clustering", GREY, linestyle="--")] if few else []
+    foot = line("clustering (at the foot)", GREY, linestyle="", marker="|")
     return handles + ([foot] if many else [])
 
 
-def _line(label: str, colour: Colour | str, **style: object) -> Line2D:
-    return Line2D([], [], color=colour, label=label, **style)  # type: ignore[arg-type]
-
-
-def _dot(label: str, colour: Colour) -> Line2D:
-    return _line(label, colour, linestyle="", marker="o")
-
-
 def _titled(name: str, runs: Sequence[RunRecord]) -> str:
-    seeds = [str(run.seed) for run in runs]
-    marked = _short(name) + f" {GROUND_TRUTH}" * any(run.uses_ground_truth for run in runs)
     if not any(len(run.evaluated()) for run in runs):
-        return f"{_short(name)} (not evaluated yet)"
-    return f"{marked} (seeds {', '.join(seeds)})" if len(seeds) > 1 else marked
-
-
-def _short(name: str) -> str:
-    return for_figure(_end_of(name, 40))
-
-
-def _end_of(name: str, length: int) -> str:
-    """A name that fits; what tells runs apart tends to stand at the end.
-
-    >>> _end_of("experiments/flt/seed=3", 8)
-    '…/seed=3'
-    """
-    return name if len(name) <= length else f"…{name[1 - length :]}"
+        return f"{for_figure(name)} (not evaluated yet)"
+    marked = for_figure(name) + f" {GROUND_TRUTH}" * any(run.uses_ground_truth for run in runs)
+    seeds = ", ".join(str(run.seed) for run in runs)
+    return f"{marked} (seeds {seeds})" if len(runs) > 1 else marked
 
 
 def _file_name(name: str) -> str:

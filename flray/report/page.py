@@ -1,19 +1,38 @@
-"""One self-contained HTML page of a run, of several runs, of a sweep, or of all of them."""
+"""One self-contained HTML page of a run, of several runs, of a sweep, or of all of them.
 
+The templates say what stands where; `page_run` and `page_sweep` compute what they cannot.
+"""
+
+import functools
+import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flray import __version__
 from flray.records.atomic import replace_text
-from flray.report.page_blocks import Block, section
-from flray.report.page_run import experiments_sections, run_sections
-from flray.report.page_sweep import sweep_sections, sweep_title
-from flray.report.runs import RunRecord, by_experiment, find_runs
-from flray.report.sweeps import Sweep
+from flray.records.clusterings import read_clustering
+from flray.records.run_directory import leaves
+from flray.report import embed, figures, page_run, page_sweep, sweep_figures
+from flray.report.columns import column_of, with_unit
+from flray.report.configuration import look_up
+from flray.report.measures import errors_by_round, run_sheet
+from flray.report.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
+from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
+from flray.report.sweep_sheet import top_sheet
+from flray.report.sweeps import Sweep, left_out_note
+from flray.scores import partition_scores
 
-MAX_NAMES = 4  # in a title
+_NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
+_FUNCTIONS = (  # what the templates call by name
+    *(figures.bytes_by_kind, figures.seconds_by_phase, figures.when),
+    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, top_sheet, left_out_note),
+    *(errors_by_round, run_sheet, look_up, read_clustering, partition_scores, holds_run, read_run),
+)
 
 
 def write_page(folders: Sequence[Path], out: Path) -> None:
@@ -24,48 +43,54 @@ def write_page(folders: Sequence[Path], out: Path) -> None:
 
 
 def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
-    loader = PackageLoader("flray.report", "templates")
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(runs=runs, experiments=by_experiment(runs), sweeps=sweeps, version=__version__)
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+        loader=PackageLoader("flray.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
-        title=_title(runs, sweeps),
-        remark=_remark(runs, sweeps),
-        sections=_sections(runs, sweeps),
-        version=__version__,
-    )
+    environment.globals |= {function.__name__: function for function in _FUNCTIONS}
+    environment.globals |= {
+        "GROUND_TRUTH": GROUND_TRUTH,
+        "GROUND_TRUTH_NOTE": GROUND_TRUTH_NOTE,
+        "INCOMPLETE_NOTE": INCOMPLETE_NOTE,
+        "embed": embed,
+        "number": with_unit,
+        "of_run": page_run,
+        "of_sweep": page_sweep,
+        "title_of": lambda key: column_of(key).title,
+    }
+    environment.filters |= {
+        "leaves": leaves,
+        "setting": setting_text,
+        "typed": typed,
+        "yaml": lambda held: yaml.safe_dump(dict(held), sort_keys=False, allow_unicode=True),
+    }
+    environment.tests["numeric"] = lambda text: _NUMBER.match(str(text)) is not None
+    return environment
 
 
-def _sections(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> list[Block]:
-    """Those of the one thing there is, or one for each of several things."""
-    parts: list[tuple[str, str, list[Block]]] = []
-    if len(runs) == 1:
-        parts.append((runs[0].label, "run", run_sections(runs[0], "run")))
-    elif runs:
-        parts.append(("Runs", "runs", experiments_sections(by_experiment(runs), "runs")))
-    for number, sweep in enumerate(sweeps):
-        name = f"sweep{number}"
-        parts.append((f"{sweep.name}: {sweep_title(sweep)}", name, sweep_sections(sweep, name)))
-    return parts[0][2] if len(parts) == 1 else [section(*part) for part in parts]
+def typed(path: Path) -> str:
+    """A path as it is typed where the page is written: relative below the current folder."""
+    absolute = path.absolute()
+    below = absolute.is_relative_to(Path.cwd())
+    return shlex.quote(str(absolute.relative_to(Path.cwd()) if below else absolute))
 
 
-def _title(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
-    if len(runs) == 1 and not sweeps:
-        return runs[0].title
-    if len(sweeps) == 1 and not runs:
-        return sweep_title(sweeps[0])
-    names = [*by_experiment(runs), *(sweep.name for sweep in sweeps)]
-    shown = ", ".join(names[:MAX_NAMES])
-    return f"{shown} and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else shown
+def setting_text(value: object) -> str:
+    """A value as YAML has it on one line.
 
-
-def _remark(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
-    if len(runs) == 1 and not sweeps:
-        return f"{runs[0].label}; folder {runs[0].folder}"
-    counts = [
-        (len(by_experiment(runs)), "experiment"),
-        (len(runs), "run"),
-        (len(sweeps), "sweep"),
-        (sum(len(sweep.rows) for sweep in sweeps), "row"),
-    ]
-    return ", ".join(f"{n:,} {word}{'s' if n != 1 else ''}" for n, word in counts if n)
+    >>> setting_text(None), setting_text([1, 2]), setting_text("l2")
+    ('null', '[1, 2]', 'l2')
+    """
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

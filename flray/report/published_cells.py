@@ -1,32 +1,19 @@
 """What fills the cells of a published table: matching runs, selected and averaged over seeds."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from flray.published.tables import Column, Row, Table
+from flray.report.columns import VALIDATION
 from flray.report.configuration import look_up
 from flray.report.matching import Matcher, Metric, fits, matcher_of
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import NO_MATTER, RunRecord, without
-from flray.report.sheets import numbers
+from flray.report.sheets import Cells, Fields, numbers, seed_mean
 
-VALIDATION = "validation_accuracy_mean"
 VARIED, LEFT_OUT = "varied", "left_out"  # columns beside those of every sheet
-
-Fields = dict[str, Any]  # Any: fields of a cell
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    run: RunRecord
-    value: float
-    validation: float | None
-    test: float  # what the papers' way of selecting maximises
 
 
 def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
@@ -38,13 +25,12 @@ def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
     """
     matcher = matcher_of(table)
     baselines = [run for run in runs if look_up(run.config, "algorithm.name") == "fedavg"]
-    cells: dict[tuple[Any, str, str], Fields] = {}
+    cells: Cells = {}
     for r, row in enumerate(table.rows):
         for column in table.columns:
             found = _filled(matcher, (row, column), runs, baselines)
             paper = row.cells[column.key]
-            for source, fields in found.items():
-                cells[r, column.key, source] = fields
+            cells |= {(r, column.key, source): fields for source, fields in found.items()}
             if "ours" in found and paper.value is not None:
                 apart = found["ours"]["value"] - paper.value
                 cells[r, column.key, "difference"] = {"value": apart}
@@ -70,70 +56,63 @@ def _filled(
     """The fields of a cell by source."""
     row, column = place
     metric = matcher.metric(row, column)
-    if metric is None:
-        return {}
     conditions, t = matcher.conditions(row, column), matcher.round_of(row)
-    sign = -1.0 if column.lower_is_better and metric.select is None else 1.0
-    by_seed: dict[int | None, list[_Candidate]] = defaultdict(list)
-    for run in runs:
-        if fits(run, conditions) and (candidate := _candidate(run, metric, t, sign)) is not None:
-            by_seed[run.seed].append(candidate)
-    every = [by_seed[seed] for seed in sorted(by_seed, key=str)]
-    rivals = [_complete(each) or each for each in every]
-    chosen = [best for each in rivals if (best := _best_by_validation(each)) is not None]
+    fitting = [run for run in runs if fits(run, conditions)]
+    if metric is None or not fitting:
+        return {}
+    every = _candidates(fitting, metric, t)
+    if every.empty:
+        return {}
+    # A configuration with a missing seed competes only where none is complete.
+    is_complete = ~every["is_incomplete"]
+    rivals = every[is_complete | ~is_complete.groupby(every["seed"]).transform("any")]
+    left_out = every.drop(rivals.index)["run"]
+    choice = {VARIED: _varied(rivals), LEFT_OUT: tuple(run.path for run in left_out)}
+    has_choice = rivals.groupby("seed")["run"].transform("size") > 1
+    judged = rivals["validation"].where(has_choice, 0.0).dropna()
     found = {}
-    left_out = [
-        c.run.path for each in every if _complete(each) for c in each if c.run.missing_seeds
-    ]
-    choice = {VARIED: _varied(rivals), LEFT_OUT: tuple(left_out)}
-    if chosen:
-        found["ours"] = _number(chosen, metric, t, baselines) | choice
-    if any(len(each) > 1 for each in rivals):
-        by_test = [max(each, key=lambda c: c.test) for each in rivals]
-        found["test"] = _number(by_test, metric, t, baselines) | choice
+    if len(judged):  # else there is a choice and no validation to make it by
+        best = rivals.loc[judged.groupby(rivals["seed"]).idxmax()]
+        found["ours"] = _number(best, metric, t, baselines) | choice
+    if has_choice.any():
+        sign = -1.0 if column.lower_is_better and metric.select is None else 1.0
+        best = rivals.loc[(sign * rivals["test"]).groupby(rivals["seed"]).idxmax()]
+        found["test"] = _number(best, metric, t, baselines) | choice
     return found
 
 
-def _candidate(run: RunRecord, metric: Metric, t: int | None, sign: float) -> _Candidate | None:
-    measured = run.at(t)
-    value, test = measured.get(metric.key), measured.get(metric.select or metric.key)
-    if value is None or test is None:  # null: it diverged, or was never measured
-        return None
-    return _Candidate(run, value, measured.get(VALIDATION), sign * test)
-
-
-def _complete(rivals: Sequence[_Candidate]) -> list[_Candidate]:
-    """Those whose configuration has a finished run for every seed that was tried."""
-    return [candidate for candidate in rivals if not candidate.run.missing_seeds]
-
-
-def _best_by_validation(rivals: Sequence[_Candidate]) -> _Candidate | None:
-    """None where there is a choice and no validation to make it by."""
-    if len(rivals) == 1:
-        return rivals[0]
-    judged = [candidate for candidate in rivals if candidate.validation is not None]
-    return max(judged, key=lambda c: c.validation or 0.0) if judged else None
+def _candidates(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.DataFrame:
+    """Runs with the number of a cell; those that diverged or never measured it are left out."""
+    keys = {"value": metric.key, "validation": VALIDATION, "test": metric.select or metric.key}
+    measured = [run.at(t) for run in runs]
+    frame = pd.DataFrame({name: [held.get(key) for held in measured] for name, key in keys.items()})
+    frame = frame.astype(float).assign(
+        run=pd.Series(list(runs), dtype=object),
+        seed=[-1 if run.seed is None else run.seed for run in runs],
+        is_incomplete=[run.missing_seeds > 0 for run in runs],
+    )
+    return frame.dropna(subset=["value", "test"])
 
 
 def _number(
-    chosen: Sequence[_Candidate], metric: Metric, t: int | None, baselines: Sequence[RunRecord]
+    chosen: pd.DataFrame, metric: Metric, t: int | None, baselines: Sequence[RunRecord]
 ) -> Fields:
     """A mean over the chosen runs, one for each seed."""
-    values = np.array([candidate.value for candidate in chosen]) * metric.scale
-    errors = [e for c in chosen if (e := c.run.at(t).get(metric.se or "")) is not None]
-    measured = [Measured(c.run, _baseline_round(c.run, metric), c.value) for c in chosen]
+    runs: list[RunRecord] = chosen["run"].tolist()
+    errors = [e for run in runs if (e := run.at(t).get(metric.se or "")) is not None]
+    pairs = zip(runs, chosen["value"], strict=True)
+    measured = [Measured(run, _baseline_round(run, metric), value) for run, value in pairs]
     ratio = mean_ratio(measured, metric.baseline or "", baselines if metric.baseline else ())
     return {
-        "value": float(values.mean()),
-        "error": float(values.std(ddof=1)) if len(values) > 1 else None,
-        "seeds": tuple(candidate.run.seed for candidate in chosen),
-        "runs": tuple(candidate.run.path for candidate in chosen),
+        **seed_mean((chosen["value"] * metric.scale).tolist()),
+        "seeds": tuple(run.seed for run in runs),
+        "runs": tuple(run.path for run in runs),
         "se": float(np.mean(errors)) * metric.scale if errors else None,
         "ratio": ratio.value,
         "has_ratio": bool(ratio.baselines),
         "baselines": ratio.baselines,
-        "uses_ground_truth": any(candidate.run.uses_ground_truth for candidate in chosen),
-        "missing_seeds": max(candidate.run.missing_seeds for candidate in chosen),
+        "uses_ground_truth": any(run.uses_ground_truth for run in runs),
+        "missing_seeds": max(run.missing_seeds for run in runs),
     }
 
 
@@ -143,10 +122,11 @@ def _baseline_round(run: RunRecord, metric: Metric) -> int | None:
     return int(look_up(run.config, "algorithm.rounds_before")) + 1
 
 
-def _varied(rivals: Sequence[Sequence[_Candidate]]) -> tuple[str, ...]:
+def _varied(rivals: pd.DataFrame) -> tuple[str, ...]:
+    """The keys in which runs of one seed differ."""
     keys: set[str] = set()
-    for each in rivals:
-        configs = [without(candidate.run.config, NO_MATTER) for candidate in each]
-        union = {key for config in configs for key in config}
-        keys |= {key for key in union if len({str(config.get(key)) for config in configs}) > 1}
+    for _, runs in rivals.groupby("seed")["run"]:
+        texts = pd.DataFrame([without(run.config, NO_MATTER) for run in runs]).map(str)
+        # A key that is missing is as good as null.
+        keys |= set(texts.columns[texts.replace("nan", "None").nunique() > 1])
     return tuple(sorted(keys))

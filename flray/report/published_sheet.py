@@ -7,10 +7,11 @@ import pandas as pd
 from rich.console import RenderableType
 
 from flray.published.tables import Table
+from flray.report.columns import MISSING
 from flray.report.published_cells import LEFT_OUT, VARIED, fill
-from flray.report.ranks import Ranking, method_of, rank
+from flray.report.ranks import rank
 from flray.report.runs import RunRecord
-from flray.report.sheets import MISSING, Heading, Sheet, mark_notes
+from flray.report.sheets import Heading, Sheet, mark_notes
 from flray.report.writers import Format, to_latex, to_markdown, to_rich
 
 
@@ -24,29 +25,29 @@ def render(table: Table, runs: Sequence[RunRecord], form: Format) -> RenderableT
 
 
 def published_sheet(table: Table, cells: pd.DataFrame) -> Sheet:
-    rankings = rank(table, cells)
-    below = [_rank_texts(table, ranking) for ranking in rankings]
-    sheet = Sheet(
+    return Sheet(
         title=f"{table.key} · {table.paper}, Table {table.number}. {table.caption}",
         labels=pd.DataFrame([row.labels for row in table.rows], columns=list(table.row_headings)),
         headings=tuple(Heading(c.key, c.name, c.group, c.decimals) for c in table.columns),
         cells=cells,
         blocks=tuple(row.block for row in table.rows) if any(r.block for r in table.rows) else (),
         notes=tuple(_notes(table, cells)),
-        below=pd.DataFrame(below, columns=["compared in", "ranks, ours/paper", "Spearman"]),
+        below=_below(rank(table, cells)),
         numbers_runs=True,
         ratio_decimals=1,
     )
-    return sheet
 
 
-def _rank_texts(table: Table, ranking: Ranking) -> tuple[str, str, str]:
-    ranks = [
-        f"{method_of(table, place)} {ours}/{ranking.paper[place]}"
-        for place, ours in sorted(ranking.ours.items(), key=lambda item: item[1])
-    ]
-    spearman = MISSING if ranking.spearman is None else f"{ranking.spearman:.2f}"
-    return ranking.title, ", ".join(ranks), spearman
+def _below(ranked: pd.DataFrame) -> pd.DataFrame:
+    """A line of text for each comparison."""
+    texts = []
+    for title, own in ranked.groupby("comparison", sort=False):
+        best = own.sort_values("ours", kind="stable")
+        pairs = zip(best["method"], best["ours"], best["paper"], strict=True)
+        spearman = own["spearman"].iloc[0]
+        shown = MISSING if pd.isna(spearman) else f"{spearman:.2f}"
+        texts.append((title, ", ".join(f"{name} {a}/{b}" for name, a, b in pairs), shown))
+    return pd.DataFrame(texts, columns=["compared in", "ranks, ours/paper", "Spearman"])
 
 
 def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
@@ -107,12 +108,7 @@ def to_csv(table: Table, cells: pd.DataFrame) -> str:
         _of_source(cells, source).reindex(index)
         for source in ("ours", "paper", "difference", "test")
     )
-    ranks = {
-        place: (rank_, ranking.paper[place], ranking.spearman)
-        for ranking in rank(table, cells)
-        for place, rank_ in ranking.ours.items()
-    }
-    ranked = pd.DataFrame([ranks.get(place, (None,) * 3) for place in index], index)
+    ranked = rank(table, cells).reindex(index)
     frame = pd.DataFrame(
         {
             "table": table.key,
@@ -129,9 +125,9 @@ def to_csv(table: Table, cells: pd.DataFrame) -> str:
             "paper_spread": paper["error"],
             "paper_ratio": paper["ratio"],
             "difference": apart["value"],
-            "rank": ranked[0].astype("Int64"),
-            "paper_rank": ranked[1].astype("Int64"),
-            "spearman": ranked[2],
+            "rank": ranked["ours"].astype("Int64"),
+            "paper_rank": ranked["paper"].astype("Int64"),
+            "spearman": ranked["spearman"],
             "uses_ground_truth": ours["uses_ground_truth"],
             "missing_seeds": ours["missing_seeds"].astype("Int64"),
             "test_selected": test["value"],

@@ -1,74 +1,54 @@
 """Who is best: the methods' ranks in ours and in the paper, and how well the two agree."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
-from flray.published.tables import Column, Table
+from flray.published.tables import Table
 
-Place = tuple[int, str]  # row number, column key
 _FEWEST_FOR_CORRELATION = 3
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Methods that are compared with each other: one column of a block, or one row."""
+def rank(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
+    """A row for each place (row number, column key) that ours and the paper's both fill.
 
-    title: str
-    ours: Mapping[Place, int]  # 1 is best; only places that ours and the paper's both fill
-    paper: Mapping[Place, int]  # among the same
-    spearman: float | None  # where three or more are there
+    `ours` and `paper` are the ranks (1 is best) among the methods of a `comparison`: one column of
+    a block, or one row where methods are columns; `spearman` is their correlation, NaN where it has
+    none. Comparisons have two methods or more; tables of settings of one method have none.
+    """
+    compared = _comparisons(table)
+    values = cells["value"].unstack("source").reindex(columns=["ours", "paper"]).dropna()
+    values = values.loc[[place for place in compared if place in set(values.index)]]
+    lower = {column.key for column in table.columns if column.lower_is_better}
+    values = values.mul([1.0 if key in lower else -1.0 for _, key in values.index], axis=0)
+    named = values.assign(
+        comparison=[compared[place][0] for place in values.index],
+        method=[compared[place][1] for place in values.index],
+    )
+    groups = named.groupby("comparison", sort=False)
+    agreed = {
+        name: correlation(own["ours"].tolist(), own["paper"].tolist()) for name, own in groups
+    }
+    ranked = groups[["ours", "paper"]].rank(method="min").astype(int)
+    found = named.assign(**ranked, spearman=named["comparison"].map(agreed))
+    return found[groups["ours"].transform("size") > 1]
 
 
-def rank(table: Table, cells: pd.DataFrame) -> list[Ranking]:
-    """All comparisons of two methods or more; [] where rows are settings of one method."""
-    rankings = [_ranking(cells, title, places) for title, places in _comparisons(table)]
-    return [ranking for ranking in rankings if ranking is not None]
-
-
-def method_of(table: Table, place: Place) -> str:
-    r, key = place
-    return table.rows[r].method or next(c.title for c in table.columns if c.key == key)
-
-
-def _comparisons(table: Table) -> list[tuple[str, list[tuple[int, Column]]]]:
+def _comparisons(table: Table) -> dict[tuple[int, str], tuple[str, str]]:
+    """Where methods stand that are compared, in order: title of the comparison, and method."""
     if table.is_formulas or table.has_ratios:
-        return []
+        return {}
+    rows = list(enumerate(table.rows))
     if all(row.method is None for row in table.rows):  # methods are columns
-        return [
-            (row.title, [(r, column) for column in table.columns])
-            for r, row in enumerate(table.rows)
-        ]
-    return [
-        (
-            ", ".join(filter(None, (block, column.title))),
-            [(r, column) for r, row in enumerate(table.rows) if row.block == block],
-        )
+        return {(r, c.key): (row.title, c.title) for r, row in rows for c in table.columns}
+    return {
+        (r, column.key): (", ".join(filter(None, (block, column.title))), row.method or "")
         for block in dict.fromkeys(row.block for row in table.rows)
         for column in table.columns
-    ]
-
-
-def _ranking(
-    cells: pd.DataFrame, title: str, places: Sequence[tuple[int, Column]]
-) -> Ranking | None:
-    both: dict[Place, tuple[float, float]] = {}
-    for r, column in places:
-        sign, value = 1.0 if column.lower_is_better else -1.0, cells["value"]
-        pair = [sign * value.get((r, column.key, s), np.nan) for s in ("ours", "paper")]
-        if not np.isnan(pair).any():
-            both[r, column.key] = (pair[0], pair[1])
-    if len(both) < 2:
-        return None
-    mine, theirs = zip(*both.values(), strict=True)
-    return Ranking(title, _ranks(both, mine), _ranks(both, theirs), correlation(mine, theirs))
-
-
-def _ranks(places: Mapping[Place, object], values: Sequence[float]) -> dict[Place, int]:
-    return dict(zip(places, map(int, rankdata(values, method="min")), strict=True))
+        for r, row in rows
+        if row.block == block
+    }
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

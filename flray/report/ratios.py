@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flray.report.columns import known
 from flray.report.runs import NO_MATTER, RunRecord, without
 
 # What else may differ between a run and the baseline that its ratio is taken to.
@@ -40,28 +42,22 @@ def mean_ratio(ours: Sequence[Measured], key: str, baselines: Sequence[RunRecord
     for the algorithm, and that measured `key` in the wanted round. Of several such baselines, which
     differ in their bits at most, the choice does not depend on their folders.
     """
-    by_problem: dict[str, list[RunRecord]] = {}
+    by_problem: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in baselines:
-        by_problem.setdefault(_problem(run, key), []).append(run)
-    pairs: list[tuple[float, float, Path]] = []
+        by_problem[_problem(run, key)].append(run)
+    ratios, paths = [], []
     for each in ours:
         fitting = [
-            run
-            for run in by_problem.get(_problem(each.run, key), [])
-            if _is_there(run, each.round, key)
+            (str(run.numbers.get("params_sha256")), run.path, value)
+            for run in by_problem[_problem(each.run, key)]
+            if (value := known(run.at(each.round).get(key))) is not None
         ]
         if fitting and math.isfinite(each.value):
-            base = min(fitting, key=lambda run: (str(run.numbers.get("params_sha256")), run.path))
-            pairs.append((each.value, base.at(each.round)[key], base.path))
-    paths = tuple(path for _, _, path in pairs)
-    if not pairs or any(base == 0 for _, base, _ in pairs):
-        return Ratio(None, paths)
-    return Ratio(sum(value / base for value, base, _ in pairs) / len(pairs), paths)
-
-
-def _is_there(run: RunRecord, t: int | None, key: str) -> bool:
-    value = run.at(t).get(key)
-    return value is not None and math.isfinite(value)
+            _, path, base = min(fitting)
+            ratios.append(each.value / base if base else math.nan)
+            paths.append(path)
+    mean = sum(ratios) / len(ratios) if ratios else math.nan
+    return Ratio(known(mean), tuple(paths))
 
 
 def _problem(run: RunRecord, key: str) -> str:

@@ -96,6 +96,10 @@ class RunRecord:
         columns = ["round", "accuracy_mean", "accuracy_worst_decile", "clusters"]
         return self.rounds.reindex(columns=columns).dropna(subset=["accuracy_mean"])
 
+    @property
+    def is_evaluated(self) -> bool:
+        return len(self.evaluated()) > 0
+
     def last_test(self) -> pd.DataFrame:
         """A row for each client at the last evaluation on its test part."""
         test = self.clients[self.clients["part"] == "test"]

@@ -1,13 +1,14 @@
 """One shape for every table: a long DataFrame of numbers, and how it is laid out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-MISSING = "–"
+from flray.report.columns import MISSING, column_of, decimals_of
+
 GROUND_TRUTH, INCOMPLETE = "†", "‡"
 GROUND_TRUTH_NOTE = (
     f"{GROUND_TRUTH} uses ground truth: labels or groups that a real server does not know."
@@ -16,9 +17,11 @@ INCOMPLETE_NOTE = (
     f"{INCOMPLETE} a seed of this configuration failed or did not finish: the number is of others."
 )
 
-PLACE = ["row", "column", "source"]  # the index; source is one of SOURCES
-SOURCES = ("ours", "paper", "difference", "test")
-FIELDS = {  # the columns, and what they hold where nothing is given
+Fields = dict[str, Any]  # Any: fields of a cell
+Cells = dict[tuple[Any, str, str], Fields]  # by row, column and source
+
+PREFIXES = {"ours": "", "paper": "paper ", "difference": "diff. ", "test": "test "}  # by source
+FIELDS = {  # of a cell, and what they hold where nothing is given
     "value": np.nan,  # in the unit of its column, a mean over seeds
     "error": np.nan,  # behind ±
     "seeds": (),
@@ -64,10 +67,8 @@ class Sheet:
     @property
     def behind(self) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """The distinct sets of runs and baselines behind numbers, in the order of cells."""
-        if not self.numbers_runs:
-            return []
         pairs = zip(self.cells["runs"], self.cells["baselines"], strict=True)
-        return list(dict.fromkeys(pair for pair in pairs if pair[0]))
+        return list(dict.fromkeys(p for p in pairs if p[0])) if self.numbers_runs else []
 
     @property
     def runs(self) -> list[str]:
@@ -75,15 +76,10 @@ class Sheet:
         joined = [[", ".join(map(str, paths)) for paths in pair] for pair in self.behind]
         return [f"{runs}; FedAvg: {base}" if base else runs for runs, base in joined]
 
-    @property
-    def common_seeds(self) -> int | None:
-        """The number of seeds if it is the same behind every number, else None."""
-        counts = {len(seeds) for seeds in self.cells["seeds"] if seeds}
-        return counts.pop() if len(counts) == 1 else None
-
     def lines(self) -> dict[tuple[Any, str], dict[str, str]]:
-        """The text of every cell by source, in the order of SOURCES."""
+        """The text of every cell by source, in the order of PREFIXES."""
         number = {pair: k for k, pair in enumerate(self.behind, start=1)}
+        says_seeds = len({len(seeds) for seeds in self.cells["seeds"] if seeds}) > 1
         decimals = {heading.key: heading.decimals for heading in self.headings}
         found: dict[tuple[Any, str], dict[str, str]] = {
             (row, heading.key): {} for row in self.labels.index for heading in self.headings
@@ -91,7 +87,7 @@ class Sheet:
         records = self.cells.to_dict("records")
         for (row, column, source), cell in zip(self.cells.index.tolist(), records, strict=True):
             text = _text(cell, decimals[column], self.ratio_decimals, source == "difference")
-            if cell["seeds"] and self.common_seeds is None:
+            if cell["seeds"] and says_seeds:
                 text += f" n={len(cell['seeds'])}"
             if not np.isnan(cell["se"]):
                 text += f" se {cell['se']:.{decimals[column]}f}"
@@ -101,19 +97,57 @@ class Sheet:
             if source == "paper" and not cell["text"]:  # a run could fill the cell
                 found[row, column].setdefault("ours", MISSING)
         return {
-            place: {source: texts[source] for source in SOURCES if source in texts}
+            place: {source: texts[source] for source in PREFIXES if source in texts}
             for place, texts in found.items()
         }
+
+    def rows(self, repeats: bool = False) -> Iterator[tuple[str, list[str], list[dict[str, str]]]]:
+        """For each row its block where that begins, its labels, and the lines of its cells.
+
+        A line has the name of its source in front, except ours and a number that stands alone.
+
+        Args:
+            repeats: show the first of several labels where it repeats the one above.
+        """
+        lines, above, block = self.lines(), None, ""
+        for k, (row, *labels) in enumerate(self.labels.itertuples()):
+            begins = self.blocks[k] if self.blocks and self.blocks[k] != block else ""
+            block = begins or block
+            is_shown = repeats or len(labels) == 1 or labels[0] != above
+            shown = labels if is_shown else ["", *labels[1:]]
+            above = labels[0]
+            cells = [_prefixed(lines[row, heading.key]) for heading in self.headings]
+            yield begins, [str(label) for label in shown], cells
 
 
 def numbers(cells: Mapping[tuple[Any, str, str], Mapping[str, Any]]) -> pd.DataFrame:
     """The frame of a sheet from the fields of each cell by row, column and source."""
     frame = pd.DataFrame(
         [{**FIELDS, **cell} for cell in cells.values()],
-        index=pd.MultiIndex.from_tuples(list(cells), names=PLACE),
+        index=pd.MultiIndex.from_tuples(list(cells), names=["row", "column", "source"]),
         columns=list(FIELDS),
     )
     return frame.astype(dict.fromkeys(("value", "error", "se", "ratio"), float))
+
+
+def headings_of(columns: Sequence[str], cells: pd.DataFrame) -> list[Heading]:
+    """Headings of recorded columns, with the decimals that their values and errors need."""
+    place = cells.index.get_level_values("column")
+    shown = {key: cells.loc[place == key, ["value", "error"]].to_numpy().flat for key in columns}
+    return [
+        Heading(key, column.short or column.title, column.group, decimals_of(key, shown[key]))
+        for key, column in ((key, column_of(key)) for key in columns)
+    ]
+
+
+def seed_mean(values: Sequence[float]) -> Fields:
+    """The mean, and the standard deviation over seeds where there are several.
+
+    >>> seed_mean([1.0, 3.0])["value"], seed_mean([1.0])["error"]
+    (2.0, None)
+    """
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"value": float(np.mean(values)) if len(values) else np.nan, "error": spread}
 
 
 def marks(uses_ground_truth: bool, missing_seeds: float) -> str:
@@ -130,6 +164,12 @@ def mark_notes(cells: pd.DataFrame) -> Iterator[str]:
         yield GROUND_TRUTH_NOTE
     if (cells["missing_seeds"] > 0).any():
         yield INCOMPLETE_NOTE
+
+
+def _prefixed(texts: Mapping[str, str]) -> dict[str, str]:
+    if "ours" not in texts:
+        return dict(texts) or {"ours": MISSING}
+    return {source: PREFIXES[source] + text for source, text in texts.items()}
 
 
 def _text(cell: Mapping[Any, Any], decimals: int, ratio_decimals: int, is_signed: bool) -> str:

@@ -2,18 +2,9 @@
 
 import pandas as pd
 
-from flray.report.sheets import Heading, Sheet, mark_notes, numbers
-from flray.report.sweep_figures import scale_of, title_of
-from flray.report.sweeps import (
-    MISSING_ROWS,
-    NUM_SEEDS,
-    SPREAD,
-    TEST,
-    USES_GROUND_TRUTH,
-    VALIDATION,
-    Sweep,
-    short_names,
-)
+from flray.report.columns import TEST, VALIDATION, column_of, value_text
+from flray.report.sheets import Cells, Sheet, headings_of, mark_notes, numbers
+from flray.report.sweeps import MISSING_ROWS, NUM_SEEDS, SPREAD, USES_GROUND_TRUTH, Sweep
 
 TOP = 5  # configurations
 
@@ -23,50 +14,36 @@ def top_sheet(sweep: Sweep) -> Sheet:
     ranked = sweep.ranked.drop(sweep.baselines.index)
     shown = pd.concat([ranked.head(TOP), sweep.baselines])
     ranks = ranked[sweep.metric].round(12).rank(method="min", ascending=not sweep.is_maximised)
-    ties = ranks.value_counts()
+    ties = ranks.duplicated(keep=False)
     names = [
-        "baseline" if k not in ranks else f"{ranks[k]:.0f}{' (tie)' * bool(ties[ranks[k]] > 1)}"
+        f"{ranks[k]:.0f}{' (tie)' * bool(ties[k])}" if k in ranks else "baseline"
         for k in shown.index
     ]
-    settings = short_names(sweep.keys)
     labels = pd.DataFrame({"rank": names}, index=shown.index)
-    for key, name in settings.items():
+    for key, name in sweep.names.items():
         labels[name] = [value_text(value) for value in shown[key]]
     columns = [c for c in dict.fromkeys((sweep.metric, VALIDATION, TEST, "clusters")) if c in shown]
-    cells = {}
+    cells: Cells = {}
     for k, row in shown.iterrows():
         for column in columns:
-            scale = scale_of(column)
+            scale = column_of(column).scale
             cells[k, column, "ours"] = {
                 "value": scale * row[column],
-                "error": scale * row[column + SPREAD] if scale > 1 else None,
+                "error": scale * row[column + SPREAD],
                 "seeds": tuple(range(int(row[NUM_SEEDS]))),
                 "uses_ground_truth": scale > 1 and row[USES_GROUND_TRUTH] > 0,
                 "missing_seeds": row[MISSING_ROWS] if scale > 1 else 0,
             }
     frame = numbers(cells)
-    notes = [f"Ranked by {sweep.metric}, a mean over seeds."]
+    notes = [f"Ranked by {sweep.metric}."]
     if sweep.has_seeds:
-        notes.append("± is the standard deviation over seeds.")
+        notes = [f"Ranked by {sweep.metric}, a mean ± standard deviation over seeds."]
     if sweep.num_tied > 1:
         notes.append(f"{sweep.num_tied} configurations tie for the best; the first is taken.")
-    is_whole = "clusters" in shown and (shown["clusters"].dropna() % 1 == 0).all()
-    decimals = {"clusters": 0 if is_whole else 1}
-    headings = [Heading(c, title_of(c), "", decimals.get(c, 2)) for c in columns]
     return Sheet(
         f"the best {min(TOP, len(ranked))} of {len(ranked)} configurations",
         labels,
-        tuple(headings),
+        tuple(headings_of(columns, frame)),
         frame,
         notes=(*notes, *mark_notes(frame)),
     )
-
-
-def value_text(value: object) -> str:
-    """
-    >>> value_text(0.30000000000000004), value_text("ward"), value_text(None)
-    ('0.3', 'ward', '')
-    """
-    if value is None or value != value or value is pd.NA:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

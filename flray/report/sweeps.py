@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 
 from flray.records.damage import reading
+from flray.report.columns import CORRELATIONS, HOLDOUT, TEST, VALIDATION
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -19,33 +20,19 @@ SPACE = "space.yaml"
 SEED, STATUS, ERROR, FAILED = "seed", "status", "error", "failed"
 NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
 RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
-TEST, VALIDATION = "accuracy_mean", "validation_accuracy_mean"
-HOLDOUT = "holdout_accuracy_mean"
 # What a row may have measured, in the order of its columns on the page.
 MEASURED = (
-    VALIDATION,
-    TEST,
-    "accuracy_mean_after_clustering",
-    "clients_reaching_target",
-    "accuracy_worst",
-    HOLDOUT,
-    "clusters",
-    "ari",
-    "overlap_fp",
-    "overlap_fn",
-    "label_correlation",
-    "drift_correlation",
-    "data_correlation",
-    "uniformity",
-    "robustness",
-    "client_steps",
-    "seconds",
+    *(VALIDATION, TEST, "accuracy_mean_after_clustering", "clients_reaching_target"),
+    *("accuracy_worst", HOLDOUT, "clusters", "ari"),
+    *("clustering_error", "overlap_fp", "overlap_fn", *CORRELATIONS),
+    *("uniformity", "robustness", "client_steps", "seconds"),
 )
 # Thresholds between the merges of a seed's own tree are alike where their places are.
 THRESHOLD, MERGE_PLACE = "algorithm.clustering.partition.threshold", "merge_place"
 NUM_SEEDS, SPREAD = "seeds", "_sd"  # columns of `configurations`
 MISSING_ROWS = "missing_rows"  # of a configuration: its rows that failed or did not finish
 USES_GROUND_TRUTH = "uses_ground_truth"  # 1.0 or 0.0; of a configuration the share of its seeds
+_ALWAYS = (SEED, STATUS, ERROR, RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
 
 
 @dataclass(frozen=True)
@@ -56,16 +43,18 @@ class Sweep:
     space: Plain  # space.yaml
 
     @property
-    def name(self) -> str:
-        return self.path.name
+    def title(self) -> str:
+        """What was varied, in words."""
+        given = self.space.get("space") or self.keys  # a baseline sets other keys too
+        varied = [key for key in self.keys if key in given and len(self.values(key)) > 1]
+        named = list(short_names(varied).values())
+        return f"Sweep over {', '.join(named)}" if named else "Sweep"
 
     @property
     def metric(self) -> str:
         """What the best row has the best of; test accuracy chooses nothing unless told to."""
-        metric = self.space.get("metric", VALIDATION)
-        if metric in self.rows:
-            return str(metric)
-        return VALIDATION if VALIDATION in self.rows else TEST
+        wanted = (self.space.get("metric", VALIDATION), VALIDATION)
+        return next((str(m) for m in wanted if m in self.rows and self.rows[m].notna().any()), TEST)
 
     @property
     def is_maximised(self) -> bool:
@@ -79,6 +68,11 @@ class Sweep:
         named = [c for c in named if c not in (SEED, USES_GROUND_TRUTH)]
         varied = [c for c in named if self.rows[c].nunique(dropna=False) > 1]
         return [str(column) for column in varied]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What the keys are called on pages and in figures."""
+        return short_names(self.keys)
 
     @cached_property
     def telling(self) -> list[str]:
@@ -96,16 +90,12 @@ class Sweep:
     @cached_property
     def finished(self) -> pd.DataFrame:
         """The rows that ran to their end and have the metric."""
-        rows = self.rows
-        if STATUS in rows:
-            rows = rows[~rows[STATUS].isin(NOT_FINISHED)]
-        return rows.dropna(subset=[self.metric]) if self.metric in rows else rows[:0]
+        rows: pd.DataFrame = self.rows[~self.rows[STATUS].isin(NOT_FINISHED)]
+        return rows.dropna(subset=[self.metric])
 
     @cached_property
     def failed(self) -> pd.DataFrame:
-        rows: pd.DataFrame = (
-            self.rows[self.rows[STATUS] == FAILED] if STATUS in self.rows else self.rows[:0]
-        )
+        rows: pd.DataFrame = self.rows[self.rows[STATUS] == FAILED]
         return rows
 
     @cached_property
@@ -128,8 +118,7 @@ class Sweep:
     @property
     def missing_by_folder(self) -> dict[str, int]:
         """`missing_rows` by the folder of a row's run, relative to the sweep's."""
-        where = self.rows[FOLDER if FOLDER in self.rows else RUN]
-        named = zip(where, self.missing_rows, strict=True)
+        named = zip(self.rows[FOLDER], self.missing_rows, strict=True)
         return {str(folder): int(number) for folder, number in named if pd.notna(folder)}
 
     @property
@@ -147,7 +136,15 @@ class Sweep:
     def ranked(self) -> pd.DataFrame:
         """The configurations that the best is chosen from, the best first."""
         rows = self.configurations
-        return best_first(rows, self.metric, self.is_maximised) if len(rows) else rows
+        if rows.empty:
+            return rows
+        ordered = rows.sort_values(self.metric, ascending=not self.is_maximised, kind="stable")
+        # Those with missing rows come after all complete ones.
+        return ordered.sort_values(MISSING_ROWS, key=lambda number: number > 0, kind="stable")
+
+    def best_by(self, keys: Sequence[str]) -> pd.DataFrame:
+        """The best configuration for each combination of the keys, the first of equal ones."""
+        return self.ranked.dropna(subset=list(keys)).drop_duplicates(list(keys))
 
     @cached_property
     def best(self) -> pd.DataFrame:
@@ -157,12 +154,11 @@ class Sweep:
     @cached_property
     def num_tied(self) -> int:
         """How many configurations have the best metric, the best itself included."""
-        candidates = self.ranked
-        if candidates.empty:
+        if self.ranked.empty:
             return 0
-        if (candidates[MISSING_ROWS] == 0).any():
-            candidates = candidates[candidates[MISSING_ROWS] == 0]
-        return int(np.isclose(candidates[self.metric], candidates[self.metric].iloc[0]).sum())
+        complete = self.ranked[self.ranked[MISSING_ROWS] == 0]
+        metric = (complete if len(complete) else self.ranked)[self.metric]
+        return int(np.isclose(metric, metric.iloc[0]).sum())
 
     @cached_property
     def baselines(self) -> pd.DataFrame:
@@ -206,10 +202,16 @@ def read_sweep(path: Path) -> Sweep:
         rows = pd.read_parquet(path / "rows.parquet")
     counts = _read_mapping(path / "sweep.json")
     space = _read_mapping(path / SPACE)
-    rows = rows.apply(_settings_column)
-    used = (rows[USES_GROUND_TRUTH] == "true") if USES_GROUND_TRUTH in rows else False
-    rows = rows.assign(**{USES_GROUND_TRUTH: used}).astype({USES_GROUND_TRUTH: float})
-    return Sweep(path, rows, counts, space)
+    return Sweep(path, _in_one_shape(rows.apply(_settings_column)), counts, space)
+
+
+def _in_one_shape(rows: pd.DataFrame) -> pd.DataFrame:
+    """With the columns that every sweep has, and such as are computed."""
+    rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
+    rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[RUN])
+    rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)
+    rows["clustering_error"] = rows["overlap_fp"] + rows["overlap_fn"]  # FLIS, Fig. 3
+    return rows
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
@@ -218,22 +220,6 @@ def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -
     values = grouped[list(measured)]
     parts = [values.mean(), values.std().add_suffix(SPREAD), grouped.size().rename(NUM_SEEDS)]
     return pd.concat(parts, axis=1).reset_index(drop=not keys)
-
-
-def best_rows(
-    rows: pd.DataFrame, keys: Sequence[str], metric: str, is_maximised: bool
-) -> pd.DataFrame:
-    """The best configuration for each combination of the keys, the first of equal ones."""
-    if rows.empty:
-        return rows
-    ordered = best_first(rows, metric, is_maximised)
-    return ordered.drop_duplicates(list(keys)) if keys else ordered.head(1)
-
-
-def best_first(rows: pd.DataFrame, metric: str, is_maximised: bool) -> pd.DataFrame:
-    """Configurations by their metric; those with missing rows come after all complete ones."""
-    ordered = rows.sort_values(metric, ascending=not is_maximised, kind="stable")
-    return ordered.sort_values(MISSING_ROWS, key=lambda number: number > 0, kind="stable")
 
 
 def left_out_note(number: int) -> str:

@@ -1,6 +1,6 @@
 """Writers of sheets: for the terminal, as Markdown and as LaTeX. Pages have a template."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import pandas as pd
@@ -9,31 +9,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flray.report.sheets import GROUND_TRUTH, INCOMPLETE, MISSING, Sheet
+from flray.report.columns import MISSING
+from flray.report.sheets import GROUND_TRUTH, INCOMPLETE, Sheet
 
 MAX_WIDTH = 21  # of a column in the terminal
 MAX_LABEL = 16  # of a lone column of names; longer ones are folded
 
 Format = Literal["rich", "md", "latex", "csv"]
 
-_PREFIX = {"paper": "paper ", "difference": "diff. ", "test": "test "}
 _STYLE = {"ours": "bold", "paper": "dim", "difference": "", "test": "italic"}
-
-
-def cell_lines(texts: dict[str, str]) -> list[tuple[str, str]]:
-    """Source and text of each line of a cell; a formula or a lone number has no prefix."""
-    if "ours" not in texts:
-        return list(texts.items()) or [("ours", MISSING)]
-    return [(source, _PREFIX.get(source, "") + text) for source, text in texts.items()]
-
-
-def label_texts(sheet: Sheet) -> list[list[str]]:
-    """The labels of each row; the first of several is left out where it repeats the one above."""
-    rows = [[str(label) for label in row] for row in sheet.labels.to_numpy()]
-    return [
-        ["", *row[1:]] if k and len(row) > 1 and row[0] == rows[k - 1][0] else row
-        for k, row in enumerate(rows)
-    ]
 
 
 def to_rich(sheet: Sheet) -> RenderableType:
@@ -54,14 +38,12 @@ def to_rich(sheet: Sheet) -> RenderableType:
         # Wider cells are wrapped, so that four such columns fit into 100 characters.
         width = None if to_right else MAX_WIDTH
         grid.add_column(title, justify="right" if to_right else "left", max_width=width)
-    lines, block = sheet.lines(), ""
-    for k, (row, labels) in enumerate(zip(sheet.labels.index, label_texts(sheet), strict=True)):
-        if sheet.blocks and sheet.blocks[k] != block:
-            block = sheet.blocks[k]
+    for block, labels, cells in sheet.rows():
+        if block:
             grid.add_section()
             grid.add_row(Text(block, style="italic"))
-        cells = [_rich_cell(lines[row, heading.key]) for heading in sheet.headings]
-        grid.add_row(*map(Text, labels), *cells)
+        shown = [[Text(t.replace(" ± ", "±"), _STYLE[s]) for s, t in c.items()] for c in cells]
+        grid.add_row(*map(Text, labels), *map(Text("\n").join, shown))
     parts: list[RenderableType] = [grid]
     if len(sheet.below):
         ranks = RichTable(*map(str, sheet.below), box=box.SIMPLE_HEAD)
@@ -69,76 +51,61 @@ def to_rich(sheet: Sheet) -> RenderableType:
             ranks.add_row(*map(Text, texts))
         parts.append(ranks)
     parts += [Text(note, style="dim") for note in sheet.notes]
-    if sheet.runs:
-        parts.append(Text("runs", style="bold"))
+    parts += [Text("runs", style="bold")] * bool(sheet.runs)
     parts += [Text(f"[{k}] {text}") for k, text in enumerate(sheet.runs, start=1)]
     return Group(*parts)
-
-
-def _rich_cell(texts: dict[str, str]) -> Text:
-    lines = cell_lines(texts)
-    shown = [Text(text.replace(" ± ", "±"), style=_STYLE[source]) for source, text in lines]
-    return Text("\n").join(shown)
 
 
 def to_markdown(sheet: Sheet) -> str:
     """A pipe table; the lines of a cell are separated by <br>, ours is bold."""
     head = [*map(str, sheet.labels), *(heading.title for heading in sheet.headings)]
-    out = [f"**{sheet.title}**", "", _pipes(head), _pipes(["---"] * len(head))]
-    lines, block = sheet.lines(), ""
-    for k, (row, labels) in enumerate(zip(sheet.labels.index, label_texts(sheet), strict=True)):
-        if sheet.blocks and sheet.blocks[k] != block:
-            block = sheet.blocks[k]
-            out.append(_pipes([f"*{block}*", *[""] * (len(head) - 1)]))
-        cells = [cell_lines(lines[row, heading.key]) for heading in sheet.headings]
-        out.append(_pipes([*labels, *("<br>".join(map(_markdown_line, cell)) for cell in cells)]))
+    out = [f"**{sheet.title}**", "", *_pipes([head, ["---"] * len(head)])]
+    for block, labels, cells in sheet.rows():
+        if block:
+            out += _pipes([[f"*{block}*", *[""] * (len(head) - 1)]])
+        texts = [[_bold(t) if s == "ours" else t for s, t in cell.items()] for cell in cells]
+        out += _pipes([[*labels, *map("<br>".join, texts)]])
     if len(sheet.below):
-        out += ["", _pipes([*map(str, sheet.below)]), _pipes(["---"] * len(sheet.below.columns))]
-        out += [_pipes(texts) for texts in sheet.below.to_numpy().tolist()]
+        rule = ["---"] * len(sheet.below.columns)
+        out += ["", *_pipes([[*map(str, sheet.below)], rule, *sheet.below.to_numpy().tolist()])]
     out += ["", *(f"- {note}" for note in sheet.notes)]
-    if sheet.runs:
-        out += ["", "**Runs**", ""]
+    out += ["", "**Runs**", ""] * bool(sheet.runs)
     out += [f"{k}. {text}" for k, text in enumerate(sheet.runs, start=1)]
     return "\n".join(out) + "\n"
 
 
-def _markdown_line(line: tuple[str, str]) -> str:
-    source, text = line
+def _bold(text: str) -> str:
+    """With the number in front of spread and ratio in bold."""
     number, space, rest = text.partition(" ")
-    is_bold = source == "ours" and text != MISSING
-    return f"**{number}**{space}{rest}" if is_bold else text
+    return text if text == MISSING else f"**{number}**{space}{rest}"
 
 
-def _pipes(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+def _pipes(rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |" for row in rows]
 
 
 def to_latex(sheet: Sheet) -> str:
     """A booktabs table; notes and the runs behind it are comments."""
-    has_groups = any(heading.group for heading in sheet.headings)
-    lines = sheet.lines()
-    columns: dict[tuple[str, str], list[str]] = {}
+    heads = [*(("", str(name)) for name in sheet.labels)]
+    heads += [(heading.group, heading.name) for heading in sheet.headings]
+    body = [
+        [*map(_escape, labels), *(_stacked([_escape(t) for t in c.values()]) for c in cells)]
+        for _, labels, cells in sheet.rows()
+    ]
     if any(sheet.blocks):
-        columns["", ""] = [_escape(block) for block in sheet.blocks]
-    for k, name in enumerate(sheet.labels):
-        columns["", _escape(str(name))] = [_escape(row[k]) for row in label_texts(sheet)]
-    for heading in sheet.headings:
-        cells = [cell_lines(lines[row, heading.key]) for row in sheet.labels.index]
-        columns[_escape(heading.group), _escape(heading.name)] = [
-            _stacked([_escape(text) for _, text in cell]) for cell in cells
-        ]
-    frame = pd.DataFrame(columns)
-    if not has_groups:
-        frame.columns = pd.Index([name for _, name in columns])
-    text = frame.to_latex(
+        heads.insert(0, ("", ""))
+        body = [[_escape(block), *row] for block, row in zip(sheet.blocks, body, strict=True)]
+    names = pd.MultiIndex.from_tuples([(_escape(group), _escape(name)) for group, name in heads])
+    has_groups = any(heading.group for heading in sheet.headings)
+    text = pd.DataFrame(body, columns=names if has_groups else names.droplevel(0)).to_latex(
         index=False,
         caption=_escape(sheet.title),
-        column_format="l" * len(columns),
+        column_format="l" * len(heads),
         multicolumn_format="l",
     )
-    below = [f"% {'; '.join(row)}" for row in sheet.below.to_numpy()]
-    runs = [f"% [{k}] {behind}" for k, behind in enumerate(sheet.runs, start=1)]
-    return text + "\n".join([*(f"% {note}" for note in sheet.notes), *below, *runs, ""])
+    comments = [*sheet.notes, *("; ".join(row) for row in sheet.below.to_numpy())]
+    comments += [f"[{k}] {behind}" for k, behind in enumerate(sheet.runs, start=1)]
+    return text + "".join(f"% {comment}\n" for comment in comments)
 
 
 def _stacked(texts: Sequence[str]) -> str:

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from recorded import write_run, write_sweep
 
-from flray.records.run_directory import RunDirectory
-from flray.report.measure_figures import (
+from flray.report.figures import error_figure
+from flray.report.measures import errors_by_round, experiments_sheet, run_sheet
+from flray.report.runs import RunRecord
+from flray.report.sweep_figures import (
     clustering_error_figure,
     correlation_figure,
-    error_figure,
     evolution_figure,
     uniformity_figure,
 )
-from flray.report.measures import errors_by_round, experiments_sheet, run_sheet
-from flray.report.runs import RunRecord
-from flray.report.sweeps import Sweep
+from flray.report.sweeps import Sweep, read_sweep
 
 NUMBER = "algorithm.clustering.partition.number"
 ERRORS = {"overlap_fp": 1.0, "overlap_fn": 2.0, "equal_fp": 3.0, "equal_fn": 0.5}
@@ -75,7 +75,7 @@ def test_errors_of_a_run_are_stacked_by_round() -> None:
     assert by_equal.patches[1].get_data().values.tolist() == [3.5, 3.5]
 
 
-def sweep(path=Path()) -> Sweep:
+def sweep(path: Path) -> Sweep:
     rows = [
         {
             "algorithm.name": name,
@@ -88,13 +88,11 @@ def sweep(path=Path()) -> Sweep:
             "overlap_fp": 10.0 - k,
             "overlap_fn": float(k),
             "run": f"runs/{name}{k}",
-            "uses_ground_truth": 0.0,
         }
         for name in ("repa", "wd")
         for k in (2, 4, 8)
     ]
-    space = {"space": {"algorithm.name": ["repa", "wd"], NUMBER: [2, 4, 8]}}
-    return Sweep(path, pd.DataFrame(rows), {}, space)
+    return read_sweep(write_sweep(path / "s", rows))
 
 
 def lines(axes):
@@ -102,35 +100,33 @@ def lines(axes):
 
 
 class TestSweepFigures:
-    def test_uniformity_stands_between_its_references(self) -> None:
-        figure = uniformity_figure(sweep(), NUMBER)
-        drawn = lines(figure.axes[0])
-        assert drawn["random"] == [[2, 0.1], [4, 0.1], [8, 0.1]]
-        assert drawn["k-means of the labels"] == [[2, 0.9], [4, 0.9], [8, 0.9]]
-        assert [[2, 0.1], [4, 0.2], [8, 0.4]] in list(drawn.values())
-        told = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert told == ["repa", "wd", "k-means of the labels", "random"]
+    def test_uniformity_stands_between_its_references(self, tmp_path) -> None:
+        figure = uniformity_figure(sweep(tmp_path), NUMBER)
+        drawn = list(lines(figure.axes[0]).values())
+        for by_labels, found, random in ((0.9, [0.1, 0.2, 0.4], 0.1), (0.9, [0.05, 0.1, 0.2], 0.1)):
+            for heights in ([by_labels] * 3, found, [random] * 3):
+                assert [[k, y] for k, y in zip((2, 4, 8), heights, strict=True)] in drawn
+        assert len(figure.legends[0].get_texts()) == 4  # repa, wd and the references
 
-    def test_correlations_have_a_panel_each(self) -> None:
-        (axes,) = correlation_figure(sweep(), NUMBER).axes
+    def test_correlations_have_a_panel_each(self, tmp_path) -> None:
+        (axes,) = correlation_figure(sweep(tmp_path), NUMBER).axes
         assert axes.get_ylabel() == "correlation with labels"
         heights = sorted({y for line in axes.lines for y in line.get_ydata()})
         assert heights == [0.3, 0.6]
 
-    def test_the_clustering_error_is_the_sum_of_its_parts(self) -> None:
-        total, wrong, lacking = clustering_error_figure(sweep(), NUMBER).axes
+    def test_the_clustering_error_is_the_sum_of_its_parts(self, tmp_path) -> None:
+        total, wrong, lacking = clustering_error_figure(sweep(tmp_path), NUMBER).axes
         assert total.lines[0].get_ydata().tolist() == [10.0] * 3
         assert wrong.lines[0].get_ydata().tolist() == [8.0, 6.0, 2.0]
         assert lacking.lines[0].get_ydata().tolist() == [2.0, 4.0, 8.0]
 
     def test_the_course_of_training_by_a_setting(self, tmp_path) -> None:
+        found = sweep(tmp_path)
         for k in (2, 4, 8):
-            directory = RunDirectory(tmp_path / f"runs/repa{k}")
-            directory.start({"seed": 0}, {}, "digest")
-            for t in (1, 2):
-                directory.append_round({"round": t, "validation_accuracy_mean": t * k / 100})
-        (axes,) = evolution_figure(sweep(tmp_path), NUMBER).axes
-        heights = sorted(line.get_ydata().tolist() for line in axes.lines)
+            rows = [{"round": t, "validation_accuracy_mean": t * k / 100} for t in (1, 2)]
+            write_run(found.path / f"runs/repa{k}", (), None, rows)
+        (axes,) = evolution_figure(found, NUMBER).axes
+        heights = sorted(line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()))
         assert heights == [[2.0, 4.0], [4.0, 8.0], [8.0, 16.0]]
 
     def test_without_runs_there_is_no_course(self, tmp_path) -> None:

@@ -1,4 +1,4 @@
-import json
+import base64
 import re
 import shutil
 import subprocess
@@ -9,68 +9,48 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from recorded import (
+    CLUSTERING,
+    CORRECT,
+    DISTANCE,
+    GROUPS,
+    LABELS,
+    LINKAGE,
+    ROUNDS,
+    SUMMARY,
+    THRESHOLD,
+    sweep_rows,
+    write_run,
+    write_sweep,
+)
 from rich.console import Console
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from flray.cli.reporting import write_report
 from flray.errors import ExperimentError
-from flray.records.clusterings import Clustering, write_clustering
+from flray.records.clusterings import write_clustering
 from flray.records.run_directory import RunDirectory
-from flray.report.colours import for_figure
+from flray.report.columns import VALIDATION
+from flray.report.embed import figure_source
 from flray.report.figures import bytes_by_kind, efficiency_figure, seconds_by_phase
-from flray.report.page import render_page, write_page
-from flray.report.page_blocks import figure as figure_block
-from flray.report.page_run import headline, who_is_where
+from flray.report.page import render_page
 from flray.report.runs import RunRecord, find_runs
+from flray.report.style import for_figure
 from flray.report.sweep_figures import (
     curve_figure,
     curve_keys,
-    dots_figure,
     heatmap_figure,
     heatmap_pairs,
-    parallel_figure,
+    overview_figure,
 )
 from flray.report.sweep_sheet import top_sheet
-from flray.report.sweeps import VALIDATION, read_sweep
+from flray.report.sweeps import read_sweep
 from flray.scores import ClientScores
 
 VOID = {"meta", "link", "img", "input", "br"}
-LABELS = np.array([0, 0, 1, 1, 1])
-GROUPS = np.array([7, 7, 3, 3, 7])
-CORRECT = np.array([10, 9, 8, 7, 6])  # of 10: accuracies 1.0, 0.9, 0.8, 0.7, 0.6
-CONFIG = {
-    "dataset": {"name": "digits", "size": 28},
-    "split": {"name": "label_swap", "clients": 5},
-    "algorithm": {"name": "flhc", "clustering": {"partition": {"threshold": 3.0}}},
-    "rounds": 3,
-    "seed": 0,
-    "evaluate": {"target": 0.75},
-}
-SUMMARY = {
-    "algorithm": "flhc",
-    "seed": 0,
-    "rounds": 3,
-    "accuracy_mean": 0.8,
-    "accuracy_se_clients": 0.0632,
-    "accuracy_worst": 0.6,
-    "accuracy_variance": 0.02,
-    "validation_accuracy_mean": 0.7125,
-    "clients_reaching_target": 0.6,
-    "clusters": 2,
-    "ari": 0.25,
-    "client_steps": 1234,
-    "bytes_up": 3_000_000,
-    "bytes_down": 6_000_000,
-    "seconds": 61.0,
-    "params_sha256": "0123456789abcdef" * 4,
-}
-THRESHOLD = "algorithm.clustering.partition.threshold"
-LINKAGE = "algorithm.clustering.partition.linkage"
-DISTANCE = "algorithm.clustering.distance"
 
 
 class Reader(HTMLParser):
@@ -127,36 +107,6 @@ def is_sound(page):
     return read
 
 
-def clustering_arrays():
-    D = np.abs(np.subtract.outer([0.0, 1, 8, 9, 10], [0.0, 1, 8, 9, 10]))
-    tree = linkage(squareform(D), "average")
-    return {
-        "clients": np.arange(5),
-        "labels": LABELS,
-        "D": D,
-        "linkage": tree,
-        "groups": GROUPS,
-    }
-
-
-def write_run(path, events=(2,), summary=SUMMARY, num_rounds=3, **changes):
-    config = CONFIG | changes
-    directory = RunDirectory(path)
-    versions = {"versions": {"torch": "2.9.9"}, "commit": "c0ffee"}
-    directory.start(config, versions, "digest")
-    for t in range(1, num_rounds + 1):
-        row = {"round": t, "accuracy_mean": 0.2 + t / 5, "clusters": 1 + (t > 2), "seconds": 2.0}
-        row |= {"bytes_up_model": 1_000_000, "bytes_down_model": 2_000_000, "seconds_train": 1.5}
-        directory.append_round(row)
-        scores = ClientScores(np.arange(5), CORRECT, np.full(5, 10), np.zeros(5))
-        directory.append_clients(t, "test", scores, LABELS, GROUPS)
-    for t in events:
-        write_clustering(path / "clusterings", t, clustering_arrays())
-    if summary is not None:
-        directory.finish(summary | {"seed": config["seed"]})
-    return path
-
-
 def unwritten(rounds, clients):
     """A run that is not on disk."""
     record = RunRecord(Path(), {}, None)
@@ -174,85 +124,40 @@ def heat_of(axes):
     return mesh.get_array().filled(np.nan).reshape(mesh.get_coordinates().shape[0] - 1, -1)
 
 
-def sweep_rows(seeds=(0, 1)):
-    rows = []
-    for linked in ("ward", "single"):
-        for distance in ("l1", "l2"):
-            for threshold in (0.1, 1.0, 10.0):
-                for seed in seeds:
-                    # ward, l2, 1.0 is best by validation; ward, l1, 1.0 by test.
-                    accuracy = 0.5 + 0.2 * (linked == "ward") - 0.1 * abs(np.log10(threshold))
-                    rows.append(
-                        {
-                            DISTANCE: distance,
-                            LINKAGE: linked,
-                            THRESHOLD: threshold,
-                            "seed": seed,
-                            "status": "shared" if seed else "done",
-                            "run": f"runs/{len(rows)}",
-                            "error": None,
-                            "accuracy_mean": accuracy + 0.02 * seed + 0.01 * (distance == "l1"),
-                            "validation_accuracy_mean": accuracy + 0.01 * (distance == "l2"),
-                            "clusters": round(4 / threshold),
-                        }
-                    )
-    return rows
-
-
-def write_sweep(path, rows=None, **space):
-    path.mkdir(parents=True)
-    frame = pd.DataFrame(sweep_rows() if rows is None else rows)
-    frame.to_parquet(path / "rows.parquet")
-    counts = {"rows": len(frame), "client_steps_trained": 250, "client_steps_naive": 1000}
-    (path / "sweep.json").write_text(json.dumps(counts))
-    given = [key for key in frame if "." in key]
-    plain = {"space": {key: frame[key].dropna().unique().tolist() for key in given}} | space
-    (path / "space.yaml").write_text(yaml.safe_dump(plain))
-    return path
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are empty: making and drawing them takes most of the time of a page."""
-    runs = [f"figures.{name}_figure" for name in ("accuracy", "clients", "efficiency")]
-    runs += [f"figures.{name}_figure" for name in ("traffic", "time")]
-    runs += [f"page_run.{name}_figure" for name in ("distance", "embedding", "graph", "error")]
-    sweeps = [f"sweep_figures.{name}_figure" for name in ("curve", "heatmap", "parallel", "dots")]
-    for name in (*runs, *sweeps):
-        monkeypatch.setattr(f"flray.report.{name}", lambda *_, **__: Figure((1, 1)))
-    blank = '<svg viewBox="0 0 1 1"></svg>'
-    monkeypatch.setattr("flray.report.page_blocks._svg", lambda _: blank)
+    monkeypatch.setattr("flray.report.embed.figure_source", lambda *_: ("data:,", 1))
 
 
 class TestEmbed:
-    def test_figures_share_no_ids_and_keep_their_references(self):
-        def drawn(name):
-            figure = Figure((3, 2))
-            figure.subplots().plot([0, 1], marker="o", label="a")
-            return figure_block(figure, name, "a line")["drawing"]
+    def draw(self, monkeypatch, figure):
+        monkeypatch.setattr("flray.report.figures.accuracy_figure", lambda: figure)
+        return figure_source("accuracy")
 
-        both = drawn("first") + drawn("second")
-        read = Reader(both)
-        assert len(read.ids) == len(set(read.ids)) > 4
-        assert {link[1:] for link in read.links} <= set(read.ids)
-        assert "http" not in both
-        assert drawn("first") == drawn("first")
+    def test_a_figure_is_an_image_of_its_own(self, monkeypatch):
+        figure = Figure((3, 2))
+        figure.subplots().plot([0, 1], marker="o", label=for_figure("$x_$"))
+        source, width = self.draw(monkeypatch, figure)
+        kind, data = source.split(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert b"<svg" in base64.b64decode(data)
+        assert width == 3 * 96
+        assert self.draw(monkeypatch, figure)[0] == source
 
-    def test_a_large_figure_is_an_image(self):
+    def test_a_large_figure_is_made_of_pixels(self, monkeypatch):
         figure = Figure((3, 2))
         figure.subplots().scatter(*np.random.default_rng(0).normal(size=(2, 3000)), c=range(3000))
-        html = figure_block(figure, "many", "3000 points")["drawing"]
-        assert 'src="data:image/png;base64,' in html
-        assert len(html) < 200_000
+        source, _ = self.draw(monkeypatch, figure)
+        assert source.startswith("data:image/png;base64,")
+        assert len(source) < 200_000
 
-    def test_a_dollar_in_a_name_is_no_formula(self):
-        figure = Figure((3, 2))
-        figure.subplots().set_title(for_figure("$x_$"))
-        assert figure_block(figure, "dollar", "a title")["drawing"]
+    def test_nothing_to_draw_is_no_figure(self, monkeypatch):
+        assert self.draw(monkeypatch, None) is None
 
-    def test_global_state_is_left_alone(self):
+    def test_global_state_is_left_alone(self, monkeypatch):
         before = dict(matplotlib.rcParams)
-        figure_block(Figure((1, 1)), "empty", "nothing")
+        assert self.draw(monkeypatch, Figure((1, 1)))
         assert dict(matplotlib.rcParams) == before
 
 
@@ -260,9 +165,9 @@ class TestRun:
     def test_overlapping_clusters_and_their_errors(self, tmp_path, undrawn):
         """Client 2 is in both clusters; the page says so, and has the errors of both rounds."""
         R = np.array([[1, 1, 1, 0, 0]] * 2 + [[0, 0, 1, 1, 1]] * 3)
-        arrays = clustering_arrays() | {"R": R, "overlapping": np.array(True)}
+        arrays = CLUSTERING | {"R": R, "overlapping": np.array(True)}
         del arrays["linkage"]
-        path = write_run(tmp_path / "dc", events=(), num_rounds=0, summary=None)
+        path = write_run(tmp_path / "dc", events=(), rounds=(), summary=None)
         for t in (1, 2):
             errors = {f"clustering_{k}": 0.25 for k in ("overlap_fp", "overlap_fn")}
             errors |= {f"clustering_{k}": 4.5 for k in ("equal_fp", "equal_fn")}
@@ -278,21 +183,22 @@ class TestRun:
         assert text.count("4.50") >= 4
         assert "FLIS, Fig. 3" in text
 
+    @pytest.mark.usefixtures("undrawn")
     def test_everything_is_on_the_page(self, tmp_path):
-        page = page_of(write_run(tmp_path / "flhc" / "seed_0"))
-        read = is_sound(page)
+        read = is_sound(page_of(write_run(tmp_path / "flhc" / "seed_0")))
         for word in (
             *("flhc · digits · label_swap", "Clustering after round 2"),
             *("who is where", "Communication and time", "Settings", "c0ffee", "2.9.9"),
             *("flray run flhc/seed_0/config.yaml --out again", "threshold: 3.0"),
         ):
             assert word in read.text, word
-        # Accuracy, clients, three of the clustering, three of costs.
-        assert read.tags.count("figure") == 2 + 3 + 3
+        # Accuracy, clients, three of the clustering, one of costs.
+        assert read.tags.count("figure") == 2 + 3 + 1
 
+    @pytest.mark.usefixtures("undrawn")
     def test_headline_numbers_are_those_of_the_summary(self, tmp_path):
-        ((run,), _) = find_runs([write_run(tmp_path / "a")])
-        shown = {label: value for label, value, _ in headline(run)}
+        page = page_of(write_run(tmp_path / "a"))
+        shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
         assert shown == {
             "test accuracy": "80.00 ± 6.32 %",
             "validation accuracy": "71.25 %",
@@ -320,7 +226,7 @@ class TestRun:
 
     @pytest.mark.usefixtures("undrawn")
     def test_an_unfinished_run_is_marked_by_what_it_has_read_so_far(self, tmp_path):
-        path = write_run(tmp_path / "a", summary=None, num_rounds=1, events=())
+        path = write_run(tmp_path / "a", summary=None, rounds=ROUNDS[:1], events=())
         assert "†" not in page_of(path)
         row = {"round": 2, "seconds": 1.0, "ground_truth_reads": 1}
         RunDirectory(path).append_round(row)
@@ -328,7 +234,9 @@ class TestRun:
 
     @pytest.mark.usefixtures("undrawn")
     def test_an_unfinished_run_shows_what_is_there_and_says_so(self, tmp_path):
-        read = is_sound(page_of(write_run(tmp_path / "a", summary=None, num_rounds=2, events=())))
+        read = is_sound(
+            page_of(write_run(tmp_path / "a", summary=None, rounds=ROUNDS[:2], events=()))
+        )
         assert "not finished: 2 of 3 rounds" in read.text
         assert "60.00" in read.text  # the accuracy of round 2
         assert "--resume" in read.text
@@ -336,7 +244,7 @@ class TestRun:
 
     @pytest.mark.usefixtures("undrawn")
     def test_a_run_that_has_only_begun_has_a_page(self, tmp_path):
-        read = is_sound(page_of(write_run(tmp_path / "a", summary=None, num_rounds=0, events=())))
+        read = is_sound(page_of(write_run(tmp_path / "a", summary=None, rounds=(), events=())))
         assert "0 of 3 rounds" in read.text
         assert "figure" not in read.tags
 
@@ -350,31 +258,15 @@ class TestRun:
         read = is_sound(page_of(write_run(tmp_path / "a", events=(0, 1, 2, 3, 4))))
         assert "Drawn are 3 of 5: after rounds 0, 2, 4." in read.text
         assert "before the first round" in read.text
-        assert read.tags.count("figure") == 2 + 9 + 3
+        assert read.tags.count("figure") == 2 + 9 + 1
 
-    def test_who_is_where_names_members_groups_and_accuracy(self):
-        frame = pd.DataFrame({"client": range(5), "accuracy": CORRECT / 10})
-        run = unwritten(pd.DataFrame(), frame.assign(part="test", round=1))
-        rows = who_is_where(Clustering(**clustering_arrays()), run)["rows"]
-        shown = [
-            [cell.text or [chip["text"] for chip in cell.chips] for cell in row] for row in rows
-        ]
-        assert shown == [
-            # Clients 0, 1 of group 7, mean of 1.0 and 0.9.
-            ["0", "2", ["0", "1"], ["group 7: 2"], "95.00 %"],
-            # Clients 2, 3 of group 3 and 4 of group 7, mean of 0.8, 0.7, 0.6.
-            ["1", "3", ["2", "3", "4"], ["group 3: 2", "group 7: 1"], "70.00 %"],
-        ]
-
-    def test_names_are_escaped(self, tmp_path):
-        name = '<b>&"x $y$'
-        page = page_of(
-            write_run(tmp_path / name, (), dataset={"name": "<script>alert(1)</script>"})
-        )
-        read = is_sound(page)
-        assert name in read.text
-        assert "<script>alert" not in page
-        assert "b" not in read.tags
+    @pytest.mark.usefixtures("undrawn")
+    def test_who_is_where_names_members_groups_and_accuracy(self, tmp_path):
+        text = " ".join(is_sound(page_of(write_run(tmp_path / "a"))).text.split())
+        # Clients 0, 1 of group 7, mean of 1.0 and 0.9.
+        assert "0 2 0 1 group 7: 2 95.00 %" in text
+        # Clients 2, 3 of group 3 and 4 of group 7, mean of 0.8, 0.7, 0.6.
+        assert "1 3 2 3 4 group 3: 2 group 7: 1 70.00 %" in text
 
     @pytest.mark.slow
     def test_a_page_of_a_hundred_clients_is_small(self, tmp_path):
@@ -449,7 +341,7 @@ class TestSeveralRuns:
 
     def test_unfinished_runs_stand_apart(self, tmp_path):
         write_run(tmp_path / "x" / "done", ())
-        write_run(tmp_path / "x" / "going", (), None, num_rounds=1)
+        write_run(tmp_path / "x" / "going", (), None, rounds=ROUNDS[:1])
         read = is_sound(page_of(tmp_path / "x"))
         assert "not finished" in read.text
         assert "1 of 3" in read.text
@@ -496,7 +388,7 @@ class TestSweep:
         for k in range(12):
             write_run(folder / "runs" / str(k), ())
         after = is_sound(page_of(folder))
-        assert after.tags.count("figure") == before.tags.count("figure") + 2 + 3
+        assert after.tags.count("figure") == before.tags.count("figure") + 2 + 1
 
     def test_a_row_that_still_runs_is_not_the_best_and_not_drawn(self, tmp_path):
         rows = sweep_rows()
@@ -518,8 +410,8 @@ class TestSweep:
         sweep = read_sweep(tmp_path / "t")
         cells = {text.get_text() for text in heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0].texts}
         assert "71.0 †\n4 clusters" in cells
-        marked = dots_figure(sweep, LINKAGE).axes[0].get_yticklabels()
-        assert [text.get_text() for text in marked] == ["single", "ward †"]
+        marked = overview_figure(sweep).axes[1].get_xticklabels()
+        assert [text.get_text() for text in marked] == ["ward †", "single"]
 
     def test_the_setting_that_allows_ground_truth_tells_no_configurations_apart(self, tmp_path):
         rows = [row | {"uses_ground_truth": row["seed"] == 1} for row in sweep_rows()]
@@ -546,9 +438,8 @@ class TestSweep:
         words = " ".join(is_sound(page_of(folder)).text.split())
         assert "1 configuration is left out of this choice" in words
         assert words.count("done ‡") == 1
-        axes = parallel_figure(sweep).axes[0]
-        best = [line for line in axes.lines if line.get_linewidth() > 2]
-        assert best[0].get_ydata()[0] == 0  # l1
+        ring = overview_figure(sweep).axes[0].lines[0]
+        assert ring.get_xdata()[0] < 0.5  # l1
         cells = {text.get_text() for text in heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0].texts}
         # For ward and l2 the threshold 0.1 is the best of those that are complete.
         assert "61.0\n40 clusters" in cells
@@ -617,7 +508,7 @@ class TestSweep:
     def test_curves_have_a_line_a_combination_and_a_spread_over_seeds(self, tmp_path):
         sweep = read_sweep(write_sweep(tmp_path / "s"))
         assert curve_keys(sweep) == [THRESHOLD]
-        test, validation, clusters, rest = curve_figure(sweep, THRESHOLD).axes
+        test, validation, clusters = curve_figure(sweep, THRESHOLD).axes
         assert len(test.lines) == 4  # l1, ward; l2, ward; l1, single; l2, single
         # l2, ward: 0.6, 0.7, 0.6 in seed 0 and 0.02 more in seed 1.
         np.testing.assert_allclose(test.lines[1].get_ydata(), [61, 71, 61])
@@ -626,7 +517,6 @@ class TestSweep:
         assert test.get_xscale() == "log"  # from 0.1 to 10
         assert len(test.collections) == 4  # bands
         assert not validation.collections  # seeds agree
-        assert not rest.axison
 
     def test_rows_without_the_number_are_dashed(self, tmp_path):
         rows = sweep_rows(seeds=(0,))
@@ -674,20 +564,35 @@ class TestSweep:
         ).axes[0]
         assert np.isnan(np.asarray(heat_of(axes))).sum() == 1
 
-    def test_every_configuration_is_a_line_through_all_settings(self, tmp_path):
-        axes = parallel_figure(read_sweep(write_sweep(tmp_path / "s"))).axes[0]
-        through = [line for line in axes.lines if len(line.get_ydata()) == 6]
-        assert len(through) == 12 + 1  # and the best once more, thick
-        assert through[-1].get_linewidth() > 2
-        np.testing.assert_array_equal(through[-1].get_ydata(), through[-2].get_ydata())
+    def test_every_configuration_is_a_dot_by_each_setting_beside_the_baselines(self, tmp_path):
+        rows = sweep_rows()
+        measured = {"accuracy_mean": 0.3, VALIDATION: 0.3, "clusters": 1, "status": "done"}
+        rows += [{"algorithm": "fedavg", "seed": seed, **measured} for seed in (0, 1)]
+        folder = write_sweep(tmp_path / "s", rows, baseline=[{"algorithm": "fedavg"}])
+        distance, linked, threshold = overview_figure(read_sweep(folder)).axes
+        assert threshold.get_xscale() == "log"
+        for axes in (distance, linked, threshold):
+            (dots,) = axes.collections
+            assert len(dots.get_offsets()) == 12  # over two seeds, without FedAvg
+            ring, fedavg = axes.lines
+            assert ring.get_ydata().tolist() == pytest.approx([71])
+            assert fedavg.get_ydata()[0] == pytest.approx(30)
+        heights = dots.get_offsets()[:, 1]
+        assert (heights.min(), heights.max()) == pytest.approx((41, 72))
 
-    def test_one_setting_with_names_is_dots(self, tmp_path):
+    def test_one_setting_with_names_has_an_overview(self, tmp_path):
         rows = [row for row in sweep_rows() if row[THRESHOLD] == 1.0 and row[DISTANCE] == "l2"]
         folder = write_sweep(tmp_path / "s", rows)
-        figure = dots_figure(read_sweep(folder), LINKAGE)
-        shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-        assert shown == ["single", "ward"]  # the best on top
-        assert "figure" in is_sound(page_of(folder)).tags
+        (axes,) = overview_figure(read_sweep(folder)).axes
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["ward", "single"]
+        assert is_sound(page_of(folder)).tags.count("figure") == 1
+
+    def test_numbers_of_a_column_have_as_many_decimals(self, tmp_path):
+        """Clusters 4 and 5 in the two seeds: 4.5 ± 0.7, in the tables and behind the best."""
+        rows = [row | {"clusters": 4 + row["seed"]} for row in sweep_rows()]
+        words = " ".join(is_sound(page_of(write_sweep(tmp_path / "s", rows))).text.split())
+        assert words.count("4.5 ± 0.7") == 5 + 1
+        assert "± 0.71" not in words
 
     def test_the_metric_and_its_direction_are_the_spaces(self, tmp_path):
         folder = write_sweep(tmp_path / "s", metric="clusters", mode="min")
@@ -747,13 +652,14 @@ class TestFolders:
         assert not (path / "report.html").exists()
 
 
-def test_figures_of_runs_and_sweeps_are_drawn_on_one_page(tmp_path):
-    write_run(tmp_path / "x" / "$a_$", events=())
-    write_run(tmp_path / "x" / "b", events=())
-    rows = [row | {LINKAGE: f"${row[LINKAGE]}_$ <&>"} for row in sweep_rows()]
-    write_sweep(tmp_path / "x" / "s", rows)
-    read = is_sound(page_of(tmp_path / "x"))
-    assert read.tags.count("svg") == read.tags.count("figure") > 10
+def test_figures_of_runs_and_sweeps_are_drawn_on_one_page(drawn_page):
+    page = drawn_page.read_text(encoding="utf-8")
+    read = is_sound(page)
+    assert read.tags.count("img") == read.tags.count("figure") > 10
+    for name in ('<b>&"x $y_$', "$ward_$ <&>", "<script>alert(1)</script>"):
+        assert name in read.text
+    assert "<script>alert" not in page
+    assert "b" not in read.tags
 
 
 def browse(page, *options):
@@ -773,38 +679,31 @@ class TestBrowser:
         (said,), _ = browse(page, "--screenshot=" + str(tmp_path / "wrong.png"))
         assert "wrong" in said
 
-    @pytest.mark.parametrize(
-        ("kind", "width", "scheme"),
-        [("run", 1400, "light"), ("runs", 1400, "dark"), ("sweep", 400, "light")],
-    )
-    def test_the_page_loads_without_a_word_on_the_console(self, tmp_path, kind, width, scheme):
-        folder = tmp_path / kind
-        if kind == "sweep":
-            write_sweep(folder)
-        else:
-            for number in range(1 if kind == "run" else 2):
-                write_run(folder / f"a{number}", events=())
+    @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (500, "light")])
+    def test_the_page_loads_without_a_word_on_the_console(
+        self, drawn_page, tmp_path, width, scheme
+    ):
         page, image = tmp_path / "page.html", tmp_path / "page.png"
-        write_page([folder], page)
+        wide = "<script>document.title = document.documentElement.scrollWidth</script></body>"
+        text = drawn_page.read_text(encoding="utf-8").replace("</body>", wide)
+        page.write_text(text, encoding="utf-8")
         dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-        said, _ = browse(page, *dark, f"--screenshot={image}", f"--window-size={width},2000")
+        options = [f"--screenshot={image}", "--dump-dom", f"--window-size={width},2000"]
+        said, dom = browse(page, *dark, *options)
         assert said == []
         assert image.stat().st_size > 30_000
         corner = imread(image)[1990, 2, :3].mean()
         assert corner < 0.5 if scheme == "dark" else corner > 0.5
-        wide = "<script>console.error(document.documentElement.scrollWidth)</script></body>"
-        page.write_text(page.read_text(encoding="utf-8").replace("</body>", wide), encoding="utf-8")
-        (found,), _ = browse(page, "--dump-dom", f"--window-size={width},2000")
-        assert int(re.search(r'"(\d+)"', found)[1]) <= max(width, 500)  # the least of a window
+        assert int(re.search(r"<title>(\d+)</title>", dom)[1]) <= width
 
-    def test_the_script_makes_tables_sortable(self, tmp_path):
+    def test_the_script_links_sections_and_makes_tables_sortable(self, drawn_page, tmp_path):
         page = tmp_path / "page.html"
-        write_page([write_sweep(tmp_path / "s")], page)
         clicked = "<script>document.querySelector('#sweep0-rows th:nth-child(6) button').click()"
-        text = page.read_text(encoding="utf-8").replace("</body>", f"{clicked}</script></body>")
-        Path(page).write_text(text, encoding="utf-8")
+        text = drawn_page.read_text(encoding="utf-8")
+        page.write_text(text.replace("</body>", f"{clicked}</script></body>"), encoding="utf-8")
         said, dom = browse(page, "--dump-dom")
         assert said == []
+        assert set(re.findall(r'<li><a href="#(.*?)"', dom)) == {"runs", "sweep0"}
         assert 'aria-sort="ascending"' in dom
         first = dom[dom.index("<tbody>", dom.index('id="sweep0-rows"')) :]
         rows = sweep_rows()

@@ -704,19 +704,23 @@ def compared(write: Write) -> None:
 
 @pytest.mark.usefixtures("compared")
 def test_ranks_are_among_the_methods_that_both_have(tmp_path: Path) -> None:
-    table = find_table("flt.1")
-    by_title = {ranking.title: ranking for ranking in rank(table, filled("flt.1", tmp_path))}
+    ranked = rank(find_table("flt.1"), filled("flt.1", tmp_path))
+    by_title = dict(list(ranked.groupby("comparison")))
     assert set(by_title) == {"MNIST acc.", "MNIST var."}
     accuracy = by_title["MNIST acc."]
     fedavg, local, flt = (0, "MNIST.acc"), (1, "MNIST.acc"), (4, "MNIST.acc")
-    assert accuracy.ours == {fedavg: 1, local: 2, flt: 3}
-    assert accuracy.paper == {fedavg: 3, local: 2, flt: 1}
-    assert accuracy.spearman == pytest.approx(-1)
+    assert accuracy["ours"].to_dict() == {fedavg: 1, local: 2, flt: 3}
+    assert accuracy["paper"].to_dict() == {fedavg: 3, local: 2, flt: 1}
+    assert accuracy["spearman"].tolist() == pytest.approx([-1] * 3)
     # All our variances are equal, so they share rank 1; the paper's least is best.
     variance = by_title["MNIST var."]
-    assert set(variance.ours.values()) == {1}
-    assert variance.paper == {(0, "MNIST.var"): 3, (1, "MNIST.var"): 2, (4, "MNIST.var"): 1}
-    assert variance.spearman is None
+    assert variance["ours"].tolist() == [1, 1, 1]
+    assert variance["paper"].to_dict() == {
+        (0, "MNIST.var"): 3,
+        (1, "MNIST.var"): 2,
+        (4, "MNIST.var"): 1,
+    }
+    assert variance["spearman"].isna().all()
 
 
 def test_blocks_are_ranked_apart() -> None:
@@ -728,11 +732,11 @@ def test_blocks_are_ranked_apart() -> None:
     }
     known = {place: each for place, each in value.items() if each is not None}
     both = {(*place, of): {"value": x} for place, x in known.items() for of in ("ours", "paper")}
-    rankings = rank(table, numbers(both))
-    assert len(rankings) == 2 * 4
-    assert all(len(ranking.ours) == 11 for ranking in rankings)
-    assert all(ranking.ours == ranking.paper for ranking in rankings)
-    assert rankings[0].spearman == pytest.approx(1)
+    ranked = rank(table, numbers(both))
+    assert ranked.groupby("comparison").size().tolist() == [11] * (2 * 4)
+    assert (ranked["ours"] == ranked["paper"]).all()
+    assert ranked["ours"].max() > 9
+    assert ranked["spearman"].iloc[0] == pytest.approx(1)
 
 
 def test_columns_are_ranked_where_methods_are_columns() -> None:
@@ -742,10 +746,10 @@ def test_columns_are_ranked_where_methods_are_columns() -> None:
     printed = {
         (0, c.key, "paper"): {"value": table.rows[0].cells[c.key].value} for c in table.columns
     }
-    (ranking,) = rank(table, numbers(cells | printed))
-    assert ranking.title == "(100, 0.2, 1, 50)"
-    assert ranking.ours == {(0, "FedSEM"): 1, (0, "FLT_enc1"): 3, (0, "FLT_enc2"): 2}
-    assert ranking.paper == {(0, "FedSEM"): 3, (0, "FLT_enc1"): 1, (0, "FLT_enc2"): 2}
+    ranked = rank(table, numbers(cells | printed))
+    assert set(ranked["comparison"]) == {"(100, 0.2, 1, 50)"}
+    assert ranked["ours"].to_dict() == {(0, "FedSEM"): 1, (0, "FLT_enc1"): 3, (0, "FLT_enc2"): 2}
+    assert ranked["paper"].to_dict() == {(0, "FedSEM"): 3, (0, "FLT_enc1"): 1, (0, "FLT_enc2"): 2}
 
 
 # --- formats

@@ -1,8 +1,22 @@
 "use strict";
+for (const section of document.querySelectorAll("main > section")) {
+  const link = document.createElement("a");
+  link.href = `#${section.id}`;
+  link.textContent = section.querySelector("h2").textContent;
+  const item = document.createElement("li");
+  item.append(link);
+  document.querySelector("nav ul").append(item);
+}
+for (const table of document.querySelectorAll("thead")) {
+  const first = table.parentElement.tBodies[0].rows[0];
+  Array.from(table.rows[0].cells).forEach((header, column) => {
+    header.classList.toggle("number", first?.cells[column].className === "number");
+  });
+}
 function key(row, column) {
-  const cell = row.cells[column];
-  const value = cell.dataset.value;
-  return value === undefined ? cell.textContent.trim() : Number(value);
+  const text = row.cells[column].textContent.trim();
+  const number = Number.parseFloat(text.replaceAll(",", ""));
+  return Number.isNaN(number) ? text : number;
 }
 function compare(a, b) {
   if (typeof a === "number" && typeof b === "number") return a - b;

@@ -1,0 +1,117 @@
+"""How figures look: colours that tell categories apart, axes, legends, texts."""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from scipy.optimize import linear_sum_assignment
+
+from flray.data.dataset import Ids
+
+Colour = tuple[float, float, float]
+
+GREY: Colour = (0.35, 0.35, 0.35)  # what belongs to no category
+# Methods: Okabe and Ito, "Color Universal Design", 2008; the hardest to see come last.
+METHODS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442"]
+# Clusters and planted groups: Paul Tol's muted scheme, which shares no colour with the methods.
+GROUPS = (
+    *("#332288", "#CC6677", "#117733", "#DDCC77", "#44AA99"),
+    *("#882255", "#88CCEE", "#999933", "#AA4499"),
+)
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of hue that never meet again
+LOG_FROM = 20  # clusters
+LEGEND_WIDTH = 95  # characters
+
+
+def palette(num_colours: int, few: Sequence[str] = METHODS) -> list[Colour]:
+    """As many different colours: those of `few`, then any hue.
+
+    >>> len(set(palette(8))), len(set(palette(100)))
+    (8, 100)
+    """
+    hues = [colorsys.hsv_to_rgb(k * GOLDEN_RATIO % 1, 0.55, 0.75) for k in range(num_colours)]
+    return [*map(to_rgb, few), *hues][:num_colours]
+
+
+def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour], dict[int, Colour]]:
+    """Colours of clusters and of planted groups; both arrays are in the same order of clients.
+
+    A cluster has the colour of the group it shares most clients with, one cluster for each group,
+    so that a partition that found the groups looks like them whatever their numbers are.
+
+    >>> clusters, planted = matched_colours(np.array([0, 0, 1]), np.array([9, 9, 4]))
+    >>> clusters[0] == planted[9], clusters[1] == planted[4]
+    (True, True)
+    """
+    clusters, cluster_place = np.unique(labels, return_inverse=True)
+    if groups is None:
+        colours = palette(len(clusters), GROUPS)
+        return dict(zip(clusters.tolist(), colours, strict=True)), {}
+    planted, group_place = np.unique(groups, return_inverse=True)
+    colours = palette(max(len(clusters), len(planted)), GROUPS)
+    shared = np.zeros((len(clusters), len(planted)), dtype=np.int64)
+    np.add.at(shared, (cluster_place, group_place), 1)
+    matched = dict(zip(*linear_sum_assignment(shared, maximize=True), strict=True))
+    spare = iter(colours[len(planted) :])
+    of_cluster = {
+        int(c): colours[matched[k]] if k in matched else next(spare) for k, c in enumerate(clusters)
+    }
+    return of_cluster, dict(zip(planted.tolist(), colours, strict=False))
+
+
+def for_figure(text: str, length: int = 40) -> str:
+    r"""Text that fits and that matplotlib shows as it is: a dollar would begin a formula.
+
+    What tells names apart tends to stand at their end.
+
+    >>> for_figure("$5"), for_figure("experiments/flt/seed=3", 8)
+    ('\\$5', '…/seed=3')
+    """
+    fitting = text if len(text) <= length else f"…{text[1 - length :]}"
+    return fitting.replace("$", r"\$")
+
+
+def plain(axes: Axes) -> None:
+    """Two spines and faint lines behind the data."""
+    sns.despine(ax=axes)
+    axes.grid(axis="y", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def whole_rounds(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def count_axis(axes: Axes) -> None:
+    """Whole numbers; many are on a logarithmic axis."""
+    axes.set_ylabel("clusters")
+    if axes.dataLim.y1 > LOG_FROM:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+        axes.set_ylim(0, 1.1 * max(axes.dataLim.y1, 1))
+
+
+def line(label: str, colour: Colour | str, **style: object) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], color=colour, label=label, **style)  # type: ignore[arg-type]
+
+
+def lines(colours: Mapping[str, Colour], **style: object) -> list[Line2D]:
+    return [line(label, colour, **style) for label, colour in colours.items()]
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D]) -> None:
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    columns = max(1, min(5, len(handles), LEGEND_WIDTH // (longest + 6)))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
