@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
@@ -17,6 +17,7 @@ from flray.errors import ExperimentError
 
 NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
+DATA = "FLRAY_DATA"
 
 
 @contextmanager
@@ -82,16 +83,30 @@ def _on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+def whole_nodes() -> list[dict[str, float]]:
+    """What each node has in all, taken or free."""
+    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.total_resources_per_node
+    return list(ask().values())
+
+
+def free_nodes() -> list[dict[str, float]]:
+    """What is free on each node."""
+    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.available_resources_per_node
+    return list(ask().values())
+
+
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:
     """The runtime environment of our actors.
 
     Threads are fixed before torch is imported: set_num_threads alone comes too late. The search
-    path is the driver's, so that a user's own modules are found.
+    path is the driver's, so that a user's own modules are found, and so is the folder of the data.
     """
+    data = {name: os.environ[name] for name in (DATA,) if name in os.environ}
     return {
         "env_vars": {
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **data,
         }
     }
