@@ -14,7 +14,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.errors import ExperimentError
-from flray.execution.cluster import actor_environment, free_nodes, whole_nodes
+from flray.execution.cluster import actor_environment, coming_nodes, free_nodes, whole_nodes
 from flray.execution.resources import Needs, Plan, check_resources
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ def wait_for_resources(plan: Plan) -> None:
     """Refuse at once what the cluster does not have; wait a little for what others give back."""
     if get_current_placement_group() is not None:
         return  # made for us, and counted as taken
-    check_resources(plan, whole_nodes())
+    coming = coming_nodes()
+    check_resources(plan, [*whole_nodes(), *coming])
+    if coming:
+        return  # machines are started when actors ask for them
     deadline = monotonic() + FREE_TIMEOUT_S
     while True:
         try:

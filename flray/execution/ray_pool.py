@@ -29,7 +29,7 @@ from flray.execution.executor import Failed, Job, Output
 from flray.execution.resources import TRAININGS_KEPT, Plan
 from flray.models.bank import Params
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 POLL_S = 1.0
 
 

@@ -58,6 +58,8 @@ class Changes:
             replace_file(path, partial(_fill, content))
         for name in self.gone:
             (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # where others are left
+                (folder / name).parent.rmdir()
 
 
 def _fill(content: bytes, file: Path) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flray.server.loop import Server
 
 POLL_S = 0.2
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 MOST_RESTARTS = 3  # of a run that loses its server
 
 # Where to write, what to do with a round's row, when to stop, and client actors without data yet.

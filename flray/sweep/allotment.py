@@ -1,8 +1,6 @@
 """What a trial may use: bundles of CPUs and GPUs, refused with the arithmetic if none ever fits."""
 
-from collections.abc import Callable, Mapping, Sequence
-
-import ray
+from collections.abc import Mapping, Sequence
 
 from flray.config.build import prepare
 from flray.config.experiment import Experiment
@@ -12,12 +10,6 @@ from flray.sweep.keys import device_of
 from flray.sweep.space import Options
 
 Bundle = dict[str, float]
-
-
-def cluster_resources() -> dict[str, float]:
-    """What there is in all, taken or free."""
-    ask: Callable[[], dict[str, float]] = ray.cluster_resources
-    return ask()
 
 
 def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]) -> list[Bundle]:
