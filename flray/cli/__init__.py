@@ -262,22 +262,18 @@ def attach(run: Path) -> None:
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 def keep(out: Path) -> None:
     """Drive a run on Ray; what `flray run` starts in the background."""
-    from flray.execution.cluster import connected
-    from flray.execution.resources import Actors
+    from flray.execution.resources import ActorPlan
     from flray.server.actor import start_processes
 
     request = json.load(sys.stdin)
-    execution = request["experiment"]["execution"]
+    threads = request["experiment"]["execution"]["threads"] or 1
+    processes = start_processes(ActorPlan.from_plain(request["plan"]), threads)
     try:
-        with connected():
-            processes = start_processes(Actors(**execution["actors"]), execution["threads"] or 1)
-            from flray.cli.keeper import keep  # here: the actors import torch meanwhile
+        from flray.cli.keeper import keep  # here: the actors import torch meanwhile
 
-            keep(request, out, processes)
-    except ServerLost as lost:
-        from flray.cli.keeper import start_again
-
-        start_again(request, lost)
+        keep(request, out, processes)
+    finally:
+        processes.end()
 
 
 @cli.command()

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flray.cli.keeper import (
-    MOST_RESTARTS,
     Detached,
     raise_what_the_keeper_said,
     start_keeper,
@@ -51,6 +50,7 @@ from flray.report.comparison import (
 from flray.report.figures import figures_of, write_figures
 from flray.report.runs import RunRecord, by_experiment
 from flray.report.writers import to_rich
+from flray.server.actor import MOST_RESTARTS
 from flray.tracking.mirrors import tracked, tracking_remarks
 
 __all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]

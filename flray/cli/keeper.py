@@ -10,15 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryFile
 from time import sleep
 from typing import Any
 
 from flray.cli.stopping import noticing_sigterm
-from flray.config.build import run_experiment
+from flray.config.build import plan_of, run_experiment
 from flray.config.experiment import Experiment, parse_experiment
-from flray.errors import ClientFailure, ExperimentError, ServerLost
+from flray.errors import ClientFailure, ExperimentError
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.figures import figures_of
@@ -27,7 +27,6 @@ from flray.server.loop import ignore
 from flray.tracking.mirrors import tracked
 
 POLL_S = 0.3
-MOST_RESTARTS = 3  # of a run that loses its server or its keeper
 LOG = "server.log"
 STOP = "stop.wish"
 FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
@@ -38,28 +37,6 @@ RoundRow = dict[str, Any]  # Any: one value a column
 
 class Detached(Exception):
     """The watcher leaves, the run goes on."""
-
-
-def start_again(request: dict[str, Any], lost: ServerLost) -> None:
-    """Go on from the last checkpoint after a run has lost its server, a few times.
-
-    In a new program, for what is left of Ray in this one may be of no use.
-    """
-    restarts = request.get("restarts", 0)
-    if restarts == MOST_RESTARTS:
-        raise lost
-    print(f"{lost.args[0]}: started again, {restarts + 1} of at most {MOST_RESTARTS} times")
-    _become({**request, "resume": True, "restarts": restarts + 1})
-
-
-def _become(request: dict[str, Any]) -> None:
-    """Replace this program by one that is asked for the same; it keeps its process id."""
-    with TemporaryFile("w+") as file:
-        json.dump(request, file)
-        file.seek(0)
-        os.dup2(file.fileno(), sys.stdin.fileno())
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "flray", *sys.argv[1:]])
 
 
 def keep(request: dict[str, Any], out: Path, processes: Processes) -> None:
@@ -101,6 +78,7 @@ def mirrored_rounds(url: str | None) -> Iterator[Callable[[RoundRow], None]]:
 def start_keeper(
     experiment: Experiment, out: Path, resume: bool, mirror: str | None
 ) -> subprocess.Popen[str]:
+    plan = plan_of(experiment, RunDirectory(out))
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "flray", "keep", str(out.absolute())]
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -116,7 +94,12 @@ def start_keeper(
         )
     assert process.stdin is not None
     with process.stdin as pipe:
-        request = {"experiment": experiment.plain, "resume": resume, "mirror": mirror}
+        request = {
+            "experiment": experiment.plain,
+            "resume": resume,
+            "mirror": mirror,
+            "plan": asdict(plan),
+        }
         json.dump(request, pipe)
     return process
 

@@ -329,7 +329,10 @@ def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
         )
     if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         raise ExperimentError(f"{where} must be at most {LARGEST_WHOLE} in size, got {value}")
-    return hint(value), hint(value)
+    try:
+        return hint(value), hint(value)
+    except OverflowError as error:  # a whole number that no float can hold
+        raise ExperimentError(f"{where} must be {_EXPECTED[hint]} that a float can hold") from error
 
 
 def _plain(value: Any, hint: Any) -> Any:

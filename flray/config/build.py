@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from pytorch_lightning import LightningModule
 
+from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, choose_engine, default_threads, start_host
 from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
@@ -22,12 +23,10 @@ from flray.data.events import make_timeline, with_global_test
 from flray.data.similar import with_similar
 from flray.data.split import Split
 from flray.errors import ExperimentError
-from flray.execution.client_actor import wait_for_resources
-from flray.execution.cluster import connected
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation, Oracle, cohort_size
 from flray.execution.ray_pool import Payload, start_pool
-from flray.execution.resources import ActorPlan, Actors
+from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
@@ -36,7 +35,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.server.actor import Processes, run_in_actor, start_processes
+from flray.server.actor import Processes, Run, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
 
@@ -67,16 +66,23 @@ def run_experiment(
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     if not directory.is_finished(experiment.plain):
-        build = partial(build_server, experiment, directory)
+        build = partial(build_server, experiment)
         with locked(directory.path):
             if experiment.settings.execution.executor == "ray":
-                execution = experiment.settings.execution
-                with connected():
-                    started = processes or start_processes(execution.actors, execution.threads or 1)
-                    run_in_actor(build, started, on_round, should_stop)
+                threads = experiment.settings.execution.threads or 1
+                started = processes or start_processes(plan_of(experiment, directory), threads)
+                run_on_actors(Run(build, directory.path, on_round, should_stop), started)
             else:
-                build(on_round, should_stop).run()
+                build(directory, on_round, should_stop).run()
     return Result(out, directory.summary(), directory.rounds(), directory.clients())
+
+
+def plan_of(experiment: Experiment, directory: RunDirectory) -> ActorPlan:
+    """What the actors of an experiment ask for; its data are dealt to know it."""
+    recorded = with_recorded_block(experiment, directory)
+    plan = prepare(recorded, recorded.settings.execution.actors).plan
+    assert plan is not None  # of executor ray
+    return plan
 
 
 def build_server(
@@ -95,8 +101,6 @@ def build_server(
     """
     experiment = with_recorded_block(experiment, directory)
     parts = prepare(experiment, None if pool else experiment.settings.execution.actors)
-    if parts.plan and pool is None and clients is None:
-        wait_for_resources(parts.plan)
     open_directory(experiment, parts, directory)
     fed = build_federation(experiment, parts, start_executor(parts, pool, clients))
     return replace(
@@ -156,6 +160,7 @@ class Prepared:
     payload: Payload
     plan: ActorPlan | None  # of the client actors, where there are any
     host: str  # names the payload: equal names, equal hosts
+    load: Load | None = None  # of the memory of client actors, where there are any
 
     @property
     def device(self) -> str:
@@ -208,11 +213,33 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     name = _host_name(experiment, host)
     if execution.executor == "inline":
         return Prepared(payload, None, name)
-    actors = execution.actors
-    per_job = 1 if actors.count == "per_client" else block
-    num_actors = actors.number(split.num_clients)
-    plan = ActorPlan(num_actors, actors, block, -(-num_heard // per_job))
-    return Prepared(payload, plan, name)
+    num_actors = execution.actors.number(split.num_clients)
+    load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
+    plan = ActorPlan.of(execution.actors, execution.server, num_actors, load)
+    return Prepared(payload, plan, name, load)
+
+
+def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) -> Load:
+    """What a run puts into the memory of its actors.
+
+    Args:
+        num_heard: clients of a round.
+    """
+    settings, split = payload.settings, payload.timeline.at(1)
+    leaves = [*payload.module.parameters(), *payload.module.buffers()]
+    arrays = [payload.dataset.images, split.image_ids, split.labels]
+    arrays += [] if split.new_images is None else [split.new_images]
+    shape = payload.dataset.image_shape
+    return Load(
+        data=sum(array.nbytes for array in arrays),
+        model=sum(leaf.numel() * leaf.element_size() for leaf in leaves),
+        block=settings.num_slots,
+        at_once=models_at_once(payload.module, settings),
+        activations=bytes_of_steps(payload.module, shape, batch_size, settings),
+        cohort=num_heard,
+        actor_blocks=-(-num_heard // (settings.num_slots * num_actors)),
+        on_gpu=settings.device != "cpu",
+    )
 
 
 def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> LightningModule:

@@ -14,8 +14,8 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.errors import ExperimentError
-from flray.execution.cluster import actor_environment
-from flray.execution.resources import ActorPlan, Actors, check_resources
+from flray.execution.cluster import actor_environment, coming_nodes, free_nodes, whole_nodes
+from flray.execution.resources import ActorPlan, Needs, check_resources
 
 if TYPE_CHECKING:
     from flray.client.host import Host
@@ -45,15 +45,12 @@ class ClientActor:
         return task(self.host, bank, job)
 
 
-def start_client_actor(actors: Actors, threads: int) -> Any:  # Any: an actor handle
+def start_client_actor(needs: Needs, threads: int) -> Any:  # Any: an actor handle
     """A process that has begun to import and waits for `start`."""
     actor: Any = (
         ray.remote(ClientActor)
         .options(
-            num_cpus=actors.num_cpus,
-            num_gpus=actors.num_gpus,
-            runtime_env=actor_environment(threads),
-            scheduling_strategy=_strategy(),
+            **needs.options, runtime_env=actor_environment(threads), scheduling_strategy=strategy()
         )
         .remote()
     )
@@ -61,15 +58,7 @@ def start_client_actor(actors: Actors, threads: int) -> Any:  # Any: an actor ha
     return actor
 
 
-def start_client_actors(actors: Actors, threads: int) -> list[Any] | None:
-    """As many as are asked for; None where their number follows from the data."""
-    if actors.count == "per_client":
-        return None
-    wait_for_resources(ActorPlan(actors.count, actors, block=0, blocks_per_round=actors.count))
-    return [start_client_actor(actors, threads) for _ in range(actors.count)]
-
-
-def _strategy() -> Any:
+def strategy() -> Any:
     """Where actors go: over the cluster, or inside the placement group we are in ourselves."""
     group = get_current_placement_group()
     return "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group)
@@ -79,13 +68,14 @@ def wait_for_resources(plan: ActorPlan) -> None:
     """Refuse at once what the cluster does not have; wait a little for what others give back."""
     if get_current_placement_group() is not None:
         return  # made for us, and counted as taken
-    there: Callable[[], dict[str, float]] = ray.cluster_resources
-    free: Callable[[], dict[str, float]] = ray.available_resources
-    check_resources(plan, there())
+    coming = coming_nodes()
+    check_resources(plan, [*whole_nodes(), *coming])
+    if coming:
+        return  # machines are started when actors ask for them
     deadline = monotonic() + FREE_TIMEOUT_S
     while True:
         try:
-            return check_resources(plan, free())
+            return check_resources(plan, free_nodes())
         except ExperimentError:
             if monotonic() > deadline:
                 raise

@@ -9,12 +9,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
 import ray
+import yaml
 from ray._private import ray_constants
 
 from flray.errors import ExperimentError
@@ -22,6 +24,8 @@ from flray.execution.mps import shared_gpu
 
 NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
+DATA = "FLRAY_DATA"
+BOOTSTRAP = "ray_bootstrap_config.yaml"
 
 
 @contextmanager
@@ -89,16 +93,56 @@ def _on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+def whole_nodes() -> list[dict[str, float]]:
+    """What each node has in all, taken or free."""
+    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.total_resources_per_node
+    return list(ask().values())
+
+
+def coming_nodes() -> list[dict[str, float]]:
+    """What machines may still be started for us: those of the file that `ray up` leaves on a head.
+
+    A machine whose memory the file does not name is taken to have enough.
+    """
+    file = Path.home() / BOOTSTRAP
+    if "RAY_ADDRESS" not in os.environ or not file.is_file():
+        return []
+    plain = yaml.safe_load(file.read_text(encoding="utf-8"))
+    workers = [
+        {"memory": float("inf"), **kind.get("resources", {})}
+        for name, kind in plain["available_node_types"].items()
+        if name != plain.get("head_node_type")
+        for _ in range(kind.get("max_workers", plain.get("max_workers", 0)))
+    ]
+    num_present = len(whole_nodes()) - 1  # beside the head
+    return workers[num_present : plain.get("max_workers", len(workers))]
+
+
+def reachable_resources() -> dict[str, float]:
+    """What the cluster has in all, taken or free, with machines that may still be started."""
+    nodes = [*whole_nodes(), *coming_nodes()]
+    kinds = {kind for node in nodes for kind in node}
+    return {kind: sum(node.get(kind, 0.0) for node in nodes) for kind in kinds}
+
+
+def free_nodes() -> list[dict[str, float]]:
+    """What is free on each node."""
+    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.available_resources_per_node
+    return list(ask().values())
+
+
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:
     """The runtime environment of our actors.
 
     Threads are fixed before torch is imported: set_num_threads alone comes too late. The search
-    path is the driver's, so that a user's own modules are found.
+    path is the driver's, so that a user's own modules are found, and so is the folder of the data.
     """
+    data = {name: os.environ[name] for name in (DATA,) if name in os.environ}
     return {
         "env_vars": {
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **data,
         }
     }

@@ -26,10 +26,10 @@ from flray.data.pixels import tensor_over
 from flray.errors import ExperimentError
 from flray.execution.client_actor import start_client_actor
 from flray.execution.executor import Failed, Job, Output
-from flray.execution.resources import ActorPlan
+from flray.execution.resources import TRAININGS_KEPT, ActorPlan
 from flray.models.bank import Params
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 POLL_S = 1.0
 
 
@@ -88,7 +88,7 @@ class RayPool:
     plan: ActorPlan
     settings: HostSettings
     patience: Patience
-    trainings_kept: int = 2  # a probe may come between training and mixing
+    trainings_kept: int = TRAININGS_KEPT  # a probe may come between training and mixing
     retries: int = 1
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
@@ -184,7 +184,7 @@ class RayPool:
 
     def _start_one(self, place: int, process: Any = None) -> tuple[Any, Any]:
         """An actor, and the ObjectRef that is there once it can work."""
-        actor = process or start_client_actor(self.plan.actors, self.settings.threads)
+        actor = process or start_client_actor(self.plan.each, self.settings.threads)
         return actor, actor.start.remote(self.payload, place)
 
     def close(self) -> None:

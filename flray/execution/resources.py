@@ -1,13 +1,27 @@
 """What client actors need and what there is: refused with the arithmetic, never left to hang."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from flray.errors import ExperimentError
 
 ROUNDING = 1e-6  # ten times 0.1 GPU is one GPU
-ACTOR_MEMORY = 0.5e9  # bytes of a process with torch and Lightning, before its data
+# Bytes of a client actor without data, and of a server: 0.51e9 and 0.47e9 were measured when torch
+# and Lightning are imported; the rest is for what is imported later and for Ray's own buffers.
+PROCESS_BYTES = 600_000_000
+SERVER_BYTES = 700_000_000
+# Of a model in training: params, gradients, momentum, Adam's second moment, w0, one in passing.
+COPIES_OF_A_MODEL = 6
+COPIES_IN_A_BLOCK = 2  # of every model: what training starts from, and what it gives
+TRAININGS_KEPT = 2  # whose models stay with the actor that trained them
+# Of an actor that experiments share: the trainings of all of them, and hosts with their data.
+SHARED_TRAININGS_KEPT = 64
+SHARED_HOSTS_KEPT = 4
+COPIES_ON_THE_SERVER = 3  # of each model of a cohort: received, mixed, written
+
+Kind = Literal["CPU", "GPU", "memory"]
+KINDS: tuple[Kind, ...] = ("CPU", "GPU", "memory")
 
 
 @dataclass(frozen=True)
@@ -17,6 +31,7 @@ class Actors:
     count: int | Literal["per_client"] = 2
     num_cpus: float = 1.0  # of each
     num_gpus: float = 0.0  # of each; 0.1 puts ten actors on one GPU
+    memory_gb: float | None = None  # of each; None: by model, block, data and engine
 
     def __post_init__(self) -> None:
         if isinstance(self.count, int) and self.count < 1:
@@ -27,29 +42,122 @@ class Actors:
             )
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(f"num_gpus above 1 must be whole, got {self.num_gpus}")
+        _check_memory(self.memory_gb)
 
     def number(self, num_clients: int) -> int:
         return num_clients if self.count == "per_client" else self.count
 
 
 @dataclass(frozen=True)
+class ServerProcess:
+    """What the server's own process asks Ray for."""
+
+    num_cpus: float = 0.0  # its clients' actors do most of the work
+    memory_gb: float | None = None  # None: by model, cohort and data
+
+    def __post_init__(self) -> None:
+        if self.num_cpus < 0:
+            raise ValueError(f"num_cpus must be >= 0, got {self.num_cpus}")
+        _check_memory(self.memory_gb)
+
+
+def _check_memory(gigabytes: float | None) -> None:
+    if gigabytes is not None and not 0 < gigabytes < 1e6:
+        raise ValueError(f"memory_gb must be > 0 and below 1e6, got {gigabytes}")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one process asks Ray for."""
+
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    memory: int = PROCESS_BYTES  # bytes
+
+    def of(self, kind: Kind) -> float:
+        return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}[kind]
+
+    @property
+    def options(self) -> dict[str, float]:
+        """As arguments of Ray's `options`."""
+        return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """As a bundle of a placement group, which may have no zeros."""
+        return {kind: self.of(kind) for kind in KINDS if self.of(kind)}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run puts into the memory of its processes, in bytes."""
+
+    data: int  # images, and who holds which
+    model: int  # one model
+    block: int  # models that an actor is handed together
+    at_once: int  # models of them that the engine trains at a time
+    activations: int  # of the steps that an actor computes at a time, or of an evaluation
+    cohort: int  # clients of a round
+    actor_blocks: int  # of a round, in one actor
+    on_gpu: bool = False
+    trainings_kept: int = TRAININGS_KEPT
+
+    def shared(self) -> "Load":
+        """Of actors that several experiments share."""
+        data = SHARED_HOSTS_KEPT * self.data
+        return replace(self, data=data, trainings_kept=SHARED_TRAININGS_KEPT)
+
+    def of_actor(self) -> int:
+        """Bytes of a client actor; on a GPU, of what passes through the machine's own memory."""
+        if self.on_gpu:
+            return PROCESS_BYTES + self.data + COPIES_IN_A_BLOCK * self.block * self.model
+        trained = COPIES_OF_A_MODEL * self.at_once + COPIES_IN_A_BLOCK * self.block
+        kept = self.trainings_kept * self.actor_blocks * self.block
+        return PROCESS_BYTES + self.data + (trained + kept) * self.model + self.activations
+
+    def of_server(self) -> int:
+        return SERVER_BYTES + self.data + COPIES_ON_THE_SERVER * self.cohort * self.model
+
+
+@dataclass(frozen=True)
 class ActorPlan:
-    """What a pool asks for, printed before anything starts."""
+    """What a pool and its server ask for, printed before anything starts."""
 
     num_actors: int
     actors: Actors
     block: int
     blocks_per_round: int
+    each: Needs = field(default_factory=Needs)  # of the client actors
+    server: Needs = field(default_factory=lambda: Needs(memory=SERVER_BYTES))
+
+    @classmethod
+    def of(cls, actors: Actors, server: ServerProcess, num_actors: int, load: Load) -> Self:
+        """The plan of a run, with the memory that the experiment names or the load needs."""
+        per_job = 1 if actors.count == "per_client" else load.block
+        return cls(
+            num_actors=num_actors,
+            actors=actors,
+            block=load.block,
+            blocks_per_round=-(-load.cohort // per_job),
+            each=Needs(actors.num_cpus, actors.num_gpus, _bytes(actors.memory_gb, load.of_actor())),
+            server=Needs(server.num_cpus, 0.0, _bytes(server.memory_gb, load.of_server())),
+        )
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:  # Any: JSON
+        """The plan that `dataclasses.asdict` has written."""
+        parts = {
+            "actors": Actors(**plain["actors"]),
+            "each": Needs(**plain["each"]),
+            "server": Needs(**plain["server"]),
+        }
+        return cls(**{**plain, **parts})
 
     def __str__(self) -> str:
-        each = f"{self.actors.num_cpus:g} CPU"
-        each += f", {self.actors.num_gpus:g} GPU" if self.actors.num_gpus else ""
-        total = f"{self.num_actors * self.actors.num_cpus:g} CPU"
-        if self.actors.num_gpus:
-            total += f", {self.num_actors * self.actors.num_gpus:g} GPU"
-        memory = self.num_actors * ACTOR_MEMORY / 1e9
         text = (
-            f"{self.num_actors} client actors of {each} each = {total}, about {memory:.1f} GB; "
+            f"{self.num_actors} client actors of {_described(self.each)} each = "
+            f"{_described(self.each, self.num_actors)}, and a server of "
+            f"{self.server.memory / 1e9:.1f} GB; "
             f"{self.blocks_per_round} blocks of {self.block} clients a round"
         )
         if self.num_idle:
@@ -65,19 +173,62 @@ class ActorPlan:
         return max(0, self.num_actors - self.blocks_per_round)
 
 
-def check_resources(plan: ActorPlan, there: Mapping[str, float]) -> None:
-    """Refuse what the cluster cannot give; `there` is what is free, as Ray counts it."""
-    needs = (
-        ("CPU", plan.actors.num_cpus, 1.0, "actors.count or actors.num_cpus"),
-        ("GPU", plan.actors.num_gpus, 1.0, "actors.count or actors.num_gpus"),
-        ("memory", ACTOR_MEMORY, 1e9, "actors.count"),
+def _bytes(gigabytes: float | None, estimate: int) -> int:
+    return estimate if gigabytes is None else int(gigabytes * 1e9)
+
+
+def _described(needs: Needs, times: int = 1) -> str:
+    parts = [f"{times * needs.num_cpus:g} CPU"]
+    parts += [f"{times * needs.num_gpus:g} GPU"] if needs.num_gpus else []
+    return ", ".join([*parts, f"{times * needs.memory / 1e9:.1f} GB"])
+
+
+def check_resources(plan: ActorPlan, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Refuse what the cluster cannot give.
+
+    Args:
+        nodes: what each node has, in all or free, as Ray counts it.
+    """
+    for kind in KINDS:
+        there = sum(node.get(kind, 0.0) for node in nodes) + ROUNDING
+        each, server = plan.each.of(kind), plan.server.of(kind)
+        if plan.num_actors * each + server > there:
+            fit = max(0, int((there - server) / each)) if each else 0
+            _refuse(plan, kind, f"{_amount(there, kind)} free: {fit} such actors fit")
+    fit = sum(_fitting(plan.each, node) for node in nodes)
+    if fit < plan.num_actors:
+        kind = _scarcest(plan.each, nodes)
+        most = _amount(max((node.get(kind, 0.0) for node in nodes), default=0.0), kind)
+        _refuse(plan, kind, f"at most {most} on one node: {fit} such actors fit")
+
+
+def _refuse(plan: ActorPlan, kind: Kind, there: str) -> None:
+    each, server = plan.each.of(kind), plan.server.of(kind)
+    unit = "GB of memory" if kind == "memory" else kind
+    beside = f" + {_amount(server, kind)} for the server" if server else ""
+    total = _amount(plan.num_actors * each + server, kind)
+    remedy = {
+        "CPU": "actors.count or actors.num_cpus",
+        "GPU": "actors.count or actors.num_gpus",
+        "memory": "actors.count or block, or name what an actor needs as actors.memory_gb",
+    }[kind]
+    raise ExperimentError(
+        f"execution.actors asks for {plan.num_actors} x {_amount(each, kind)}{beside} = {total} "
+        f"{unit}, the cluster has {there}; lower execution.{remedy}"
     )
-    for kind, each, scale, remedy in needs:
-        free = there.get(kind, 0.0) + ROUNDING
-        if plan.num_actors * each > free:
-            unit = "GB of memory" if kind == "memory" else kind
-            raise ExperimentError(
-                f"execution.actors asks for {plan.num_actors} x {each / scale:g} = "
-                f"{plan.num_actors * each / scale:g} {unit}, the cluster has "
-                f"{free / scale:.3g} free: {int(free / each)} such actors fit; lower {remedy}"
-            )
+
+
+def _amount(value: float, kind: Kind) -> str:
+    return f"{value / 1e9:.3g}" if kind == "memory" else f"{value:.6g}"
+
+
+def _fitting(each: Needs, node: Mapping[str, float]) -> int:
+    """How many such processes one node takes."""
+    asked = [(kind, each.of(kind)) for kind in KINDS if each.of(kind)]
+    return min(int((node.get(kind, 0.0) + ROUNDING) / amount) for kind, amount in asked)
+
+
+def _scarcest(each: Needs, nodes: Sequence[Mapping[str, float]]) -> Kind:
+    """The kind of which fewest processes find their share on a node of their own."""
+    asked = [kind for kind in KINDS if each.of(kind)]
+    return min(asked, key=lambda kind: sum(int(n.get(kind, 0.0) / each.of(kind)) for n in nodes))

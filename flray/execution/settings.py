@@ -7,13 +7,11 @@ import torch
 
 from flray.client.host import EngineName
 from flray.errors import ExperimentError
-from flray.execution.resources import Actors
+from flray.execution.resources import COPIES_OF_A_MODEL, Actors, ServerProcess
 
 # Measured for MLP-200 on a CPU: past 20 stacked models the working set leaves the cache.
 LARGEST_BLOCK_ON_CPU = 20
-# On a GPU a block is bounded by memory: params, gradients, momentum, Adam's second moment, w0.
-BLOCK_BYTES_ON_GPU = 8 << 30
-COPIES_OF_A_MODEL = 6
+BLOCK_BYTES_ON_GPU = 8 << 30  # by which a block is bounded there
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Execution:
     callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
     compile: bool = False  # the step of engine vectorized, with torch's compiler
     actors: Actors = field(default_factory=Actors)  # of executor ray
+    server: ServerProcess = field(default_factory=ServerProcess)  # of executor ray
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:

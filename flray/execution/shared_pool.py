@@ -34,15 +34,13 @@ from flray.execution.ray_pool import (
     share_tensors_without_copies,
     started,
 )
-from flray.execution.resources import ActorPlan
+from flray.execution.resources import SHARED_HOSTS_KEPT, SHARED_TRAININGS_KEPT, ActorPlan
 from flray.models.bank import Params
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-HOSTS_KEPT = 4  # by an actor; each has a data set on its device
 BANKS_KEPT = 8
-TRAININGS_KEPT = 64  # whose models stay with a host, of all experiments that share it
 RESTART_S = 1.0  # between attempts to start an actor
 
 
@@ -90,7 +88,7 @@ class SharedClientActor:
             host = start_host(module, held.dataset, held.timeline, held.settings)
             return replace(host, place=self.place)
 
-        return _kept(self.hosts, name, start, HOSTS_KEPT)
+        return _kept(self.hosts, name, start, SHARED_HOSTS_KEPT)
 
     def _bank(self, ref: Any) -> Params:
         if ref is None:
@@ -146,8 +144,7 @@ class Dispatcher:
         actor: Any = (
             ray.remote(SharedClientActor)
             .options(
-                num_cpus=self.plan.actors.num_cpus,
-                num_gpus=self.plan.actors.num_gpus,
+                **self.plan.each.options,
                 runtime_env=actor_environment(self.threads),
                 scheduling_strategy="SPREAD",
             )
@@ -284,7 +281,7 @@ class SharedPool:
     num_slots: int
     retries: int = 1
     clients_per_job: int | None = None
-    trainings_kept: int = TRAININGS_KEPT
+    trainings_kept: int = SHARED_TRAININGS_KEPT
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
 
     def map(

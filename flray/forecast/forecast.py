@@ -15,13 +15,18 @@ from typing import Any
 import pandas as pd
 import torch
 
-from flray.config.build import assemble, build_federation, open_directory, prepare, start_executor
+from flray.config.build import (
+    assemble,
+    build_federation,
+    load_of,
+    open_directory,
+    prepare,
+    start_executor,
+)
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Inline
-from flray.execution.ray_pool import Payload
-from flray.execution.resources import ACTOR_MEMORY
-from flray.execution.settings import COPIES_OF_A_MODEL
+from flray.execution.federation import cohort_size
 from flray.forecast.sampling import Rate, Sampling
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Evaluation, RoundRow
@@ -80,10 +85,12 @@ def forecast(
     num_evaluations = len(evaluated_rounds(num_rounds, settings.evaluate, clusterings))
     scale = num_rounds / len(rounds)
     blocks_per_round = max(len(engine.blocks) / len(rounds), 1.0)
+    split = parts.payload.timeline.at(1)
     if processes is None:
         on_actors = settings.execution.executor == "ray"
-        clients = parts.payload.timeline.at(1).num_clients
-        processes = settings.execution.actors.number(clients) if on_actors else 1
+        processes = settings.execution.actors.number(split.num_clients) if on_actors else 1
+    num_heard = cohort_size(len(split.clients), settings.participation)
+    load = load_of(parts.payload, settings.train.batch_size, num_heard, processes)
     at_work = min(processes, blocks_per_round)
     # Measuring took place within training, which no run has.
     server = rounds["seconds"] - rounds.filter(["seconds_train", "seconds_probe"]).sum(axis=1)
@@ -101,7 +108,7 @@ def forecast(
         client_steps=round(_whole(_columns(rounds, "client_steps"), num_rounds)),
         bytes_down=round(_whole(_columns(rounds, "bytes_down_"), num_rounds)),
         bytes_up=round(_whole(_columns(rounds, "bytes_up_"), num_rounds)),
-        memory_per_process=_memory(parts.payload),
+        memory_per_process=load.of_actor(),
         processes=processes,
         seconds=seconds,
         rates=engine.rates,
@@ -169,14 +176,6 @@ def _whole(each: pd.Series, num_rounds: int) -> float:
 def _last(rounds: pd.DataFrame, column: str) -> float:
     found = rounds[column].dropna() if column in rounds else pd.Series(dtype=float)
     return float(found.iloc[-1]) if len(found) else 0.0
-
-
-def _memory(payload: Payload) -> int:
-    """Bytes of a process that trains blocks: libraries, images, and copies of each model."""
-    leaves = [*payload.module.parameters(), *payload.module.buffers()]
-    model = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-    block = COPIES_OF_A_MODEL * model * payload.settings.num_slots
-    return int(ACTOR_MEMORY) + int(payload.dataset.images.nbytes) + block
 
 
 @dataclass(frozen=True)

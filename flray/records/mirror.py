@@ -1,15 +1,14 @@
 """A folder's copy at a URL that fsspec knows (s3://, gs://, memory://, file://).
 
 A run needs a local folder: files are replaced and rows read again. So it runs in a folder on this
-machine, whose files are copied to the URL in an order in which what is there can always be resumed:
-a checkpoint's data and the records come before its manifest, and nothing is removed before that.
+machine, whose files are copied to the URL in an order in which what is there can always be resumed
+(`records/changes.py`).
 """
 
 import hashlib
 import logging
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic, time_ns
@@ -18,11 +17,10 @@ from typing import Any
 import fsspec
 
 from flray.errors import ExperimentError
+from flray.records.changes import LEFT_OUT, Marks, in_turn, marks_of
 from flray.records.lock import NAME, check_free
 
 EVERY_S = 30.0  # between copies while a run goes on
-MANIFESTS = "checkpoints/round_*.json"
-LEFT_OUT = (".tmp", ".lock", ".alive", ".wish")  # of this machine and this moment
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ class Mirror:
         self.files, self.root = files
         name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
         self.local = Path(gettempdir()) / f"flray-{kind}-{name}"
-        self.sent: dict[str, tuple[int, int]] = {}  # size and time of change by relative path
+        self.sent: Marks = {}
         self.next = 0.0
 
     def fetch(self) -> None:
@@ -57,12 +55,12 @@ class Mirror:
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
             self.files.get_file(f"{self.root}/{name}", str(target))
-        self.sent = self._here()
+        self.sent = marks_of(self.local)
 
     def _clear(self) -> None:
         """Remove the local folder; one that holds what is not at the URL is put aside."""
         remote = {name: self.files.size(f"{self.root}/{name}") for name in self._remote()}
-        if any(remote.get(name) != size for name, (size, _) in self._here().items()):
+        if any(remote.get(name) != size for name, (size, _) in marks_of(self.local).items()):
             aside = self.local.with_name(f"{self.local.name}-{time_ns()}")
             self.local.rename(aside)
             _log.warning("%s holds what was never copied to %s: kept as %s", *self._names(), aside)
@@ -83,9 +81,9 @@ class Mirror:
 
     def push(self) -> None:
         """Copy what changed, then remove there what is gone here."""
-        here = self._here()
+        here = marks_of(self.local)
         changed = [name for name, mark in here.items() if self.sent.get(name) != mark]
-        for name in sorted(changed, key=_turn):
+        for name in in_turn(changed):
             try:
                 self._send(name)
             except FileNotFoundError:  # replaced or removed meanwhile: the next time has it
@@ -103,28 +101,9 @@ class Mirror:
         self.files.put_file(str(self.local / name), temporary)
         self.files.mv(temporary, target)
 
-    def _here(self) -> dict[str, tuple[int, int]]:
-        """The local files. Manifests are looked for first: what they refer to is there by then."""
-        manifests = list(self.local.rglob(MANIFESTS))
-        others = [path for path in self.local.rglob("*") if not path.match(MANIFESTS)]
-        found = {}
-        for path in [*manifests, *others]:
-            if path.is_file() and not path.name.endswith(LEFT_OUT):
-                with suppress(FileNotFoundError):  # a run puts new files in the place of old ones
-                    stat = path.stat()
-                    name = path.relative_to(self.local).as_posix()
-                    found[name] = (stat.st_size, stat.st_mtime_ns)
-        return found
-
     def _remote(self) -> list[str]:
         if not self.files.exists(self.root):
             return []
         names = [str(name) for name in self.files.find(self.root)]
         relative = [name.split(self.root.strip("/") + "/", 1)[-1] for name in names]
         return [name for name in relative if not name.endswith(LEFT_OUT)]
-
-
-def _turn(name: str) -> tuple[int, str]:
-    """Manifests of checkpoints come after what they refer to, a summary comes last."""
-    is_manifest = Path(name).match(MANIFESTS)
-    return (2 if name.endswith("summary.json") else int(is_manifest), name)

@@ -319,7 +319,7 @@ def deciding(config: Config) -> Config:
     """The keys that decide a result: the same run may go on with other actors."""
     kept = {key: value for key, value in config.items() if key not in ("execution", "tracking")}
     execution = config.get("execution", {})
-    free = ("executor", "actors")
+    free = ("executor", "actors", "server")
     return kept | {"execution": {k: v for k, v in execution.items() if k not in free}}
 
 

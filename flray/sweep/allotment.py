@@ -1,8 +1,6 @@
 """What a trial may use: bundles of CPUs and GPUs, refused with the arithmetic if none ever fits."""
 
-from collections.abc import Callable, Mapping, Sequence
-
-import ray
+from collections.abc import Mapping, Sequence
 
 from flray.config.build import prepare
 from flray.config.experiment import Experiment
@@ -12,12 +10,6 @@ from flray.sweep.keys import device_of
 from flray.sweep.space import Options
 
 Bundle = dict[str, float]
-
-
-def cluster_resources() -> dict[str, float]:
-    """What there is in all, taken or free."""
-    ask: Callable[[], dict[str, float]] = ray.cluster_resources
-    return ask()
 
 
 def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]) -> list[Bundle]:
@@ -32,9 +24,8 @@ def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]
     if execution.executor == "ray":
         plan = prepare(experiment).plan
         assert plan is not None  # of executor ray
-        each = {"CPU": plan.actors.num_cpus, "GPU": plan.actors.num_gpus}
-        actor = {kind: share for kind, share in each.items() if share}
-        asked = [{"CPU": 1.0}, *(dict(actor) for _ in range(plan.num_actors))]
+        own = {"CPU": 1.0, "memory": float(plan.server.memory)}
+        asked = [own, *(plan.each.bundle for _ in range(plan.num_actors))]
     else:
         asked = [{"CPU": float(execution.threads or 1)}]
         if execution.device not in ("auto", "cpu", "cuda"):
@@ -67,9 +58,11 @@ def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
             f"client_actors is shared, but execution.executor is {executor} with "
             f"{actors.count} actors; set execution.executor=ray and a number of actors"
         )
-    plan = prepare(first).plan
-    assert plan is not None  # of executor ray
-    return plan
+    parts = prepare(first)
+    assert parts.plan is not None  # of executor ray
+    assert parts.load is not None
+    execution = first.settings.execution
+    return ActorPlan.of(actors, execution.server, parts.plan.num_actors, parts.load.shared())
 
 
 def _beside_the_pool(
@@ -90,13 +83,13 @@ def _beside_the_pool(
 
 
 def _check(asked: list[Bundle], there: Mapping[str, float]) -> None:
-    for kind in ("CPU", "GPU"):
-        first, rest = asked[0].get(kind, 0.0), [each.get(kind, 0.0) for each in asked[1:]]
-        total, free = first + sum(rest), there.get(kind, 0.0)
+    for kind, unit, scale in (("CPU", "CPU", 1.0), ("GPU", "GPU", 1.0), ("memory", "GB", 1e9)):
+        first, *rest = (each.get(kind, 0.0) / scale for each in asked)
+        total, free = first + sum(rest), there.get(kind, 0.0) / scale
         if total > free + ROUNDING:
-            sum_of = f"{first:g} + {len(rest)} x {rest[0]:g} = " if rest else ""
+            sum_of = f"{first:.3g} + {len(rest)} x {rest[0]:.3g} = " if rest else ""
             remedy = "execution.actors" if rest else "execution.threads or execution.device"
             raise ExperimentError(
-                f"a trial asks for {sum_of}{total:g} {kind}, the cluster has {free:g}: it would "
-                f"wait for ever; lower {remedy}"
+                f"a trial asks for {sum_of}{total:.3g} {unit}, the cluster has {free:.3g}: it "
+                f"would wait for ever; lower {remedy}"
             )

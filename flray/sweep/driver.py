@@ -19,13 +19,13 @@ from ray.tune.schedulers import TrialScheduler
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import one_line_message
-from flray.execution.cluster import connected
+from flray.execution.cluster import connected, reachable_resources
 from flray.execution.shared_pool import start_shared_pool
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import never
-from flray.sweep.allotment import bundles, cluster_resources, shared_plan
+from flray.sweep.allotment import bundles, shared_plan
 from flray.sweep.cache import Cache
 from flray.sweep.components import KIND as COMPONENT
 from flray.sweep.describing import check_metric
@@ -104,7 +104,7 @@ def run_sweep(
     check_metric(space, experiments)
     _ask_for_data(experiments)
     with connected():
-        there = cluster_resources()
+        there = reachable_resources()
         asked = list({digest(e.plain["execution"]): e for e in experiments}.values())
         if space.options.client_actors == "shared":
             shared_plan(asked)  # or refuse

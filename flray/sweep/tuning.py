@@ -18,11 +18,12 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
+from flray.execution.cluster import reachable_resources
 from flray.execution.ray_pool import Patience
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore, never
-from flray.sweep.allotment import bundles, cluster_resources
+from flray.sweep.allotment import bundles
 from flray.sweep.folder import alive_file, run_path
 from flray.sweep.search import RowSearch
 from flray.sweep.space import Asha, Options, OptunaSearch
@@ -102,7 +103,7 @@ def run_trials(
     watch: TrialWatch,
 ) -> list[tune.Result]:
     """Run what the search hands out, watched over now and then."""
-    there = cluster_resources()
+    there = reachable_resources()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         experiment = parse_experiment(config["rows"][0].plain)

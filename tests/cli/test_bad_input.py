@@ -130,10 +130,18 @@ def test_a_damaged_run_is_read_or_refused(reader, damage) -> None:
     read_or_refuse(reader, damage)
 
 
+MORE = {
+    "experiments": lambda more: more(given(changed)(check_or_run)),
+    "arguments": lambda more: more(given(st.sampled_from(COMMANDS), words)(take_or_refuse)),
+    "damages": lambda more: more(
+        given(st.sampled_from(sorted(READERS)), damages())(read_or_refuse)
+    ),
+}
+
+
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_many_more_of_them() -> None:
-    many = settings(FEW, max_examples=1500)
-    many(given(changed)(check_or_run))()
-    many(given(st.sampled_from(COMMANDS), words)(take_or_refuse))()
-    many(given(st.sampled_from(sorted(READERS)), damages())(read_or_refuse))()
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(MORE))
+def test_many_more_of_them(name) -> None:
+    """HYPOTHESIS_PROFILE=explore draws others each time."""
+    MORE[name](settings(FEW, max_examples=300))()

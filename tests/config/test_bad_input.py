@@ -78,12 +78,25 @@ def test_a_changed_space_is_accepted_or_refused(plain) -> None:
     accept_or_refuse_space(plain)
 
 
+MORE = {
+    "experiments": lambda: MANY(given(changed_experiments)(accept_or_refuse)),
+    "trees": lambda: MANY(given(trees)(accept_or_refuse)),
+    "spaces": lambda: settings(MANY, max_examples=2000)(
+        given(changed_spaces)(accept_or_refuse_space)
+    ),
+}
+
+
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_many_more_of_them() -> None:
-    MANY(given(changed_experiments)(accept_or_refuse))()
-    MANY(given(trees)(accept_or_refuse))()
-    settings(MANY, max_examples=2000)(given(changed_spaces)(accept_or_refuse_space))()
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(MORE))
+def test_many_more_of_them(name) -> None:
+    MORE[name]()()
+
+
+def test_a_whole_number_that_no_float_can_hold_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="participation must be a number that a float can"):
+        parse_experiment({**TINY, "participation": 10**400})
 
 
 @FEW

@@ -1,5 +1,7 @@
 """Three nodes on one machine: one actor on each, and the same bits as one process."""
 
+from pathlib import Path
+
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -9,6 +11,7 @@ from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.execution.cluster import connected
 from flray.records.run_directory import RunDirectory
+from flray.server import actor
 
 from scenarios import TINY
 
@@ -18,9 +21,11 @@ HARD = ["algorithm=fedprox", "train.momentum=0.9", "model.dropout=0.5", "executi
 
 
 @pytest.fixture
-def three_nodes(monkeypatch):
+def three_nodes(request, monkeypatch):
+    """One CPU each; the head, where the driver is, has as many as the test says."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    head = {"num_cpus": getattr(request, "param", 1)}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -66,3 +71,36 @@ def test_a_node_that_is_lost_and_one_that_joins_change_no_bit(three_nodes, tmp_p
     alone = flray.run(plain, tmp_path / "alone")
     assert disturbed.summary["params_sha256"] == alone.summary["params_sha256"]
     assert done["lost"] + 2 < done["joined"] < rounds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("three_nodes", [0], indirect=True)
+@pytest.mark.usefixtures("three_nodes")
+def test_the_server_may_sit_on_another_node(tmp_path, monkeypatch) -> None:
+    """The driver's node has no CPU for it: its records come to the driver, also when it goes on."""
+    fetch, fetched = actor._fetch, []
+
+    def count(server, folder) -> None:
+        fetch(server, folder)
+        fetched.append(len(RunDirectory(folder).rows()))
+
+    monkeypatch.setattr(actor, "_fetch", count)
+    plain = override(TINY, [*HARD, "algorithm={name: flhc, rounds_before: 2}"])
+    server = "server: {num_cpus: 1}, actors: {count: 1, num_cpus: 1}"
+    experiment = parse_experiment(
+        override(plain, [f"execution={{executor: ray, block: 1, {server}}}"])
+    )
+    directory = RunDirectory(tmp_path / "spread")
+    run_experiment(experiment, directory.path, should_stop=lambda: True)
+    assert directory.summary() is None
+    begun = len(directory.rows())
+    assert 1 <= begun < plain["rounds"]
+    rest = run_experiment(experiment, directory.path, resume=True)
+    assert fetched[-1] == plain["rounds"]
+    alone = flray.run(plain, tmp_path / "alone")
+    assert rest.summary["params_sha256"] == alone.summary["params_sha256"]
+    assert files(directory.path) == files(alone.path)
+
+
+def files(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*")}

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
 
 import flray
@@ -34,9 +36,10 @@ from flray.execution.cluster import connected
 from flray.execution.executor import Failed
 from flray.execution.federation import Cohort
 from flray.execution.ray_pool import Patience
-from flray.execution.resources import ActorPlan, Actors
+from flray.execution.resources import ActorPlan, Actors, Needs
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
+from flray.server.actor import start_processes
 
 from scenarios import TINY
 
@@ -275,11 +278,28 @@ def test_a_killed_actor_loses_nothing(tmp_path, num_killed) -> None:
     assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
 
 
+# Imported by the server actor, whose process waits for the blocks.
+IMPATIENT = """
+from functools import partial
+
+from flray.algorithms.fedprox import FedProx
+from flray.execution import ray_pool
+
+ray_pool.Patience = partial(ray_pool.Patience, least_s=3.0)
+
+
+class Impatient(FedProx):
+    pass
+"""
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_hangs_is_replaced(tmp_path, monkeypatch) -> None:
     """A process that is stopped neither answers nor dies; its block is computed by another."""
-    monkeypatch.setattr(ray_pool, "Patience", lambda: Patience(least_s=3.0))
+    (tmp_path / "impatient_of_tests.py").write_text(IMPATIENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ray_pool, "Patience", ray_pool.Patience)  # the module below replaces it
     stopped: list[int] = []
 
     def stop_one(row) -> None:
@@ -288,7 +308,7 @@ def test_an_actor_that_hangs_is_replaced(tmp_path, monkeypatch) -> None:
             os.kill(stopped[0], signal.SIGSTOP)
 
     pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
-    plain = override(TINY, [*HARD, *pool])
+    plain = override(TINY, [*HARD, *pool, "algorithm=impatient_of_tests:Impatient"])
     result = run_experiment(parse_experiment(plain), tmp_path / "run", on_round=stop_one)
     quiet = flray.run(plain, tmp_path / "quiet", ["execution.executor=inline"])
     assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
@@ -361,9 +381,36 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path) -> None:
     ):
         flray.run(TINY, tmp_path / "a", ["execution={executor: ray, actors: {count: 50}}"])
     assert not (tmp_path / "a").exists()
-    plan = ActorPlan(2, Actors(num_gpus=0.5), block=1, blocks_per_round=1)
+    plan = ActorPlan(2, Actors(), block=1, blocks_per_round=1, each=Needs(0.1, 0.5, 1))
     with pytest.raises(ExperimentError, match=r"2 x 0.5 = 1 GPU, the cluster has .* free: 0 such"):
         wait_for_resources(plan)
+    large = "execution={executor: ray, actors: {count: 2, num_cpus: 0.1, memory_gb: 90000}}"
+    with pytest.raises(
+        ExperimentError,
+        match=r"2 x 9e\+04 \+ 0\.7\d* for the server = .* GB of memory, the cluster has .*: 0 such "
+        r"actors fit; lower execution.actors.count or block, or name .* actors.memory_gb",
+    ):
+        flray.run(TINY, tmp_path / "b", [large])
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ray_is_asked_for_the_memory_of_the_plan() -> None:
+    """So that it puts no more actors on a node than its memory takes."""
+    each, server = Needs(0.1, 0.0, 123_000_000), Needs(0.0, 0.0, 456_000_000)
+    started = start_processes(ActorPlan(2, Actors(), 1, 1, each, server), threads=1)
+    try:
+        ray.get(started.server.node.remote())
+        accessor = ray._private.state.state._connect_and_get_accessor()
+        asked = Counter()
+        for entry in accessor.get_actor_table(None, None):
+            actor = ActorTableData.FromString(entry)
+            if actor.state != ActorTableData.DEAD:
+                asked[actor.class_name, actor.required_resources["memory"]] += 1
+    finally:
+        started.end()
+    assert asked["ClientActor", 123_000_000] == 2
+    assert asked["ServerActor", 456_000_000] == 1
 
 
 @pytest.mark.long

@@ -18,6 +18,22 @@ from scenarios import TINY
 
 pytestmark = pytest.mark.long
 
+NOTIFIED = """
+import os
+import signal
+from pathlib import Path
+
+from flray.algorithms.fedavg import FedAvg
+
+
+class Notified(FedAvg):
+    def round(self, state, cohort, fed):
+        mark = Path(__file__).with_name("notified")
+        if cohort.t == 3 and not mark.exists():
+            mark.touch()
+            os.kill(int(Path(__file__).with_name("pid").read_text()), signal.SIGTERM)
+        return super().round(state, cohort, fed)
+"""
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -76,4 +92,34 @@ def test_killed_after_some_trials_it_goes_on_to_the_same_numbers(tmp_path) -> No
     for row in table.itertuples():
         config = yaml.safe_load((out / row.folder / "config.yaml").read_text())
         alone = run_experiment(parse_experiment(config), tmp_path / "naive" / str(row.row))
+        assert row.params_sha256 == alone.summary["params_sha256"]
+
+
+def test_sigterm_to_a_sweep_ends_its_rounds_and_it_goes_on_to_the_same_numbers(tmp_path) -> None:
+    """As a spot machine is told before it goes."""
+    (tmp_path / "notified_of_tests.py").write_text(NOTIFIED)
+    plain = {
+        "experiment": {**TINY, "rounds": 40, "algorithm": "notified_of_tests:Notified"},
+        "space": {"train.lr": [0.1, 0.05, 0.02]},
+        "concurrency": 1,
+    }
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(plain))
+    command = [sys.executable, "-m", "flray", "sweep", "space.yaml", "--out", "out"]
+    path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": path}
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **options)
+    (tmp_path / "pid").write_text(str(process.pid))
+    told, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, told
+    assert "SIGTERM: stopping after the round in progress" in told
+    assert "go on with: flray sweep space.yaml --out out --resume" in told
+    assert len(finished(tmp_path / "out")) < 3
+    subprocess.run([*command, "--resume"], **options, timeout=PATIENCE_S, check=True)
+    table = pd.read_parquet(tmp_path / "out" / "rows.parquet")
+    assert table["status"].tolist() == ["done"] * 3
+    for row in table.itertuples():
+        config = yaml.safe_load((tmp_path / "out" / row.folder / "config.yaml").read_text())
+        quiet = parse_experiment({**config, "algorithm": "fedavg"})
+        alone = run_experiment(quiet, tmp_path / "naive" / str(row.row))
         assert row.params_sha256 == alone.summary["params_sha256"]

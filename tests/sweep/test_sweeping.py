@@ -1,5 +1,7 @@
 """What `flray sweep` says."""
 
+import os
+import signal
 from io import StringIO
 from pathlib import Path
 
@@ -33,7 +35,7 @@ def said(tmp_path, monkeypatch):
         yaml.safe_dump({"experiment": TINY, "space": {"train.lr": [0.1, 0.2]}})
     )
 
-    def say(report) -> str:
+    def say(report, run=None) -> str:
         table = pd.DataFrame({"row": [0, 1, 2], "status": "failed", "error": "no luck"})
         table.loc[: 2 - report["failed"], ["status", "error"]] = ["done", None]
 
@@ -44,7 +46,7 @@ def said(tmp_path, monkeypatch):
             show(Progress(rows=3, done=2, running=1, shared=1, best=0.9))
             return SweepResult(folder, report, table)
 
-        monkeypatch.setattr(sweeping, "run_sweep", pretend)
+        monkeypatch.setattr(sweeping, "run_sweep", run or pretend)
         monkeypatch.setattr(sweeping, "_show_top", lambda *_: None)  # of files, which are not there
         text = StringIO()
         console = Console(file=text, width=200, highlight=False)
@@ -113,3 +115,25 @@ def test_spaces_and_experiments_are_told_apart(tmp_path) -> None:
     assert not any(sweeping.is_space(path) for path in demo_files())
     with pytest.raises(ExperimentError, match="takes one space file"):
         sweeping.sweep(["a=1"], tmp_path, False, None, Console())
+
+
+def test_sigterm_to_a_sweep_is_a_wish_to_stop(said) -> None:
+    """The sweep is asked whether it should stop, and the command says how to go on."""
+    before = signal.getsignal(signal.SIGTERM)
+    asked: list[bool] = []
+    text = said({**REPORT, "unfinished": 1})
+    assert "SIGTERM" not in text
+    pretended = sweeping.run_sweep
+
+    def notified(*arguments) -> SweepResult:
+        should_stop = arguments[-1].should_stop
+        asked.append(should_stop())
+        os.kill(os.getpid(), signal.SIGTERM)
+        asked.append(should_stop())
+        return pretended(*arguments)
+
+    text = said({**REPORT, "unfinished": 1}, notified)
+    assert asked == [False, True]
+    assert "SIGTERM: stopping after the round in progress" in text
+    assert "stopped; go on with: flray sweep" in text
+    assert signal.getsignal(signal.SIGTERM) is before

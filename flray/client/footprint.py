@@ -1,0 +1,72 @@
+"""How much memory the steps of a block take beside its models, estimated from one example."""
+
+import copy
+from contextlib import suppress
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from flray.client.host import HostSettings, choose_engine
+from flray.client.scoring import PIECE, SCORE_BATCH, STACKED_ON_GPU
+from flray.client.vectorized import tile_size
+from flray.client.written import is_written_out
+
+PASSES = 2  # what a forward pass keeps, and the gradients of it
+
+
+def bytes_of_steps(
+    module: LightningModule,
+    image_shape: tuple[int, int, int],
+    batch_size: int,
+    settings: HostSettings,
+) -> int:
+    """Bytes of the layers' values while a block is trained or a model is evaluated."""
+    layers = layer_values(module, image_shape)
+    at_once = models_at_once(module, settings)
+    training = PASSES * sum(layers) * batch_size * at_once
+    whole = PASSES * max(layers, default=0) * SCORE_BATCH
+    num_params = sum(p.numel() for p in module.parameters())
+    stacked = sum(layers) * PIECE * tile_size(num_params, STACKED_ON_GPU) * settings.threads
+    return max(training, whole, stacked) * settings.dtype.itemsize
+
+
+def models_at_once(module: LightningModule, settings: HostSettings) -> int:
+    """How many models of a block a step of the engine trains."""
+    if choose_engine(settings.engine, module, settings.device) != "vectorized":
+        return 1
+    if settings.device != "cpu" or settings.compile or not is_written_out(module):
+        return settings.num_slots
+    num_params = sum(p.numel() for p in module.parameters())
+    return tile_size(num_params, settings.num_slots) * settings.threads
+
+
+def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> list[int]:
+    """Numbers that each layer makes of one example; a convolution unfolds its input first.
+
+    Empty for a module that cannot be applied to images alone.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> layer_values(Mlp200((1, 28, 28), 10), (1, 28, 28))[-1]
+    10
+    """
+    found: list[int] = []
+
+    def record(layer: nn.Module, _inputs: object, output: object) -> None:
+        if not isinstance(output, Tensor):
+            return
+        values = output[0].numel()
+        if isinstance(layer, nn.Conv2d):
+            kernel = layer.kernel_size[0] * layer.kernel_size[1]
+            places = output[0].numel() // layer.out_channels
+            values += layer.in_channels // layer.groups * kernel * places
+        found.append(values)
+
+    probe = copy.deepcopy(module).cpu().eval()
+    for layer in probe.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(record)
+    dtype = next((p.dtype for p in probe.parameters()), torch.float32)
+    with torch.no_grad(), suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
+        probe(torch.zeros((1, *image_shape), dtype=dtype))
+    return found

@@ -1,0 +1,79 @@
+"""Which files of a folder have changed, and in which order a copy of them stays resumable.
+
+A checkpoint's data and the records come before its manifest, and nothing is removed before that.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flray.records.atomic import replace_file
+
+MANIFESTS = "checkpoints/round_*.json"
+LEFT_OUT = (".tmp", ".lock", ".alive", ".wish")  # of one machine and one moment
+
+Marks = dict[str, tuple[int, int]]  # size and time of change by relative path
+
+
+def marks_of(folder: Path) -> Marks:
+    """The files of a folder. Manifests come first: what they refer to is there by then."""
+    manifests = list(folder.rglob(MANIFESTS))
+    others = [path for path in folder.rglob("*") if not path.match(MANIFESTS)]
+    found = {}
+    for path in [*manifests, *others]:
+        if path.is_file() and not path.name.endswith(LEFT_OUT):
+            with suppress(FileNotFoundError):  # a run puts new files in the place of old ones
+                stat = path.stat()
+                found[path.relative_to(folder).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def in_turn(names: Iterable[str]) -> list[str]:
+    """Manifests of checkpoints after what they refer to, a summary last.
+
+    >>> in_turn(["summary.json", "checkpoints/round_1.json", "rounds.parquet"])
+    ['rounds.parquet', 'checkpoints/round_1.json', 'summary.json']
+    """
+
+    def turn(name: str) -> tuple[int, str]:
+        return (2 if name.endswith("summary.json") else int(Path(name).match(MANIFESTS)), name)
+
+    return sorted(names, key=turn)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """New contents of files, in turn, and the names of those that are gone."""
+
+    files: list[tuple[str, bytes]]
+    gone: list[str]
+
+    def apply_to(self, folder: Path) -> None:
+        """Make the folder a copy of the one that changed."""
+        for name, content in self.files:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, partial(_fill, content))
+        for name in self.gone:
+            (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # where others are left
+                (folder / name).parent.rmdir()
+
+
+def _fill(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+
+
+def changes_since(folder: Path, seen: Marks) -> tuple[Changes, Marks]:
+    """What has changed since the files had these marks, and their marks now."""
+    here = marks_of(folder)
+    files = []
+    for name in in_turn(name for name, mark in here.items() if seen.get(name) != mark):
+        try:
+            files.append((name, (folder / name).read_bytes()))
+        except FileNotFoundError:  # replaced or removed meanwhile: the next time has it
+            here.pop(name)
+    gone = [name for name in seen.keys() - here.keys() if not (folder / name).exists()]
+    return Changes(files, sorted(gone)), here

@@ -1,0 +1,98 @@
+"""The keeper of a run on Ray: told to stop, and a copy at a URL. Its run is one of this process."""
+
+import os
+import signal
+
+import fsspec
+import pytest
+
+from flray.cli import keeper
+from flray.config import build
+from flray.config.experiment import override, parse_experiment
+from flray.records import mirror
+from flray.records.mirror import Mirror
+from flray.records.run_directory import RunDirectory
+
+from scenarios import TINY
+
+RAY = override(TINY, ["execution.executor=ray", "execution.block=2"])
+
+
+@pytest.fixture
+def keep(monkeypatch):
+    """Keep a run that trains in this process; `on_round` is called after each round."""
+
+    def keep(out, url=None, resume=False, on_round=lambda _row: None) -> None:
+        def run(experiment, folder, resume, follow, should_stop, processes) -> None:
+            assert processes == "processes"
+
+            def both(row) -> None:
+                on_round(row)
+                follow(row)
+
+            plain = override(experiment.plain, ["execution.executor=inline"])
+            inline = parse_experiment(plain)
+            build.run_experiment(inline, folder, resume, both, should_stop)
+
+        monkeypatch.setattr(keeper, "run_experiment", run)
+        request = {"experiment": parse_experiment(RAY).plain, "resume": resume, "mirror": url}
+        keeper.keep(request, out, "processes")
+
+    return keep
+
+
+def test_sigterm_to_the_keeper_ends_the_round_and_resume_goes_on(keep, tmp_path, capsys) -> None:
+    directory = RunDirectory(tmp_path / "cut")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def notify(row) -> None:
+        if row["round"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    keep(directory.path, on_round=notify)
+    assert "SIGTERM: stopping after the round in progress" in capsys.readouterr().out
+    assert directory.rounds()["round"].tolist() == [1, 2]
+    assert directory.summary() is None
+    assert signal.getsignal(signal.SIGTERM) is before
+    keep(directory.path, resume=True)
+    keep(tmp_path / "whole")
+    whole = RunDirectory(tmp_path / "whole").summary()
+    assert directory.summary()["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_wish_to_stop_ends_the_round_and_is_gone_afterwards(keep, tmp_path) -> None:
+    out = tmp_path / "run"
+    keep(out, on_round=lambda _row: keeper.stop(out))
+    assert RunDirectory(out).rounds()["round"].tolist() == [1]
+    assert not (out / keeper.STOP).exists()
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_the_keeper_copies_records_to_a_url(keep, kind, tmp_path, monkeypatch) -> None:
+    """After rounds, and everything in the end; from the copy another machine goes on."""
+    url = "memory://kept/run" if kind == "memory" else (tmp_path / "store").as_uri()
+    files, root = fsspec.core.url_to_fs(url)
+    monkeypatch.setattr(mirror, "EVERY_S", 0.0)
+    monkeypatch.setattr(mirror, "gettempdir", lambda: str(tmp_path / "first"))
+    seen: list[bool] = []
+
+    def look_and_stop(row) -> None:
+        seen.append(files.exists(f"{root}/config.yaml"))
+        if row["round"] == 3:
+            keeper.stop(Mirror(url).local)
+
+    keep(Mirror(url).local, url, on_round=look_and_stop)
+    assert seen == [False, True, True]  # each before the copy that follows its round
+    assert not files.exists(f"{root}/summary.json")
+
+    monkeypatch.setattr(mirror, "gettempdir", lambda: str(tmp_path / "second"))
+    other = Mirror(url)
+    other.fetch()
+    assert RunDirectory(other.local).rounds()["round"].tolist() == [1, 2, 3]
+    keep(other.local, url, resume=True)
+    keep(tmp_path / "whole")
+    for name in ("summary.json", "rounds.parquet", "clients.parquet"):
+        assert files.cat_file(f"{root}/{name}") == (other.local / name).read_bytes()
+    whole = RunDirectory(tmp_path / "whole").summary()
+    assert RunDirectory(other.local).summary()["params_sha256"] == whole["params_sha256"]
+    files.rm(root, recursive=True)
