@@ -16,6 +16,8 @@ from flray.clustering.points import Matrix, Points
 # |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
 # part of it is computed from x - y instead, so that every distance is right to about 1e-11.
 CANCELS = 1e-4
+# On a GPU parts are so much larger: a pair of rows is a block of threads, which needs columns.
+PART_ON_GPU = 8
 # Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
 SAME_DIRECTION = 1e-30
 
@@ -134,7 +136,8 @@ def mirrored(distance: Matrix) -> Matrix:
 
 def _parts(values: Tensor, norm: Tensor | None = None) -> Iterator[Tensor]:
     """The columns in float64, some at a time, each row divided by its norm."""
-    for part in torch.split(values.detach(), chunk_length(8 * len(values)), dim=1):
+    size = chunk_length(8 * len(values)) * (PART_ON_GPU if values.device.type == "cuda" else 1)
+    for part in torch.split(values.detach(), size, dim=1):
         yield part.double() if norm is None else part.double() / norm
 
 

@@ -34,7 +34,7 @@ def never() -> bool:
     return False
 
 
-DEPLOYED_AT_ONCE = 1000  # clients whose models before a round are compared with those after it
+DEPLOYED_AT_ONCE = 200  # clients whose models before a round are compared with those after it
 
 
 @dataclass(frozen=True)
