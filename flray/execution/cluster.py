@@ -27,6 +27,10 @@ CONNECT_TIMEOUT_S = 5.0
 DATA = "FLRAY_DATA"
 BOOTSTRAP = "ray_bootstrap_config.yaml"
 
+# Of objects that travel inside calls and answers; Ray's own limit of 100 KB sends a model of
+# MLP-200 through the object store, which costs milliseconds.
+INLINE_BYTES = 4 << 20
+
 
 @contextmanager
 def connected() -> Iterator[None]:
@@ -51,7 +55,12 @@ def connected() -> Iterator[None]:
                 raise ExperimentError(_no_cluster(address, error)) from error
         else:
             with _on_loopback():
-                ray.init(address="local", include_dashboard=False, **options)
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    _system_config={"max_direct_call_object_size": INLINE_BYTES},
+                    **options,
+                )
         if callable(on_sigterm) and current_thread() is main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
         try:

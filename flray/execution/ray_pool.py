@@ -16,6 +16,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
+from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 from ray.util import register_serializer
 
@@ -31,6 +32,10 @@ from flray.models.bank import Params
 
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 POLL_S = 1.0
+
+# Bytes that travel inside a call. An object of the store costs a put and a get, some milliseconds.
+LARGEST_INLINE_TASK = 1 << 16
+LARGEST_INLINE_BANKS = 1 << 21  # of all jobs of a map together
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class RayPool:
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        sent_task, sent_bank = ray.put(task), self._sent(bank)
+        sent_task, sent_bank = _sent_task(task), self._sent(bank, len(jobs))
         outputs: list[Output | Failed | None] = [None] * len(jobs)
         waiting, idle = deque(range(len(jobs))), deque(self._places_at_work())
         running: dict[Any, Running] = {}  # by ObjectRef
@@ -119,10 +124,15 @@ class RayPool:
             if not running:  # what waits is for actors that are still to start
                 idle.extend(self._just_started(POLL_S))
                 continue
-            ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
+            wanted = 1 if waiting else len(running)  # nobody waits for an actor: wait for all
+            ended, _ = ray.wait(list(running), num_returns=wanted, timeout=POLL_S)
+            found = _all_of(ended)
             for ref in ended or self._hanging(running, kind):
                 now = running.pop(ref)
-                outputs[now.job] = self._result(ref, now.place, timeout=None if ended else 0)
+                timeout = None if ended else 0
+                outputs[now.job] = (
+                    self._result(ref, now.place, timeout) if found is None else found[ref]
+                )
                 if ended:
                     self.patience.learn(kind, monotonic() - now.since)
                 if now.place not in self.starting:
@@ -147,11 +157,16 @@ class RayPool:
         latest = monotonic() - self.patience.of(kind)
         return [ref for ref, each in running.items() if each.since < latest]
 
-    def _sent(self, bank: Params) -> Any:
-        """The bank in the object store: what is evaluated is what the next round starts from."""
-        if not bank:
+    def _sent(self, bank: Params, num_jobs: int) -> Any:
+        """The bank in the object store: what is evaluated is what the next round starts from.
+
+        A small one that is not there yet travels with the jobs instead.
+        """
+        is_there = self.last_sent is not None and self.last_sent[0] is bank
+        size = sum(leaf.numel() * leaf.element_size() for leaf in bank.values())
+        if not bank or (not is_there and size * num_jobs <= LARGEST_INLINE_BANKS):
             return bank
-        if self.last_sent is None or self.last_sent[0] is not bank:
+        if self.last_sent is None or not is_there:
             self.last_sent = bank, ray.put(bank)
         return self.last_sent[1]
 
@@ -191,6 +206,22 @@ class RayPool:
         for actor in self.actors:
             ray.kill(actor)
         self.actors.clear()
+
+
+def _sent_task(task: Callable[..., Any]) -> Any:
+    """Pickled once for all jobs, or in the object store where it carries much."""
+    pickled: bytes = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]  # ray's own
+    return pickled if len(pickled) <= LARGEST_INLINE_TASK else ray.put(task)
+
+
+def _all_of(ended: Sequence[Any]) -> dict[Any, Any] | None:
+    """The outputs of jobs that have ended, by ObjectRef; None where one of them failed."""
+    if not ended:
+        return None
+    try:
+        return dict(zip(ended, ray.get(list(ended)), strict=True))
+    except RayError:
+        return None
 
 
 def _next_for(place: int, waiting: deque[int], jobs: Sequence[Job]) -> int | None:

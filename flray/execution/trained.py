@@ -133,7 +133,15 @@ class TrainedModels:
         if not questions:
             return terms(self.nobody)
         first, *others = self.blocks.ask(questions).values()
-        return {name: sum((each[name] for each in others), first[name]) for name in first}
+        if not others:
+            return first
+        total = {
+            name: leaf + others[0][name] for name, leaf in first.items()
+        }  # received: read-only
+        for each in others[1:]:
+            for name, leaf in total.items():
+                leaf.add_(each[name])
+        return total
 
 
 @dataclass(frozen=True)
