@@ -35,7 +35,7 @@ POLL_S = 1.0
 
 # Bytes that travel inside a call. An object of the store costs a put and a get, some milliseconds.
 LARGEST_INLINE_TASK = 1 << 16
-LARGEST_INLINE_BANKS = 1 << 21  # of all jobs of a map together
+LARGEST_INLINE_BANK = 1 << 21  # of a map with a single job
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,11 @@ class RayPool:
     def _sent(self, bank: Params, num_jobs: int) -> Any:
         """The bank in the object store: what is evaluated is what the next round starts from.
 
-        A small one that is not there yet travels with the jobs instead.
+        A small one that is not there yet travels with a single job instead.
         """
         is_there = self.last_sent is not None and self.last_sent[0] is bank
         size = sum(leaf.numel() * leaf.element_size() for leaf in bank.values())
-        if not bank or (not is_there and size * num_jobs <= LARGEST_INLINE_BANKS):
+        if not bank or (not is_there and num_jobs == 1 and size <= LARGEST_INLINE_BANK):
             return bank
         if self.last_sent is None or not is_there:
             self.last_sent = bank, ray.put(bank)

@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -209,6 +210,48 @@ def test_an_actor_hands_a_task_the_bank_as_it_came() -> None:
     actor.host = SimpleNamespace(examples=SimpleNamespace(device=torch.device("meta")))
     bank = {"w": torch.zeros(3, 2)}
     assert actor.run(lambda _host, bank, _job: bank, bank, None)["w"] is bank["w"]
+
+
+def number_of_rows(_host: object, bank: dict[str, torch.Tensor], job: int) -> int:
+    return len(bank["w"]) + job
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """A task with something to carry."""
+
+    values: np.ndarray
+
+    def __call__(self, _host: object, _bank: object, _job: object) -> int:
+        return len(self.values)
+
+
+def test_small_tasks_travel_with_the_call_and_large_ones_are_put_once(monkeypatch) -> None:
+    put: list[object] = []
+    monkeypatch.setattr(ray_pool.ray, "put", put.append)
+    actor = ClientActor.__new__(ClientActor)
+    actor.host = SimpleNamespace()
+    sent = ray_pool._sent_task(number_of_rows)
+    assert isinstance(sent, bytes)
+    assert actor.run(sent, {"w": torch.zeros(3, 2)}, 4) == 7
+    assert actor.run(ray_pool._sent_task(Carrying(np.zeros(9))), {}, None) == 9
+    assert put == []
+    large = Carrying(np.zeros(ray_pool.LARGEST_INLINE_TASK))
+    assert ray_pool._sent_task(large) is None
+    assert put == [large]
+
+
+def test_a_bank_is_put_once_unless_one_job_takes_a_small_one_along(monkeypatch) -> None:
+    put: list[object] = []
+    monkeypatch.setattr(ray_pool.ray, "put", lambda found: put.append(found) or "ref")
+    pool = ray_pool.RayPool("payload", SimpleNamespace(), SimpleNamespace(), Patience())
+    small, large = {"w": torch.zeros(2)}, {"w": torch.zeros(ray_pool.LARGEST_INLINE_BANK)}
+    assert pool._sent(small, 1) is small
+    assert pool._sent(small, 2) == "ref"  # from now on it is there
+    assert pool._sent(small, 1) == "ref"
+    assert put == [small]
+    assert pool._sent(large, 1) == "ref"
+    assert put == [small, large]
 
 
 FAULTY = '''
