@@ -52,7 +52,7 @@ def run(
 
     from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment, read_yaml
-    from flray.report.comparison import round_line, with_merges
+    from flray.report.lines import round_line, with_merges
     from flray.result import Result
 
     if experiment is None or isinstance(experiment, Mapping):

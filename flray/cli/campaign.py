@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flray.cli.drawing import Finished, conclude, draw_figures
 from flray.cli.keeper import (
     Detached,
     raise_what_the_keeper_said,
@@ -40,16 +41,7 @@ from flray.records.atomic import replace_text
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
-from flray.report.comparison import (
-    clustering_sheet,
-    comparison_sheet,
-    event_line,
-    round_line,
-    with_merges,
-)
-from flray.report.figures import figures_of, write_figures
-from flray.report.runs import RunRecord, by_experiment
-from flray.report.writers import to_rich
+from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.tracking.mirrors import tracked, tracking_remarks
 
@@ -195,7 +187,7 @@ def run_all(
         else:
             done = _run_in_order(runs, console, resume, should_stop, mirror)
     if done is not None:
-        _conclude(done, console)
+        conclude(done, console)
 
 
 def _run_in_order(
@@ -204,9 +196,9 @@ def _run_in_order(
     resume: bool,
     should_stop: Callable[[], bool],
     mirror: Mirror | None,
-) -> list[RunRecord] | None:
+) -> list[Finished] | None:
     """Run one after another; None if there is more to do."""
-    done: list[RunRecord] = []
+    done: list[Finished] = []
     for planned in runs:
         if done and should_stop():
             _show_stopped("stopped", planned, console, mirror)
@@ -224,7 +216,7 @@ def _run_in_order(
         if summary is None:
             _show_stopped("stopped", planned, console, mirror)
             return None
-        done.append(RunRecord(planned.out, planned.experiment.plain, summary, planned.name))
+        done.append(Finished(planned.out, planned.experiment.plain, summary, planned.name))
     return done
 
 
@@ -235,7 +227,7 @@ def _run_side_by_side(
     resume: bool,
     should_stop: Callable[[], bool],
     mirror: Mirror | None,
-) -> list[RunRecord] | None:
+) -> list[Finished] | None:
     """Run several at a time, each in a process of its own; None if there is more to do."""
     names = [f"{run.name} · seed {run.experiment.settings.seed}" for run in runs]
     console.print(f"{len(runs)} runs, {at_a_time} at a time", soft_wrap=True)
@@ -265,7 +257,7 @@ def _run_side_by_side(
         _show_stopped("stopped", runs[0], console, mirror)
         return None
     return [
-        RunRecord(run.out, run.experiment.plain, summary, run.name)
+        Finished(run.out, run.experiment.plain, summary, run.name)
         for run, summary in zip(runs, summaries, strict=True)
         if summary is not None
     ]
@@ -284,23 +276,6 @@ def _show_round(planned: PlannedRun, row: Summary, console: Console, prefix: str
     console.print(f"{prefix}{line}", soft_wrap=True)
 
 
-def _conclude(done: Sequence[RunRecord], console: Console) -> None:
-    """The table of finished runs, where they are, and their figures."""
-    console.print(to_rich(comparison_sheet(by_experiment(done))))
-    clusterings = clustering_sheet(by_experiment(done))
-    if clusterings is not None:
-        console.print(to_rich(clusterings))
-    for run in done:
-        console.print(f"{run.name}: {run.path}", soft_wrap=True, markup=False)
-    root = common_folder([run.path for run in done])
-    drawn = write_figures(by_experiment(done), root / "figures")
-    for line in (
-        f"{len(drawn)} figures: {root / 'figures'}",
-        f"a page of it: flray report {shlex.quote(str(root))}",
-    ):
-        console.print(line, soft_wrap=True, markup=False)
-
-
 def _show_stopped(how: str, planned: PlannedRun, console: Console, mirror: Mirror | None) -> None:
     root = planned.command.root if planned.command else planned.out
     command = resume_command(root if mirror is None else mirror.url)
@@ -309,15 +284,6 @@ def _show_stopped(how: str, planned: PlannedRun, console: Console, mirror: Mirro
 
 def detached_line(out: Path) -> str:
     return f"detached; the run goes on; watch it with: flray attach {shlex.quote(str(out))}"
-
-
-def common_folder(paths: Sequence[Path]) -> Path:
-    """The folder that holds all of them; of one it is itself.
-
-    >>> common_folder([Path("a/x/s"), Path("a/y/s")]).as_posix()
-    'a'
-    """
-    return Path(os.path.commonpath([str(path) for path in paths]))
 
 
 def _run_one(
@@ -352,7 +318,7 @@ def _run_one(
         if planned.experiment.settings.execution.executor == "ray":
             url = None if mirror is None else mirror.url
             return _run_kept(planned, resume, show, console.print, should_stop, url)
-        with tracked(planned.experiment, planned.out, show_and_copy, figures_of) as on_round:
+        with tracked(planned.experiment, planned.out, show_and_copy, draw_figures) as on_round:
             out = planned.out
             return run_experiment(planned.experiment, out, resume, on_round, should_stop).summary
 
@@ -416,7 +382,7 @@ def attach_to(out: Path, console: Console) -> None:
         told = f"nobody runs {out}; go on with: {resume_command(root)}"
         console.print(told, soft_wrap=True, markup=False)
         return
-    _conclude([RunRecord(out, directory.config(), summary, name)], console)
+    conclude([Finished(out, directory.config(), summary, name)], console)
     if others:
         told = f"{others} runs of the same command are left: {resume_command(root)}"
         console.print(told, soft_wrap=True, markup=False)

@@ -15,13 +15,13 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+from flray.cli.drawing import draw_figures
 from flray.cli.stopping import noticing_sigterm
 from flray.config.build import plan_of, run_experiment
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
-from flray.report.figures import figures_of
 from flray.server.actor import Processes
 from flray.server.loop import ignore
 from flray.tracking.mirrors import tracked
@@ -48,7 +48,7 @@ def keep(request: dict[str, Any], out: Path, processes: Processes) -> None:
         with (
             noticing_sigterm(print) as is_ending,
             mirrored_rounds(request["mirror"]) as follow,
-            tracked(experiment, out, follow, figures_of) as on_round,
+            tracked(experiment, out, follow, draw_figures) as on_round,
         ):
             run_experiment(
                 experiment,

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from flray.cli.drawing import draw_figures
 from flray.config.build import run_experiment
 from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.mps import gpu_memory_gib, shared_gpu
-from flray.report.figures import figures_of
 from flray.tracking.mirrors import tracked
 
 POLL_S = 0.2
@@ -79,6 +79,8 @@ def run_together(
     Args:
         show: told the number of a run and each of its rounds.
     """
+    import pandas  # noqa: F401  # once, not in every process
+
     uses_gpu = any(job.experiment.settings.execution.device != "cpu" for job in jobs)
     with shared_gpu() if uses_gpu else nullcontext():
         return _Processes(jobs, at_a_time).run(show, should_stop)
@@ -168,7 +170,7 @@ def _run_in_child(job: Job, pipe: Connection, stopping: Any, threads: int) -> No
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
         tell = lambda row: pipe.send(("row", row))  # noqa: E731
-        with tracked(job.experiment, job.out, tell, figures_of) as on_round:
+        with tracked(job.experiment, job.out, tell, draw_figures) as on_round:
             found = run_experiment(job.experiment, job.out, job.resume, on_round, should_stop)
         pipe.send(("summary", found.summary))
     except (ExperimentError, ClientFailure) as error:

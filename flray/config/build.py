@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
@@ -39,6 +38,9 @@ from flray.server.actor import Processes, Run, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
 
+if TYPE_CHECKING:
+    import pandas as pd  # whose import delays a start
+
 
 @dataclass(frozen=True)
 class Result:
@@ -46,8 +48,8 @@ class Result:
 
     path: Path
     summary: dict[str, Any] | None  # Any: JSON; None when the run was stopped before its last round
-    rounds: pd.DataFrame
-    clients: pd.DataFrame
+    rounds: "pd.DataFrame"
+    clients: "pd.DataFrame"
 
 
 def run_experiment(

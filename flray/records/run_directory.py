@@ -12,10 +12,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -29,6 +28,9 @@ from flray.records.atomic import replace_file, replace_text
 from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.damage import read_json, reading
 from flray.scores import ClientScores
+
+if TYPE_CHECKING:
+    import pandas as pd  # whose import delays a start
 
 Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
 
@@ -233,7 +235,7 @@ class RunDirectory:
         table = _join([pa.Table.from_pylist([dict(row)]) for row in rows])
         _write(self._rounds, table)
 
-    def conclude(self, scores: pd.DataFrame, summary: Mapping[str, Any]) -> None:
+    def conclude(self, scores: "pd.DataFrame", summary: Mapping[str, Any]) -> None:
         """Finish with scores that were recorded elsewhere."""
         table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
         _write(self._clients, table)
@@ -263,10 +265,11 @@ class RunDirectory:
         recorded = read_json(self._environment)
         return [start.get("plan") for start in [recorded, *recorded.get("resumed", [])]]
 
-    def rounds(self) -> pd.DataFrame:
+    def rounds(self) -> "pd.DataFrame":
         """A row for each round so far."""
         if not self._rounds.is_file():
-            return pd.DataFrame({"round": np.empty(0, np.int64)})
+            empty: pd.DataFrame = pa.table({"round": np.empty(0, np.int64)}).to_pandas()
+            return empty
         frame: pd.DataFrame = _read(self._rounds).to_pandas()
         return frame
 
@@ -277,7 +280,7 @@ class RunDirectory:
         rows: list[dict[str, Any]] = _read(self._rounds).slice(seen).to_pylist()
         return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
-    def clients(self) -> pd.DataFrame:
+    def clients(self) -> "pd.DataFrame":
         """A row for each client and evaluation so far."""
         frame: pd.DataFrame = self._client_table().to_pandas()
         return frame

@@ -1,13 +1,17 @@
 """The summary of a run: its last round, its totals, and the round after a clustering."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from flray.data.events import Timeline
 from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ, PLACING_BYTES
 from flray.records.run_directory import RunDirectory
 from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
 from flray.server.evaluation import COLUMNS, RoundRow
+
+if TYPE_CHECKING:
+    import pandas as pd  # whose import delays a start
 
 BITS = 8  # of a byte
 TOTALS = {
@@ -62,7 +66,7 @@ def summary_names() -> list[str]:
 
 
 def _of_other_protocols(
-    directory: RunDirectory, rounds: pd.DataFrame, target: float | None
+    directory: RunDirectory, rounds: "pd.DataFrame", target: float | None
 ) -> RoundRow:
     """When the global model, and the models that clients trained last, reached the target."""
     t = rounds["round"].to_numpy()
@@ -85,11 +89,12 @@ def _of_other_protocols(
     return found
 
 
-def last_trained_accuracy(clients: pd.DataFrame) -> "pd.Series[float]":
+def last_trained_accuracy(clients: "pd.DataFrame") -> "pd.Series[float]":
     """By round, the mean over clients of the accuracy of the model that each trained last, as FLIS
     judges its clients; one that was not heard yet has the initial model.
 
     >>> rows = [(0, 0, 0.5), (0, 1, 0.1), (1, 0, 0.9), (2, 1, 0.7)]
+    >>> import pandas as pd
     >>> frame = pd.DataFrame(rows, columns=["round", "client", "accuracy"])
     >>> last_trained_accuracy(frame.assign(part="last_trained")).tolist()
     [0.3, 0.5, 0.8]
@@ -100,7 +105,7 @@ def last_trained_accuracy(clients: pd.DataFrame) -> "pd.Series[float]":
     return mean
 
 
-def _megabits(rounds: pd.DataFrame, until: int, directory: RunDirectory, kind: str) -> float:
+def _megabits(rounds: "pd.DataFrame", until: int, directory: RunDirectory, kind: str) -> float:
     """Sent and received by a client on average until a round; of `model_` alone, or of all."""
     sent = f"^bytes_(up|down)_{kind.rstrip('_')}"
     columns = rounds[rounds["round"] <= until].filter(regex=sent)
@@ -124,7 +129,7 @@ OF_CLUSTERING = (
 OF_ALL_CLUSTERINGS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
 
 
-def _of_clustering(rounds: pd.DataFrame) -> RoundRow:
+def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     columns = (n for n in (*OF_CLUSTERING, *OF_ALL_CLUSTERINGS) if f"clustering_{n}" in rounds)
     found = {name: rounds[f"clustering_{name}"].dropna() for name in columns}
     row: RoundRow = {
@@ -156,7 +161,7 @@ def of_one_round(column: str) -> bool:
     return column.startswith(("round", "cohort_size", "clustering", "logged_", *costs))
 
 
-def _after_clustering(rounds: pd.DataFrame, clustered: list[int]) -> RoundRow:
+def _after_clustering(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
     """FL+HC reports the round after the (first) clustering beside the last one."""
     after = rounds[rounds["round"] == clustered[0] + 1] if clustered else rounds[:0]
     if after.empty:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from flray.config.experiment import Experiment
 from flray.config.tracking import TensorBoard, Wandb
@@ -14,6 +13,9 @@ from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore
 from flray.tracking.tensorboard import in_tensorboard
 from flray.tracking.wandb_run import chosen_mode, open_tracker
+
+if TYPE_CHECKING:
+    import pandas as pd  # whose import delays a start
 
 Draw = Callable[[Path], Sequence[Path]]  # the figures of a run directory, as PNG files
 
@@ -65,7 +67,7 @@ def tracked(
 
 
 def track_table(
-    tracking: object, folder: Path, name: str, frame: pd.DataFrame, config: Config
+    tracking: object, folder: Path, name: str, frame: "pd.DataFrame", config: Config
 ) -> None:
     """Log the table of a sweep, in a W&B run of its own that belongs to the sweep's group.
 

@@ -24,8 +24,6 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import pandas as pd
-
 from flray.config.tracking import Wandb
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
@@ -35,6 +33,7 @@ from flray.records.run_directory import Config, RunDirectory
 from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:
+    import pandas as pd  # whose import delays a start
     import wandb
 
 MARK = "wandb.json"  # in a run directory
@@ -178,6 +177,8 @@ class Tracker:
 
     def clustering(self, t: int, clustering: Clustering) -> None:
         """Log who was put together after round t, as a table."""
+        import pandas as pd
+
         columns = {"client": clustering.clients, "cluster": clustering.labels}
         if clustering.groups is not None:
             columns["group"] = clustering.groups
@@ -188,7 +189,7 @@ class Tracker:
         if paths:
             self._ask(partial(self._log_images, paths=paths))
 
-    def table(self, name: str, frame: pd.DataFrame) -> None:
+    def table(self, name: str, frame: "pd.DataFrame") -> None:
         self._ask(partial(self._log_table, name=name, frame=frame))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -259,7 +260,7 @@ class Tracker:
         for row in self._directory.rows(self._mark.round):
             self._log_row(run, row)
 
-    def _log_table(self, run: "wandb.Run", name: str, frame: pd.DataFrame) -> None:
+    def _log_table(self, run: "wandb.Run", name: str, frame: "pd.DataFrame") -> None:
         import wandb
 
         self._log_after_the_rounds(run, {name: wandb.Table(dataframe=frame)})

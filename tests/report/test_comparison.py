@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from flray.report.comparison import clustering_sheet, comparison_sheet, round_line
+from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.lines import round_line
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import RunRecord
 from flray.report.writers import to_rich
