@@ -87,3 +87,33 @@ def test_a_wrong_import_is_seen() -> None:
     assert layering_faults("data/iid.py", {"flray.server.loop"})
     assert layering_faults("client/loop.py", {"ray.util"})
     assert not layering_faults("server/loop.py", {"flray.data.split", "numpy"})
+
+
+def imported_at_start(*names: str) -> dict[str, str]:
+    """What importing these modules of flray imports: each library, and a module that does."""
+    waiting, seen, found = list(names), set(), {}
+    while waiting:
+        name = waiting.pop()
+        base = PACKAGE.parent.joinpath(*name.split("."))
+        path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        if name in seen or not path.is_file():
+            continue
+        seen.add(name)
+        for node in ast.parse(path.read_text()).body:  # not what stands in functions
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found |= {module.partition(".")[0]: name for module in modules}
+            waiting += [module for module in modules if module.startswith("flray.")]
+    return found
+
+
+def test_a_run_imports_no_tables_and_no_figures_before_its_first_round() -> None:
+    """pandas and seaborn are a tenth of a start; they are imported at the end of a run."""
+    found = imported_at_start("flray.cli.campaign", "flray.cli.keeper", "flray.server.loop")
+    assert {"torch", "pyarrow", "rich"} <= found.keys()
+    late = {"pandas", "seaborn", "matplotlib", "sklearn", "umap", "wandb"}
+    assert {library: found[library] for library in late & found.keys()} == {}
+    assert imported_at_start("flray.cli.concluding").keys() >= {"pandas", "seaborn"}
