@@ -25,7 +25,7 @@ from flray.sweep.folder import RowState, run_path
 from flray.sweep.keys import prefix_key
 from flray.sweep.rows import expand, rounds_to_cluster_after
 from flray.sweep.space import THRESHOLD, parse_space
-from flray.sweep.trial import Job, run_row
+from flray.sweep.trial import Job, Trial, run_row
 
 from scenarios import TINY
 
@@ -42,7 +42,8 @@ def space_of(experiment, varied, **more):
 def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
     for name in ("runs", "trials"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    shared = Cache(cache or folder / "cache", sweep=folder.name, session=str(time.monotonic_ns()))
+    session, wish = str(time.monotonic_ns()), folder / "stop.wish"
+    shared = Cache(cache or folder / "cache", folder.name, session, wish=wish)
     return Job(folder, shared, VERSION, False, rounds_to_cluster_after(space), **more)
 
 
@@ -386,6 +387,27 @@ def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
         assert found.all() if name == "Watched" else found.tolist() == [False, False, True]
     assert list((tmp_path / "sweep" / "runs").iterdir()) != []
     assert not any((tmp_path / "sweep" / "parts").iterdir())
+
+
+def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkeypatch) -> None:
+    """Its metric shows in round 3, after which it began anew and was stopped in round 2."""
+    algorithm = {"name": f"{__name__}:WatchedLate", "rounds_before": 2}
+    space = space_of({"algorithm": algorithm, "rounds": 4}, {THRESHOLD: [0.0]})
+    (row,) = expand(space)
+    job = job_of(space, tmp_path / "sweep")
+    run_whole = Trial._run_whole
+
+    def run_late(trial: Trial) -> None:
+        trial.on_round = lambda each: job.cache.wish.touch() if each["round"] == 2 else None
+        run_whole(trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trial, "_run_whole", run_late)
+        assert run_row(row, job).status == "unfinished"
+    assert len(RunDirectory(tmp_path / "sweep" / run_path(0)).rows()) == 2
+    job.cache.wish.unlink()
+    monkeypatch.setattr(Trial, "_run_branch", lambda _: pytest.fail("branched again"))
+    assert_rows_equal_naive_runs([run_row(row, job)], tmp_path / "sweep", tmp_path)
 
 
 def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
