@@ -13,7 +13,6 @@ from flray.report.sweeps import (
     MERGE_PLACE,
     MISSING_ROWS,
     NUM_SEEDS,
-    RUN,
     SEED,
     SPREAD,
     STATUS,
@@ -60,7 +59,7 @@ def num_tried(sweep: Sweep) -> int:
 
 
 def row_texts(sweep: Sweep) -> pd.DataFrame:
-    """Every row with its settings, what it measured, its status and its run."""
+    """Every row with its settings, what it measured, its status and its folder."""
     rows = sweep.rows
     used = rows[USES_GROUND_TRUTH] > 0
     shown = {"row": [f"{k}{f' {GROUND_TRUTH}' * u}" for k, u in enumerate(used)]}
@@ -72,7 +71,7 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
     incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
     statuses = zip(rows[STATUS].map(value_text), incomplete, strict=True)
     shown[STATUS] = [f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses]
-    shown[RUN] = [value_text(run) or MISSING for run in rows[RUN]]
+    shown[FOLDER] = [value_text(folder) or MISSING for folder in rows[FOLDER]]
     return pd.DataFrame(shown).set_index("row")
 
 

@@ -25,8 +25,8 @@ from flray.report.columns import (
 )
 from flray.report.sheets import marks
 from flray.report.sweeps import (
+    FOLDER,
     MISSING_ROWS,
-    RUN,
     SEED,
     SPREAD,
     USES_GROUND_TRUTH,
@@ -314,7 +314,7 @@ def _rounds_of(sweep: Sweep, key: str) -> pd.DataFrame:
     told = [k for k in sweep.keys if k != key and rows[k].nunique(dropna=False) > 1]
     frames = [pd.DataFrame()]
     for _, row in rows.iterrows():
-        run = RunDirectory(sweep.path / str(row.get(RUN)))
+        run = RunDirectory(sweep.path / str(row[FOLDER]))
         if run.holds_run():
             named = {sweep.names[key]: value_text(row[key]) or "without"}
             rounds = run.rounds().reindex(columns=["round", VALIDATION, HOLDOUT])
