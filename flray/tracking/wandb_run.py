@@ -29,7 +29,7 @@ import pandas as pd
 from flray.config.tracking import Wandb
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
-from flray.records.clusterings import Clustering
+from flray.records.clusterings import ClusteringRecord
 from flray.records.columns import CLIENT, GROUP, ROUND
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import Config, RunDirectory
@@ -177,7 +177,7 @@ class Tracker:
         """Log a round that W&B has not got, after those before it that were recorded."""
         self._ask(partial(self._log_round, row=row))
 
-    def clustering(self, t: int, clustering: Clustering) -> None:
+    def clustering(self, t: int, clustering: ClusteringRecord) -> None:
         """Log who was put together after round t, as a table."""
         columns = {CLIENT: clustering.clients, "cluster": clustering.labels}
         if clustering.groups is not None:
