@@ -35,6 +35,14 @@ from flray.data.events import Timeline
 from flray.data.split import Part, Split
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.attempts import not_finite, run_to_the_client
+from flray.execution.counted import (
+    CLIENT_STEPS,
+    CLIENT_STEPS_EVALUATION,
+    CLIENTS_DROPPED,
+    GROUND_TRUTH_READS,
+    HOLDOUT_LABELS_READ,
+    PLACING_BYTES,
+)
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, TrainedModels
 from flray.models.bank import ModelBank, Params
@@ -44,16 +52,6 @@ from flray.randomness import generator
 SCORE_TOGETHER = 5000  # examples that one host scores at a time
 
 OnClientFailure = Literal["raise", "drop"]
-
-# What the meter counts: columns of rounds.parquet.
-CLIENT_STEPS = "client_steps"
-CLIENT_STEPS_EVALUATION = "client_steps_evaluation"
-CLIENTS_DROPPED = "clients_dropped"
-GROUND_TRUTH_READS = "ground_truth_reads"
-PLACING_BYTES = "placing_bytes_down"
-
-# Holdout clients that trained or judged models in a round, which takes labels, to be placed.
-HOLDOUT_LABELS_READ = "holdout_labels_read"
 
 DIVERGED_IN_TUNING = (
     "its loss or weights became NaN or infinite in the fine-tuning of the evaluation; "

@@ -1,10 +1,10 @@
 """The columns of rounds.parquet, clients.parquet and rows.parquet, and keys of summary.json.
 
 Writers and readers take names from here. What a federation counts while it trains is named in
-execution/federation.py, which lies below, and repeated here.
+execution/counted.py, which lies below, and repeated here.
 """
 
-from flray.execution.federation import (
+from flray.execution.counted import (
     CLIENT_STEPS,
     CLIENT_STEPS_EVALUATION,
     CLIENTS_DROPPED,

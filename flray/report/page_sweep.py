@@ -4,21 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from flray.records.columns import ERROR, FOLDER, MERGE_PLACE, STATUS, USES_GROUND_TRUTH
 from flray.report.columns import MISSING, column_of, number_text, value_text, with_unit
 from flray.report.sheets import GROUND_TRUTH, INCOMPLETE
 from flray.report.sweep_figures import marks_of
-from flray.report.sweeps import (
-    ERROR,
-    FOLDER,
-    MERGE_PLACE,
-    MISSING_ROWS,
-    NUM_SEEDS,
-    SEED,
-    SPREAD,
-    STATUS,
-    USES_GROUND_TRUTH,
-    Sweep,
-)
+from flray.report.sweeps import MISSING_ROWS, NUM_SEEDS, SEED, SPREAD, Sweep
 
 MAX_BASELINES = 2  # beside the best
 
