@@ -18,7 +18,7 @@ from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank, load_params
-from flray.records.clusterings import Clustering, read_clusterings
+from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.configuration import look_up
@@ -64,7 +64,7 @@ class Result:
         return found
 
     @cached_property
-    def clusterings(self) -> dict[int, Clustering]:
+    def clusterings(self) -> dict[int, ClusteringRecord]:
         """What each clustering was decided by (points, D, R, labels, tree), by round."""
         return read_clusterings(self.path)
 

@@ -35,6 +35,14 @@ from flray.data.events import Timeline
 from flray.data.split import Part, Split
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.attempts import not_finite, run_to_the_client
+from flray.execution.counted import (
+    CLIENT_STEPS,
+    CLIENT_STEPS_EVALUATION,
+    CLIENTS_DROPPED,
+    GROUND_TRUTH_READS,
+    HOLDOUT_LABELS_READ,
+    PLACING_BYTES,
+)
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, TrainedModels
 from flray.models.bank import ModelBank, Params
@@ -44,12 +52,6 @@ from flray.randomness import generator
 SCORE_TOGETHER = 5000  # examples that one host scores at a time
 
 OnClientFailure = Literal["raise", "drop"]
-
-GROUND_TRUTH_READS = "ground_truth_reads"  # counted by the meter, so a column of rounds.parquet
-PLACING_BYTES = "placing_bytes_down"  # likewise
-
-# Holdout clients that trained or judged models in a round, which takes labels, to be placed.
-HOLDOUT_LABELS_READ = "holdout_labels_read"
 
 DIVERGED_IN_TUNING = (
     "its loss or weights became NaN or infinite in the fine-tuning of the evaluation; "
@@ -287,7 +289,7 @@ class Federation:
             self._decide(failed, cohort.t, cohort.clients)
         clients = np.setdiff1d(cohort.clients, list(failed))
         trained = self._joined(done, clients, blocks, training)
-        self.meter.counts["client_steps"] += int(trained.num_steps.sum())
+        self.meter.counts[CLIENT_STEPS] += int(trained.num_steps.sum())
         if self.on_trained is not None and not cohort.is_probe:
             self.on_trained(trained)
         return trained
@@ -396,7 +398,7 @@ class Federation:
         if failed:
             self._decide(failed, cohort.t, cohort.clients, "clients_dropped_evaluation")
         steps = num_local_steps(self.num_examples[sorted(scores)], tuning)
-        self.meter.counts["client_steps_evaluation"] += int(steps.sum())
+        self.meter.counts[CLIENT_STEPS_EVALUATION] += int(steps.sum())
         return dict(sorted(scores.items()))
 
     def average(
@@ -501,7 +503,7 @@ class Federation:
         return dict(sorted(answers.items())), carried
 
     def _decide(
-        self, failed: dict[int, Failed], t: int, asked: Ids, counter: str = "clients_dropped"
+        self, failed: dict[int, Failed], t: int, asked: Ids, counter: str = CLIENTS_DROPPED
     ) -> None:
         """Stop, or go on without the clients that failed and count them."""
         first = min(failed)

@@ -28,6 +28,7 @@ from flray.errors import ExperimentError
 from flray.execution.executor import Inline
 from flray.execution.federation import cohort_size
 from flray.forecast.sampling import Rate, Sampling
+from flray.records.columns import CLIENT_STEPS, SECONDS
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Evaluation, RoundRow
 
@@ -93,7 +94,7 @@ def forecast(
     load = load_of(parts.payload, settings.train.batch_size, num_heard, processes)
     at_work = min(processes, blocks_per_round)
     # Measuring took place within training, which no run has.
-    server = rounds["seconds"] - rounds.filter(["seconds_train", "seconds_probe"]).sum(axis=1)
+    server = rounds[SECONDS] - rounds.filter(["seconds_train", "seconds_probe"]).sum(axis=1)
     server -= rounds.filter(["seconds_evaluate"]).fillna(0.0).sum(axis=1)
     seconds = {
         "start": starting,
@@ -105,7 +106,7 @@ def forecast(
         seconds["transfer"] = num_rounds * ROUND_TRIP_S * blocks_per_round / at_work
     return Forecast(
         rounds=num_rounds,
-        client_steps=round(_whole(_columns(rounds, "client_steps"), num_rounds)),
+        client_steps=round(_whole(_columns(rounds, CLIENT_STEPS), num_rounds)),
         bytes_down=round(_whole(_columns(rounds, "bytes_down_"), num_rounds)),
         bytes_up=round(_whole(_columns(rounds, "bytes_up_"), num_rounds)),
         memory_per_process=load.of_actor(),

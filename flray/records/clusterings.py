@@ -32,7 +32,7 @@ _OPTIONAL = (
 
 
 @dataclass(frozen=True)
-class Clustering:
+class ClusteringRecord:
     """One clustering; every array over clients is in the order of `clients`."""
 
     clients: Ids  # (m,)
@@ -107,7 +107,7 @@ def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_late
     """Write what was found after round t (0: before the first) to folder/round_<t>.npz.
 
     Args:
-        arrays: the fields of `Clustering` by name; those that are None there are left out.
+        arrays: the fields of `ClusteringRecord` by name; those that are None there are left out.
         num_later: how many clusterings of the same round came after it. Those that were not the
             last are kept as round_<t>_<num_later>.npz, which `read_clusterings` leaves out.
     """
@@ -128,17 +128,17 @@ def clustering_files(run: Path) -> dict[int, Path]:
     return dict(sorted((int(name[1]), path) for name, path in named if name))
 
 
-def read_clusterings(run: Path) -> dict[int, Clustering]:
+def read_clusterings(run: Path) -> dict[int, ClusteringRecord]:
     """The (last) clustering of each round that had one, in order of rounds."""
     return {t: read_clustering(path) for t, path in clustering_files(run).items()}
 
 
-def read_clustering(path: Path) -> Clustering:
+def read_clustering(path: Path) -> ClusteringRecord:
     with reading(path), np.load(path, allow_pickle=False) as stored:
         return _checked(dict(stored))
 
 
-def _checked(arrays: Mapping[str, Array]) -> Clustering:
+def _checked(arrays: Mapping[str, Array]) -> ClusteringRecord:
     missing = [name for name in _REQUIRED if name not in arrays]
     if missing:
         raise ValueError(f"a clustering needs {', '.join(_REQUIRED)}, got no {', '.join(missing)}")
@@ -146,4 +146,4 @@ def _checked(arrays: Mapping[str, Array]) -> Clustering:
     if unknown:
         known = ", ".join((*_REQUIRED, *_OPTIONAL))
         raise ValueError(f"unknown array {unknown[0]!r} of a clustering; known: {known}")
-    return Clustering(**arrays)
+    return ClusteringRecord(**arrays)

@@ -26,6 +26,18 @@ from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
 from flray.records.clusterings import FOLDER, write_clustering
+from flray.records.columns import (
+    ACCURACY,
+    CLIENT,
+    CORRECT,
+    GROUP,
+    LOSS,
+    MODEL,
+    PART,
+    ROUND,
+    SPLIT_SHA256,
+    TOTAL,
+)
 from flray.records.damage import read_json, reading
 from flray.scores import ClientScores
 
@@ -100,7 +112,7 @@ class RunDirectory:
         """Make the directory of a new run."""
         self.check_start(config)
         self.path.mkdir(parents=True, exist_ok=True)
-        recorded = {**environment, "split_sha256": split_digest}
+        recorded = {**environment, SPLIT_SHA256: split_digest}
         replace_text(self._environment, _to_json(recorded))
         replace_text(self._config, _to_yaml(config))  # last: it is what makes this a run
 
@@ -110,7 +122,7 @@ class RunDirectory:
         if not self.holds_run():
             return self.start(config, environment, split_digest)
         recorded = read_json(self._environment)
-        held = recorded.get("split_sha256")
+        held = recorded.get(SPLIT_SHA256)
         if held != split_digest:
             raise ExperimentError(
                 f"{self.path} holds another experiment (its split has the digest {held}, the "
@@ -135,20 +147,20 @@ class RunDirectory:
         if self._summary.is_file():
             table = _read(self._clients)
             self._parts.mkdir(parents=True, exist_ok=True)
-            pairs = zip(table["round"].to_pylist(), table["part"].to_pylist(), strict=True)
+            pairs = zip(table[ROUND].to_pylist(), table[PART].to_pylist(), strict=True)
             for t, part in dict.fromkeys(pairs):
-                rows = table.filter((pc.field("round") == t) & (pc.field("part") == part))
+                rows = table.filter((pc.field(ROUND) == t) & (pc.field(PART) == part))
                 _write(self._parts / f"round_{t:06d}_{part}.parquet", rows)
         replace_text(self._config, _to_yaml({**self._held_config(), "rounds": config["rounds"]}))
         self._summary.unlink(missing_ok=True)
 
     def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the row of round row["round"]; columns may come and go between rounds."""
+        """Add the row of a round; columns may come and go between rounds."""
         table = pa.Table.from_pylist([dict(row)])
         if self._rounds.is_file():
             before = _read(self._rounds)
-            last = before["round"][-1].as_py()
-            if row["round"] <= last:
+            last = before[ROUND][-1].as_py()
+            if row[ROUND] <= last:
                 raise ValueError(f"rounds are appended in order, got {row['round']} after {last}")
             table = _join([before, table])
         _write(self._rounds, table)
@@ -173,9 +185,9 @@ class RunDirectory:
         if path.exists():
             raise ValueError(f"the {part} scores of round {t} are already recorded")
         table = _client_rows(t, part, scores)
-        table = table.append_column("model", pa.array(model[scores.clients]))
+        table = table.append_column(MODEL, pa.array(model[scores.clients]))
         if group is not None:
-            table = table.append_column("group", pa.array(group[scores.clients]))
+            table = table.append_column(GROUP, pa.array(group[scores.clients]))
         self._parts.mkdir(parents=True, exist_ok=True)
         _write(path, table)
 
@@ -191,7 +203,7 @@ class RunDirectory:
 
     def adopt(self, other: "RunDirectory", num_rounds: int) -> None:
         """Take over the first rounds of another, unfinished run, which this one would repeat."""
-        table = _read(other._rounds).filter(pc.field("round") <= num_rounds)
+        table = _read(other._rounds).filter(pc.field(ROUND) <= num_rounds)
         seen = [name for name in table.column_names if table[name].null_count < len(table)]
         _write(self._rounds, table.select(seen))
         self._parts.mkdir(parents=True, exist_ok=True)
@@ -216,7 +228,7 @@ class RunDirectory:
                 path.unlink()
         if not self._rounds.is_file():
             return
-        table = _read(self._rounds).filter(pc.field("round") <= after_round)
+        table = _read(self._rounds).filter(pc.field(ROUND) <= after_round)
         if len(table):
             _write(self._rounds, table)
         else:
@@ -268,7 +280,7 @@ class RunDirectory:
     def rounds(self) -> "pd.DataFrame":
         """A row for each round so far."""
         if not self._rounds.is_file():
-            empty: pd.DataFrame = pa.table({"round": np.empty(0, np.int64)}).to_pandas()
+            empty: pd.DataFrame = pa.table({ROUND: np.empty(0, np.int64)}).to_pandas()
             return empty
         frame: pd.DataFrame = _read(self._rounds).to_pandas()
         return frame
@@ -314,7 +326,7 @@ class RunDirectory:
             return _read(self._clients)
         nothing = np.empty(0, np.int64)
         empty = _client_rows(0, PARTS[0], ClientScores(nothing, nothing, nothing, np.empty(0)))
-        empty = empty.append_column("model", pa.array(nothing))
+        empty = empty.append_column(MODEL, pa.array(nothing))
         return _join([empty, *(_read(path) for path in self._part_files())])
 
 
@@ -373,13 +385,13 @@ def _client_rows(t: int, part: str, scores: ClientScores) -> pa.Table:
     num_rows = len(scores.clients)
     return pa.table(
         {
-            "round": np.full(num_rows, t, dtype=np.int64),
-            "client": scores.clients,
-            "part": pa.array([part] * num_rows, pa.string()),
-            "correct": scores.correct,
-            "total": scores.total,
-            "accuracy": scores.accuracy,
-            "loss": scores.loss,
+            ROUND: np.full(num_rows, t, dtype=np.int64),
+            CLIENT: scores.clients,
+            PART: pa.array([part] * num_rows, pa.string()),
+            CORRECT: scores.correct,
+            TOTAL: scores.total,
+            ACCURACY: scores.accuracy,
+            LOSS: scores.loss,
         }
     )
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
-from flray.records.clusterings import Clustering
+from flray.records.clusterings import ClusteringRecord
 from flray.report.geometry import (
     Matrix,
     circle_layout,
@@ -40,7 +40,7 @@ Place = Literal["lower center", "upper center"]  # of a legend
 
 
 def distance_figure(
-    clustering: Clustering, title: str = "", threshold: float | None = None
+    clustering: ClusteringRecord, title: str = "", threshold: float | None = None
 ) -> Figure:
     """D three ways, as Fig. 3 of FLT: raw, reordered under its dendrogram, and flattened.
 
@@ -83,7 +83,7 @@ def distance_figure(
     return figure
 
 
-def embedding_figure(clustering: Clustering, title: str = "") -> Figure:
+def embedding_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     """Clients (or their points) in the plane, by cluster and by planted group where known."""
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
     points, owner, how = plane(clustering)
@@ -101,7 +101,7 @@ def embedding_figure(clustering: Clustering, title: str = "") -> Figure:
     return figure
 
 
-def graph_figure(clustering: Clustering, title: str = "") -> Figure:
+def graph_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     """Who is related to whom, as Fig. 2 of FLT: matrix and graph, raw and reordered."""
     of_cluster, _ = matched_colours(clustering.labels, clustering.groups)
     order = cluster_order(clustering)
@@ -124,20 +124,20 @@ def graph_figure(clustering: Clustering, title: str = "") -> Figure:
     return figure
 
 
-def _headline(clustering: Clustering, title: str) -> str:
+def _headline(clustering: ClusteringRecord, title: str) -> str:
     number = clustering.num_clients
     found = f"{number} client{'s' if number != 1 else ''}, {clustering.counted}"
     return f"{title}: {found}" if title else found
 
 
-def _relation(clustering: Clustering) -> Matrix:
+def _relation(clustering: ClusteringRecord) -> Matrix:
     """R; where nothing was related, 1 within a cluster."""
     if clustering.R is not None:
         return np.asarray(clustering.R, np.float64)
     return np.equal.outer(clustering.labels, clustering.labels).astype(np.float64)
 
 
-def _relation_name(clustering: Clustering) -> str:
+def _relation_name(clustering: ClusteringRecord) -> str:
     return "same cluster" if clustering.R is None else "relation R"
 
 
@@ -152,7 +152,7 @@ def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places:
     return image
 
 
-def _show_relation(axes: Axes, clustering: Clustering, places: Ids) -> AxesImage:
+def _show_relation(axes: Axes, clustering: ClusteringRecord, places: Ids) -> AxesImage:
     relation = _relation(clustering)
     image = _show_matrix(axes, relation, clustering.clients, places)
     image.set(cmap=sns.light_palette("0.45", as_cmap=True), clim=(0, float(relation.max()) or 1.0))
@@ -216,7 +216,7 @@ def _scatter(axes: Axes, points: Matrix, labels: Ids, colours: Colours) -> None:
     _legend(axes, colours, "upper center", (0.5, -0.08))
 
 
-def _edges(clustering: Clustering) -> tuple[Ids, int]:
+def _edges(clustering: ClusteringRecord) -> tuple[Ids, int]:
     """(E, 2) places of related clients, evenly thinned where they are many; and their number."""
     related = _relation(clustering) > 0
     found = np.argwhere(np.triu(related | related.T, 1))
@@ -226,7 +226,7 @@ def _edges(clustering: Clustering) -> tuple[Ids, int]:
 
 
 def _draw_graph(
-    axes: Axes, clustering: Clustering, positions: Matrix, edges: Ids, colours: Colours
+    axes: Axes, clustering: ClusteringRecord, positions: Matrix, edges: Ids, colours: Colours
 ) -> None:
     """Nodes and edges in the colours of their clusters; edges between clusters are grey."""
     inside = np.equal(*clustering.labels[edges].T)

@@ -6,8 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 
+from flray.records.columns import (
+    ACCURACY_MEAN,
+    AFTER,
+    CLIENT_STEPS,
+    CLUSTERS,
+    ROUNDS,
+    SECONDS,
+    VALIDATION_ACCURACY_MEAN,
+)
+
 MISSING = "–"
-TEST, VALIDATION, HOLDOUT = "accuracy_mean", "validation_accuracy_mean", "holdout_accuracy_mean"
+TEST, VALIDATION, HOLDOUT = ACCURACY_MEAN, VALIDATION_ACCURACY_MEAN, "holdout_accuracy_mean"
 CORRELATIONS = ("label_correlation", "drift_correlation", "data_correlation")
 
 
@@ -39,16 +49,16 @@ COLUMNS = {
     VALIDATION: _percent("validation accuracy", "validation"),
     HOLDOUT: _percent("holdout clients' accuracy"),
     "accuracy_worst": _percent("worst client", "worst"),
-    "accuracy_mean_after_clustering": _percent("test accuracy after clustering"),
+    TEST + AFTER: _percent("test accuracy after clustering"),
     "clients_reaching_target": _percent("clients at target"),
     "accuracy_variance": Column("variance over clients", "var. %²", 1e4, "%²"),
-    "clusters": Column("clusters", decimals=0),
+    CLUSTERS: Column("clusters", decimals=0),
     "ari": Column("ARI"),
-    "rounds": Column("rounds", decimals=0),
-    "client_steps": Column("client steps", decimals=0),
+    ROUNDS: Column("rounds", decimals=0),
+    CLIENT_STEPS: Column("client steps", decimals=0),
     "bytes_up": Column("sent up", "MB up", 1e-6, "MB", 1),
     "bytes_down": Column("sent down", "MB down", 1e-6, "MB", 1),
-    "seconds": Column("seconds", decimals=1),
+    SECONDS: Column("seconds", decimals=1),
     "clustering_error": Column("clustering error"),
     "overlap_fp": Column("false positives", "false pos.", group=_HALF),
     "overlap_fn": Column("false negatives", "false neg.", group=_HALF),

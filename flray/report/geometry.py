@@ -5,17 +5,17 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list
 
 from flray.data.dataset import Ids
-from flray.records.clusterings import Clustering
+from flray.records.clusterings import ClusteringRecord
 
 Matrix = NDArray[np.float64]
 
 GAP = 1.25  # centres of neighbouring clusters, in sums of their radii
 
 
-def leaf_order(clustering: Clustering) -> Ids:
+def leaf_order(clustering: ClusteringRecord) -> Ids:
     """Places of clients from left to right in the dendrogram; without one, cluster by cluster.
 
-    >>> leaf_order(Clustering(np.arange(3), np.array([0, 1, 0]), np.zeros((3, 3))))
+    >>> leaf_order(ClusteringRecord(np.arange(3), np.array([0, 1, 0]), np.zeros((3, 3))))
     array([0, 2, 1])
     """
     if clustering.linkage is None or not len(clustering.linkage):
@@ -24,7 +24,7 @@ def leaf_order(clustering: Clustering) -> Ids:
     return leaves
 
 
-def cluster_order(clustering: Clustering) -> Ids:
+def cluster_order(clustering: ClusteringRecord) -> Ids:
     """The leaf order if clusters lie together in it (as in a cut tree), else the nearest such."""
     leaves = leaf_order(clustering)
     _, first, cluster = np.unique(clustering.labels[leaves], return_index=True, return_inverse=True)
@@ -56,7 +56,7 @@ def principal_plane(points: Matrix) -> tuple[Matrix, float]:
     return flat, float(variance[:2].sum() / variance.sum()) if variance.any() else 1.0
 
 
-def plane(clustering: Clustering) -> tuple[Matrix, Ids, str]:
+def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
     """Points (n, 2), the place in `clients` of each, and how they came about."""
     points, owner, full = clustering.points, clustering.point_owner, clustering.projected_from
     if points is None or owner is None or (full is None and points.shape[1] < 2):
@@ -73,7 +73,7 @@ def plane(clustering: Clustering) -> tuple[Matrix, Ids, str]:
     return flat, owner, f"{how} ({100 * share:.0f} % of the variance){note}"
 
 
-def _projection_note(clustering: Clustering, num_kept: int) -> str:
+def _projection_note(clustering: ClusteringRecord, num_kept: int) -> str:
     """How the points were recorded, where that is not as they were clustered."""
     if clustering.variance_kept is None:
         return ""

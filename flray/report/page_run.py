@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from flray.data.dataset import Ids
-from flray.records.clusterings import Clustering, read_clustering
+from flray.records.clusterings import ClusteringRecord, read_clustering
 from flray.records.run_directory import leaves
 from flray.report.comparison import clustering_sheet, comparison_sheet
 from flray.report.measures import experiments_sheet
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
 
 
-def drawn_clusterings(run: RunRecord) -> dict[int, Clustering]:
+def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
     """The last one first, by round; of many, the first, the middle and the last."""
     events = list(run.clusterings)
     number = min(MAX_DRAWN, len(events))
@@ -42,7 +42,7 @@ def drawn_clusterings(run: RunRecord) -> dict[int, Clustering]:
     return {t: read_clustering(run.clusterings[t]) for t in reversed(chosen)}
 
 
-def clusters(found: Clustering, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
+def clusters(found: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
     """The label of each cluster, and its members with their `accuracy` at the end, their planted
     `group` and its `colour`."""
     accuracy = run.last_test().set_index("client")["accuracy"]
@@ -57,14 +57,14 @@ def clusters(found: Clustering, run: RunRecord) -> Iterator[tuple[int, pd.DataFr
         yield label, everyone[found.members(label)].sort_values("client")
 
 
-def at_the_end(run: RunRecord) -> Clustering | None:
+def at_the_end(run: RunRecord) -> ClusteringRecord | None:
     """Who uses which model at the last evaluation; None if there is one or each has its own."""
     last = run.last_test()
     if not len(last) or not 1 < last["model"].nunique() < len(last):
         return None
     clients, models = (last[name].to_numpy(np.int64) for name in ("client", "model"))
     groups = last["group"].to_numpy(np.int64) if "group" in last else None
-    return Clustering(clients, models, np.zeros((len(last), len(last))), groups=groups)
+    return ClusteringRecord(clients, models, np.zeros((len(last), len(last))), groups=groups)
 
 
 def ranges(clients: Ids) -> str:

@@ -4,22 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from flray.records.columns import ERROR, FOLDER, MERGE_PLACE, STATUS, USES_GROUND_TRUTH
 from flray.report.columns import MISSING, column_of, number_text, value_text, with_unit
 from flray.report.sheets import GROUND_TRUTH, INCOMPLETE
 from flray.report.sweep_figures import marks_of
-from flray.report.sweeps import (
-    ERROR,
-    FOLDER,
-    MERGE_PLACE,
-    MISSING_ROWS,
-    NUM_SEEDS,
-    RUN,
-    SEED,
-    SPREAD,
-    STATUS,
-    USES_GROUND_TRUTH,
-    Sweep,
-)
+from flray.report.sweeps import MISSING_ROWS, NUM_SEEDS, SEED, SPREAD, Sweep
 
 MAX_BASELINES = 2  # beside the best
 
@@ -60,7 +49,7 @@ def num_tried(sweep: Sweep) -> int:
 
 
 def row_texts(sweep: Sweep) -> pd.DataFrame:
-    """Every row with its settings, what it measured, its status and its run."""
+    """Every row with its settings, what it measured, its status and its folder."""
     rows = sweep.rows
     used = rows[USES_GROUND_TRUTH] > 0
     shown = {"row": [f"{k}{f' {GROUND_TRUTH}' * u}" for k, u in enumerate(used)]}
@@ -72,7 +61,7 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
     incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
     statuses = zip(rows[STATUS].map(value_text), incomplete, strict=True)
     shown[STATUS] = [f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses]
-    shown[RUN] = [value_text(run) or MISSING for run in rows[RUN]]
+    shown[FOLDER] = [value_text(folder) or MISSING for folder in rows[FOLDER]]
     return pd.DataFrame(shown).set_index("row")
 
 

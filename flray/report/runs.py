@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from flray.errors import ExperimentError
-from flray.execution.federation import GROUND_TRUTH_READS
 from flray.records.clusterings import clustering_files
+from flray.records.columns import GROUND_TRUTH_READS
 from flray.records.damage import read_json
 from flray.records.run_directory import RunDirectory, leaves
 from flray.report.configuration import look_up

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from flray.records.columns import FOLDER, USES_GROUND_TRUTH
 from flray.records.run_directory import RunDirectory
 from flray.report import style
 from flray.report.columns import (
@@ -24,15 +25,7 @@ from flray.report.columns import (
     value_text,
 )
 from flray.report.sheets import marks
-from flray.report.sweeps import (
-    MISSING_ROWS,
-    RUN,
-    SEED,
-    SPREAD,
-    USES_GROUND_TRUTH,
-    Sweep,
-    averaged,
-)
+from flray.report.sweeps import MISSING_ROWS, SEED, SPREAD, Sweep, averaged
 
 MIN_CURVE = 3  # values that a number must have to be an axis
 LOG_RATIO = 20  # largest to smallest value from which an axis is logarithmic
@@ -314,7 +307,7 @@ def _rounds_of(sweep: Sweep, key: str) -> pd.DataFrame:
     told = [k for k in sweep.keys if k != key and rows[k].nunique(dropna=False) > 1]
     frames = [pd.DataFrame()]
     for _, row in rows.iterrows():
-        run = RunDirectory(sweep.path / str(row.get(RUN)))
+        run = RunDirectory(sweep.path / str(row[FOLDER]))
         if run.holds_run():
             named = {sweep.names[key]: value_text(row[key]) or "without"}
             rounds = run.rounds().reindex(columns=["round", VALIDATION, HOLDOUT])

@@ -2,9 +2,10 @@
 
 import pandas as pd
 
+from flray.records.columns import USES_GROUND_TRUTH
 from flray.report.columns import TEST, VALIDATION, column_of, value_text
 from flray.report.sheets import Cells, Sheet, headings_of, mark_notes, numbers
-from flray.report.sweeps import MISSING_ROWS, NUM_SEEDS, SPREAD, USES_GROUND_TRUTH, Sweep
+from flray.report.sweeps import MISSING_ROWS, NUM_SEEDS, SPREAD, Sweep
 
 TOP = 5  # configurations
 

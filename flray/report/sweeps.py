@@ -11,27 +11,36 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from flray.records.columns import (
+    CLIENT_STEPS,
+    CLUSTERS,
+    ERROR,
+    FOLDER,
+    MERGE_PLACE,
+    RUN,
+    SECONDS,
+    STATUS,
+    USES_GROUND_TRUTH,
+)
 from flray.records.damage import reading
 from flray.report.columns import CORRELATIONS, HOLDOUT, TEST, VALIDATION
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
 SPACE = "space.yaml"
-SEED, STATUS, ERROR, FAILED = "seed", "status", "error", "failed"
+SEED, FAILED = "seed", "failed"
 NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
-RUN, FOLDER = "run", "folder"  # a row that shares a run has a folder of its own
 # What a row may have measured, in the order of its columns on the page.
 MEASURED = (
     *(VALIDATION, TEST, "accuracy_mean_after_clustering", "clients_reaching_target"),
-    *("accuracy_worst", HOLDOUT, "clusters", "ari"),
+    *("accuracy_worst", HOLDOUT, CLUSTERS, "ari"),
     *("clustering_error", "overlap_fp", "overlap_fn", *CORRELATIONS),
-    *("uniformity", "robustness", "client_steps", "seconds"),
+    *("uniformity", "robustness", CLIENT_STEPS, SECONDS),
 )
 # Thresholds between the merges of a seed's own tree are alike where their places are.
-THRESHOLD, MERGE_PLACE = "algorithm.clustering.partition.threshold", "merge_place"
+THRESHOLD = "algorithm.clustering.partition.threshold"
 NUM_SEEDS, SPREAD = "seeds", "_sd"  # columns of `configurations`
 MISSING_ROWS = "missing_rows"  # of a configuration: its rows that failed or did not finish
-USES_GROUND_TRUTH = "uses_ground_truth"  # 1.0 or 0.0; of a configuration the share of its seeds
 _ALWAYS = (SEED, STATUS, ERROR, RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
 
 
@@ -209,7 +218,7 @@ def _in_one_shape(rows: pd.DataFrame) -> pd.DataFrame:
     """With the columns that every sweep has, and such as are computed."""
     rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
     rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[RUN])
-    rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)
+    rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)  # mean: a share
     rows["clustering_error"] = rows["overlap_fp"] + rows["overlap_fn"]  # FLIS, Fig. 3
     return rows
 

@@ -17,6 +17,7 @@ from flray.data.similar import Robustness
 from flray.data.split import Part, Split
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
+from flray.records.columns import CLUSTERS, EVALUATED
 from flray.scores import ClientScores, partition_scores, summarise
 from flray.server.drift import Drift
 
@@ -73,21 +74,6 @@ class Evaluation:
         return replace(training, epochs=self.fine_tune.epochs, lr=lr)
 
 
-# Prefix of the columns, part of clients.parquet, and whether they are of holdout clients.
-COLUMNS = (
-    ("", "test", False),
-    ("holdout_", "test", True),
-    ("validation_", "validation", False),
-    ("global_", "global", False),
-    ("global_holdout_", "global", True),
-    ("tuned_", "tuned_test", False),
-    ("tuned_holdout_", "tuned_test", True),
-    ("tuned_validation_", "tuned_validation", False),
-    ("tuned_global_", "tuned_global", False),
-    ("tuned_global_holdout_", "tuned_global", True),
-)
-
-
 def evaluation_row(
     scores: Mapping[str, ClientScores], partition: Ids, split: Split, target: float | None
 ) -> RoundRow:
@@ -99,8 +85,8 @@ def evaluation_row(
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
     placed = clients[partition[clients] >= 0]
-    row: RoundRow = {"clusters": len(np.unique(partition[placed]))}
-    for prefix, part, is_holdout in COLUMNS:
+    row: RoundRow = {CLUSTERS: len(np.unique(partition[placed]))}
+    for prefix, part, is_holdout in EVALUATED:
         if part not in scores:
             continue
         found = scores[part].of(holdout if is_holdout else clients)

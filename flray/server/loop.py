@@ -18,6 +18,14 @@ from flray.execution.federation import Cohort, Federation, Meter
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
+from flray.records.columns import (
+    CLUSTERING_CLUSTERS,
+    CLUSTERING_OVERLAPPING,
+    COHORT_SIZE,
+    PARAMS_CHANGE,
+    ROUND,
+    SECONDS,
+)
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import Writer
 from flray.scores import overlap_errors, partition_scores
@@ -111,7 +119,7 @@ class Server:
             state, row, records = self._round(state, t)
             row, before = before | row, {}
             # A row's seconds hold what the round before it waited for its checkpoint.
-            row |= self.fed.meter.read_and_reset() | {"seconds": perf_counter() - begin}
+            row |= self.fed.meter.read_and_reset() | {SECONDS: perf_counter() - begin}
             begin = perf_counter()
             with self.fed.meter.phase("checkpoint"):
                 records.append(partial(self.directory.append_round, row))
@@ -156,7 +164,7 @@ class Server:
         cohort = self.algorithm.cohort(state, t, fed)
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
-        row: RoundRow = {"round": t, "cohort_size": len(cohort.clients), **outcome.metrics}
+        row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
         evaluated: Evaluated | None = None
@@ -167,7 +175,7 @@ class Server:
                 row |= scored
                 records += writes
                 evaluated = Evaluated(bank.owner, self._changes(bank, state, t))
-                row["params_change_sq"] = float(evaluated.moved[split.clients].sum())
+                row[PARAMS_CHANGE] = float(evaluated.moved[split.clients].sum())
         if self.recorder is not None:
             self.recorder.round(t, evaluated, self.algorithm.partition(new))
         return new, row, records
@@ -212,8 +220,8 @@ class Server:
             if split.groups is not None:
                 arrays |= {"groups": split.groups[found.clients]}
                 scores |= partition_scores(found.labels, arrays["groups"])
-            row = {"clustering_clusters": len(np.unique(found.labels))}
-            row |= {"clustering_overlapping": True} if found.partition.overlapping else {}
+            row = {CLUSTERING_CLUSTERS: len(np.unique(found.labels))}
+            row |= {CLUSTERING_OVERLAPPING: True} if found.partition.overlapping else {}
             row |= {f"clustering_{name}": value for name, value in scores.items()}
             self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
         return row

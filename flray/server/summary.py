@@ -5,10 +5,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flray.data.events import Timeline
-from flray.execution.federation import GROUND_TRUTH_READS, HOLDOUT_LABELS_READ, PLACING_BYTES
+from flray.records.columns import (
+    ACCURACY,
+    ACCURACY_MEAN,
+    AFTER,
+    CLIENT,
+    CLIENT_STEPS,
+    CLIENTS_DROPPED,
+    CLUSTERING_OVERLAPPING,
+    CLUSTERS,
+    EVALUATED,
+    GROUND_TRUTH_READS,
+    HOLDOUT_LABELS_READ,
+    PARAMS_CHANGE,
+    PARAMS_SHA256,
+    PART,
+    ROUND,
+    ROUNDS,
+    ROUNDS_TO_TARGET,
+    SECONDS,
+    SPLIT_SHA256,
+    TRAIN_LOSS,
+    USES_GROUND_TRUTH,
+    VALIDATION_ACCURACY_MEAN,
+    of_one_round,
+)
 from flray.records.run_directory import RunDirectory
 from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
-from flray.server.evaluation import COLUMNS, RoundRow
+from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
@@ -17,12 +41,22 @@ BITS = 8  # of a byte
 TOTALS = {
     "bytes_up": "^bytes_up",
     "bytes_down": "^bytes_down",
-    "client_steps": "^client_steps$",
-    "clients_dropped": "^clients_dropped$",
+    CLIENT_STEPS: "^client_steps$",
+    CLIENTS_DROPPED: "^clients_dropped$",
 }
-OTHERS = ("clusters", "params_change_sq", "rounds_to_target", "seconds", "train_loss")
+OTHERS = (
+    CLUSTERS,
+    PARAMS_CHANGE,
+    ROUNDS_TO_TARGET,
+    SECONDS,
+    TRAIN_LOSS,
+)
 # What FL+HC reports of the round after its clustering.
-AFTER_CLUSTERING = ("accuracy_mean", "clients_reaching_target", "validation_accuracy_mean")
+AFTER_CLUSTERING = (
+    ACCURACY_MEAN,
+    "clients_reaching_target",
+    VALIDATION_ACCURACY_MEAN,
+)
 
 
 def summarise_run(
@@ -34,24 +68,24 @@ def summarise_run(
     totals = {
         name: int(rounds.filter(regex=pattern).sum().sum()) for name, pattern in TOTALS.items()
     }
-    reached = rounds["round"].to_numpy(), rounds["accuracy_mean"].to_numpy()
+    reached = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
     return {
-        "rounds": last["round"],
-        "clients": len(timeline.at(last["round"]).clients),
+        ROUNDS: last[ROUND],
+        "clients": len(timeline.at(last[ROUND]).clients),
         "ari": None,  # where no groups were planted
         "nmi": None,
         **{key: value for key, value in last.items() if not of_one_round(key)},
-        "clusters": int(last["clusters"]),
-        "rounds_to_target": None if target is None else rounds_to_target(*reached, target),
+        CLUSTERS: int(last[CLUSTERS]),
+        ROUNDS_TO_TARGET: None if target is None else rounds_to_target(*reached, target),
         **_of_other_protocols(directory, rounds, target),
         **_of_clustering(rounds),
         **_after_clustering(rounds, directory.clustering_rounds()),
         **totals,
-        "seconds": float(rounds["seconds"].sum()),
-        "uses_ground_truth": used_ground_truth(directory),
-        "holdout_labels_read": bool(rounds.filter(items=[HOLDOUT_LABELS_READ]).sum().sum()),
-        "split_sha256": timeline.digest(),
-        "params_sha256": params_sha256,
+        SECONDS: float(rounds[SECONDS].sum()),
+        USES_GROUND_TRUTH: used_ground_truth(directory),
+        HOLDOUT_LABELS_READ: bool(rounds.filter(items=[HOLDOUT_LABELS_READ]).sum().sum()),
+        SPLIT_SHA256: timeline.digest(),
+        PARAMS_SHA256: params_sha256,
     }
 
 
@@ -59,17 +93,17 @@ def summary_names() -> list[str]:
     """Every number that a summary may have, whatever the experiment; custom metrics aside."""
     one = np.ones(1, np.int64)
     evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
-    names = {prefix + name for prefix, _, _ in COLUMNS for name in evaluated}
+    names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
     names |= {*OF_CLUSTERING, *OF_ALL_CLUSTERINGS}
-    return sorted(names | {f"{name}_after_clustering" for name in AFTER_CLUSTERING})
+    return sorted(names | {name + AFTER for name in AFTER_CLUSTERING})
 
 
 def _of_other_protocols(
     directory: RunDirectory, rounds: "pd.DataFrame", target: float | None
 ) -> RoundRow:
     """When the global model, and the models that clients trained last, reached the target."""
-    t = rounds["round"].to_numpy()
+    t = rounds[ROUND].to_numpy()
     courses = {}
     if "global_accuracy_mean" in rounds:
         courses["global_"] = rounds["global_accuracy_mean"].to_numpy()
@@ -99,8 +133,8 @@ def last_trained_accuracy(clients: "pd.DataFrame") -> "pd.Series[float]":
     >>> last_trained_accuracy(frame.assign(part="last_trained")).tolist()
     [0.3, 0.5, 0.8]
     """
-    own = clients[clients["part"] == "last_trained"]
-    each = own.pivot(index="round", columns="client", values="accuracy")
+    own = clients[clients[PART] == "last_trained"]
+    each = own.pivot(index=ROUND, columns=CLIENT, values=ACCURACY)
     mean: pd.Series[float] = each.sort_index().ffill().mean(axis=1)
     return mean
 
@@ -108,8 +142,8 @@ def last_trained_accuracy(clients: "pd.DataFrame") -> "pd.Series[float]":
 def _megabits(rounds: "pd.DataFrame", until: int, directory: RunDirectory, kind: str) -> float:
     """Sent and received by a client on average until a round; of `model_` alone, or of all."""
     sent = f"^bytes_(up|down)_{kind.rstrip('_')}"
-    columns = rounds[rounds["round"] <= until].filter(regex=sent)
-    num_clients = directory.clients()["client"].nunique()
+    columns = rounds[rounds[ROUND] <= until].filter(regex=sent)
+    num_clients = directory.clients()[CLIENT].nunique()
     return float(columns.sum().sum() * BITS / num_clients / 1e6)
 
 
@@ -137,7 +171,7 @@ def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
         for name, values in found.items()
         if len(values)
     }
-    is_overlapping = "clustering_overlapping" in rounds
+    is_overlapping = CLUSTERING_OVERLAPPING in rounds
     return row | ({"clusters_overlap": True} if is_overlapping else {})
 
 
@@ -146,27 +180,12 @@ def used_ground_truth(directory: RunDirectory) -> bool:
     return any(row.get(GROUND_TRUTH_READS) for row in directory.rows())
 
 
-def of_one_round(column: str) -> bool:
-    """Columns that mean something for a round and nothing for the run."""
-    costs = (
-        "seconds",
-        "bytes",
-        PLACING_BYTES,
-        "client_steps",
-        "clients_dropped",
-        "clients_skipped",
-        GROUND_TRUTH_READS,
-        HOLDOUT_LABELS_READ,
-    )
-    return column.startswith(("round", "cohort_size", "clustering", "logged_", *costs))
-
-
 def _after_clustering(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
     """FL+HC reports the round after the (first) clustering beside the last one."""
-    after = rounds[rounds["round"] == clustered[0] + 1] if clustered else rounds[:0]
+    after = rounds[rounds[ROUND] == clustered[0] + 1] if clustered else rounds[:0]
     if after.empty:
         return {}
     row: RoundRow = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
-    return {"round_after_clustering": row["round"]} | {
-        f"{name}_after_clustering": row[name] for name in AFTER_CLUSTERING if name in row
+    return {"round_after_clustering": row[ROUND]} | {
+        name + AFTER: row[name] for name in AFTER_CLUSTERING if name in row
     }

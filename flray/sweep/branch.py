@@ -12,12 +12,12 @@ from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
+from flray.records.columns import COUNTED, TRAIN_LOSS
 from flray.server.evaluation import RoundRow
 
 BRANCHING = ("rounds_before", "clustering", "observed_by", "state_decides", "observe", "branch")
-COUNTED = ("client_steps", "clients_dropped", "bytes_")  # how columns of a round's cost begin
 OF_EVALUATION = "_evaluation"  # how those end that are not of the round itself
-METRICS = frozenset({"train_loss"})  # of a round, that follow from what is kept of its clients
+METRICS = frozenset({TRAIN_LOSS})  # of a round, that follow from what is kept of its clients
 
 
 def branches(experiment: Experiment) -> bool:

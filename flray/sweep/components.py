@@ -17,9 +17,26 @@ from flray.client.plan import num_local_steps
 from flray.config.build import Prepared, facts_of
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
-from flray.execution.federation import GROUND_TRUTH_READS, nobody
+from flray.execution.federation import nobody
 from flray.execution.partial import PartialFederation
 from flray.models.bank import ModelBank, sha256_of
+from flray.records.columns import (
+    CLIENT,
+    CLIENT_STEPS,
+    CLIENT_STEPS_EVALUATION,
+    COHORT_SIZE,
+    CORRECT,
+    COUNTED,
+    GROUND_TRUTH_READS,
+    LOSS,
+    MODEL,
+    PARAMS_CHANGE,
+    PART,
+    ROUND,
+    SECONDS,
+    TOTAL,
+    TRAIN_LOSS,
+)
 from flray.records.components import Arrays, PartRecords
 from flray.records.run_directory import PARTS, RunDirectory
 from flray.scores import ClientScores
@@ -31,7 +48,7 @@ from flray.sweep.cache import Cache
 KIND = "component"
 TABLES = ("heard", "moved", "scores", "models")
 # How the columns of a round's costs begin, and of what else the meter counts.
-COSTS = ("client_steps", "clients_dropped", "bytes_", "seconds", GROUND_TRUTH_READS)
+COSTS = (*COUNTED, SECONDS, GROUND_TRUTH_READS)
 ENTRIES_KEPT = 256  # by a process, of those it has read
 
 Frames = dict[str, pd.DataFrame]  # by name, of TABLES
@@ -63,11 +80,11 @@ class ComponentRecorder:
         if t <= self.fed.begin:
             return
         arrays = {
-            "client": np.concatenate([nobody(), *(each.clients for each in heard)]),
-            "loss": np.concatenate([np.empty(0), *(each.loss for each in heard)]),
+            CLIENT: np.concatenate([nobody(), *(each.clients for each in heard)]),
+            LOSS: np.concatenate([np.empty(0), *(each.loss for each in heard)]),
             "steps": np.concatenate([nobody(), *(each.num_steps for each in heard)]),
         }
-        steps = self.fed.meter.counts["client_steps"]  # of a clustering before round 1 too
+        steps = self.fed.meter.counts[CLIENT_STEPS]  # of a clustering before round 1 too
         arrays["other_steps"] = np.array(steps - arrays["steps"].sum())
         if evaluated is not None:
             moved = evaluated.moved[self.fed.own]
@@ -78,28 +95,28 @@ class ComponentRecorder:
         own = self.fed.own
         rounds = self.records.rounds()
         tables = {
-            "heard": _long(rounds, ("client", "loss", "steps")),
+            "heard": _long(rounds, (CLIENT, LOSS, "steps")),
             "moved": _long(
-                {t: {**a, "client": own} for t, a in rounds.items() if "moved" in a},
-                ("client", "moved"),
+                {t: {**a, CLIENT: own} for t, a in rounds.items() if "moved" in a},
+                (CLIENT, "moved"),
             ),
             "scores": self._scores(),
-            "models": pd.DataFrame({"client": own, "sha256": bank.digests(own)}),
+            "models": pd.DataFrame({CLIENT: own, "sha256": bank.digests(own)}),
         }
         for key, clients in self.records.components().items():
             if not self.cache.path(KIND, key).exists():
-                mine = {k: table[table["client"].isin(clients)] for k, table in tables.items()}
+                mine = {k: table[table[CLIENT].isin(clients)] for k, table in tables.items()}
                 self.cache.publish(KIND, key, partial(_write, mine))
 
     def _scores(self) -> pd.DataFrame:
         scores = self.directory.clients()
-        return scores[scores["round"] > self.fed.begin].drop(columns="model")
+        return scores[scores[ROUND] > self.fed.begin].drop(columns=MODEL)
 
 
 def _long(rounds: Mapping[int, Arrays], columns: Iterable[str]) -> pd.DataFrame:
     """Arrays of several rounds as one table with the column `round`."""
-    empty = {"round": nobody(), **{name: np.empty(0) for name in columns}}
-    frames = [pd.DataFrame({"round": t} | {c: a[c] for c in columns}) for t, a in rounds.items()]
+    empty = {ROUND: nobody(), **{name: np.empty(0) for name in columns}}
+    frames = [pd.DataFrame({ROUND: t} | {c: a[c] for c in columns}) for t, a in rounds.items()]
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(empty)
 
@@ -129,19 +146,19 @@ def put_together(
     scores = _all_scores(directory, rounds, tables["scores"])
     rows = []
     for row in directory.rows():
-        t = row["round"]
+        t = row[ROUND]
         if t in rounds:
             heard, moved = (_of_round(tables[name], t) for name in ("heard", "moved"))
             evaluated: RoundRow = {}
             if "owner" in rounds[t]:
-                split, found = timeline.at(t), _by_part(scores[scores["round"] == t])
+                split, found = timeline.at(t), _by_part(scores[scores[ROUND] == t])
                 target = settings.evaluate.target
                 evaluated = evaluation_row(found, rounds[t]["partition"], split, target)
-                evaluated["params_change_sq"] = float(moved["moved"].to_numpy().sum())
+                evaluated[PARAMS_CHANGE] = float(moved["moved"].to_numpy().sum())
             row = _whole(row, rounds[t], heard, evaluated)
             if evaluated and tuning is not None:  # all clients are there, and none was dropped
                 steps = num_local_steps(split.num_train_examples, tuning)
-                row["client_steps_evaluation"] = int(steps.sum())
+                row[CLIENT_STEPS_EVALUATION] = int(steps.sum())
         rows.append(row)
     directory.replace_rounds(rows)
     sha256 = sha256_of(tables["models"]["sha256"].tolist())
@@ -154,13 +171,13 @@ def tables_of(cache: Cache, components: Components) -> Frames:
     entries = [_read(cache.path(KIND, key)) for key in components]
     joined = {name: pd.concat([each[name] for each in entries]) for name in TABLES}
     return {
-        name: table.sort_values("client", kind="stable", ignore_index=True)
+        name: table.sort_values(CLIENT, kind="stable", ignore_index=True)
         for name, table in joined.items()
     }
 
 
 def _of_round(table: pd.DataFrame, t: int) -> pd.DataFrame:
-    return table[table["round"] == t]
+    return table[table[ROUND] == t]
 
 
 def _all_scores(
@@ -168,18 +185,18 @@ def _all_scores(
 ) -> pd.DataFrame:
     """A row for each client and evaluation, as a run that scored all of them would have it."""
     own = directory.clients()
-    before = own[own["round"] < min(rounds)]
-    owners = zip(later["round"], later["client"], strict=True)
+    before = own[own[ROUND] < min(rounds)]
+    owners = zip(later[ROUND], later[CLIENT], strict=True)
     models = np.array([int(rounds[t]["owner"][i]) for t, i in owners], dtype=np.int64)
     columns = dict.fromkeys([*own.columns, *later.columns])  # one that scored nobody has no groups
     scores = pd.concat([before, later.assign(model=models)])[list(columns)]
-    return scores.sort_values(["round", "part", "client"], ignore_index=True)
+    return scores.sort_values([ROUND, PART, CLIENT], ignore_index=True)
 
 
 def _by_part(scores: pd.DataFrame) -> dict[str, ClientScores]:
-    names = ("client", "correct", "total", "loss")
-    there = set(scores["part"])
-    chosen = {part: scores[scores["part"] == part] for part in PARTS if part in there}
+    names = (CLIENT, CORRECT, TOTAL, LOSS)
+    there = set(scores[PART])
+    chosen = {part: scores[scores[PART] == part] for part in PARTS if part in there}
     return {
         part: ClientScores(*(frame[name].to_numpy() for name in names))
         for part, frame in chosen.items()
@@ -194,11 +211,11 @@ def _whole(row: RoundRow, own: Arrays, heard: pd.DataFrame, evaluated: RoundRow)
         own: what that run kept of this round.
     """
     keys = list(row)
-    first: RoundRow = {key: row[key] for key in keys[: keys.index("cohort_size") + 1]}
-    losses = heard.loc[heard["steps"] > 0, "loss"].to_numpy()
+    first: RoundRow = {key: row[key] for key in keys[: keys.index(COHORT_SIZE) + 1]}
+    losses = heard.loc[heard["steps"] > 0, LOSS].to_numpy()
     if len(losses):
-        first["train_loss"] = float(losses.mean())
+        first[TRAIN_LOSS] = float(losses.mean())
     first |= evaluated
     costs = {key: value for key, value in row.items() if key.startswith(COSTS)}
-    costs["client_steps"] = int(own["other_steps"]) + int(heard["steps"].sum())
+    costs[CLIENT_STEPS] = int(own["other_steps"]) + int(heard["steps"].sum())
     return first | costs

@@ -21,6 +21,7 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import one_line_message
 from flray.execution.cluster import connected, reachable_resources
 from flray.execution.shared_pool import start_shared_pool
+from flray.records.columns import CLIENT_STEPS, ROUND
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
@@ -291,7 +292,7 @@ class _Sweep:
         kinds = ("prefix", "observation", COMPONENT)
         trained = sum(sum(self.job.cache.costs(kind).values()) for kind in kinds)
         trained += sum(self._steps_of(state) for state in states)
-        naive = int(frame["client_steps"].fillna(0).sum()) if "client_steps" in frame else 0
+        naive = int(frame[CLIENT_STEPS].fillna(0).sum()) if CLIENT_STEPS in frame else 0
         ratio = naive / trained if trained and naive else None
         return {"client_steps_trained": trained, "client_steps_naive": naive, "ratio": ratio}
 
@@ -300,7 +301,7 @@ class _Sweep:
         if state.begin is None or state.status == "shared":
             return state.steps_placed
         rows = RunDirectory(self.folder / run_path(state.number)).rows()
-        later: int = sum(row.get("client_steps", 0) for row in rows if row["round"] > state.begin)
+        later: int = sum(row.get(CLIENT_STEPS, 0) for row in rows if row[ROUND] > state.begin)
         return state.steps_placed + max(later - state.steps_found, 0)
 
 

@@ -14,9 +14,24 @@ import yaml
 from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
+from flray.records.columns import (
+    ACCURACY_MEAN,
+    CLIENT_STEPS,
+    ERROR,
+    FOLDER,
+    HOLDOUT_LABELS_READ,
+    MERGE_PLACE,
+    ROUND,
+    ROUNDS,
+    ROW,
+    RUN,
+    STATUS,
+    USES_GROUND_TRUTH,
+    of_one_round,
+)
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import RunDirectory, first_difference
-from flray.server.summary import of_one_round, used_ground_truth
+from flray.server.summary import used_ground_truth
 from flray.sweep.keys import canonical
 from flray.sweep.rows import SweepRow
 from flray.sweep.space import THRESHOLD, Options, Space
@@ -59,7 +74,7 @@ class RowState:
         sets = {key: value for key, value in self.overrides.items() if key != "seed"}
         if self.merge_place is None:
             return sets
-        return {k: v for k, v in sets.items() if k != THRESHOLD} | {"merge_place": self.merge_place}
+        return {k: v for k, v in sets.items() if k != THRESHOLD} | {MERGE_PLACE: self.merge_place}
 
 
 def new_state(row: SweepRow) -> RowState:
@@ -149,16 +164,16 @@ def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
     records = []
     for state in states:
         path = None if state.run is None else run_path(state.number)
-        own = {"row": state.number, "status": state.status, "run": state.run, "folder": path}
+        own = {ROW: state.number, STATUS: state.status, RUN: state.run, FOLDER: path}
         numbers = {} if path is None else _numbers(RunDirectory(folder / path))
         # Whether ground truth was used is a result, even where rows differ in being allowed to.
-        settings = (each for each in state.overrides.items() if each[0] != "uses_ground_truth")
+        settings = (each for each in state.overrides.items() if each[0] != USES_GROUND_TRUTH)
         chosen = {key: _cell(value) for key, value in settings}
         if state.merge_place is not None:
-            chosen["merge_place"] = state.merge_place
-        unknown = {"uses_ground_truth": None, "holdout_labels_read": None}
-        records.append(unknown | numbers | own | {"error": state.error} | chosen)
-    first = ["row", "status", "run", "folder", "error"]
+            chosen[MERGE_PLACE] = state.merge_place
+        unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
+        records.append(unknown | numbers | own | {ERROR: state.error} | chosen)
+    first = [ROW, STATUS, RUN, FOLDER, ERROR]
     keys = [key for state in states for key in state.overrides]
     columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
     frame = pd.DataFrame(records, columns=list(columns))
@@ -173,10 +188,10 @@ def _numbers(run: RunDirectory) -> dict[str, Any]:
     rounds = run.rows()
     if not rounds:
         return {}
-    steps = sum(row.get("client_steps", 0) for row in rounds)
+    steps = sum(row.get(CLIENT_STEPS, 0) for row in rounds)
     last = {key: value for key, value in rounds[-1].items() if not of_one_round(key)}
-    used = {"uses_ground_truth": used_ground_truth(run)}
-    return last | {"rounds": rounds[-1]["round"], "client_steps": steps} | used
+    used = {USES_GROUND_TRUTH: used_ground_truth(run)}
+    return last | {ROUNDS: rounds[-1][ROUND], CLIENT_STEPS: steps} | used
 
 
 def write_table(folder: Path, frame: pd.DataFrame) -> None:
@@ -199,8 +214,8 @@ def best_of(
     One with rows that failed or did not finish is a candidate only where no other is complete.
     """
     ended = [state.number for state in states if state.is_done]
-    known = frame[frame["row"].isin(ended)].reindex(columns=["row", options.metric]).dropna()
-    values = dict(zip(known["row"], known[options.metric], strict=True))
+    known = frame[frame[ROW].isin(ended)].reindex(columns=[ROW, options.metric]).dropna()
+    values = dict(zip(known[ROW], known[options.metric], strict=True))
     measured = [each for each in configurations(states) if any(s.number in values for s in each)]
     if not measured:
         return None
@@ -209,7 +224,7 @@ def best_of(
     rows = [[state.number for state in each if state.number in values] for each in candidates]
     means = [float(np.mean([values[number] for number in numbers])) for numbers in rows]
     place = means.index((max if options.mode == "max" else min)(means))
-    own = frame[frame["row"].isin(rows[place])]
+    own = frame[frame[ROW].isin(rows[place])]
     everybody = [state.number for state in candidates[place]]
     return {
         "rows": rows[place],
@@ -217,8 +232,8 @@ def best_of(
         "left_out": len(measured) - len(candidates),  # configurations
         "sets": candidates[place][0].but_for_the_seed(),
         options.metric: means[place],
-        "accuracy_mean": float(own["accuracy_mean"].mean()),
-        "uses_ground_truth": bool(own["uses_ground_truth"].isin([True]).any()),
+        ACCURACY_MEAN: float(own[ACCURACY_MEAN].mean()),
+        USES_GROUND_TRUTH: bool(own[USES_GROUND_TRUTH].isin([True]).any()),
     }
 
 

@@ -11,6 +11,7 @@ from flray.config.experiment import parse_experiment
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank
 from flray.records.checkpoint import CheckpointStore
+from flray.records.columns import CLIENT_STEPS
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.sweep.cache import Cache, OutOfTime
@@ -81,4 +82,4 @@ class Prefix:
         rows = directory.rows()
         if len(rows) < n:
             raise OutOfTime
-        return sum(row.get("client_steps", 0) for row in rows[before:])
+        return sum(row.get(CLIENT_STEPS, 0) for row in rows[before:])

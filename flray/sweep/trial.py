@@ -37,6 +37,7 @@ from flray.execution.client_actor import wait_for_resources
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation
 from flray.execution.partial import PartialFederation
+from flray.records.columns import CLIENT_STEPS
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
@@ -191,7 +192,7 @@ class Trial:
         own = self.row.number if self.job.is_scheduled else None
         key = branch_key(self.prefix.key, self.state.plain, branch.algorithm, [*start, own])
         components = self._components(branch)
-        steps = branch.counts["client_steps"]
+        steps = branch.counts[CLIENT_STEPS]
         self.note(
             begin=None if components else n,
             components=list(components),
@@ -220,7 +221,7 @@ class Trial:
             observed = algorithm.observe(bank, n, fed)
             counts = dict(fed.meter.counts)
             write_value(folder, observed, {"counts": counts})
-            return int(counts.get("client_steps", 0))
+            return int(counts.get(CLIENT_STEPS, 0))
 
         found = read_value(self.job.cache.obtain("observation", key, observe))
         observed, counts = found.state, Counter(found.extra["counts"])
@@ -242,7 +243,7 @@ class Trial:
             clustering = decide()
         algorithm = self.experiment.algorithm.build()
         state = algorithm.branch(bank, observed, clustering, fed)
-        steps_observed = counts["client_steps"]
+        steps_observed = counts[CLIENT_STEPS]
         counts.update(fed.meter.counts)  # not +, which drops what is 0
         fed.meter.read_and_reset()
         row_of_prefix = self.prefix.row(n) if n else {}

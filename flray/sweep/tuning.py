@@ -20,6 +20,7 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.cluster import reachable_resources
 from flray.execution.ray_pool import Patience
+from flray.records.columns import ROUND
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore, never
@@ -143,7 +144,7 @@ def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any
         directory = RunDirectory(job.folder / run_path(row.number))
         summary = directory.summary() if state.is_done else None
         values.append((summary or {}).get(metric))
-    result: dict[str, Any] = {"is_over": True, "round": config["rows"][0].plain["rounds"]}
+    result: dict[str, Any] = {"is_over": True, ROUND: config["rows"][0].plain["rounds"]}
     known = [value for value in values if value is not None]
     if len(known) == len(values):
         result[metric] = float(np.mean(known))
@@ -165,7 +166,7 @@ class _Report:
         if before is not None:
             self._value = before.get(self._metric, self._value)
             if self._value is not None:
-                tune.report({"round": before["round"], self._metric: self._value})
+                tune.report({ROUND: before[ROUND], self._metric: self._value})
 
 
 def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
@@ -180,7 +181,7 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
             f"got {scheduler.grace}"
         )
     return ASHAScheduler(
-        time_attr="round",
+        time_attr=ROUND,
         metric=options.metric,
         mode=options.mode,
         max_t=rounds + 1,  # or it would end trials that are about to write their summary

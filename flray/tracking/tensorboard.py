@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
+from flray.records.columns import ROUND
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
@@ -25,10 +26,10 @@ def in_tensorboard(
 
     def write(row: RoundRow) -> None:
         if not writers:  # not before: a run that is refused leaves no folder
-            writers.append(SummaryWriter(str(out / FOLDER), purge_step=row["round"]))
+            writers.append(SummaryWriter(str(out / FOLDER), purge_step=row[ROUND]))
         for name, value in row.items():
-            if isinstance(value, int | float) and name != "round":
-                writers[0].add_scalar(name, value, row["round"])
+            if isinstance(value, int | float) and name != ROUND:
+                writers[0].add_scalar(name, value, row[ROUND])
 
     def show_and_write(row: RoundRow) -> None:
         on_round(row)

@@ -27,7 +27,8 @@ from uuid import uuid4
 from flray.config.tracking import Wandb
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
-from flray.records.clusterings import Clustering
+from flray.records.clusterings import ClusteringRecord
+from flray.records.columns import CLIENT, GROUP, ROUND
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import Config, RunDirectory
 from flray.server.evaluation import RoundRow
@@ -175,13 +176,13 @@ class Tracker:
         """Log a round that W&B has not got, after those before it that were recorded."""
         self._ask(partial(self._log_round, row=row))
 
-    def clustering(self, t: int, clustering: Clustering) -> None:
+    def clustering(self, t: int, clustering: ClusteringRecord) -> None:
         """Log who was put together after round t, as a table."""
         import pandas as pd
 
-        columns = {"client": clustering.clients, "cluster": clustering.labels}
+        columns = {CLIENT: clustering.clients, "cluster": clustering.labels}
         if clustering.groups is not None:
-            columns["group"] = clustering.groups
+            columns[GROUP] = clustering.groups
         self.table(f"clusterings/round_{t}", pd.DataFrame(columns))
 
     def images(self, paths: Sequence[Path]) -> None:
@@ -243,18 +244,18 @@ class Tracker:
         return f"the run directory holds everything; `{command}` sends it"
 
     def _log_round(self, run: "wandb.Run", row: RoundRow) -> None:
-        t = row["round"]
+        t = row[ROUND]
         if t > self._mark.round + 1:  # an earlier process recorded them and could not log them
             for missed in self._directory.rows(self._mark.round):
-                if missed["round"] < t:
+                if missed[ROUND] < t:
                     self._log_row(run, missed)
         self._log_row(run, row)
 
     def _log_row(self, run: "wandb.Run", row: RoundRow) -> None:
-        if row["round"] > self._mark.round:
+        if row[ROUND] > self._mark.round:
             values = {name: value for name, value in row.items() if value is not None}
-            run.log(values, step=row["round"])
-            self._write(replace(self._mark, round=row["round"]))
+            run.log(values, step=row[ROUND])
+            self._write(replace(self._mark, round=row[ROUND]))
 
     def _log_missing_rows(self, run: "wandb.Run") -> None:
         for row in self._directory.rows(self._mark.round):

@@ -19,9 +19,9 @@ from flray.config.build import (
     start_executor,
 )
 from flray.config.experiment import override, parse_experiment
-from flray.execution.federation import PLACING_BYTES
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
+from flray.records.columns import PLACING_BYTES
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY

@@ -7,19 +7,18 @@ from scipy.spatial.distance import pdist
 
 from flray.clustering import pipeline, projection
 from flray.clustering.distances import L2
-from flray.clustering.pipeline import LARGEST_KEPT
-from flray.clustering.pipeline import Clustering as Decided
+from flray.clustering.pipeline import LARGEST_KEPT, Clustering
 from flray.clustering.points import Partition, Points
-from flray.records.clusterings import Clustering
+from flray.records.clusterings import ClusteringRecord
 from flray.report.geometry import plane, principal_plane
 
 
-def recorded(points: Points) -> Clustering:
+def recorded(points: Points) -> ClusteringRecord:
     """What a run records of a clustering of these points."""
     m = points.num_clients
     distance = L2()(Points.vectors(points.clients, points.means()))
-    found = Decided(points.clients, points, distance, None, Partition(np.zeros(m, np.int64)))
-    return Clustering(**found.evidence())
+    found = Clustering(points.clients, points, distance, None, Partition(np.zeros(m, np.int64)))
+    return ClusteringRecord(**found.evidence())
 
 
 def groups(num_clients: int, num_dimensions: int) -> Points:
@@ -30,7 +29,7 @@ def groups(num_clients: int, num_dimensions: int) -> Points:
     return Points.vectors(np.arange(num_clients), torch.from_numpy(values).float())
 
 
-def assert_same_picture(found: Clustering, points: Points) -> None:
+def assert_same_picture(found: ClusteringRecord, points: Points) -> None:
     expected, share = principal_plane(points.array())
     flat, owner, how = plane(found)
     turned = flat * np.sign((flat * expected).sum(0))  # axes have no sign

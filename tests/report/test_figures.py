@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist, squareform
 
 import flray.report
 from flray.errors import ExperimentError
-from flray.records.clusterings import Clustering, read_clusterings, write_clustering
+from flray.records.clusterings import ClusteringRecord, read_clusterings, write_clustering
 from flray.report.clustering_figures import (
     MAX_EDGES,
     distance_figure,
@@ -45,11 +45,11 @@ D = np.abs(np.subtract.outer(ON_A_LINE, ON_A_LINE))
 def clustering(**changes):
     tree = linkage(squareform(D), "average")
     fields = {"clients": CLIENTS, "labels": LABELS, "D": D, "linkage": tree, "groups": GROUPS}
-    return Clustering(**(fields | changes))
+    return ClusteringRecord(**(fields | changes))
 
 
 def bare():
-    return Clustering(CLIENTS, LABELS, D)
+    return ClusteringRecord(CLIENTS, LABELS, D)
 
 
 def rounds(accuracy, clusters=None, worst=None):
@@ -171,7 +171,7 @@ class TestOrders:
         points = np.random.default_rng(0).normal(size=(30, 3))
         tree = linkage(points, "complete")
         labels = fcluster(tree, 6, "maxclust").astype(np.int64)
-        found = Clustering(np.arange(30), labels, squareform(pdist(points)), linkage=tree)
+        found = ClusteringRecord(np.arange(30), labels, squareform(pdist(points)), linkage=tree)
         order = cluster_order(found)
         assert sorted(order.tolist()) == list(range(30))
         assert np.count_nonzero(np.diff(labels[order])) == 5
@@ -230,7 +230,7 @@ class TestGeometry:
     def test_a_chain_of_thousands_is_drawn(self):
         tree = linkage(np.arange(3000.0)[:, None] ** 1.5, "single")
         unused, labels = np.zeros((3000, 3000)), np.zeros(3000, np.int64)
-        found = Clustering(np.arange(3000), labels, unused, linkage=tree)
+        found = ClusteringRecord(np.arange(3000), labels, unused, linkage=tree)
         assert dendrogram_brackets(tree, leaf_order(found)).shape == (2999, 4, 2)
 
     @pytest.mark.parametrize("sizes", [[1], [50, 50], [90, 1, 1, 1], [1] * 40, [20, 5, 1, 30]])
@@ -499,7 +499,7 @@ class TestGraph:
 
     def test_many_edges_are_thinned_and_counted(self):
         m = 400
-        found = Clustering(np.arange(m), np.zeros(m, np.int64), np.zeros((m, m)))
+        found = ClusteringRecord(np.arange(m), np.zeros(m, np.int64), np.zeros((m, m)))
         figure = graph_figure(found)
         (edges,) = [c for c in figure.axes[2].collections if isinstance(c, LineCollection)]
         assert len(edges.get_segments()) == MAX_EDGES
@@ -510,8 +510,10 @@ class TestGraph:
 @pytest.mark.parametrize(
     "found",
     [
-        Clustering(np.array([4]), np.array([0]), np.zeros((1, 1)), linkage=np.empty((0, 4))),
-        Clustering(np.arange(2), np.arange(2), np.zeros((2, 2)), groups=np.zeros(2, np.int64)),
+        ClusteringRecord(np.array([4]), np.array([0]), np.zeros((1, 1)), linkage=np.empty((0, 4))),
+        ClusteringRecord(
+            np.arange(2), np.arange(2), np.zeros((2, 2)), groups=np.zeros(2, np.int64)
+        ),
         bare(),
         clustering(points=np.ones((5, 3)), point_owner=np.arange(5), R=np.zeros((5, 5))),
         clustering(labels=np.array([4, -1, 4, 2, 0])),

@@ -98,6 +98,25 @@ def test_an_entry_that_fails_is_not_there_and_fails_once(tmp_path) -> None:
     assert [file.name for file in again.iterdir()] == ["text"]
 
 
+def test_what_was_stopped_is_gone_on_with_and_published_once_it_is_whole(tmp_path) -> None:
+    def stop(folder: Path) -> int:
+        (folder / "half").write_text("a")
+        raise OutOfTime
+
+    with pytest.raises(OutOfTime):
+        cache_in(tmp_path).obtain("kind", "key", stop)
+    assert not (tmp_path / "kind" / "key").exists()
+
+    def finish(folder: Path) -> int:
+        (folder / "whole").write_text((folder / "half").read_text() + "b")
+        return 3
+
+    path = cache_in(tmp_path, "yours").obtain("kind", "key", finish)
+    assert (path / "whole").read_text() == "ab"
+    assert cache_in(tmp_path).costs("kind") == {}
+    assert cache_in(tmp_path, "yours").costs("kind") == {"key": 3}
+
+
 def test_a_value_comes_back_bit_by_bit_and_as_one_object(tmp_path) -> None:
     values = torch.tensor([[0.1], [float(np.nextafter(np.float32(0.1), 1))]])
     points = Points.vectors(np.array([3, 5]), values)

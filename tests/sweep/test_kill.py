@@ -67,27 +67,26 @@ def test_killed_after_some_trials_it_goes_on_to_the_same_numbers(tmp_path) -> No
         "space": {
             "algorithm": [{"name": "flhc", "rounds_before": 2}],
             "algorithm.clustering.partition.threshold": {"between_merges": 3},
-            "train.lr": [0.1, 0.05],
         },
         "concurrency": 1,
     }
     space.write_text(yaml.safe_dump(plain))
     process = start(space, out, "start")
     deadline = time.monotonic() + PATIENCE_S
-    while (len(finished(out)) < 2 or not begun(out)) and time.monotonic() < deadline:
+    while (not finished(out) or not begun(out)) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     done = finished(out)
-    assert 2 <= len(done) < 6
+    assert 1 <= len(done) < 3
     assert begun(out)
     assert not (out / "rows.parquet").exists()
 
     assert start(space, out, "resume").wait(PATIENCE_S) == 0
     assert {path: stamp for path, stamp in finished(out).items() if path in done} == done
     table = pd.read_parquet(out / "rows.parquet")
-    assert len(table) == 6
+    assert len(table) == 3
     assert set(table["status"]) <= {"done", "shared"}
     for row in table.itertuples():
         config = yaml.safe_load((out / row.folder / "config.yaml").read_text())

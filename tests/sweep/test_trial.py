@@ -25,7 +25,7 @@ from flray.sweep.folder import RowState, run_path
 from flray.sweep.keys import prefix_key
 from flray.sweep.rows import expand, rounds_to_cluster_after
 from flray.sweep.space import THRESHOLD, parse_space
-from flray.sweep.trial import Job, run_row
+from flray.sweep.trial import Job, Trial, run_row
 
 from scenarios import TINY
 
@@ -42,7 +42,8 @@ def space_of(experiment, varied, **more):
 def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
     for name in ("runs", "trials"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    shared = Cache(cache or folder / "cache", sweep=folder.name, session=str(time.monotonic_ns()))
+    session, wish = str(time.monotonic_ns()), folder / "stop.wish"
+    shared = Cache(cache or folder / "cache", folder.name, session, wish=wish)
     return Job(folder, shared, VERSION, False, rounds_to_cluster_after(space), **more)
 
 
@@ -128,23 +129,23 @@ def test_stages_are_computed_once(tmp_path) -> None:
     varied = {
         DISTANCE: ["l1", "l2", "cosine"],
         LINKAGE: ["single", "complete"],
-        THRESHOLD: {"between_merges": 3},
+        THRESHOLD: {"between_merges": 2},
     }
     states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path)
     counted = {kind: len(costs(tmp_path, kind)) for kind in ("observation", "distance", "tree")}
     assert counted == {"observation": 1, "distance": 3, "tree": 6}
     # The highest merge leaves one cluster, whatever the metric and the linkage.
-    assert len({state.run for state in states[2::3]}) == 1
-    assert 1 < len({state.run for state in states}) < 18
+    assert len({state.run for state in states[1::2]}) == 1
+    assert 1 < len({state.run for state in states}) < 12
     assert sum(costs(tmp_path, "observation").values()) > 0
 
 
 EVERY_ROUND = {
     "algorithm.rounds_before": 2,
     LINKAGE: ["complete", "ward"],
-    THRESHOLD: {"between_merges": 4},
+    THRESHOLD: {"between_merges": 3},
 }
-AT_THE_ENDS = {"algorithm.rounds_before": [3, 1], THRESHOLD: {"linspace": [0.2, 1.2, 5]}}
+AT_THE_ENDS = {"algorithm.rounds_before": [3, 1], THRESHOLD: {"linspace": [0.2, 1.2, 3]}}
 
 
 @pytest.mark.parametrize(("every", "varied"), [(1, EVERY_ROUND), (3, AT_THE_ENDS)])
@@ -173,11 +174,11 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     """Clustering before the first round: what it cost is in the first row."""
     clustering = {"signature": {"name": "pca_centres", "components": 4, "k": 2}, "embed": "none"}
     experiment = {"algorithm": {"name": "flt", "clustering": clustering}, "rounds": 2}
-    experiment["split"] = {"name": "label_swap", "clients": 8, "groups": 4}  # planted
+    experiment["split"] = {"name": "label_swap", "clients": 4, "groups": 2}  # planted
     varied = {
         "algorithm.dynamic.every": [None, 1],
         "algorithm.case": ["rows", "clusters"],
-        "algorithm.clustering.relate.gamma": {"logspace": [0.01, 100, 4]},
+        "algorithm.clustering.relate.gamma": {"logspace": [0.01, 100, 3]},
     }
     states = swept(space_of(experiment, varied), tmp_path / "sweep")
     assert len(costs(tmp_path / "sweep", "observation")) == 1
@@ -185,9 +186,9 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     runs = [state.run for state in states]
     first = result_of(states[0], tmp_path / "sweep").rounds.iloc[0]
     assert {"clustering_clusters", "clustering_ari", "bytes_up_signature"} <= set(first.index)
-    assert runs[3] == runs[7]  # everybody hears everybody, by rows or by clusters
-    assert 1 < len(set(runs[:8])) < 8
-    assert len(set(runs[8:])) == 8  # who clusters again will need to know
+    assert runs[2] == runs[5]  # everybody hears everybody, by rows or by clusters
+    assert 1 < len(set(runs[:6])) < 6
+    assert len(set(runs[6:])) == 6  # who clusters again will need to know
 
 
 @pytest.mark.parametrize("rounds_before", [0, 1])
@@ -386,6 +387,27 @@ def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
         assert found.all() if name == "Watched" else found.tolist() == [False, False, True]
     assert list((tmp_path / "sweep" / "runs").iterdir()) != []
     assert not any((tmp_path / "sweep" / "parts").iterdir())
+
+
+def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkeypatch) -> None:
+    """Its metric shows in round 3, after which it began anew and was stopped in round 2."""
+    algorithm = {"name": f"{__name__}:WatchedLate", "rounds_before": 2}
+    space = space_of({"algorithm": algorithm, "rounds": 4}, {THRESHOLD: [0.0]})
+    (row,) = expand(space)
+    job = job_of(space, tmp_path / "sweep")
+    run_whole = Trial._run_whole
+
+    def run_late(trial: Trial) -> None:
+        trial.on_round = lambda each: job.cache.wish.touch() if each["round"] == 2 else None
+        run_whole(trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trial, "_run_whole", run_late)
+        assert run_row(row, job).status == "unfinished"
+    assert len(RunDirectory(tmp_path / "sweep" / run_path(0)).rows()) == 2
+    job.cache.wish.unlink()
+    monkeypatch.setattr(Trial, "_run_branch", lambda _: pytest.fail("branched again"))
+    assert_rows_equal_naive_runs([run_row(row, job)], tmp_path / "sweep", tmp_path)
 
 
 def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:

@@ -1,0 +1,91 @@
+"""The columns of rounds.parquet, clients.parquet and rows.parquet, and keys of summary.json.
+
+Writers and readers take names from here. What a federation counts while it trains is named in
+execution/counted.py, which lies below, and repeated here.
+"""
+
+from flray.execution.counted import (
+    CLIENT_STEPS,
+    CLIENT_STEPS_EVALUATION,
+    CLIENTS_DROPPED,
+    GROUND_TRUTH_READS,
+    HOLDOUT_LABELS_READ,
+    PLACING_BYTES,
+)
+
+__all__ = [
+    "CLIENTS_DROPPED",
+    "CLIENT_STEPS",
+    "CLIENT_STEPS_EVALUATION",
+    "GROUND_TRUTH_READS",
+    "HOLDOUT_LABELS_READ",
+    "PLACING_BYTES",
+]
+
+# rounds.parquet: a row for each round.
+ROUND = "round"
+COHORT_SIZE = "cohort_size"
+TRAIN_LOSS = "train_loss"
+CLUSTERS = "clusters"
+PARAMS_CHANGE = "params_change_sq"
+ACCURACY_MEAN = "accuracy_mean"
+VALIDATION_ACCURACY_MEAN = "validation_accuracy_mean"
+SECONDS = "seconds"
+BYTES = "bytes_"  # begins what was sent
+CLUSTERING_CLUSTERS = "clustering_clusters"
+CLUSTERING_OVERLAPPING = "clustering_overlapping"
+
+# clients.parquet: a row for each client and evaluation, also with ROUND.
+CLIENT = "client"
+PART = "part"
+CORRECT = "correct"
+TOTAL = "total"
+ACCURACY = "accuracy"
+LOSS = "loss"
+MODEL = "model"
+GROUP = "group"
+
+# summary.json: numbers of the last round, and these.
+ROUNDS = "rounds"
+ROUNDS_TO_TARGET = "rounds_to_target"
+USES_GROUND_TRUTH = "uses_ground_truth"
+SPLIT_SHA256 = "split_sha256"
+PARAMS_SHA256 = "params_sha256"
+AFTER = "_after_clustering"  # ends numbers of the round after the first clustering
+
+# rows.parquet: a row for each configuration of a sweep, with its settings and its summary.
+ROW = "row"
+STATUS = "status"
+RUN = "run"
+FOLDER = "folder"
+ERROR = "error"
+MERGE_PLACE = "merge_place"
+
+# How the columns begin that hold the costs of a round.
+COUNTED = (CLIENT_STEPS, CLIENTS_DROPPED, BYTES)
+
+# What clients were evaluated on: how the columns begin, the part of clients.parquet, and whether
+# they are of holdout clients.
+EVALUATED = (
+    ("", "test", False),
+    ("holdout_", "test", True),
+    ("validation_", "validation", False),
+    ("global_", "global", False),
+    ("global_holdout_", "global", True),
+    ("tuned_", "tuned_test", False),
+    ("tuned_holdout_", "tuned_test", True),
+    ("tuned_validation_", "tuned_validation", False),
+    ("tuned_global_", "tuned_global", False),
+    ("tuned_global_holdout_", "tuned_global", True),
+)
+
+
+def of_one_round(column: str) -> bool:
+    """True for columns that mean something for a round and nothing for the run.
+
+    >>> [of_one_round(name) for name in ("seconds_train", "accuracy_mean")]
+    [True, False]
+    """
+    costs = ("seconds", "bytes", PLACING_BYTES, CLIENT_STEPS, CLIENTS_DROPPED, "clients_skipped")
+    reads = (GROUND_TRUTH_READS, HOLDOUT_LABELS_READ)
+    return column.startswith((ROUND, COHORT_SIZE, "clustering", "logged_", *costs, *reads))
