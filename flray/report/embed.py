@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from flray.report import clustering_figures, figures, sweep_figures
 
 MAX_SVG_BYTES = 200_000
-PNG_DPI = 130
+DPI = 130
 CSS_PIXELS = 96  # an inch
 _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 
@@ -18,7 +18,7 @@ _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 def figure_source(name: str, *held: object) -> tuple[str, int] | None:
     """The figure of a name as a data URL and its width in pixels; None if nothing can be drawn.
 
-    It is SVG, or PNG where SVG would be large.
+    It is SVG, or WebP where SVG would be large.
 
     Args:
         held: what it is drawn from.
@@ -28,13 +28,13 @@ def figure_source(name: str, *held: object) -> tuple[str, int] | None:
     drawn: Figure | None = draw(*held)
     if drawn is None:
         return None
-    svg, png = io.StringIO(), io.BytesIO()
+    svg, pixels = io.StringIO(), io.BytesIO()
     # The salt makes the same figure the same text.
     with matplotlib.rc_context({"svg.hashsalt": "flray", "svg.fonttype": "path"}):
         drawn.savefig(svg, format="svg", metadata={"Date": None})
     kind, data = "svg+xml", re.sub(r"\s+", " ", _NEEDLESS.sub("", svg.getvalue())).encode()
     if len(data) > MAX_SVG_BYTES:
-        drawn.savefig(png, format="png", dpi=PNG_DPI)
-        kind, data = "png", png.getvalue()
+        drawn.savefig(pixels, format="webp", dpi=DPI)
+        kind, data = "webp", pixels.getvalue()
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
     return source, round(drawn.get_size_inches()[0] * CSS_PIXELS)

@@ -36,6 +36,7 @@ MAX_LABELS = 14  # lines with a name of their own
 MAX_CATEGORIES = 20  # values of a setting along a heatmap
 MAX_ANNOTATED = 12  # rows or columns of a heatmap with numbers in it
 MIN_SPAN = 5.0  # points that the colours of a heatmap cover at least
+DASHES = ("--", "-.", ":", (0, (8, 3)))
 BEST = "#CC3311"  # of neither a method nor a group
 CURVES = (TEST, VALIDATION, HOLDOUT, "clusters", "ari", "clients_reaching_target")
 ERRORS = ("clustering_error", "overlap_fp", "overlap_fn")
@@ -170,7 +171,7 @@ def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
     texts = [f"{x:.1f}{mark}" for x, mark in zip(percent, marks_of(cells), strict=True)]
     if "clusters" in cells:
         found = zip(texts, cells["clusters"], strict=True)
-        texts = [f"{t}\n{number_text('clusters', n)} clusters" for t, n in found]
+        texts = [f"{t}\n{number_text('clusters', n)} cluster{'s' * (n != 1)}" for t, n in found]
     values, annotation = (
         pd.Series(held, pd.MultiIndex.from_frame(cells[[down, across]]))
         .unstack()
@@ -295,7 +296,7 @@ def _draw_baselines(
         rows = sweep.configurations[sweep.configurations[key].isna()]
     drawn = {}
     for place, (_, row) in enumerate(rows.dropna(subset=[column]).iterrows()):
-        label, dashes = _combination(row, sweep.keys) or "without", ("--", "-.", ":")[place % 3]
+        label, dashes = _combination(row, sweep.keys) or "without", DASHES[place % len(DASHES)]
         height = column_of(column).scale * row[column]
         drawn[label] = axes.axhline(height, label=label, color="0.35", lw=1.2, ls=dashes)
     return drawn

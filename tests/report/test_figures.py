@@ -530,17 +530,23 @@ def read(**paths):
 
 
 def is_image(path):
-    return path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 5000
+    return path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 2000
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    for kind in ("accuracy", "clients", "distance", "embedding", "graph"):
+        monkeypatch.setattr(f"flray.report.figures.{kind}_figure", lambda *_: Figure((1, 1)))
 
 
 class TestFiles:
-    def test_a_run_without_clusterings_has_the_two_accuracy_figures(self, tmp_path):
+    def test_a_run_without_clusterings_has_the_two_accuracy_figures(self, tmp_path, undrawn):
         written = write_figures(read(a=write_run(tmp_path / "a", ())), tmp_path / "out")
         assert [path.name for path in written] == ["accuracy.png", "clients.png"]
-        assert all(is_image(path) for path in written)
         assert sorted((tmp_path / "out").iterdir()) == sorted(written)
 
-    def test_a_clustering_has_three_figures(self, tmp_path):
+    def test_a_clustering_has_three_figures(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("flray.report.figures.DPI", 30)
         runs = {
             "FL+HC / seed 1": write_run(tmp_path / "a", [1]),
             "plain": write_run(tmp_path / "b", (), algorithm="fedavg"),
@@ -552,9 +558,7 @@ class TestFiles:
         assert all(is_image(path) for path in written)
 
     @pytest.mark.parametrize(("events", "shown"), [([0, 1, 2], [0, 1, 2]), ([0, 1, 2, 3], [3])])
-    def test_of_many_clusterings_the_last_is_drawn(self, tmp_path, monkeypatch, events, shown):
-        for kind in ("accuracy", "clients", "distance", "embedding", "graph"):
-            monkeypatch.setattr(f"flray.report.figures.{kind}_figure", lambda *_: Figure((1, 1)))
+    def test_of_many_clusterings_the_last_is_drawn(self, tmp_path, undrawn, events, shown):
         path = write_run(tmp_path / "a", events)
         names = [p.name for p in write_figures(read(a=path), tmp_path / "out")]
         assert [n for n in names if "graph" in n] == [f"a_round_{t}_graph.png" for t in shown]

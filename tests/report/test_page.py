@@ -31,7 +31,7 @@ from scipy.spatial.distance import squareform
 
 from flray.cli.reporting import write_report
 from flray.errors import ExperimentError
-from flray.records.clusterings import write_clustering
+from flray.records.clusterings import Clustering, write_clustering
 from flray.records.run_directory import RunDirectory
 from flray.report.columns import VALIDATION
 from flray.report.embed import figure_source
@@ -149,7 +149,7 @@ class TestEmbed:
         figure = Figure((3, 2))
         figure.subplots().scatter(*np.random.default_rng(0).normal(size=(2, 3000)), c=range(3000))
         source, _ = self.draw(monkeypatch, figure)
-        assert source.startswith("data:image/png;base64,")
+        assert source.startswith("data:image/webp;base64,")
         assert len(source) < 200_000
 
     def test_nothing_to_draw_is_no_figure(self, monkeypatch):
@@ -269,15 +269,14 @@ class TestRun:
         assert "1 3 2 3 4 group 3: 2 group 7: 1 70.00 %" in text
 
     @pytest.mark.slow
-    def test_a_page_of_a_hundred_clients_is_small(self, tmp_path):
-        rng = np.random.default_rng(0)
-        path = write_run(tmp_path / "a", events=())
-        points = rng.normal(size=(100, 8)) + 9 * np.eye(8)[np.arange(100) % 4]
+    def test_figures_of_a_hundred_clients_are_small(self):
+        rng, labels = np.random.default_rng(0), np.arange(100) % 4
+        points = rng.normal(size=(100, 8)) + 9 * np.eye(8)[labels]
         D = np.linalg.norm(points[:, None] - points[None], axis=2)
         tree = linkage(squareform(D, checks=False), "ward")
-        found = {"clients": np.arange(100), "labels": np.arange(100) % 4, "D": D, "linkage": tree}
-        write_clustering(path / "clusterings", 2, found | {"groups": np.arange(100) % 4})
-        assert len(page_of(path)) < 2_000_000
+        found = Clustering(np.arange(100), labels, D, linkage=tree, groups=labels)
+        drawn = [figure_source(name, found)[0] for name in ("distance", "embedding", "graph")]
+        assert sum(map(len, drawn)) < 800_000
 
 
 class TestCosts:

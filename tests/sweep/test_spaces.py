@@ -14,7 +14,7 @@ import pytest
 from ray.tune.search.sample import Domain
 
 from flray.algorithms import ALGORITHMS
-from flray.cli.tables import SPACES, tables_listing
+from flray.cli.tables import tables_listing
 from flray.clustering import STAGES
 from flray.config.experiment import with_value
 from flray.published import find_table, load_tables
@@ -216,6 +216,9 @@ def test_every_row_of_a_table_space_belongs_in_its_table(path: Path) -> None:
         assert others, "FedAvg, for the ratios"
         others = [row for row in others if not is_divisor(row, fitting)]
     assert [row.overrides for row in others] == []
+
+
+SPACES = {key: f"tune_spaces/{t.space}" for key, t in load_tables().items() if t.space}
 
 
 @pytest.mark.parametrize("key", list(SPACES))
