@@ -28,12 +28,12 @@ from flray.execution.cluster import BOOTSTRAP, connected
 
 from scenarios import TINY
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 HEAD = "ray.head.default"  # as the provider calls it
 NUM_WORKERS = 2
 MARK = "AUTOSCALING_OF_TESTS"
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 LISTS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray")
 
 
