@@ -37,6 +37,7 @@ CONFINED = {
     "ray": ("execution/", "server/actor.py", "sweep/"),
     "wandb": ("tracking/wandb_run.py",),
     "tensorboardX": ("tracking/tensorboard.py",),
+    "mlflow": ("tracking/mlflow.py",),
     "matplotlib": ("report/", "result.py"),
     "seaborn": ("report/",),
     "rich": ("report/", "cli/"),

@@ -26,8 +26,17 @@ class TensorBoard:
     """TensorBoard, as a mirror of the run directory in its folder tensorboard/."""
 
 
+@dataclass(frozen=True)
+class MLflow:
+    """MLflow, as a mirror of the run directory."""
+
+    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else what MLflow takes by default
+    experiment: str = "flray"
+
+
 # Any: one of them
 TRACKING: Mapping[str, Callable[..., Any]] = {
+    "mlflow": MLflow,
     "none": NoTracking,
     "tensorboard": TensorBoard,
     "wandb": Wandb,

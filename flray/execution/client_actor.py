@@ -50,11 +50,12 @@ class ClientActor:
 
 def start_client_actor(needs: Needs, threads: int) -> Any:  # Any: an actor handle
     """A process that has begun to import and waits for `start`."""
+    options = needs.options
+    if get_current_placement_group() is not None:
+        del options["memory"]  # which the group has reserved, perhaps for another row of a sweep
     actor: Any = (
         ray.remote(ClientActor)
-        .options(
-            **needs.options, runtime_env=actor_environment(threads), scheduling_strategy=strategy()
-        )
+        .options(**options, runtime_env=actor_environment(threads), scheduling_strategy=strategy())
         .remote()
     )
     actor.load.remote()

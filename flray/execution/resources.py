@@ -14,6 +14,7 @@ SERVER_BYTES = 700_000_000
 # Of a model in training: params, gradients, momentum, Adam's second moment, w0, one in passing.
 COPIES_OF_A_MODEL = 6
 COPIES_IN_A_BLOCK = 2  # of every model: what training starts from, and what it gives
+STEP = 50_000_000  # bytes to which an estimate is rounded up
 TRAININGS_KEPT = 2  # whose models stay with the actor that trained them
 # Of an actor that experiments share: the trainings of all of them, and hosts with their data.
 SHARED_TRAININGS_KEPT = 64
@@ -157,7 +158,7 @@ class ActorPlan:
         text = (
             f"{self.num_actors} client actors of {_described(self.each)} each = "
             f"{_described(self.each, self.num_actors)}, and a server of "
-            f"{self.server.memory / 1e9:.1f} GB; "
+            f"{self.server.memory / 1e9:.3g} GB; "
             f"{self.blocks_per_round} blocks of {self.block} clients a round"
         )
         if self.num_idle:
@@ -174,13 +175,18 @@ class ActorPlan:
 
 
 def _bytes(gigabytes: float | None, estimate: int) -> int:
-    return estimate if gigabytes is None else int(gigabytes * 1e9)
+    """What is named, or else the estimate, rounded up: rows of a sweep should ask for the same.
+
+    >>> _bytes(None, 731_000_000), _bytes(0.5, 731_000_000)
+    (750000000, 500000000)
+    """
+    return -(-estimate // STEP) * STEP if gigabytes is None else int(gigabytes * 1e9)
 
 
 def _described(needs: Needs, times: int = 1) -> str:
     parts = [f"{times * needs.num_cpus:g} CPU"]
     parts += [f"{times * needs.num_gpus:g} GPU"] if needs.num_gpus else []
-    return ", ".join([*parts, f"{times * needs.memory / 1e9:.1f} GB"])
+    return ", ".join([*parts, f"{times * needs.memory / 1e9:.3g} GB"])
 
 
 def check_resources(plan: ActorPlan, nodes: Sequence[Mapping[str, float]]) -> None:

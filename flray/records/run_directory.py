@@ -8,6 +8,7 @@ kill `truncate` drops what the checkpoint does not know, but nothing brings back
 import json
 import math
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -86,8 +87,8 @@ class RunDirectory:
         self.check_resume(config)
         if self.holds_run():
             raise ExperimentError(
-                f"{self.path} already holds this experiment: pass --resume to go on with it, "
-                "choose another --out or remove it"
+                f"{self.path} already holds this experiment: pass --resume to go on with it (flray "
+                f"run --out {shlex.quote(str(self.path))} --resume), or choose another --out"
             )
 
     def check_resume(self, config: Config) -> None:

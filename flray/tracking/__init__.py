@@ -1,1 +1,1 @@
-"""Where runs are shown beside their directories: W&B and TensorBoard."""
+"""Where runs are shown beside their directories: W&B, TensorBoard, MLflow."""

@@ -1,4 +1,4 @@
-"""Mirrors of run directories: what to call after each round, so that W&B or TensorBoard has it."""
+"""Mirrors of run directories: what to call after each round, so that W&B and others have it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flray.config.experiment import Experiment
-from flray.config.tracking import TensorBoard, Wandb
+from flray.config.tracking import MLflow, TensorBoard, Wandb
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import Config, RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore
+from flray.tracking.mlflow import in_mlflow
 from flray.tracking.tensorboard import in_tensorboard
 from flray.tracking.wandb_run import chosen_mode, open_tracker
 
@@ -41,6 +42,10 @@ def tracked(
     tracking = experiment.settings.tracking
     if isinstance(tracking, TensorBoard):
         with in_tensorboard(out, on_round) as show_and_write:
+            yield show_and_write
+        return
+    if isinstance(tracking, MLflow):
+        with in_mlflow(tracking, out, on_round) as show_and_write:
             yield show_and_write
         return
     tracker = open_tracker(tracking, out, experiment.plain, tracking_group(tracking, group))

@@ -229,15 +229,22 @@ class Tracker:
         import wandb
 
         self._write(self._mark)
+        config = self._recorded_config()
         try:
-            return wandb.init(settings=self._settings, config=dict(self._config))
+            return wandb.init(settings=self._settings, config=config)
         except _errors_of_wandb() as error:
             if self._settings.mode == "offline":
                 raise
             _log.warning("W&B does not answer (%s): %s", _in_a_line(error), self._where_it_is())
         wandb.teardown()  # its service holds on to the id of the run that failed
         self._settings.mode = "offline"
-        return wandb.init(settings=self._settings, config=dict(self._config))
+        return wandb.init(settings=self._settings, config=config)
+
+    def _recorded_config(self) -> dict[str, Any]:  # Any: JSON
+        """As config.yaml has it, with the block that was chosen; of a sweep, what it was given."""
+        if self._directory.holds_run():
+            return dict(without_secrets(self._directory.config()))
+        return dict(self._config)
 
     def _where_it_is(self) -> str:
         command = f"wandb sync --include-online {self._directory.path}/wandb/*run-*"

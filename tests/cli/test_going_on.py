@@ -34,6 +34,30 @@ class Sleepy(FedAvg):
 """
 PLAIN = override(TINY, ["algorithm=slow_of_tests:Sleepy", "rounds=60"])
 RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}"]
+PYTHON = """
+import os
+import signal
+import sys
+
+import flray
+from test_going_on import FAULTS, processes
+from pathlib import Path
+
+faults = dict(FAULTS)
+
+
+def disturb(row):
+    title = faults.pop(row["round"], None)
+    if title:
+        (pid,) = processes(Path.cwd(), title)
+        os.kill(pid, signal.SIGKILL)
+
+
+result = flray.run("slow.yaml", "python", on_round=disturb)
+assert not faults
+print("ended with", result.summary["params_sha256"])
+"""
+FAULTS = ((3, "ray::ServerActor"), (8, "/raylet/raylet"))  # after which rounds
 MARK = "GOING_ON_OF_TESTS"
 PATIENCE_S = 240.0
 
@@ -117,3 +141,23 @@ def test_the_raylet_is_killed(folder, expected) -> None:
     told, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, told + (out / "server.log").read_text()[-3000:]
     assert RunDirectory(out).summary()["params_sha256"] == expected
+
+
+def test_a_run_from_python_goes_on_after_the_loss_of_its_server_and_of_the_raylet(
+    folder, expected
+) -> None:
+    """In the same process, which is the driver."""
+    path = os.pathsep.join([str(Path(__file__).parent), *(entry for entry in sys.path if entry)])
+    done = subprocess.run(
+        [sys.executable, "-c", PYTHON],
+        cwd=folder,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", MARK: str(folder), "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert f"ended with {expected}" in done.stdout, done.stdout[-3000:]
+    assert "started again, 1 of at most 3 times" in done.stdout
+    assert "started again, 2 of at most 3 times" in done.stdout
+    assert RunDirectory(folder / "python").rounds()["round"].tolist() == list(range(1, 61))

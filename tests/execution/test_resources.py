@@ -114,7 +114,7 @@ def test_the_estimate_follows_model_block_data_and_trainings_kept() -> None:
 def test_a_larger_block_and_a_stacked_engine_ask_for_more() -> None:
     def asked(*overrides: str) -> int:
         ray = ["execution.executor=ray", *overrides]
-        return prepare(parse_experiment(override(TINY, [*LARGE, *ray]))).plan.each.memory
+        return prepare(parse_experiment(override(TINY, [*LARGE, *ray]))).load.of_actor()
 
     small = asked("execution.block=2")
     assert PROCESS_BYTES < small < asked("execution.block=10")

@@ -28,11 +28,12 @@ from flray.execution.cluster import BOOTSTRAP, connected
 
 from scenarios import TINY
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
+HEAD = "ray.head.default"  # as the provider calls it
 NUM_WORKERS = 2
 MARK = "AUTOSCALING_OF_TESTS"
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 LISTS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray")
 
 
@@ -49,10 +50,10 @@ def configuration(address: str) -> dict:
             "disable_launch_config_check": True,
         },
         "available_node_types": {
-            "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
             "worker": {"resources": worker, "node_config": {}, "max_workers": NUM_WORKERS},
         },
-        "head_node_type": "head",
+        "head_node_type": HEAD,
         "idle_timeout_minutes": 0.1,
         "upscaling_speed": 1.0,
         "auth": {},
