@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flray.cli.drawing import draw_figures
 from flray.config.build import run_experiment
 from flray.config.experiment import Experiment
@@ -60,6 +62,7 @@ def runs_at_a_time(experiments: Sequence[Experiment], asked: int | None) -> int:
             )
         return min(asked, len(experiments))
     may_use_gpu = all(each.settings.execution.device != "cpu" for each in experiments)
+    may_use_gpu = may_use_gpu and torch.version.cuda is not None
     if len(experiments) == 1 or not are_inline or not may_use_gpu:
         return 1
     fitting = int(gpu_memory_gib() / GIB_OF_A_RUN)

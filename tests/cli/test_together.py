@@ -102,12 +102,16 @@ def test_as_many_at_a_time_as_the_gpu_and_the_cores_take(monkeypatch) -> None:
     experiments = [experiment(f"seed={s}") for s in range(18)]
     monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(together, "gpu_memory_gib", lambda: 139.0)
+    monkeypatch.setattr(together.torch.version, "cuda", "12.8")
     assert runs_at_a_time(experiments, None) == 16
     assert runs_at_a_time(experiments[:3], None) == 3
     assert runs_at_a_time(experiments, 5) == 5
     assert runs_at_a_time([experiment("execution.device=cpu")] * 2, None) == 1
     monkeypatch.setattr(together, "gpu_memory_gib", lambda: 10.0)
     assert runs_at_a_time(experiments, None) == 2
+    monkeypatch.setattr(together.torch.version, "cuda", None)
+    assert runs_at_a_time(experiments, None) == 1
+    monkeypatch.setattr(together.torch.version, "cuda", "12.8")
     monkeypatch.setattr(together, "gpu_memory_gib", lambda: 0.0)
     assert runs_at_a_time(experiments, None) == 1
     on_ray = [experiment("execution.executor=ray")] * 2
