@@ -4,7 +4,7 @@ With `on: global` models are judged on the whole test set too, with `fine_tune` 
 on the client's own data. Neither changes what is trained, nor any other column.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ from flray.scores import ClientScores, partition_scores, summarise
 from flray.server.drift import Drift
 
 RoundRow = dict[str, Any]  # Any: one value a column, numbers mostly
+
+# Of ids for each of them, up to which they are marked in an array over their range.
+LARGEST_RANGE = 16
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,33 @@ def _num_images(split: Split, part: str, clients: Ids) -> int:
     if part == "global":
         return len(split.global_test)  # one example an image
     parts = {"test": split.test, "validation": split.validation}[part]
-    return len(np.unique(split.image_ids[np.concatenate([parts[i] for i in clients])]))
+    return len(distinct(split.image_ids[np.concatenate([parts[i] for i in clients])]))
+
+
+def distinct(ids: Ids) -> Ids:
+    """Each id once, ascending. Marks them where they are many for their range, instead of sorting.
+
+    >>> distinct(np.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    if not len(ids) or ids.max() > LARGEST_RANGE * len(ids):
+        return np.unique(ids)
+    there = np.zeros(int(ids.max()) + 1, np.bool_)
+    there[ids] = True
+    return np.flatnonzero(there)
+
+
+def place_finder(ids: Ids) -> Callable[[Ids], Ids]:
+    """Finds the places of some of the ids, which are distinct and ascending.
+
+    >>> place_finder(np.array([1, 3, 90]))(np.array([90, 1])).tolist()
+    [2, 0]
+    """
+    if not len(ids) or ids[-1] > LARGEST_RANGE * len(ids):
+        return lambda some: np.searchsorted(ids, some)
+    places = np.empty(int(ids[-1]) + 1, np.int64)
+    places[ids] = np.arange(len(ids))
+    return places.__getitem__
 
 
 def evaluate(
@@ -156,19 +185,19 @@ def score_clients(
     ):
         groups.setdefault((row, apart), []).append(i)
     members = dict(sorted(groups.items()))
-    examples = {u: np.unique(np.concatenate([part[i] for i in who])) for u, who in members.items()}
+    examples = {u: distinct(np.concatenate([part[i] for i in who])) for u, who in members.items()}
     answers = fed.score(bank, [ScoreJob(u, ids) for (u, _), ids in examples.items()])
     correct, total = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
     loss = np.full(len(clients), np.nan)
     place = {int(i): k for k, i in enumerate(clients)}
     for (u, ids), answer in zip(examples.items(), answers, strict=True):
+        find = place_finder(ids)
         for i in members[u]:
             k = place[int(i)]
-            correct[k], total[k], loss[k] = _client_score(ids, answer, part[i])
+            correct[k], total[k], loss[k] = _client_score(answer, find(part[i]))
     return ClientScores(clients, correct, total, loss)
 
 
-def _client_score(ids: Ids, answer: ExampleScores, own: Ids) -> tuple[int, int, float]:
-    where = np.searchsorted(ids, own)
-    loss = float(answer.loss[where].mean()) if len(own) else np.nan
-    return int(answer.correct[where].sum()), len(own), loss
+def _client_score(answer: ExampleScores, own: Ids) -> tuple[int, int, float]:
+    loss = float(answer.loss[own].mean()) if len(own) else np.nan
+    return int(answer.correct[own].sum()), len(own), loss
