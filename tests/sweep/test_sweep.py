@@ -50,7 +50,7 @@ SPACE = parse_space(
         "except": [{LINKAGE: "ward", DISTANCE: "cosine"}, {LINKAGE: "complete", DISTANCE: "l2"}],
         # The second cannot be trained.
         "baseline": [{"algorithm": "fedavg"}, {"algorithm": "local", "train.lr": 1e30}],
-        "concurrency": 2,
+        "concurrency": 1,
     }
 )
 NUM_FAILING = 2
@@ -60,7 +60,7 @@ SECRET = "5ec2e7" * 7
 
 @pytest.fixture(scope="module")
 def swept(request, tmp_path_factory):
-    """A sweep by Ray Tune, in two processes."""
+    """A sweep by Ray Tune."""
     request.getfixturevalue("cluster")
     seen: list[Progress] = []
     folder = tmp_path_factory.mktemp("sweep") / "out"
