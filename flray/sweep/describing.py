@@ -42,8 +42,15 @@ def describe_space(space: Space) -> str:
     return (
         f"{len(experiments)} rows: {len(branching)} branch from {len(prefixes)} prefixes, "
         f"{len(experiments) - len(branching)} are runs of their own; one by one they would take "
-        f"about {sum(steps):,} client steps"
+        f"about {sum(steps):,} client steps{_if_clusters_draw(branching)}"
     )
+
+
+def _if_clusters_draw(branching: Sequence[Experiment]) -> str:
+    """On what a prediction depends where the clusters that will be found draw cohorts."""
+    if all(experiment.settings.participation == 1 for experiment in branching):
+        return ""
+    return " if clients end in one cluster (every cluster draws at least one client a round)"
 
 
 def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:

@@ -150,13 +150,12 @@ def alive_file(folder: Path, number: int) -> Path:
 def read_states(folder: Path, number: int | None = None) -> dict[int, RowState]:
     """What has become of all rows, or of one, by number; a row without a trial is missing."""
     name = "*.json" if number is None else f"{number:04d}.json"
-    states = map(_read_state, sorted((folder / STATES).glob(name)))
-    return {state.number: state for state in states}
-
-
-def _read_state(file: Path) -> RowState:
-    with reading(file):
-        return RowState(**read_json(file))
+    found = {}
+    for file in sorted((folder / STATES).glob(name)):
+        with reading(file):
+            state = RowState(**read_json(file))
+        found[state.number] = state
+    return found
 
 
 def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
