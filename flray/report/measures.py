@@ -21,7 +21,7 @@ _NOTES = {
     UNIFORMITY: "Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one cluster "
     "are; for as many random clusters, and for k-means of the labels themselves.",
     ROBUSTNESS: "Robustness (REPA, Alg. 1): how often a client made to resemble one of a cluster "
-    "lands in it, a mean ± standard error over clusters.",
+    "lands in it, a mean over clusters.",
 }
 
 
@@ -74,5 +74,9 @@ def _sheet(first: str, rows: Mapping[str, Sequence[Plain]]) -> Sheet | None:
     shown = [key for keys in _NOTES for key in keys if key in measured]
     notes = tuple(words for keys, words in _NOTES.items() if measured & set(keys))
     frame, labels = numbers(cells), pd.DataFrame({first: list(rows)}, index=list(rows))
+    if frame["error"].notna().any():
+        has_seeds = any(len(held) > 1 for held in rows.values())
+        over = "standard deviation over seeds" if has_seeds else "standard error over clusters"
+        notes += (f"± is the {over}.",)
     headings = tuple(headings_of(shown, frame))
     return Sheet("measures of the clusterings", labels, headings, frame, notes=notes)

@@ -49,6 +49,7 @@ class TestSheets:
         sheet = run_sheet(record([row(1, **more)], {}), [0])
         assert list(sheet.labels["after"]) == ["at the start"]
         assert sheet.lines()["at the start", "robustness"]["ours"] == "0.90 ± 0.02"
+        assert "standard error over clusters" in sheet.notes[-1]
 
     def test_experiments_are_means_over_seeds(self) -> None:
         seeds = [record([], {"overlap_fp": 1.0, "uniformity": u}) for u in (0.25, 0.75)]
@@ -57,6 +58,7 @@ class TestSheets:
         cell = sheet.cells.loc[("repa", "uniformity", "ours")]
         assert cell["value"] == 0.5
         assert cell["error"] == pytest.approx(np.sqrt(0.125))
+        assert "standard deviation over seeds" in sheet.notes[-1]
 
     def test_nothing_measured_is_no_table(self) -> None:
         assert experiments_sheet({"fedavg": [record([], {"clusters": 1})]}) is None
