@@ -187,7 +187,7 @@ def run_all(
         else:
             done = _run_in_order(runs, console, resume, should_stop, mirror)
     if done is not None:
-        conclude(done, console)
+        conclude(done, console, None if mirror is None else mirror.url)
 
 
 def _run_in_order(

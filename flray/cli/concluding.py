@@ -13,8 +13,12 @@ from flray.report.runs import RunRecord, by_experiment
 from flray.report.writers import to_rich
 
 
-def show_results(done: Sequence[RunRecord], console: Console) -> None:
-    """The table of finished runs, where they are, and their figures."""
+def show_results(done: Sequence[RunRecord], console: Console, url: str | None = None) -> None:
+    """The table of finished runs, where they are, and their figures.
+
+    Args:
+        url: where their folder is copied to, if it is.
+    """
     console.print(to_rich(comparison_sheet(by_experiment(done))))
     clusterings = clustering_sheet(by_experiment(done))
     if clusterings is not None:
@@ -25,7 +29,7 @@ def show_results(done: Sequence[RunRecord], console: Console) -> None:
     drawn = write_figures(by_experiment(done), root / "figures")
     for line in (
         f"{len(drawn)} figures: {root / 'figures'}",
-        f"a page of it: flray report {shlex.quote(str(root))}",
+        f"a page of it: flray report {shlex.quote(url or str(root))}",
     ):
         console.print(line, soft_wrap=True, markup=False)
 

@@ -25,10 +25,14 @@ def draw_figures(run: Path) -> Sequence[Path]:
     return figures_of(run)
 
 
-def conclude(done: Sequence[Finished], console: Console) -> None:
-    """Show the table of finished runs, where they are, and their figures."""
+def conclude(done: Sequence[Finished], console: Console, url: str | None = None) -> None:
+    """Show the table of finished runs, where they are, and their figures.
+
+    Args:
+        url: where the folder is copied to, if it is.
+    """
     from flray.cli.concluding import show_results
     from flray.report.runs import RunRecord
 
     records = [RunRecord(each.path, each.config, each.summary, each.name) for each in done]
-    show_results(records, console)
+    show_results(records, console, url)

@@ -10,7 +10,10 @@ from flray.records.mirror import Mirror
 
 @contextmanager
 def mirrored(out: Path | str | None) -> Iterator[tuple[Path | None, Mirror | None]]:
-    """The local folder to run in, as it lies at the URL; copied there in the end, come what may."""
+    """The local folder to run in, as it lies at the URL; copied there in the end, come what may.
+
+    Errors name the URL, so that what they say to type goes on there.
+    """
     if not isinstance(out, str):
         yield out, None
         return
@@ -18,6 +21,11 @@ def mirrored(out: Path | str | None) -> Iterator[tuple[Path | None, Mirror | Non
     mirror.fetch()
     try:
         yield mirror.local, mirror
+    except ExperimentError as error:
+        here = str(mirror.local)
+        if type(error) is not ExperimentError or here not in str(error):
+            raise
+        raise ExperimentError(str(error).replace(here, mirror.url)) from error
     finally:
         try:
             mirror.push()

@@ -49,7 +49,8 @@ def sweep(
     space = read_space(path, [argument for argument in arguments if "=" in argument])
     folder = out or _default_folder(path.stem, resume)
     typed = [str(path), *(argument for argument in arguments if "=" in argument)]
-    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(str(folder))} --resume"
+    place = str(folder) if mirror is None else mirror.url
+    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
     try:
         with (
@@ -67,7 +68,7 @@ def sweep(
     except KeyboardInterrupt:
         console.print(f"interrupted; go on with: {again}", soft_wrap=True, markup=False)
         raise click.Abort from None
-    _conclude(result, console, again)
+    _conclude(result, console, again, str(result.path) if mirror is None else mirror.url)
 
 
 def is_space(path: Path) -> bool:
@@ -123,7 +124,7 @@ def _is_news(before: Progress, now: Progress) -> bool:
     return (before.rows, before.done, before.failed) != (now.rows, now.done, now.failed)
 
 
-def _conclude(result: SweepResult, console: Console, again: str) -> None:
+def _conclude(result: SweepResult, console: Console, again: str, place: str) -> None:
     report = result.report
     num_rows, unfinished = report["rows"], report["unfinished"]
     counted = ("done", "shared", "failed", "stopped", "unfinished")
@@ -149,8 +150,8 @@ def _conclude(result: SweepResult, console: Console, again: str) -> None:
     _show_failures(result, console)
     if unfinished:
         console.print(f"stopped; go on with: {again}", soft_wrap=True, markup=False)
-    console.print(str(result.path), soft_wrap=True)
-    page = f"a page of it: flray report {shlex.quote(str(result.path))}"
+    console.print(place, soft_wrap=True)
+    page = f"a page of it: flray report {shlex.quote(place)}"
     console.print(page, soft_wrap=True, markup=False)
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table['error'].iloc[0]}")

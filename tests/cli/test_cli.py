@@ -439,8 +439,12 @@ def test_a_run_at_a_url_is_resumed_from_there(flray, tmp_path) -> None:
     assert (code, f"go on with: flray run --out {url} --resume" in out) == (0, True)
     shutil.rmtree(Mirror(url).local)
     code, _, err = flray("run", "tiny.yaml", "--out", url)
-    assert (code, "pass --resume" in err) == (2, True)
-    assert flray("run", "tiny.yaml", "--out", url, "--resume")[0] == 0
+    assert (code, f"pass --resume to go on with it (flray run --out {url} --resume)" in err) == (
+        2,
+        True,
+    )
+    code, out, _ = flray("run", "--out", url, "--resume")
+    assert (code, f"flray report {url}" in out) == (0, True)
     stored = RunDirectory(tmp_path / "store" / "run")
     assert stored.summary()["params_sha256"] == RunDirectory("whole").summary()["params_sha256"]
     assert stored.rounds()["round"].tolist() == [1, 2, 3, 4]

@@ -28,12 +28,12 @@ from flray.execution.cluster import BOOTSTRAP, connected
 
 from scenarios import TINY
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 HEAD = "ray.head.default"  # as the provider calls it
 NUM_WORKERS = 2
 MARK = "AUTOSCALING_OF_TESTS"
-PATIENCE_S = 240.0
+PATIENCE_S = 120.0
 LISTS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray")
 
 
@@ -46,6 +46,7 @@ def configuration(address: str) -> dict:
         "provider": {
             "type": "fake_multinode",
             "gcs_address": address,
+            "use_node_id_as_ip": True,  # all are on one machine
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
         },
