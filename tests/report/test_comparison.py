@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from flray.report.comparison import clustering_sheet, comparison_sheet
+from flray.report.comparison import clustering_sheet, comparison_sheet, pairs_text
 from flray.report.lines import round_line
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import RunRecord
@@ -159,6 +159,8 @@ def test_differences_are_tested_seed_by_seed_where_there_are_three() -> None:
     assert "flhc - fedavg: 3 seeds, 95 % interval -0.48 to +4.48" in notes
     assert "t test p = 0.074, Wilcoxon p = 0.25" in notes
     assert "t assumes normal differences" in notes
+    equal = [compared(seed, accuracy_mean=0.6 + 0.1 * seed) for seed in range(3)]  # 10 points each
+    assert "t test" not in " ".join(comparison_sheet({"fedavg": base, "flhc": equal}).notes)
     two = " ".join(comparison_sheet({"fedavg": base[:2], "flhc": mine[:2]}).notes)
     assert "Wilcoxon" not in two
 
@@ -177,3 +179,8 @@ def test_a_table_with_seeds_and_long_names_fits_into_100_columns() -> None:
     table = text.split("± is")[0]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
     assert all(part in text for part in ("mnist_label_swap", "_with_a_name_tha", "t_goes_on"))
+
+
+def test_tied_differences_have_an_exact_rank_test_too() -> None:
+    """All four have one sign, which 2 of the 16 equally likely signs have: p = 0.125."""
+    assert "Wilcoxon p = 0.12 (at least 0.12)" in pairs_text([1.0, 1.0, 1.0, 3.0])
