@@ -31,7 +31,7 @@ from scipy.spatial.distance import squareform
 
 from flray.cli.reporting import write_report
 from flray.errors import ExperimentError
-from flray.records.clusterings import Clustering, write_clustering
+from flray.records.clusterings import ClusteringRecord, write_clustering
 from flray.records.run_directory import RunDirectory
 from flray.report.columns import VALIDATION
 from flray.report.embed import figure_source
@@ -274,7 +274,7 @@ class TestRun:
         points = rng.normal(size=(100, 8)) + 9 * np.eye(8)[labels]
         D = np.linalg.norm(points[:, None] - points[None], axis=2)
         tree = linkage(squareform(D, checks=False), "ward")
-        found = Clustering(np.arange(100), labels, D, linkage=tree, groups=labels)
+        found = ClusteringRecord(np.arange(100), labels, D, linkage=tree, groups=labels)
         drawn = [figure_source(name, found)[0] for name in ("distance", "embedding", "graph")]
         assert sum(map(len, drawn)) < 800_000
 
