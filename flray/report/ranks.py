@@ -19,7 +19,8 @@ def rank(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
     """
     compared = _comparisons(table)
     values = cells["value"].unstack("source").reindex(columns=["ours", "paper"]).dropna()
-    values = values.loc[[place for place in compared if place in set(values.index)]]
+    filled = set(values.index)
+    values = values.loc[[place for place in compared if place in filled]]
     lower = {column.key for column in table.columns if column.lower_is_better}
     values = values.mul([1.0 if key in lower else -1.0 for _, key in values.index], axis=0)
     named = values.assign(

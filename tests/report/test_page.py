@@ -269,14 +269,13 @@ class TestRun:
         assert "1 3 2 3 4 group 3: 2 group 7: 1 70.00 %" in text
 
     @pytest.mark.slow
-    def test_figures_of_a_hundred_clients_are_small(self):
+    def test_the_graph_of_a_hundred_clients_is_small(self):
         rng, labels = np.random.default_rng(0), np.arange(100) % 4
         points = rng.normal(size=(100, 8)) + 9 * np.eye(8)[labels]
         D = np.linalg.norm(points[:, None] - points[None], axis=2)
         tree = linkage(squareform(D, checks=False), "ward")
         found = ClusteringRecord(np.arange(100), labels, D, linkage=tree, groups=labels)
-        drawn = [figure_source(name, found)[0] for name in ("distance", "embedding", "graph")]
-        assert sum(map(len, drawn)) < 800_000
+        assert len(figure_source("graph", found)[0]) < 500_000  # the largest
 
 
 class TestCosts:
@@ -678,13 +677,14 @@ class TestBrowser:
         (said,), _ = browse(page, "--screenshot=" + str(tmp_path / "wrong.png"))
         assert "wrong" in said
 
-    @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (500, "light")])
-    def test_the_page_loads_without_a_word_on_the_console(
+    @pytest.mark.parametrize(("width", "scheme"), [(1400, "dark"), (500, "light")])
+    def test_the_page_fits_says_nothing_on_the_console_and_can_be_sorted(
         self, drawn_page, tmp_path, width, scheme
     ):
         page, image = tmp_path / "page.html", tmp_path / "page.png"
-        wide = "<script>document.title = document.documentElement.scrollWidth</script></body>"
-        text = drawn_page.read_text(encoding="utf-8").replace("</body>", wide)
+        script = "<script>document.title = document.documentElement.scrollWidth; "
+        script += "document.querySelector('#sweep0-rows th:nth-child(6) button').click()</script>"
+        text = drawn_page.read_text(encoding="utf-8").replace("</body>", f"{script}</body>")
         page.write_text(text, encoding="utf-8")
         dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
         options = [f"--screenshot={image}", "--dump-dom", f"--window-size={width},2000"]
@@ -694,14 +694,6 @@ class TestBrowser:
         corner = imread(image)[1990, 2, :3].mean()
         assert corner < 0.5 if scheme == "dark" else corner > 0.5
         assert int(re.search(r"<title>(\d+)</title>", dom)[1]) <= width
-
-    def test_the_script_links_sections_and_makes_tables_sortable(self, drawn_page, tmp_path):
-        page = tmp_path / "page.html"
-        clicked = "<script>document.querySelector('#sweep0-rows th:nth-child(6) button').click()"
-        text = drawn_page.read_text(encoding="utf-8")
-        page.write_text(text.replace("</body>", f"{clicked}</script></body>"), encoding="utf-8")
-        said, dom = browse(page, "--dump-dom")
-        assert said == []
         assert set(re.findall(r'<li><a href="#(.*?)"', dom)) == {"runs", "sweep0"}
         assert 'aria-sort="ascending"' in dom
         first = dom[dom.index("<tbody>", dom.index('id="sweep0-rows"')) :]
