@@ -111,20 +111,21 @@ def whole_nodes() -> list[dict[str, float]]:
 def coming_nodes() -> list[dict[str, float]]:
     """What machines may still be started for us: those of the file that `ray up` leaves on a head.
 
-    A machine whose memory the file does not name is taken to have enough.
+    Each kind is counted as if all that may come were of it. A machine whose memory the file does
+    not name is taken to have enough.
     """
     file = Path.home() / BOOTSTRAP
     if "RAY_ADDRESS" not in os.environ or not file.is_file():
         return []
     plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    workers = [
-        {"memory": float("inf"), **kind.get("resources", {})}
-        for name, kind in plain["available_node_types"].items()
-        if name != plain.get("head_node_type")
-        for _ in range(kind.get("max_workers", plain.get("max_workers", 0)))
-    ]
     num_present = len(whole_nodes()) - 1  # beside the head
-    return workers[num_present : plain.get("max_workers", len(workers))]
+    most = max(0, plain.get("max_workers", 0) - num_present)
+    return [
+        {"memory": float("inf"), **kind.get("resources", {})}
+        for name, kind in plain.get("available_node_types", {}).items()
+        if name != plain.get("head_node_type")
+        for _ in range(min(most, kind.get("max_workers", most)))
+    ]
 
 
 def reachable_resources() -> dict[str, float]:

@@ -6,10 +6,12 @@ import sys
 from dataclasses import asdict
 
 import pytest
+import yaml
 
 from flray.config.build import prepare
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
+from flray.execution import cluster
 from flray.execution.resources import (
     PROCESS_BYTES,
     SHARED_TRAININGS_KEPT,
@@ -156,3 +158,28 @@ def test_what_no_node_has_is_refused_though_all_together_have_it() -> None:
         check_resources(plan_of(3, Needs(1, 0, 6 * GB)), nodes)
     with pytest.raises(ExperimentError, match=r"4 x 2 = 8 CPU, the cluster has 6 free: 3 such"):
         check_resources(plan_of(4, Needs(2, 0, GB)), [{"CPU": 3.0, "memory": 9.0 * GB}] * 2)
+
+
+def test_machines_that_may_still_be_started_are_counted(tmp_path, monkeypatch) -> None:
+    """Of two kinds and at most three machines besides the head, one of which is there."""
+    kinds = {
+        "head": {"resources": {"CPU": 8}, "max_workers": 0},
+        "gpu": {"resources": {"CPU": 4, "GPU": 1, "memory": 9 * GB}, "max_workers": 2},
+        "cpu": {"resources": {"CPU": 2}, "max_workers": 5},
+    }
+    plain = {"max_workers": 3, "head_node_type": "head", "available_node_types": kinds}
+    (tmp_path / cluster.BOOTSTRAP).write_text(yaml.safe_dump(plain))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    present = [{"CPU": 8.0, "memory": float(GB)}, {"CPU": 4.0, "GPU": 1.0, "memory": 9.0 * GB}]
+    monkeypatch.setattr(cluster, "whole_nodes", lambda: present)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    coming = cluster.coming_nodes()
+    assert coming.count(kinds["gpu"]["resources"]) == 2
+    assert coming.count({"CPU": 2, "memory": float("inf")}) == 2
+    assert cluster.reachable_resources()["CPU"] == 8 + 4 + 2 * 4 + 2 * 2
+    present += present[1:] * 2  # three are there
+    assert cluster.coming_nodes() == []
+    del present[1:]
+    assert len(cluster.coming_nodes()) == 2 + 3
+    monkeypatch.delenv("RAY_ADDRESS")  # a cluster of our own
+    assert cluster.coming_nodes() == []
