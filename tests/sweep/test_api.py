@@ -21,6 +21,7 @@ def test_a_sweep_of_a_mapping_gives_its_table_its_best_and_its_runs(tmp_path, ca
         "experiment": {**TINY, "rounds": 2, "split": {"name": "iid", "clients": 4}},
         "space": {"train.lr": [0.1, 0.01]},
         "metric": "accuracy_mean",
+        "concurrency": 1,  # one process with torch instead of two
     }
     found = flray.sweep(space, tmp_path / "sweep", ["seed=3"])
     assert capsys.readouterr().out == ""  # silent, as everything from Python
