@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from flray.algorithms import ALGORITHMS
-from flray.cli import campaign, cli
+from flray.cli import cli, concluding
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -51,7 +51,7 @@ def commands(block: str) -> list[list[str]]:
 def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(campaign, "write_figures", lambda *_: [])  # seconds for each run
+    monkeypatch.setattr(concluding, "write_figures", lambda *_: [])  # seconds for each run
     done = 0
     for language, text in BLOCK.findall((ROOT / guide).read_text(encoding="utf-8")):
         named = NAMED.match(text)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
@@ -328,11 +329,10 @@ def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
             f"{where} must be {_EXPECTED[hint]}, got {value!r} ({type(value).__name__})"
         )
     if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-        raise ExperimentError(f"{where} must be at most {LARGEST_WHOLE} in size, got {value}")
-    try:
-        return hint(value), hint(value)
-    except OverflowError as error:  # a whole number that no float can hold
-        raise ExperimentError(f"{where} must be {_EXPECTED[hint]} that a float can hold") from error
+        raise ExperimentError(
+            f"{where} must be at most {LARGEST_WHOLE} in size, got {reprlib.repr(value)}"
+        )
+    return hint(value), hint(value)
 
 
 def _plain(value: Any, hint: Any) -> Any:

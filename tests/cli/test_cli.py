@@ -233,6 +233,7 @@ def test_folders_that_cannot_be_written_or_read_are_one_message(flray) -> None:
 
 
 def test_an_address_without_a_ray_cluster_is_one_message(monkeypatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # whatever other tests have started
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{free.getsockname()[1]}"
