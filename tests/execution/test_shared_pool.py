@@ -172,11 +172,9 @@ def test_experiments_together_have_the_bits_they_have_alone(tmp_path) -> None:
     """Ragged clients, momentum, dropout, another gradient, other rounds, another seed and split."""
     slow = [*HARD, "train.epochs=20"]  # so that others gather while one is computed
     together = [
-        [*slow],
         [*slow, "algorithm=local"],
         [*slow, "algorithm={name: flhc, rounds_before: 2}", "rounds=5"],
-        [*slow, "algorithm={name: fedprox, mu: 0.5}"],
-        [*slow, "seed=1"],
+        [*slow, "algorithm={name: fedprox, mu: 0.5}", "seed=1"],
     ]
     with started(1) as pool:
         found = run_together(pool, together, tmp_path / "pool")
