@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flray.client.host import HostSettings, choose_engine
 from flray.client.scoring import PIECE, SCORE_BATCH, STACKED_ON_GPU
 from flray.client.vectorized import tile_size
-from flray.client.written import is_written_out
+from flray.client.written import TRACING, is_written_out
 
 PASSES = 2  # what a forward pass keeps, and the gradients of it
 
@@ -67,6 +67,7 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
         if not list(layer.children()):
             layer.register_forward_hook(record)
     dtype = next((p.dtype for p in probe.parameters()), torch.float32)
-    with torch.no_grad(), suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
+    no_images = suppress(RuntimeError, TypeError, ValueError, NotImplementedError)
+    with TRACING, torch.no_grad(), no_images:
         probe(torch.zeros((1, *image_shape), dtype=dtype))
     return found

@@ -7,6 +7,7 @@ that computes anything else is not written out, and its engine differentiates it
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,9 @@ from flray.client.stacked_layers import (
 )
 from flray.models.bank import Params
 from flray.models.dropout import KeyedDropout
+
+# While torch.fx traces a module, calls of every module of the process go through its tracer.
+TRACING = Lock()
 
 # What a user's own code may raise when it is run on placeholders instead of tensors.
 NOT_TRACEABLE = (
@@ -176,7 +180,8 @@ def _mode(module: LightningModule, training: bool) -> Iterator[None]:
 def _trace(computation: nn.Module) -> list[fx.Node]:
     """The nodes of what is computed, none if it cannot be traced."""
     try:
-        return list(_Tracer().trace(computation).nodes)
+        with TRACING:
+            return list(_Tracer().trace(computation).nodes)
     except NOT_TRACEABLE:
         return []
 

@@ -1,5 +1,6 @@
 """Written-out modules: what is recognised, and that every optimiser and hook agrees with `loop`."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.scaffold import Scaffold
 from flray.client.engine import Block
+from flray.client.footprint import layer_values
 from flray.client.host import choose_engine, default_threads
 from flray.client.loop import Loop
 from flray.client.training import OnlyLeaves, Training
@@ -219,3 +221,12 @@ def test_threads_by_default_are_used_where_they_change_no_bit(monkeypatch) -> No
     assert default_threads("auto", written, "cuda") == 1
     large = MODELS["leaf_cnn"]((1, 28, 28), 10)
     assert choose_engine("auto", large, "cpu") == "vectorized"
+
+
+def test_modules_are_traced_in_several_threads() -> None:
+    def traced(_: int) -> tuple[bool, int]:
+        module = MODELS["mlp200"]((1, 28, 28), 10)
+        return is_written_out(module), layer_values(module, (1, 28, 28))[-1]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(traced, range(60))) == {(True, 10)}
