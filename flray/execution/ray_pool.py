@@ -28,7 +28,7 @@ from flray.errors import ExperimentError
 from flray.execution.client_actor import start_client_actor
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.resources import TRAININGS_KEPT, ActorPlan
-from flray.models.bank import Params, on_host
+from flray.models.bank import Params
 
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 POLL_S = 1.0
@@ -287,4 +287,4 @@ def share_tensors_without_copies() -> None:
 
 
 def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
-    return np.ascontiguousarray(on_host(tensor))
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +16,6 @@ from flray.errors import ExperimentError
 CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
 
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
-
-
-# A copy from a GPU goes to page-locked memory up to this size, which is several times as fast.
-LARGEST_PINNED_BYTES = 1 << 24
-
-
-def on_host(tensor: Tensor) -> NDArray[Any]:
-    """Its values in the memory of the host, uncopied where they are there."""
-    tensor = tensor.detach()
-    if tensor.device.type != "cuda" or tensor.nbytes > LARGEST_PINNED_BYTES:
-        return tensor.numpy(force=True)
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return pinned.copy_(tensor).numpy()
 
 
 def params_of(module: LightningModule) -> Params:

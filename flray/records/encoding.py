@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.errors import ExperimentError
-from flray.models.bank import on_host
 
 Json = Any  # what json.loads returns
 Array = NDArray[Any]  # any of DTYPES
@@ -40,7 +39,7 @@ class KnownTensors:
         self._now: dict[int, tuple[Tensor, Array]] = {}
 
     def array_of(self, tensor: Tensor) -> Array:
-        known = self._before.get(id(tensor)) or (tensor, on_host(tensor))
+        known = self._before.get(id(tensor)) or (tensor, tensor.numpy(force=True))
         self._now[id(tensor)] = known
         return known[1]
 
@@ -144,7 +143,7 @@ def _as_array(
         if kind == "bfloat16":
             value = value.detach().view(torch.int16).numpy(force=True)
         else:
-            value = known.array_of(value) if known else on_host(value)
+            value = known.array_of(value) if known else value.numpy(force=True)
     elif isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         raise TypeError(f"cannot checkpoint a {type(value).__name__} at {path}: use a plain array")
     array = np.asarray(value, order="C")

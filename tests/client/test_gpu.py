@@ -17,7 +17,7 @@ from flray.client.training import Training
 from flray.client.vectorized import Vectorized
 from flray.data.events import make_timeline
 from flray.models import MODELS
-from flray.models.bank import build_seeded, on_host, params_of, stack
+from flray.models.bank import build_seeded, params_of, stack
 
 from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
 
@@ -185,11 +185,3 @@ def test_a_run_on_the_gpu_resumes_and_agrees_with_the_cpu(tiny_run, tmp_path) ->
     rest = tiny_run(*common, "execution.device=cuda", out=tmp_path / "p", resume=True)
     assert rest.summary["params_sha256"] == gpu.summary["params_sha256"]
     assert np.abs(cpu.clients["loss"] - gpu.clients["loss"]).max() < 1e-10
-
-
-def test_a_copy_to_the_host_is_whole_when_it_is_read() -> None:
-    values = torch.arange(1 << 20, device="cuda").float()
-    for size in (1 << 20, 1000):  # some in page-locked memory, with work of the GPU before them
-        some = values[:size] * 2
-        assert np.array_equal(on_host(some), 2 * np.arange(size, dtype=np.float32))
-        assert np.array_equal(on_host(some.view(-1, 4).T), some.view(-1, 4).T.cpu().numpy())

@@ -4,7 +4,7 @@ import torch
 from flray.config.binding import bind_component
 from flray.config.experiment import FROM_THE_DATASET
 from flray.models import MODELS
-from flray.models.bank import build_seeded, on_host, params_of
+from flray.models.bank import build_seeded, params_of
 from flray.models.dropout import KeyedDropout, dropout_keys
 
 # Parameter counts of the papers (or of their code, where the paper gives none).
@@ -77,11 +77,3 @@ def test_dropout_layers_have_keys_of_their_own() -> None:
     values = torch.cat(list(keys.values())).tolist()
     assert len(set(values)) == 4
     assert all(0 <= v < 2**63 for v in values)
-
-
-def test_values_on_the_host_are_not_copied_and_others_are_the_same() -> None:
-    values = torch.arange(6.0).view(2, 3).requires_grad_()
-    found = on_host(values)
-    assert found.tolist() == values.tolist()
-    assert found.ctypes.data == values.data_ptr()
-    assert on_host(values.T).tolist() == values.T.tolist()
