@@ -1,6 +1,5 @@
 """The command line: what people type."""
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -90,6 +89,9 @@ def run(
     flray run experiments/flhc/mnist_label_swap.yaml execution.device=cpu --out runs/swap
     flray run experiments/flhc/mnist_label_swap.yaml execution.device=cpu --out runs/swap --resume
     """
+    from flray.cli.keeper import start_early
+
+    start_early(arguments)  # first: what follows imports torch
     from flray.cli.campaign import plan_runs, run_all
     from flray.cli.places import mirrored
 
@@ -259,21 +261,11 @@ def attach(run: Path) -> None:
 
 
 @cli.command(hidden=True)
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-def keep(out: Path) -> None:
+def keep() -> None:
     """Drive a run on Ray; what `flray run` starts in the background."""
-    from flray.execution.resources import ActorPlan
-    from flray.server.actor import start_processes
+    from flray.cli.keeper import keep
 
-    request = json.load(sys.stdin)
-    threads = request["experiment"]["execution"]["threads"] or 1
-    processes = start_processes(ActorPlan.from_plain(request["plan"]), threads)
-    try:
-        from flray.cli.keeper import keep  # here: the actors import torch meanwhile
-
-        keep(request, out, processes)
-    finally:
-        processes.end()
+    keep()
 
 
 @cli.command()

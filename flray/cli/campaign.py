@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flray.cli.drawing import Finished, conclude, draw_figures
-from flray.cli.keeper import (
+from flray.cli.keeper import dismiss
+from flray.cli.stopping import noticing_sigterm
+from flray.cli.together import Job, run_together, runs_at_a_time
+from flray.cli.watching import (
     Detached,
     raise_what_the_keeper_said,
     start_keeper,
     watch,
 )
-from flray.cli.stopping import noticing_sigterm
-from flray.cli.together import Job, run_together, runs_at_a_time
 from flray.config.binding import Plain
 from flray.config.build import describe, run_experiment
 from flray.config.experiment import (
@@ -180,6 +181,8 @@ def run_all(
     """
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
     at_a_time = runs_at_a_time([run.experiment for run in runs], together)
+    if not any(run.experiment.settings.execution.executor == "ray" for run in runs):
+        dismiss()
     with noticing_sigterm(console.print) as is_ending:
         should_stop = lambda: is_ending() or perf_counter() > deadline  # noqa: E731
         if at_a_time > 1:
@@ -339,7 +342,7 @@ def _run_kept(
         return directory.summary()
     check_free(planned.out)
     for restart in range(MOST_RESTARTS + 1):
-        process = start_keeper(planned.experiment, planned.out, resume or restart > 0, mirror)
+        process = start_keeper(planned.experiment, planned.out, mirror)
         if planned.command is not None:
             planned.command.write()
         watch(planned.out, lambda: process.poll() is None, show, say, should_stop)  # noqa: B023

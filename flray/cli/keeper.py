@@ -1,70 +1,176 @@
-"""A run that outlives the terminal: a keeper process drives it, the terminal only watches.
+"""The keeper of a run on Ray: a process that drives it and outlives the terminal.
 
 The keeper is the Ray driver: it holds a local cluster, where one was started, and the lock of the
-run directory. Whoever watches reads the run directory, so anybody may come and go.
+run directory. It is started before the terminal has imported torch, connects to Ray meanwhile, and
+waits for its request on standard input. Until a round is there it imports nothing heavy itself.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flray.cli.drawing import draw_figures
-from flray.cli.stopping import noticing_sigterm
-from flray.config.build import plan_of, run_experiment
-from flray.config.experiment import Experiment, parse_experiment
-from flray.errors import ClientFailure, ExperimentError
-from flray.records.mirror import Mirror
-from flray.records.run_directory import COMMAND, RunDirectory
-from flray.server.actor import Processes
-from flray.server.loop import ignore
-from flray.tracking.mirrors import tracked
+from flray.errors import ExperimentError
 
-POLL_S = 0.3
+if TYPE_CHECKING:
+    from flray.records.run_directory import RunDirectory
+    from flray.server.actor import Processes
+    from flray.server.evaluation import RoundRow
+    from flray.server.loop import Server
+
 LOG = "server.log"
 STOP = "stop.wish"
-FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
-REFUSED = "error: "
+ON_RAY = re.compile(r"executor['\"]?\s*[:=]\s*['\"]?ray\b")
 
-RoundRow = dict[str, Any]  # Any: one value a column
-
-
-class Detached(Exception):
-    """The watcher leaves, the run goes on."""
+Request = dict[str, Any]  # Any: JSON
+_waiting: list[subprocess.Popen[str]] = []
 
 
-def keep(request: dict[str, Any], out: Path, processes: Processes) -> None:
-    """Run the experiment of a request, until it is done or told to stop."""
-    experiment = parse_experiment(request["experiment"])
+def start_early(arguments: Sequence[str]) -> None:
+    """Start a keeper if the arguments of `flray run` seem to want one; who needs it takes it."""
+    files = [Path(each) for each in arguments if each.endswith((".yaml", ".yml"))]
+    texts = [file.read_text(errors="replace") for file in files if file.is_file()]
+    if any(ON_RAY.search(text) for text in (*arguments, *texts)):
+        _waiting.append(_start())
+
+
+def take_keeper() -> subprocess.Popen[str]:
+    """A keeper that waits for its request, or a new one."""
+    return _waiting.pop() if _waiting else _start()
+
+
+def dismiss() -> None:
+    """Let the keepers end that nobody took."""
+    while _waiting:
+        pipe = _waiting.pop().stdin
+        assert pipe is not None
+        pipe.close()
+
+
+def _start() -> subprocess.Popen[str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(
+        [sys.executable, "-m", "flray", "keep"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # the terminal's Ctrl-C is not for the keeper
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def keep() -> None:
+    """Run the experiment of the request, until it is done or told to stop."""
+    from flray.execution.cluster import connected
+    from flray.execution.resources import ActorPlan
+    from flray.server.actor import start_processes
+
+    with ExitStack() as connection:
+        refused: ExperimentError | None = None
+        try:
+            connection.enter_context(connected())
+        except ExperimentError as error:
+            refused = error
+        text = sys.stdin.read()
+        if not text:
+            return  # nobody needs this keeper
+        request: Request = json.loads(text)
+        os.chdir(request["working_folder"])
+        _write_into(Path(request["out"]) / LOG)
+        if refused is not None:
+            raise refused
+        plan, threads = ActorPlan.from_plain(request["plan"]), request["threads"]
+        processes = start_processes(plan, threads, connection.pop_all())
+    try:
+        run(request, processes)
+    finally:
+        processes.end()
+
+
+def _write_into(log: Path) -> None:
+    """Let what this process prints, and what its libraries print, go to the log."""
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+
+
+def run(request: Request, processes: "Processes") -> None:
+    """Drive the run of a request on processes that were started for it."""
+    from flray.cli.stopping import noticing_sigterm
+    from flray.records.lock import locked
+    from flray.server import actor
+
+    out = Path(request["out"])
     wish = out / STOP
     wish.unlink(missing_ok=True)
+    build = partial(build_server, request["experiment"])
     try:
         with (
             noticing_sigterm(print) as is_ending,
-            mirrored_rounds(request["mirror"]) as follow,
-            tracked(experiment, out, follow, draw_figures) as on_round,
+            _followed(request) as on_round,
+            locked(out),
         ):
-            run_experiment(
-                experiment,
-                out,
-                request["resume"],
-                on_round,
-                lambda: is_ending() or wish.exists(),
-                processes,
-            )
+            should_stop = lambda: is_ending() or wish.exists()  # noqa: E731
+            actor.run_on_actors(actor.Run(build, out, on_round, should_stop), processes)
     finally:
         wish.unlink(missing_ok=True)
 
 
+def build_server(plain: Request, directory: "RunDirectory", *others: Any) -> "Server":
+    """As `config.build` does, from an experiment as it stands in YAML."""
+    from flray.config import build
+    from flray.config.experiment import parse_experiment
+
+    return build.build_server(parse_experiment(plain), directory, *others)
+
+
 @contextmanager
-def mirrored_rounds(url: str | None) -> Iterator[Callable[[RoundRow], None]]:
+def _followed(request: Request) -> "Iterator[Callable[[RoundRow], None]]":
+    """What to call after each round; W&B and a URL hear of it from the first on."""
+    if request["mirror"] is None and request["experiment"]["tracking"]["name"] == "none":
+        yield lambda _row: None  # and nothing heavy is ever imported here
+        return
+    with ExitStack() as stack:
+        followers: list[Callable[[RoundRow], None]] = []
+
+        def on_round(row: "RoundRow") -> None:
+            if not followers:
+                followers.append(stack.enter_context(_mirrored(request)))
+            followers[0](row)
+
+        yield on_round
+        if not followers:
+            stack.enter_context(_mirrored(request))
+
+
+@contextmanager
+def _mirrored(request: Request) -> "Iterator[Callable[[RoundRow], None]]":
+    from flray.cli.drawing import draw_figures
+    from flray.config.experiment import parse_experiment
+    from flray.tracking.mirrors import tracked
+
+    experiment, out = parse_experiment(request["experiment"]), Path(request["out"])
+    with (
+        _copied(request["mirror"]) as copy,
+        tracked(experiment, out, copy, draw_figures) as on_round,
+    ):
+        yield on_round
+
+
+@contextmanager
+def _copied(url: str | None) -> "Iterator[Callable[[RoundRow], None]]":
     """What to call after each round, so that the URL gets a copy; it has everything in the end."""
+    from flray.records.mirror import Mirror
+    from flray.server.loop import ignore
+
     if url is None:
         yield ignore
         return
@@ -73,94 +179,3 @@ def mirrored_rounds(url: str | None) -> Iterator[Callable[[RoundRow], None]]:
         yield lambda _row: mirror.push_sometimes()
     finally:
         mirror.push()
-
-
-def start_keeper(
-    experiment: Experiment, out: Path, resume: bool, mirror: str | None
-) -> subprocess.Popen[str]:
-    plan = plan_of(experiment, RunDirectory(out))
-    out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "flray", "keep", str(out.absolute())]
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    with (out / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,  # the terminal's Ctrl-C is not for the keeper
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        request = {
-            "experiment": experiment.plain,
-            "resume": resume,
-            "mirror": mirror,
-            "plan": asdict(plan),
-        }
-        json.dump(request, pipe)
-    return process
-
-
-def watch(
-    out: Path,
-    is_running: Callable[[], bool],
-    show: Callable[[RoundRow], None],
-    say: Callable[[str], None],
-    should_stop: Callable[[], bool],
-) -> None:
-    """Show each round of a run as it is recorded, until nobody runs it any more."""
-    directory = RunDirectory(out)
-    seen, told = len(directory.rows()), len(directory.plans())
-    asked_to_stop = is_begun = False
-    while True:
-        try:
-            running = is_running()
-            for plan in directory.plans()[told:]:
-                say(f"{'started again: ' if is_begun else ''}{plan or 'in process'}")
-                told, is_begun = told + 1, True
-            for row in directory.rows(seen):
-                seen += 1  # first: an interrupt must not show a row twice
-                show(row)
-            if not running:
-                return
-            if should_stop() and not asked_to_stop:
-                stop(out)
-                asked_to_stop = True
-            sleep(POLL_S)
-        except KeyboardInterrupt:
-            if _asked(say) == "stop":
-                stop(out)
-                say("stopping after the round in progress")
-
-
-def _asked(say: Callable[[str], None]) -> str:
-    say("Enter: stay · s and Enter: stop the run · Ctrl-C again: detach, the run goes on")
-    try:
-        return "stop" if input().strip().lower().startswith("s") else "stay"
-    except (KeyboardInterrupt, EOFError):
-        raise Detached from None
-
-
-def stop(out: Path) -> None:
-    """Ask the keeper of a run to end it after the round in progress."""
-    (out / STOP).touch()  # a signal would meet Ray's own handler
-
-
-def raise_what_the_keeper_said(process: subprocess.Popen[str], out: Path) -> None:
-    """Turn the keeper's exit code and the end of its log into the error it stands for."""
-    if process.returncode == 0:
-        return
-    log = (out / LOG).read_text(errors="replace").strip() if (out / LOG).is_file() else ""
-    last = log.split("\n")[-1]
-    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG, COMMAND}:
-        for name in (LOG, COMMAND):
-            (out / name).unlink(missing_ok=True)
-        out.rmdir()  # refused before anything was written
-    if last.startswith(REFUSED):
-        raise ExperimentError(last.removeprefix(REFUSED))
-    if last.startswith(FAILED):
-        raise ClientFailure(last.removeprefix(FAILED))
-    raise ClientFailure(f"the run ended with exit code {process.returncode}; see {out / LOG}")

@@ -34,7 +34,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.server.actor import Processes, Run, run_on_actors, start_processes
+from flray.server.actor import Run, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
 
@@ -58,13 +58,8 @@ def run_experiment(
     resume: bool = False,
     on_round: Callable[[RoundRow], None] = ignore,
     should_stop: Callable[[], bool] = never,
-    processes: Processes | None = None,
 ) -> Result:
-    """Run an experiment into the folder `out`; with resume, go on where it stopped.
-
-    Args:
-        processes: of executor ray, where they were started before.
-    """
+    """Run an experiment into the folder `out`; with resume, go on where it stopped."""
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     if not directory.is_finished(experiment.plain):
@@ -72,8 +67,8 @@ def run_experiment(
         with locked(directory.path):
             if experiment.settings.execution.executor == "ray":
                 threads = experiment.settings.execution.threads or 1
-                started = processes or start_processes(plan_of(experiment, directory), threads)
-                run_on_actors(Run(build, directory.path, on_round, should_stop), started)
+                processes = start_processes(plan_of(experiment, directory), threads)
+                run_on_actors(Run(build, directory.path, on_round, should_stop), processes)
             else:
                 build(directory, on_round, should_stop).run()
     return Result(out, directory.summary(), directory.rounds(), directory.clients())

@@ -20,6 +20,7 @@ import yaml
 from ray._private import ray_constants
 
 from flray.errors import ExperimentError
+from flray.execution.forking import forking_python
 from flray.execution.mps import shared_gpu
 
 NAMESPACE = "flray"
@@ -27,9 +28,13 @@ CONNECT_TIMEOUT_S = 5.0
 DATA = "FLRAY_DATA"
 BOOTSTRAP = "ray_bootstrap_config.yaml"
 
-# Of objects that travel inside calls and answers; Ray's own limit of 100 KB sends a model of
-# MLP-200 through the object store, which costs milliseconds.
-INLINE_BYTES = 4 << 20
+SYSTEM = {
+    # Bytes of objects that travel inside calls and answers; Ray's own limit of 100 KB sends a model
+    # of MLP-200 through the object store, which costs milliseconds.
+    "max_direct_call_object_size": 4 << 20,
+    # Ray would start workers that nobody asked for, and ours have environments of their own.
+    "prestart_worker_first_driver": False,
+}
 
 
 @contextmanager
@@ -46,7 +51,7 @@ def connected() -> Iterator[None]:
     }  # Any: ray.init's own
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
     address = os.environ.get("RAY_ADDRESS")
-    with nullcontext() if address else shared_gpu():
+    with nullcontext() if address else _local_services() as python:
         if address:
             require_listener(address)
             try:
@@ -58,7 +63,8 @@ def connected() -> Iterator[None]:
                 ray.init(
                     address="local",
                     include_dashboard=False,
-                    _system_config={"max_direct_call_object_size": INLINE_BYTES},
+                    runtime_env={"py_executable": python} if python else None,
+                    _system_config=SYSTEM,
                     **options,
                 )
         if callable(on_sigterm) and current_thread() is main_thread():
@@ -67,6 +73,13 @@ def connected() -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _local_services() -> Iterator[str | None]:
+    """What processes of a local cluster share; yields the command that starts its workers."""
+    with shared_gpu(), forking_python() as python:
+        yield python
 
 
 def require_listener(address: str) -> None:

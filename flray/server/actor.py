@@ -120,9 +120,15 @@ class Processes:
         self.connection.close()
 
 
-def start_processes(plan: ActorPlan, threads: int) -> Processes:
-    """Connect to Ray and start a server, on whatever node has room, and the client actors."""
-    with ExitStack() as connection:
+def start_processes(
+    plan: ActorPlan, threads: int, connection: ExitStack | None = None
+) -> Processes:
+    """Start a server, on whatever node has room, and the client actors.
+
+    Args:
+        connection: to Ray, which ends with them; None: a new one.
+    """
+    with connection or ExitStack() as connection:
         connection.enter_context(connected())
         wait_for_resources(plan)
         server: Any = (

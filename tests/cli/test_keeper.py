@@ -2,16 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import fsspec
 import pytest
 
-from flray.cli import keeper
-from flray.config import build
+from flray.cli import keeper, watching
 from flray.config.experiment import override, parse_experiment
 from flray.records import mirror
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
+from flray.server import actor
 
 from scenarios import TINY
 
@@ -22,21 +24,20 @@ RAY = override(TINY, ["execution.executor=ray", "execution.block=2"])
 def keep(monkeypatch):
     """Keep a run that trains in this process; `on_round` is called after each round."""
 
-    def keep(out, url=None, resume=False, on_round=lambda _row: None) -> None:
-        def run(experiment, folder, resume, follow, should_stop, processes) -> None:
+    def keep(out, url=None, on_round=lambda _row: None) -> None:
+        def run_here(run, processes) -> None:
             assert processes == "processes"
+            inline = override(RAY, ["execution.executor=inline"])
 
             def both(row) -> None:
                 on_round(row)
-                follow(row)
+                run.on_round(row)
 
-            plain = override(experiment.plain, ["execution.executor=inline"])
-            inline = parse_experiment(plain)
-            build.run_experiment(inline, folder, resume, both, should_stop)
+            keeper.build_server(inline, RunDirectory(out), both, run.should_stop).run()
 
-        monkeypatch.setattr(keeper, "run_experiment", run)
-        request = {"experiment": parse_experiment(RAY).plain, "resume": resume, "mirror": url}
-        keeper.keep(request, out, "processes")
+        monkeypatch.setattr(actor, "run_on_actors", run_here)
+        request = {"experiment": parse_experiment(RAY).plain, "out": str(out), "mirror": url}
+        keeper.run(request, "processes")
 
     return keep
 
@@ -54,7 +55,7 @@ def test_sigterm_to_the_keeper_ends_the_round_and_resume_goes_on(keep, tmp_path,
     assert directory.rounds()["round"].tolist() == [1, 2]
     assert directory.summary() is None
     assert signal.getsignal(signal.SIGTERM) is before
-    keep(directory.path, resume=True)
+    keep(directory.path)
     keep(tmp_path / "whole")
     whole = RunDirectory(tmp_path / "whole").summary()
     assert directory.summary()["params_sha256"] == whole["params_sha256"]
@@ -62,7 +63,7 @@ def test_sigterm_to_the_keeper_ends_the_round_and_resume_goes_on(keep, tmp_path,
 
 def test_a_wish_to_stop_ends_the_round_and_is_gone_afterwards(keep, tmp_path) -> None:
     out = tmp_path / "run"
-    keep(out, on_round=lambda _row: keeper.stop(out))
+    keep(out, on_round=lambda _row: watching.stop(out))
     assert RunDirectory(out).rounds()["round"].tolist() == [1]
     assert not (out / keeper.STOP).exists()
 
@@ -79,7 +80,7 @@ def test_the_keeper_copies_records_to_a_url(keep, kind, tmp_path, monkeypatch) -
     def look_and_stop(row) -> None:
         seen.append(files.exists(f"{root}/config.yaml"))
         if row["round"] == 3:
-            keeper.stop(Mirror(url).local)
+            watching.stop(Mirror(url).local)
 
     keep(Mirror(url).local, url, on_round=look_and_stop)
     assert seen == [False, True, True]  # each before the copy that follows its round
@@ -89,10 +90,41 @@ def test_the_keeper_copies_records_to_a_url(keep, kind, tmp_path, monkeypatch) -
     other = Mirror(url)
     other.fetch()
     assert RunDirectory(other.local).rounds()["round"].tolist() == [1, 2, 3]
-    keep(other.local, url, resume=True)
+    keep(other.local, url)
     keep(tmp_path / "whole")
     for name in ("summary.json", "rounds.parquet", "clients.parquet"):
         assert files.cat_file(f"{root}/{name}") == (other.local / name).read_bytes()
     whole = RunDirectory(tmp_path / "whole").summary()
     assert RunDirectory(other.local).summary()["params_sha256"] == whole["params_sha256"]
     files.rm(root, recursive=True)
+
+
+def test_who_wants_a_keeper_gets_it_before_anything_is_imported(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "on_ray.yaml"
+    file.write_text("execution:\n  executor: ray\n")
+    inline = tmp_path / "inline.yaml"
+    inline.write_text("rounds: 3  # an array\n")
+    monkeypatch.setattr(keeper, "_start", lambda: "a keeper")
+    monkeypatch.setattr(keeper, "_waiting", waiting := [])
+    for arguments, wanted in (
+        ([str(file)], 1),
+        ([str(inline)], 0),
+        ([str(inline), "execution.executor=ray"], 1),
+        ([str(inline), "execution={executor: ray, threads: 1}"], 1),
+        (["nowhere.yaml"], 0),
+    ):
+        keeper.start_early(arguments)
+        assert len(waiting) == wanted, arguments
+        waiting.clear()
+
+
+def test_a_keeper_that_nobody_needs_ends_and_leaves_nothing(tmp_path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "flray", "keep"],
+        input="",
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, list(tmp_path.iterdir())) == (0, "", [])

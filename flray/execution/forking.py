@@ -1,0 +1,172 @@
+"""Workers that start at once: forks of a process that has imported torch and Lightning.
+
+Importing them takes seconds of CPU, and every actor is a process of its own. On a local cluster Ray
+therefore starts this file instead of Python: it asks a server, which has imported them once, for a
+fork that goes on as the new process. Where no server answers, or where the new process is to have
+more than one thread, it becomes an ordinary Python.
+
+Ray itself is imported after the fork: it remembers the environment of the process that imports it.
+This file imports no other of ours: as a program it has to start within milliseconds.
+"""
+
+import gc
+import json
+import os
+import random
+import runpy
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from select import select
+from typing import Any
+
+IMPORTED = (
+    "flray.config.experiment",
+    "flray.server.loop",
+    "jsonschema",
+    "requests",
+)  # what Ray needs too
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SERVE, START = "serve", "start"
+MOST_WAITING = 4096  # processes that ask for a fork before the server has imported everything
+REQUEST_TIMEOUT_S = 10.0
+LARGEST_PART = 1 << 16
+
+
+@contextmanager
+def forking_python() -> Iterator[str | None]:
+    """A command that starts Python programs as forks while the block lasts; None: not here."""
+    if sys.platform != "linux":
+        yield None  # forks of what other systems' libraries have touched are not safe
+        return
+    folder = Path(tempfile.mkdtemp(prefix="flray-fork-"))  # for this user alone, as is the socket
+    address = folder / "socket"
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+            listener.listen(MOST_WAITING)
+            server = _start_server(listener.fileno(), folder)
+    except OSError:  # a path too long for a socket
+        shutil.rmtree(folder, ignore_errors=True)
+        yield None
+        return
+    try:
+        yield shlex.join([sys.executable, "-S", "-E", __file__, START, str(address)])
+    finally:
+        server.terminate()
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_server(listener: int, folder: Path) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(
+        [sys.executable, __file__, SERVE, str(listener), str(folder)],
+        pass_fds=[listener],
+        stdin=subprocess.PIPE,  # closed when this process ends, however it does
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # the terminal's Ctrl-C is not for it
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
+    )
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a process is to become."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    folder: str
+
+    def become(self) -> None:
+        """Go on as a Python that was started with this program."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+        sys.argv[:] = self.argv
+        first = [str(Path(self.argv[0]).parent)]
+        first += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        sys.path[:] = first + [entry for entry in sys.path[1:] if entry not in first]
+        random.seed()
+        runpy.run_path(self.argv[0], run_name="__main__")
+
+
+def serve(listener: socket.socket, folder: Path) -> None:
+    """Fork whenever somebody asks, until standard input ends."""
+    for name in IMPORTED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()  # pages that no collection touches stay shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    while True:
+        ready, _, _ = select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        connection, _ = listener.accept()
+        with connection, suppress(OSError, TypeError, ValueError):  # who asked is gone, or not ours
+            connection.settimeout(REQUEST_TIMEOUT_S)
+            program, streams = _received(connection)
+            process = os.fork()
+            if not process:
+                listener.close()
+                connection.close()
+                break
+            for stream in streams:
+                os.close(stream)
+            connection.sendall(str(process).encode())
+    os.setpgrp()  # Ray ends a worker with its whole process group
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    program.become()
+
+
+def _received(connection: socket.socket) -> tuple[Program, list[int]]:
+    part, streams, _, _ = socket.recv_fds(connection, LARGEST_PART, 3)
+    parts = [part]
+    while part and not part.endswith(b"\n"):
+        part = connection.recv(LARGEST_PART)
+        parts.append(part)
+    plain: dict[str, Any] = json.loads(b"".join(parts))  # Any: JSON
+    return Program(**plain), streams
+
+
+def start(address: str, argv: list[str]) -> None:
+    """Have a fork do what this process was started for, or do it as an ordinary Python."""
+    has_one_thread = os.environ.get("OMP_NUM_THREADS", "1") == "1"
+    if has_one_thread and _forked(address, argv):
+        return
+    os.execv(sys.executable, [sys.executable, *argv])
+
+
+def _forked(address: str, argv: list[str]) -> bool:
+    plain = {"argv": argv, "environment": dict(os.environ), "folder": os.getcwd()}
+    request = json.dumps(plain).encode() + b"\n"
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            sent = socket.send_fds(connection, [request[:LARGEST_PART]], [0, 1, 2])
+            connection.sendall(request[sent:])
+            return connection.recv(LARGEST_PART) != b""
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    what, where, *rest = sys.argv[1:]
+    if what == START:
+        start(where, rest)
+    else:
+        serve(socket.socket(fileno=int(where)), Path(rest[0]))
