@@ -1,6 +1,5 @@
 """Distance between clients that sent one vector each: D (m, m)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,13 +10,12 @@ from torch import Tensor
 
 from flray.clustering.checks import require_finite
 from flray.clustering.chunks import chunk_length
+from flray.clustering.gram import centred_gram, parts
 from flray.clustering.points import Matrix, Points
 
 # |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
 # part of it is computed from x - y instead, so that every distance is right to about 1e-11.
 CANCELS = 1e-4
-# On a GPU parts are so much larger: a pair of rows is a block of threads, which needs columns.
-PART_ON_GPU = 8
 # Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
 SAME_DIRECTION = 1e-30
 
@@ -38,7 +36,7 @@ class L1:
         values = points.one_each("l1")
         num = points.num_clients
         total = torch.zeros(num * (num - 1) // 2, dtype=torch.float64, device=values.device)
-        for part in _parts(values):
+        for part in parts(values):
             total += torch.pdist(part, p=1.0)
         return mirrored(squareform(total.cpu().numpy()))
 
@@ -56,7 +54,7 @@ class L2:
         [[0.0, 5.0], [5.0, 0.0]]
         """
         require_finite(points)
-        squared = _squared_distances(points.one_each("l2"))
+        squared = _squared_distances(points.one_each("l2"), points.gram)
         return mirrored(squared.sqrt().cpu().numpy())
 
 
@@ -76,12 +74,13 @@ class Cosine:
         require_finite(points)
         values = points.one_each("cosine")
         norm = torch.zeros(len(values), 1, dtype=torch.float64, device=values.device)
-        for part in _parts(values):
+        for part in parts(values):
             norm += (part * part).sum(1, keepdim=True)
         norm.sqrt_()
         zero = norm == 0  # (m, 1)
         # 1 - cos(x, y) = |x/|x| - y/|y||² / 2, which keeps small angles
-        distance = _squared_distances(values, norm.masked_fill(zero, 1.0)) / 2
+        length = norm.masked_fill(zero, 1.0)
+        distance = _squared_distances(values, centred_gram(values, length), length) / 2
         distance[distance < SAME_DIRECTION] = 0.0
         distance.clamp_(max=2.0)
         distance = torch.where(zero | zero.T, (zero ^ zero.T).double(), distance)
@@ -113,7 +112,7 @@ class Disagreement:
         values = points.one_each("disagreement")
         common = torch.zeros(len(values), len(values), dtype=torch.float64, device=values.device)
         squares = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-        for part in _parts(values):
+        for part in parts(values):
             squares += (part * part).sum(1)
             compared = part if self.similarity == "agreement" else part * part
             common.addmm_(compared, compared.T)
@@ -134,20 +133,8 @@ def mirrored(distance: Matrix) -> Matrix:
     return upper + upper.T
 
 
-def _parts(values: Tensor, norm: Tensor | None = None) -> Iterator[Tensor]:
-    """The columns in float64, some at a time, each row divided by its norm."""
-    size = chunk_length(8 * len(values)) * (PART_ON_GPU if values.device.type == "cuda" else 1)
-    for part in torch.split(values.detach(), size, dim=1):
-        yield part.double() if norm is None else part.double() / norm
-
-
-def _squared_distances(values: Tensor, norm: Tensor | None = None) -> Tensor:
-    """(m, m) of |x_i/norm_i - x_j/norm_j|², by matrix products where these are exact enough."""
-    gram = torch.zeros(len(values), len(values), dtype=torch.float64, device=values.device)
-    for part in _parts(values, norm):
-        # Distances do not change with the origin, cancellation does.
-        centred = part - part.mean(0)
-        gram.addmm_(centred, centred.T)
+def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None) -> Tensor:
+    """(m, m) of |x_i/norm_i - x_j/norm_j|² above the diagonal, by products where these will do."""
     length = gram.diagonal()
     both = length[:, None] + length[None, :]
     squared = both - 2 * gram
@@ -159,7 +146,7 @@ def _squared_distances(values: Tensor, norm: Tensor | None = None) -> Tensor:
 def _by_difference(values: Tensor, norm: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
     """(pairs,) of the same, from the differences themselves."""
     total = torch.zeros(len(first), dtype=torch.float64, device=values.device)
-    for part in _parts(values, norm) if len(first) else ():
+    for part in parts(values, norm) if len(first) else ():
         pairs = torch.arange(len(first), device=values.device)
         for some in torch.split(pairs, chunk_length(8 * part.shape[1])):
             difference = part[first[some]] - part[second[some]]

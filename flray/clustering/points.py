@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flray.clustering.projection import principal_coordinates
+from flray.clustering.gram import centred_gram
+from flray.clustering.projection import by_covariance, by_gram
 from flray.data.dataset import Ids
 
 Matrix = NDArray[np.float64]
@@ -49,7 +50,13 @@ class Points:
     @cached_property
     def principal(self) -> Matrix:
         """(P, min(P - 1, e)) coordinates with the same L2 distances; computed once."""
-        return principal_coordinates(self.values)
+        num_points, num_dimensions = self.values.shape
+        return by_covariance(self.values) if num_points > num_dimensions else by_gram(self.gram)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """(P, P) products of the centred points, right above the diagonal; computed once."""
+        return centred_gram(self.values)
 
     def moved_to(self, values: Matrix) -> "Points":
         """The same clients, described by other points."""

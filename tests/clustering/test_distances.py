@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 
-from flray.clustering import checks, distances
+from flray.clustering import checks, distances, gram, set_distances
 from flray.clustering.distances import L1, L2, Cosine
 from flray.clustering.points import Points
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
@@ -183,12 +183,23 @@ def test_a_tiny_chunk_gives_what_the_whole_gives(distance, monkeypatch):
         lengths.append(max(1, 400 // bytes_each))
         return lengths[-1]
 
-    for module in (checks, distances):
+    for module in (checks, distances, gram, set_distances):
         monkeypatch.setattr(module, "chunk_length", counted)
-    monkeypatch.setattr("flray.clustering.set_distances.chunk_length", counted)
-    np.testing.assert_allclose(distance(points), whole, rtol=1e-12, atol=1e-24)
+    monkeypatch.setattr(gram, "TILE_ROWS", 5)
+    same = Points(points.clients, points.values, points.owner)  # which has computed nothing yet
+    np.testing.assert_allclose(distance(same), whole, rtol=1e-12, atol=1e-24)
     assert len(lengths) > 1
     assert min(lengths) < 4
+
+
+def test_the_number_of_cores_changes_no_bit(monkeypatch):
+    values = torch.from_numpy(np.random.default_rng(7).normal(size=(600, 40)))
+    found = {}
+    for cores in ("1", "2", "5"):
+        monkeypatch.setenv("OMP_NUM_THREADS", cores)
+        found[cores] = L2()(vectors(values))
+    assert found["1"].tobytes() == found["2"].tobytes() == found["5"].tobytes()
+    np.testing.assert_allclose(found["1"], cdist(values, values), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("distance", EVERY, ids=name)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from flray.clustering import pipeline, projection
+from flray.clustering import gram, pipeline, projection
 from flray.clustering.distances import L2
 from flray.clustering.pipeline import LARGEST_KEPT, Clustering
 from flray.clustering.points import Partition, Points
@@ -78,10 +78,12 @@ def test_of_very_many_points_the_leading_components_are_kept(monkeypatch, num_di
 
 def test_a_tiny_chunk_gives_what_the_whole_gives(monkeypatch) -> None:
     for points in (groups(12, 101), groups(101, 12)):
-        whole = projection.principal_coordinates(points.values)
+        whole = points.principal
         with monkeypatch.context() as patch:
-            patch.setattr(projection, "chunk_length", lambda _: 7)
-            sliced = projection.principal_coordinates(points.values)
+            for module in (projection, gram):
+                patch.setattr(module, "chunk_length", lambda _: 7)
+            patch.setattr(gram, "TILE_ROWS", 5)
+            sliced = Points(points.clients, points.values, points.owner).principal
         assert whole.shape == (len(points.values), min(points.values.shape) - (len(whole) == 12))
         np.testing.assert_allclose(pdist(sliced), pdist(whole), rtol=1e-9)
 
@@ -98,5 +100,5 @@ def test_points_are_projected_once(monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "LARGEST_KEPT", 10)
     points = groups(4, 50)
     first = recorded(points)
-    monkeypatch.setattr(projection, "chunk_length", pytest.fail)
+    monkeypatch.setattr("flray.clustering.points.by_gram", pytest.fail)
     np.testing.assert_array_equal(recorded(points).points, first.points)
