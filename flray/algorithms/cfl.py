@@ -21,7 +21,7 @@ from flray.clustering.distances import Cosine
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
-from flray.clustering.update import difference
+from flray.clustering.update import updates
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
@@ -96,7 +96,7 @@ class Cfl:
         trained = fed.train(state.bank, cohort, self.gradient)
         fed.count_models(state.bank, cohort, trained)
         rows = state.bank.owner[trained.clients]
-        heard = Points.vectors(trained.clients, difference(trained.params, state.bank.params, rows))
+        heard = Points.vectors(trained.clients, updates(trained, state.bank.params, rows))
         seen = state.updates.updated(heard.clients, {"update": heard.values})
         found: list[Clustering] = []
         if cohort.t > self.rounds_joint:

@@ -28,9 +28,7 @@ class Update:
     ) -> tuple[Points, Params]:
         trained = probe(fed, bank, cohort, self.epochs)
         rows = bank.owner[trained.clients]
-        return Points.vectors(
-            trained.clients, difference(trained.params, bank.params, rows)
-        ), memory
+        return Points.vectors(trained.clients, updates(trained, bank.params, rows)), memory
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,17 @@ def flatten(params: Params) -> Tensor:
     return torch.cat([params[name].flatten(1) for name in sorted(params)], dim=1)
 
 
-def difference(models: Params, bank: Params, rows: Ids) -> Tensor:
+def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
     """(K, p) flattened models minus the rows of the bank they started from.
 
-    Leaf by leaf into one tensor: thousands of models are not held a third time.
+    Some models and one leaf at a time: thousands of models are not held a third time.
     """
-    some = next(iter(models.values()))
-    start = torch.from_numpy(rows).to(some.device)
-    sizes = {name: models[name].shape[1:].numel() for name in sorted(models)}
+    sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.nobody.items())}
+    some = next(iter(trained.models.nobody.values()))
     result = some.new_empty(len(rows), sum(sizes.values()))
-    for part, name in zip(torch.split(result, list(sizes.values()), dim=1), sizes, strict=True):
-        part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))
+    for places, models in trained.in_parts():
+        start = torch.from_numpy(rows[places]).to(some.device)
+        columns = torch.split(result[places], list(sizes.values()), dim=1)
+        for part, name in zip(columns, sizes, strict=True):
+            part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))
     return result

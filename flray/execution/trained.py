@@ -1,6 +1,6 @@
 """What came back from training: numbers of each client, and models that may be elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -25,6 +25,7 @@ from flray.models.bank import Params
 from flray.models.mixing import Terms, Weights
 
 ATTEMPTS = 3  # at a question, before each but the first of which lost models are trained again
+PART_BYTES = 2**27  # of models that are brought here at a time, where they need not all be held
 
 
 class Blocks(Protocol):
@@ -161,6 +162,16 @@ class Trained:
     def leaves(self, names: Sequence[str]) -> Params:
         """These leaves of the models, (K, ...)."""
         return self.models.rows(np.arange(len(self.clients)), names)
+
+    def in_parts(self) -> Iterator[tuple[slice, Params]]:
+        """The models, some at a time: their places, and their leaves."""
+        leaves = self.models.nobody.values()
+        bytes_each = sum(leaf.shape[1:].numel() * leaf.element_size() for leaf in leaves)
+        length = max(1, PART_BYTES // max(1, bytes_each))
+        for first in range(0, len(self.clients), length):
+            places = np.arange(first, min(first + length, len(self.clients)))
+            found = self.models.rows(places, list(self.models.nobody))
+            yield slice(first, first + length), found
 
     def with_steps(self) -> "Trained":
         """Those that took a step: a client without examples, or with too few, takes none."""

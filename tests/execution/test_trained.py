@@ -9,6 +9,7 @@ import torch
 from flray.client.host import Host
 from flray.client.keeping import Ask
 from flray.client.training import plain_gradient
+from flray.clustering.update import flatten, updates
 from flray.config.build import build_federation, prepare, start_executor, with_recorded_block
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
@@ -209,3 +210,23 @@ def test_a_run_goes_on_with_the_block_it_began_with(tiny_run, tmp_path) -> None:
         directory.check_resume(other.plain)
     done = tiny_run("participation=1", out=out, resume=True)
     assert done.summary["params_sha256"] == tiny_run("participation=1").summary["params_sha256"]
+
+
+@pytest.mark.parametrize("models_at_a_time", [1, 3, 100])
+@pytest.mark.parametrize("num_hosts", [0, 2])
+def test_updates_are_the_same_by_parts(models_at_a_time, num_hosts, monkeypatch) -> None:
+    """Parts that take blocks apart, and one that is everything."""
+    fed = federation()
+    if num_hosts:
+        fed, _ = hosted(fed, num_hosts)
+    owner = np.array([0, 1, 0, 1, 0, 1])
+    bank = fed.initial_bank().split(owner)
+    next(iter(bank.params.values()))[1] += 1.0
+    trained = fed.train(bank, Cohort(1, np.array([0, 1, 2, 4, 5])), plain_gradient)
+    bytes_each = bank.bytes_per_model
+    monkeypatch.setattr("flray.execution.trained.PART_BYTES", models_at_a_time * bytes_each)
+    rows = owner[trained.clients]
+    found = updates(trained, bank.params, rows)
+    expected = flatten(trained.params) - flatten(bank.params)[torch.from_numpy(rows)]
+    assert torch.equal(found, expected)
+    assert len(list(trained.in_parts())) == -(-5 // models_at_a_time)
