@@ -6,6 +6,8 @@ not change.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -78,9 +80,7 @@ class Umap:
         num_points = len(points.values)
         if num_points < self.n_components + 2:
             return Pca(self.n_components)(points, seed)
-        import umap  # compiles for seconds, and only this needs it
-
-        reducer = umap.UMAP(
+        reducer = _umap().UMAP(
             n_components=self.n_components,
             n_neighbors=max(2, min(self.n_neighbors, num_points - 1)),
             min_dist=self.min_dist,
@@ -88,6 +88,24 @@ class Umap:
             n_jobs=1,  # what a seed makes of it anyway, with a warning
         )
         return points.moved_to(reducer.fit_transform(points.array()).astype("float64"))
+
+
+def _umap() -> Any:
+    """UMAP's module, which takes seconds to import and which only this needs.
+
+    numba is told to keep what it compiles for it: otherwise each process compiles for 15 seconds.
+    """
+    import numba
+
+    compiled = numba.njit
+    numba.njit = lambda *arguments, **options: compiled(*arguments, **{"cache": True, **options})
+    try:
+        return import_module("umap")
+    except RuntimeError:  # there is no folder to keep it in
+        numba.njit = compiled
+        return import_module("umap")
+    finally:
+        numba.njit = compiled
 
 
 @dataclass(frozen=True)

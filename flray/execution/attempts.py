@@ -26,12 +26,19 @@ def run_to_the_client(
         more, open_jobs = _attempt(executor, task, bank, [job for job, _ in open_jobs])
         done += more
     alone = [single for job, _ in open_jobs if len(job.clients) > 1 for single in job.alone()]
-    guilty = [(job, failed) for job, failed in open_jobs if len(job.clients) == 1]
+    failed_alone = [(job, failed) for job, failed in open_jobs if len(job.clients) == 1]
     for _ in range(executor.retries + 1):
         more, failures = _attempt(executor, task, bank, alone)
         done += more
         alone = [job for job, _ in failures]
-    return done, {int(job.clients[0]): failed for job, failed in guilty + failures}
+    failed_alone += failures
+    guilty = [(job, failed) for job, failed in failed_alone if not failed.of_host]
+    for suspect in [job for job, failed in failed_alone if failed.of_host]:
+        # One at a time, with nobody beside it whose fault it may be.
+        more, failures = _attempt(executor, task, bank, [suspect])
+        done += more
+        guilty += failures
+    return done, {int(job.clients[0]): failed for job, failed in guilty}
 
 
 def _attempt(

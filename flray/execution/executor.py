@@ -30,6 +30,7 @@ class Failed:
     """In the place of the output of a job that did not come to its end."""
 
     error: BaseException
+    of_host: bool = False  # its process or GPU failed, which another's job may have caused
 
     @property
     def reason(self) -> str:

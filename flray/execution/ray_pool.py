@@ -5,10 +5,10 @@ nothing. Data goes to each node once, a bank once a round; jobs carry indices.
 """
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 from ray.util import register_serializer
 
 from flray.client.host import Host, HostSettings, start_host
@@ -32,6 +38,7 @@ from flray.models.bank import Params
 
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 POLL_S = 1.0
+MOST_STARTS = 20  # of an actor whose GPU is not ready again yet
 
 # Bytes that travel inside a call. An object of the store costs a put and a get, some milliseconds.
 LARGEST_INLINE_TASK = 1 << 16
@@ -98,6 +105,15 @@ class RayPool:
     actors: list[Any] = field(default_factory=list)  # actor handles
     last_sent: tuple[Params, Any] | None = None  # a bank and its ObjectRef
     starting: dict[int, Any] = field(default_factory=dict)  # ObjectRef of `start`, by place
+    failed_starts: Counter[int] = field(default_factory=Counter)  # in a row, by place
+
+    @property
+    def shares_gpu(self) -> bool:
+        """True if a process that dies may take those with it that use the same GPU.
+
+        Under CUDA MPS it does, and none of them can work again before all of them have ended.
+        """
+        return 0 < self.plan.each.num_gpus < 1
 
     @property
     def clients_per_job(self) -> int | None:
@@ -127,8 +143,8 @@ class RayPool:
             wanted = 1 if waiting else len(running)  # nobody waits for an actor: wait for all
             ended, _ = ray.wait(list(running), num_returns=wanted, timeout=POLL_S)
             found = _all_of(ended)
-            for ref in ended or self._hanging(running, kind):
-                now = running.pop(ref)
+            over = {ref: running.pop(ref) for ref in ended or self._hanging(running, kind)}
+            for ref, now in over.items():
                 timeout = None if ended else 0
                 outputs[now.job] = (
                     self._result(ref, now.place, timeout) if found is None else found[ref]
@@ -137,6 +153,11 @@ class RayPool:
                     self.patience.learn(kind, monotonic() - now.since)
                 if now.place not in self.starting:
                     idle.append(now.place)
+            if any(_is_of_host(outputs[now.job]) for now in over.values()) and self.shares_gpu:
+                waiting.extendleft(now.job for now in running.values())
+                running.clear()
+                idle.clear()
+                self._replace_all()
         return [output for output in outputs if output is not None]
 
     def _places_at_work(self) -> list[int]:
@@ -147,10 +168,27 @@ class RayPool:
     def _just_started(self, timeout: float) -> list[int]:
         """The places whose actors have started since they were asked for last."""
         places = {ref: place for place, ref in self.starting.items()}
-        started, _ = ray.wait(list(places), num_returns=1, timeout=timeout) if places else ([], [])
+        ended, _ = ray.wait(list(places), num_returns=1, timeout=timeout) if places else ([], [])
+        started = [ref for ref in ended if self._is_started(ref, places[ref])]
         for ref in started:
             del self.starting[places[ref]]
         return [places[ref] for ref in started]
+
+    def _is_started(self, ref: Any, place: int) -> bool:
+        """False where the GPU was not ready: another is started. Other errors meet the job."""
+        try:
+            ray.get(ref)
+        except RayTaskError as error:
+            if is_gpu_fault(error) and self.failed_starts[place] < MOST_STARTS:
+                self.failed_starts[place] += 1
+                sleep(POLL_S)
+                ray.kill(self.actors[place])
+                self._replace(place)
+                return False
+        except RayError:
+            return True
+        self.failed_starts[place] = 0
+        return True
 
     def _hanging(self, running: dict[Any, Running], kind: str) -> list[Any]:
         """Jobs that take far longer than others did: their actors are stopped or stuck."""
@@ -176,17 +214,25 @@ class RayPool:
         except GetTimeoutError:
             ray.kill(self.actors[place])
             self._replace(place)
-            return Failed(TimeoutError("its actor did not answer: it hangs or was stopped"))
+            told = "its actor did not answer: it hangs or was stopped"
+            return Failed(TimeoutError(told), of_host=True)
         except RayError as error:
             if isinstance(error, ObjectLostError):
                 self.last_sent = None  # it may have been the bank: the next attempt sends it again
-            elif not isinstance(error, RayTaskError):  # its process died, or memory ran out
+            elif not isinstance(error, RayTaskError) or is_gpu_fault(error):
+                # its process died, or memory ran out
                 ray.kill(self.actors[place])
                 self._replace(place)
             return failure(error)
 
     def _replace(self, place: int) -> None:
         self.actors[place], self.starting[place] = self._start_one(place)
+
+    def _replace_all(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+        for place in range(len(self.actors)):
+            self._replace(place)
 
     def start(self, processes: Sequence[Any] | None) -> None:
         """Give each process its data, or start as many as planned, and wait until all are there."""
@@ -261,7 +307,21 @@ def failure(error: RayError) -> Failed:
     cause = getattr(error, "cause", None)
     if isinstance(cause, ExperimentError):
         raise cause from None
-    return Failed(cause or error)
+    return Failed(cause or error, is_host_lost(error))
+
+
+def is_host_lost(error: RayError) -> bool:
+    """True if the process of an actor died, or cannot use its GPU any more."""
+    return isinstance(error, RayActorError) or is_gpu_fault(error)
+
+
+def is_gpu_fault(error: RayError) -> bool:
+    """True if CUDA failed in a way that only a new process recovers from."""
+    return isinstance(error, RayTaskError) and "CUDA error" in str(error.cause)
+
+
+def _is_of_host(output: Any) -> bool:
+    return isinstance(output, Failed) and output.of_host
 
 
 def start_pool(

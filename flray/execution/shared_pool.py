@@ -18,8 +18,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import ray
+import torch
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from flray.client.host import Host, start_host
 from flray.client.keeping import TrainAndKeep
@@ -31,6 +32,7 @@ from flray.execution.ray_pool import (
     Patience,
     Payload,
     failure,
+    is_host_lost,
     share_tensors_without_copies,
     started,
 )
@@ -65,6 +67,9 @@ class SharedClientActor:
         self.banks: OrderedDict[Any, Params] = OrderedDict()  # by ObjectRef, as they were received
 
     def ready(self) -> int:
+        """The process id, once its GPU can be used, where it has one."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         return os.getpid()
 
     def run(self, name: str, payload: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
@@ -134,6 +139,7 @@ class Dispatcher:
         self.idle: deque[int] = deque()  # places in actors
         self.maps = count()  # tells maps apart whose parts stay among themselves
         self.running: set[asyncio.Task[None]] = set()
+        self.ended: set[int] = set()  # places of actors that were ended for another's fault
         self.counted: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -210,9 +216,15 @@ class Dispatcher:
             if isinstance(error, TimeoutError):
                 ray.kill(self.actors[place])  # what it was asked for fails with it
                 self.counted.update(hanging=1)
-            if isinstance(error, RayActorError | TimeoutError):
-                is_lost = True
-            if len(batch) > 1:
+            is_lost = isinstance(error, TimeoutError) or is_host_lost(error)
+            is_innocent = place in self.ended
+            self.ended.discard(place)
+            if is_lost and not is_innocent:
+                self._end_those_beside(place)
+            if is_innocent:
+                self.waiting.extendleft(batch)
+                batch = []
+            elif len(batch) > 1:
                 # One of them is to blame, and the others are of experiments it has no part in.
                 self.waiting.extendleft(replace(unit, kind=(object(),)) for unit in batch)
                 self.counted.update(taken_apart=1)
@@ -222,7 +234,29 @@ class Dispatcher:
                 unit.answer.set_result(output)
         if is_lost:
             self._dispatch()  # others may be idle
-            await self._replaced(place)
+            await self._start_again(place)
+            return
+        self.idle.append(place)
+        self._dispatch()
+
+    def _end_those_beside(self, place: int) -> None:
+        """Under CUDA MPS a process that dies takes those with it that use the same GPU."""
+        if not 0 < self.plan.each.num_gpus < 1:
+            return
+        ray.kill(self.actors[place])
+        for other in range(len(self.actors)):
+            if other != place and other not in self.ended:
+                ray.kill(self.actors[other])
+                if other in self.idle:
+                    self.idle.remove(other)
+                    task = asyncio.ensure_future(self._start_again(other))
+                    self.running.add(task)
+                    task.add_done_callback(self.running.discard)
+                else:
+                    self.ended.add(other)
+
+    async def _start_again(self, place: int) -> None:
+        await self._replaced(place)
         self.idle.append(place)
         self._dispatch()
 

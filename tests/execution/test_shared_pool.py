@@ -169,10 +169,14 @@ def alone(overrides: list[str], folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_experiments_together_have_the_bits_they_have_alone(tmp_path) -> None:
-    """Ragged clients, momentum, dropout, another gradient, other rounds, another seed and split."""
-    slow = [*HARD, "train.epochs=20"]  # so that others gather while one is computed
+    """Ragged clients, momentum, dropout, another gradient, other rounds, another seed and split.
+
+    Three are of one kind: while one is computed, the other two wait and become one block.
+    """
+    slow = [*HARD, "train.epochs=20"]
     together = [
         [*slow, "algorithm=local"],
+        [*slow, "algorithm=fedavg"],
         [*slow, "algorithm={name: flhc, rounds_before: 2}", "rounds=5"],
         [*slow, "algorithm={name: fedprox, mu: 0.5}", "seed=1"],
     ]
