@@ -2,13 +2,15 @@
 
 Importing them takes seconds of CPU, and every actor is a process of its own. On a local cluster Ray
 therefore starts this file instead of Python: it asks a server, which has imported them once, for a
-fork that goes on as the new process. Where no server answers, or where the new process is to have
-more than one thread, it becomes an ordinary Python.
+fork that goes on as the new process. What Ray started stays, as small as it is, and stands for the
+fork: who kills one kills both. Where no server answers, or where the new process is to have more
+than one thread, it becomes an ordinary Python.
 
 Ray itself is imported after the fork: it remembers the environment of the process that imports it.
 This file imports no other of ours: as a program it has to start within milliseconds.
 """
 
+import fcntl
 import gc
 import json
 import os
@@ -40,6 +42,7 @@ SERVE, START = "serve", "start"
 MOST_WAITING = 4096  # processes that ask for a fork before the server has imported everything
 REQUEST_TIMEOUT_S = 10.0
 LARGEST_PART = 1 << 16
+READY = b"ready"
 
 
 @contextmanager
@@ -117,20 +120,29 @@ def serve(listener: socket.socket, folder: Path) -> None:
         with connection, suppress(OSError, TypeError, ValueError):  # who asked is gone, or not ours
             connection.settimeout(REQUEST_TIMEOUT_S)
             program, streams = _received(connection)
-            process = os.fork()
-            if not process:
+            if not os.fork():
                 listener.close()
-                connection.close()
+                starter = connection.dup()
                 break
             for stream in streams:
                 os.close(stream)
-            connection.sendall(str(process).encode())
     os.setpgrp()  # Ray ends a worker with its whole process group
+    starter.sendall(READY)
+    _die_with(starter)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     program.become()
+
+
+def _die_with(starter: socket.socket) -> None:
+    """Have the kernel kill this process when the one at the other end has died."""
+    fcntl.fcntl(starter, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(starter, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(starter, fcntl.F_SETFL, fcntl.fcntl(starter, fcntl.F_GETFL) | os.O_ASYNC)
+    if select([starter], [], [], 0)[0]:
+        os.kill(os.getpid(), signal.SIGKILL)  # it died before
 
 
 def _received(connection: socket.socket) -> tuple[Program, list[int]]:
@@ -159,7 +171,10 @@ def _forked(address: str, argv: list[str]) -> bool:
             connection.connect(address)
             sent = socket.send_fds(connection, [request[:LARGEST_PART]], [0, 1, 2])
             connection.sendall(request[sent:])
-            return connection.recv(LARGEST_PART) != b""
+            if connection.recv(len(READY)) != READY:
+                return False
+            connection.recv(1)  # returns when the fork has ended
+            return True
     except OSError:
         return False
 

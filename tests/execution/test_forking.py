@@ -117,6 +117,36 @@ def test_nonsense_does_not_end_the_server(python: list[str], program: Path, tmp_
     assert told["has_torch"]
 
 
+def test_who_kills_what_was_started_kills_the_fork(python: list[str], tmp_path: Path) -> None:
+    """Whatever the fork is doing; and what was started ends with its fork."""
+    program, answer = tmp_path / "waiting.py", tmp_path / "pid"
+    program.write_text(
+        "import os, sys, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGIO])\n"
+        "open(sys.argv[1] + '.part', 'w').write(str(os.getpid()))\n"
+        "os.rename(sys.argv[1] + '.part', sys.argv[1])\n"
+        "while True: pass\n"
+    )
+    for kills_fork in (False, True):
+        started = subprocess.Popen([*python, str(program), str(answer)])
+        wait_for(answer.exists)
+        fork = int(answer.read_text())
+        answer.unlink()
+        sleep(0.2)
+        assert is_alive(fork)
+        assert started.poll() is None
+        os.kill(fork if kills_fork else started.pid, signal.SIGKILL)
+        started.wait(TIMEOUT_S)
+        wait_for(lambda: not is_alive(fork))  # noqa: B023
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
 def test_only_this_user_can_ask(python: list[str]) -> None:
     assert Path(python[-1]).parent.stat().st_mode & 0o077 == 0
 
