@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flray.config.shipped import require_file
 from flray.errors import ExperimentError
 
 if TYPE_CHECKING:
@@ -33,9 +34,12 @@ _waiting: list[subprocess.Popen[str]] = []
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start a keeper if the arguments of `flray run` seem to want one; who needs it takes it."""
-    files = [Path(each) for each in arguments if each.endswith((".yaml", ".yml"))]
-    texts = [file.read_text(errors="replace") for file in files if file.is_file()]
+    """Start a keeper if the arguments of `flray run` seem to want one; who needs it takes it.
+
+    A file that is not there is refused here, before anything takes seconds.
+    """
+    files = [require_file(each) for each in arguments if "=" not in each]
+    texts = [file.read_text(errors="replace") for file in files]
     if any(ON_RAY.search(text) for text in (*arguments, *texts)):
         _waiting.append(_start())
 

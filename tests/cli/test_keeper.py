@@ -10,6 +10,7 @@ import pytest
 
 from flray.cli import keeper, watching
 from flray.config.experiment import override, parse_experiment
+from flray.errors import ExperimentError
 from flray.records import mirror
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
@@ -111,11 +112,14 @@ def test_who_wants_a_keeper_gets_it_before_anything_is_imported(tmp_path, monkey
         ([str(inline)], 0),
         ([str(inline), "execution.executor=ray"], 1),
         ([str(inline), "execution={executor: ray, threads: 1}"], 1),
-        (["nowhere.yaml"], 0),
+        (["demo/fedavg"], 0),
     ):
         keeper.start_early(arguments)
         assert len(waiting) == wanted, arguments
         waiting.clear()
+    with pytest.raises(ExperimentError, match=r"no experiment file nowhere.yaml"):
+        keeper.start_early([str(file), "nowhere.yaml"])
+    assert not waiting
 
 
 def test_a_keeper_that_nobody_needs_ends_and_leaves_nothing(tmp_path) -> None:
