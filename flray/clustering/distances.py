@@ -11,11 +11,14 @@ from torch import Tensor
 from flray.clustering.checks import require_finite
 from flray.clustering.chunks import chunk_length
 from flray.clustering.gram import centred_gram, parts
+from flray.clustering.l1_tiles import has_compiler, l1_in_tiles
 from flray.clustering.points import Matrix, Points
 
 # |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
 # part of it is computed from x - y instead, so that every distance is right to about 1e-11.
 CANCELS = 1e-4
+# Numbers compared: the kernel takes seconds to compile, and then a seventh of the time.
+WORTH_COMPILING = 1e12
 # Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
 SAME_DIRECTION = 1e-30
 
@@ -35,6 +38,8 @@ class L1:
         require_finite(points)
         values = points.one_each("l1")
         num = points.num_clients
+        if values.is_cuda and num * num * values.shape[1] > WORTH_COMPILING and has_compiler():
+            return mirrored(l1_in_tiles(values).cpu().numpy())
         total = torch.zeros(num * (num - 1) // 2, dtype=torch.float64, device=values.device)
         for part in parts(values):
             total += torch.pdist(part, p=1.0)
