@@ -4,8 +4,6 @@
 of pairs reads each of its rows once and keeps its sums in registers.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -37,12 +35,6 @@ if find_spec("triton") is not None:
                 sums += tl.abs(x[:, None] - y[None, :])
         place = total + first.to(tl.int64)[:, None] * num_rows + second[None, :]
         tl.store(place, tl.load(place) + sums)
-
-
-def has_compiler() -> bool:
-    """True if Triton is installed and finds the C compiler that it needs."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return find_spec("triton") is not None and compiler is not None
 
 
 def l1_in_tiles(values: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 
 from flray.clustering import checks, distances, gram, set_distances
-from flray.clustering.distances import L1, L2, Cosine
-from flray.clustering.l1_tiles import has_compiler, l1_in_tiles
+from flray.clustering.distances import L1, L2, Cosine, has_compiler
+from flray.clustering.l1_tiles import l1_in_tiles
 from flray.clustering.points import Points
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
 
