@@ -26,6 +26,7 @@ from flray.execution.mps import gpu_memory_gib, shared_gpu
 from flray.tracking.mirrors import tracked
 
 POLL_S = 0.2
+RUNS_PER_CORE = 1.5  # about a third of a run is waiting for the GPU
 GIB_OF_A_RUN = 4.0  # of a GPU's memory: CUDA itself, the data, a block and its graphs
 
 RoundRow = dict[str, Any]  # Any: one value a column
@@ -50,8 +51,8 @@ class Running:
 def runs_at_a_time(experiments: Sequence[Experiment], asked: int | None) -> int:
     """How many of the runs are computed at the same time.
 
-    By default as many as there are cores and as fit on the GPU; one on a CPU, which a single run
-    keeps busy.
+    By default as many as the cores can serve and as fit on the GPU; one on a CPU, which a single
+    run keeps busy.
     """
     are_inline = all(each.settings.execution.executor == "inline" for each in experiments)
     if asked is not None:
@@ -66,7 +67,8 @@ def runs_at_a_time(experiments: Sequence[Experiment], asked: int | None) -> int:
     if len(experiments) == 1 or not are_inline or not may_use_gpu:
         return 1
     fitting = int(gpu_memory_gib() / GIB_OF_A_RUN)
-    return max(1, min(len(experiments), fitting, len(os.sched_getaffinity(0))))
+    served = int(RUNS_PER_CORE * len(os.sched_getaffinity(0)))
+    return max(1, min(len(experiments), fitting, served))
 
 
 def run_together(

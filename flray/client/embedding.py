@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from flray.client.host import Host
@@ -223,7 +224,7 @@ def k_means(latents: Latents, k: int) -> Latents:
 
     fit = KMeans(n_clusters=k, random_state=FLT_SEED, n_init=FLT_INITS)
     # Threads add up their parts in whatever order they end: the last bits would vary.
-    with threadpool_limits(1), warnings.catch_warnings():
+    with _thread_pools().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than centres
         centres: Latents = fit.fit(_repeated(latents, k)).cluster_centers_
     return centres
@@ -257,9 +258,19 @@ def project(pixels: Latents, components: int) -> Latents:
     from sklearn.decomposition import PCA  # seconds to import, and seldom needed
 
     pca = PCA(components, random_state=FLT_SEED)
-    with threadpool_limits(1), np.errstate(invalid="ignore", divide="ignore"):  # no variance at all
+    no_variance = np.errstate(invalid="ignore", divide="ignore")
+    with _thread_pools().limit(limits=1), no_variance:
         latents: Latents = pca.fit_transform(_repeated(pixels, components))
     return latents
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """Those of the libraries that k-means and PCA use; to look for them takes 18 ms."""
+    import sklearn.cluster
+    import sklearn.decomposition  # noqa: F401
+
+    return ThreadpoolController()
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def start_host(
     module = module.to(device=device, dtype=settings.dtype)
     examples = place_examples(dataset, timeline.at(1), device, settings.dtype)
     engine = _start_engine(module, examples, settings)
-    in_tiles = isinstance(engine, Vectorized) and engine.written is not None
+    in_tiles = isinstance(engine, Vectorized) and engine.in_tiles and engine.written is not None
     torch.set_num_threads(1 if in_tiles else settings.threads)
     return Host(module, examples, timeline, engine, settings.seed)
 

@@ -1,7 +1,7 @@
 """Trained models that stay with the host that trained them, and what the host is asked of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 import numpy as np
@@ -12,7 +12,7 @@ from flray.client.host import Host
 from flray.client.tasks import Train, TrainJob
 from flray.data.dataset import Ids
 from flray.models.bank import Params
-from flray.models.mixing import Weights, largest_values, rows_of
+from flray.models.mixing import Terms, Weights, largest_values, rows_of
 
 Question = Callable[[Params], Params]  # of the models of a block, leaves (K, ...)
 
@@ -25,6 +25,20 @@ class KeptBlock:
     largest: dict[str, Weights]  # (K,) by leaf, the largest absolute value
     place: int  # of the host among those of the executor
     logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (K,) as the engine's
+    sums: Params | None = None  # of the models, where they were expected
+
+
+@dataclass(frozen=True)
+class ExpectedSums:
+    """Sums over a cohort that will probably be asked for: hosts send them with their training."""
+
+    clients: Ids  # (K,) the cohort in ascending order; the places of the terms are in it
+    terms: Terms
+
+    def of_block(self, clients: Ids) -> Terms:
+        """The terms of a block of clients, in ascending order, at their places in the block."""
+        slots = np.minimum(np.searchsorted(clients, self.clients), len(clients) - 1)
+        return self.terms.at(np.where(clients[slots] == self.clients, slots, -1))
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class TrainAndKeep:
     most: int  # trainings whose models a host keeps
     # Tells this training from others, of other experiments too. Not a seed: nothing depends on it.
     call: str = field(default_factory=lambda: uuid4().hex)
+    expected: ExpectedSums | None = None
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> KeptBlock:
         return self.keep(host, job, self.train(host, bank, job))
@@ -45,7 +60,10 @@ class TrainAndKeep:
         kept[block_number(job)] = result.params
         for call in list(host.kept)[: -self.most]:
             del host.kept[call]
-        return kept_block(result, host.place)
+        found = kept_block(result, host.place)
+        if self.expected is None:
+            return found
+        return replace(found, sums=self.expected.of_block(job.clients)(result.params))
 
 
 def kept_block(result: BlockResult, place: int = 0) -> KeptBlock:

@@ -21,10 +21,12 @@ from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 SCORE_BATCH = 1000  # examples a forward pass; large, for no gradient is kept
 
 # Examples of a model in a stacked pass. A model with more than so many pieces is worth passes of
-# its own: it is then no longer the number of passes that costs.
+# its own: it is then no longer the number of passes that costs. A GPU stacks pieces of SCORE_BATCH
+# examples of linear layers, which take less time than the calls.
 PIECE = 32
 MOST_PIECES = 16
 STACKED_ON_GPU = 20  # models in a pass
+STACKED_BYTES = 1 << 28  # of images in a pass
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,29 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
     """
     host.module.eval()
     outputs = _stacked_outputs(host)
-    is_small = [outputs is not None and 0 < len(j.examples) <= PIECE * MOST_PIECES for j in jobs]
-    small = [k for k, here in enumerate(is_small) if here]
+    sizes = [_piece_size(host, len(job.examples)) if outputs is not None else 0 for job in jobs]
     scores: dict[int, ExampleScores] = {}
     with torch.no_grad():
-        if outputs is not None and small:
-            found = _score_stacked(host, bank, outputs, [jobs[k] for k in small])
-            scores |= zip(small, found, strict=True)
-        others = sorted(set(range(len(jobs))) - set(small), key=lambda k: jobs[k].row)
-        if others:
-            found = _score_one_by_one(host, bank, [jobs[k] for k in others])
-            scores |= zip(others, found, strict=True)
+        for size in sorted(set(sizes)):
+            alike = [k for k, own in enumerate(sizes) if own == size]
+            if size and outputs is not None:
+                found = _score_stacked(host, bank, outputs, [jobs[k] for k in alike], size)
+            else:
+                alike.sort(key=lambda k: jobs[k].row)
+                found = _score_one_by_one(host, bank, [jobs[k] for k in alike])
+            scores |= zip(alike, found, strict=True)
     return [scores[k] for k in range(len(jobs))]
+
+
+def _piece_size(host: Host, num_examples: int) -> int:
+    """Examples of a model in a stacked pass; 0: the model is evaluated alone."""
+    if 0 < num_examples <= PIECE * MOST_PIECES:
+        return PIECE
+    written, images = host.written_forward, host.examples.images
+    if not num_examples or images.device.type == "cpu" or written is None or not written.is_dense:
+        return 0
+    size = images[0].numel() * host.examples.mean.element_size()
+    return SCORE_BATCH if STACKED_ON_GPU * SCORE_BATCH * size <= STACKED_BYTES else 0
 
 
 def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
@@ -98,68 +111,69 @@ def _stacked_outputs(host: Host) -> StackedOutputs | None:
     module = host.module
     if refusal(module) or not hasattr(module, "losses"):
         return None
+    written = host.written_forward
     if host.examples.device.type == "cpu":
-        return None if host.written_forward is None else host.written_forward.outputs
+        return None if written is None else written.outputs
+    if written is not None and written.is_dense:
+        return written.outputs
     return vmap(lambda w, x: functional_call(module, w, (x,)))
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """At most PIECE examples of one job."""
-
-    row: int
-    ids: Ids
-
-
 def _score_stacked(
-    host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob]
+    host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob], piece: int
 ) -> list[ExampleScores]:
+    """Passes of many models over `piece` examples each, brought from the device at the end."""
     pieces = [
-        _Piece(job.row, job.examples[first : first + PIECE])
+        (job.row, job.examples[first : first + piece])
         for job in jobs
-        for first in range(0, len(job.examples), PIECE)
+        for first in range(0, len(job.examples), piece)
     ]
     num_params = sum(p.numel() for p in host.module.parameters())
     on_cpu = host.examples.device.type == "cpu"
     size = tile_size(num_params, STACKED_ON_GPU) if on_cpu else STACKED_ON_GPU
-    stacks = [pieces[first : first + size] for first in range(0, len(pieces), size)]
+    filled = pieces + [pieces[-1]] * (-len(pieces) % size)
+    rows = torch.tensor([row for row, _ in filled])
+    ids = np.stack([np.resize(own, piece) for _, own in filled])  # padded with their own
+    on_device = torch.from_numpy(ids).to(host.examples.device)
+    here = rows.to(next(iter(bank.values())).device)
 
-    def score(stack: list[_Piece]) -> list[ExampleScores]:
+    def score(first: int) -> tuple[Tensor, Tensor]:
+        some = slice(first, first + size)
         with torch.no_grad():
-            return _score_pieces(host, bank, outputs, stack, size)
+            return _score_pieces(host, bank, outputs, here[some], on_device[some])
 
+    stacks = range(0, len(filled), size)
     threads = host.engine.threads if isinstance(host.engine, Vectorized) else 1
     if threads > 1 and on_cpu and len(stacks) > 1:
         with ThreadPoolExecutor(threads) as pool:
-            found = [each for some in pool.map(score, stacks) for each in some]
+            found = list(pool.map(score, stacks))
     else:
-        found = [each for stack in stacks for each in score(stack)]
-    return list(_joined(iter(found), jobs))
+        found = [score(first) for first in stacks]
+    correct, loss = (torch.cat(each).cpu().numpy() for each in zip(*found, strict=True))
+    lengths = [len(own) for _, own in pieces]
+    each_piece = (
+        ExampleScores(correct[k, :length], loss[k, :length]) for k, length in enumerate(lengths)
+    )
+    return list(_joined(each_piece, jobs, piece))
 
 
 def _score_pieces(
-    host: Host, bank: Params, outputs: StackedOutputs, stack: list[_Piece], size: int
-) -> list[ExampleScores]:
-    """One pass of `size` models over PIECE examples each."""
-    device = host.examples.device
-    filled = stack + [stack[0]] * (size - len(stack))
-    rows = torch.tensor([piece.row for piece in filled])
-    ids = np.stack([np.resize(piece.ids, PIECE) for piece in filled])  # padded with their own
-    x, y = host.examples.batch(torch.from_numpy(ids).to(device))
-    w = {name: leaf.index_select(0, rows.to(leaf.device)).to(device) for name, leaf in bank.items()}
+    host: Host, bank: Params, outputs: StackedOutputs, rows: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One pass of models over their examples (K, piece): is each right, and its loss."""
+    x, y = host.examples.batch(ids)
+    w = {name: leaf.index_select(0, rows).to(ids.device) for name, leaf in bank.items()}
     output = outputs(w, x).flatten(0, 1)
     losses = cast(HasLosses, host.module).losses(output, y.flatten())
-    correct = _correct(output, y.flatten()).view(ids.shape).cpu().numpy()
-    loss = losses.view(ids.shape).double().cpu().numpy()
-    return [
-        ExampleScores(correct[k, : len(piece.ids)], loss[k, : len(piece.ids)])
-        for k, piece in enumerate(stack)
-    ]
+    correct = _correct(output, y.flatten())
+    return correct.view(ids.shape), losses.view(ids.shape).double()
 
 
-def _joined(pieces: Iterator[ExampleScores], jobs: Sequence[ScoreJob]) -> Iterator[ExampleScores]:
+def _joined(
+    pieces: Iterator[ExampleScores], jobs: Sequence[ScoreJob], piece: int
+) -> Iterator[ExampleScores]:
     for job in jobs:
-        own = [next(pieces) for _ in range(0, len(job.examples), PIECE)]
+        own = [next(pieces) for _ in range(0, len(job.examples), piece)]
         yield ExampleScores(
             np.concatenate([each.correct for each in own]),
             np.concatenate([each.loss for each in own]),

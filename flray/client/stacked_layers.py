@@ -191,7 +191,10 @@ class Dropout:
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         images = x.dim() == 5
         shape = x.permute(0, 1, 4, 2, 3).shape if images else x.shape
-        keep = keep_mask(keys[self.key][:, None], shape[1:].numel(), self.p).view(shape)
+        keep = keys[self.key]
+        if keep.dim() == 1:  # keys, and not what was drawn from them
+            keep = keep_mask(keep[:, None], shape[1:].numel(), self.p)
+        keep = keep.view(shape)
         keep = keep.permute(0, 1, 3, 4, 2) if images else keep
         return self._kept(x, keep), keep
 
@@ -206,11 +209,11 @@ class Dropout:
         return self._kept(dy, saved)
 
     def _kept(self, x: Tensor, keep: Tensor) -> Tensor:
-        return torch.where(keep, x / (1 - self.p), torch.zeros_like(x))
+        return torch.where(keep, x / (1 - self.p), 0.0)
 
 
 def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:
-    if matrix.stride(-1) != 1:  # a leaf as its module has it, not in the layout of products
+    if matrix.stride(-1) != 1 and x.device.type == "cpu":  # a leaf as its module has it
         y = torch.bmm(matrix.transpose(1, 2), x.transpose(1, 2).contiguous()).transpose(1, 2)
         return y if bias is None else y.add_(w[bias][:, None, :])
     if bias is None:
@@ -222,7 +225,10 @@ def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:
     """dy matrix^T as (matrix dy^T)^T, which moves the small factor instead of the weights.
 
     A transposed second factor is also what oneDNN takes over on some CPUs, with threads of its own.
+    A GPU reads either factor as it lies.
     """
+    if dy.device.type == "cuda":
+        return torch.bmm(dy, matrix.transpose(1, 2))
     product = torch.bmm(matrix, dy.transpose(1, 2).contiguous())
     return product.transpose(1, 2).contiguous()
 

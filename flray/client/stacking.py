@@ -53,6 +53,11 @@ class StackedPlan:
     def num_steps(self) -> int:
         return self.ids.shape[1]
 
+    def at(self, steps: Tensor) -> "StackedPlan":
+        """Some of the steps, whose numbers are on the device."""
+        ids, mask, keys = (t.index_select(1, steps) for t in (self.ids, self.mask, self.keys))
+        return StackedPlan(ids, mask, keys, self.last_step)
+
     def clients_by_last_step(self) -> dict[int, Ids]:
         """Step -> the slots that finish with it, in the order of steps."""
         ends = np.unique(self.last_step[self.last_step >= 0])
@@ -86,23 +91,24 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
     if any(not each.num_steps for each in block.plans):  # such clients keep their models
         for name, leaf in block.w0.items():
             into.params[name].copy_(leaf)
+    device = next(iter(into.params.values())).device
     done = 0
     for s, slots in finishing.items():
         step.advance(s + 1 - done)
         done = s + 1
+        places = torch.from_numpy(slots).to(device)
         # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
         for name, leaf in step.w.items():
-            _copy_rows(into.params[name], leaf.detach(), slots)
+            _copy_rows(into.params[name], leaf.detach(), places)
     count = np.maximum([each.num_steps for each in block.plans], 1)
     into.loss[:] = step.total_loss[: len(count)].cpu().numpy() / count
 
 
-def _copy_rows(into: Tensor, leaf: Tensor, rows: Ids) -> None:
-    if len(rows) == len(into):  # all of them, so dummies come after
+def _copy_rows(into: Tensor, leaf: Tensor, places: Tensor) -> None:
+    if len(places) == len(into):  # all of them, so dummies come after
         into.copy_(leaf[: len(into)])
     else:
-        places = torch.from_numpy(rows).to(leaf.device)
-        into[places] = leaf[places]
+        into.index_copy_(0, places, leaf.index_select(0, places))
 
 
 def fill(slots: Tensor, leaf: Tensor) -> None:

@@ -26,7 +26,7 @@ from flray.client.stacking import (
     train_slots,
 )
 from flray.client.training import Gradient, LocalBatch, Training
-from flray.client.written_step import WrittenModule, WrittenStep
+from flray.client.written_step import PlacedStep, WrittenModule, WrittenStep
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
 from flray.models.bank import Params, trainable
@@ -86,9 +86,10 @@ class Vectorized:
 
     Short blocks are filled with dummies and batches are padded, so that the shape of the work, and
     with it every bit of a client's result, does not depend on its neighbours. On a GPU a step of
-    `num_slots` models is recorded once as a CUDA graph and replayed. On a CPU a module that can be
-    written out is trained in tiles of a few slots, `threads` of them at a time: the number of
-    threads changes no bit. With `compile`, torch's compiler translates the step, on either device.
+    `num_slots` models is recorded once as a CUDA graph and replayed; a chain of linear layers is
+    written out. On a CPU a module that can be written out is trained in tiles of a few slots,
+    `threads` of them at a time: the number of threads changes no bit. With `compile`, torch's
+    compiler translates the step, on either device.
     """
 
     def __init__(
@@ -110,8 +111,10 @@ class Vectorized:
         self.batch_loss = BatchLoss(module)
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
-        writes_out = examples.device.type == "cpu" and not compile
-        self.written = WrittenModule.of(self.batch_loss, examples) if writes_out else None
+        self.in_tiles = examples.device.type == "cpu" and not compile
+        self.written = None if compile else WrittenModule.of(self.batch_loss, examples)
+        if self.written is not None and not self.in_tiles and not self.written.main.is_dense:
+            self.written = None
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         self.module.train()
@@ -119,7 +122,7 @@ class Vectorized:
             unmoved = {name: leaf.clone() for name, leaf in block.w0.items()}
             return BlockResult(unmoved, np.zeros(len(block.plans)))
         result = BlockResult.empty_like(block)
-        if self.written is not None:
+        if self.written is not None and self.in_tiles:
             self._train_tiles(self.written, block, (training, gradient), result)
             return result
         plan = StackedPlan.of(block, self.num_slots, self.examples.device)
@@ -159,8 +162,15 @@ class Vectorized:
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
         key = (training, *hook, tuple((n, leaf.shape[1:]) for n, leaf in block.memo.items()))
         if key not in self.graphs:
-            self.graphs[key] = GraphedStep(self, training, gradient, block)
+            self.graphs[key] = GraphedStep(self._placed_step(training, gradient, block))
         return self.graphs[key]
+
+    def _placed_step(
+        self, training: Training, gradient: Gradient, block: Block
+    ) -> "StackedStep | PlacedStep":
+        if self.written is None:
+            return StackedStep(self, training, gradient, block)
+        return PlacedStep(self.written, training, gradient, block, self.num_slots)
 
 
 def tile_size(num_params: int, num_slots: int) -> int:
@@ -229,23 +239,31 @@ class StackedStep:
         return found
 
 
-class GraphedStep(StackedStep):
-    """The same steps recorded as CUDA graphs: one launch instead of hundreds.
+class GraphedStep:
+    """Steps recorded as CUDA graphs: one launch instead of hundreds.
 
     One graph has a single step, another GRAPH_STEPS of them with the gathering of their batches;
     both read the place of the step from the device.
     """
 
+    def __init__(self, step: StackedStep | PlacedStep) -> None:
+        self.step = step
+
+    @property
+    def w(self) -> Params:
+        return self.step.w
+
+    @property
+    def total_loss(self) -> Tensor:
+        return self.step.total_loss
+
     def start(self, block: Block, plan: StackedPlan) -> None:
-        if not hasattr(self, "single") or plan.num_steps > self.capacity:
+        if not hasattr(self, "single") or plan.num_steps > self.buffers.num_steps:
             self._record(block, plan)
-        super().start(block, plan)
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()  # an optimiser's state at its first step
-        self.ids, self.mask, self.keys = self.buffers
-        for mine, theirs in zip(self.buffers, (plan.ids, plan.mask, plan.keys), strict=True):
+        self.step.start(block, self.buffers)
+        for value in self._optimizer_state():
+            value.zero_()  # as at the first step
+        for mine, theirs in zip(_tensors(self.buffers), _tensors(plan), strict=True):
             mine[:, : plan.num_steps].copy_(theirs)
 
     def advance(self, num_steps: int) -> None:
@@ -257,29 +275,40 @@ class GraphedStep(StackedStep):
             self.single.replay()
 
     def _record(self, block: Block, plan: StackedPlan) -> None:
-        self.capacity = plan.num_steps
-        self.buffers = (plan.ids.clone(), plan.mask.clone(), plan.keys.clone())
-        super().start(block, plan)
-        self.ids, self.mask, self.keys = self.buffers
+        ids, mask, keys = (t.clone() for t in _tensors(plan))
+        self.buffers = StackedPlan(ids, mask, keys, plan.last_step)
+        self.step.start(block, self.buffers)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):  # allocates workspaces and the optimiser's state
-                self.place.zero_()
-                self._step()
+                self.step.place.zero_()
+                self.step.advance(1)
         torch.cuda.current_stream().wait_stream(side)
-        for state in self.optimizer.state.values():
-            if "step" in state:  # Adam's bias correction loses 5 digits to a float32 counter
-                state["step"] = state["step"].double()
-        self.place.zero_()
-        self.single = self._recorded(1)
-        self.several = self._recorded(GRAPH_STEPS) if self.capacity >= GRAPH_STEPS else None
+        if self.step.optimizer is not None:
+            for state in self.step.optimizer.state.values():
+                if "step" in state:  # Adam's bias correction loses 5 digits to a float32 counter
+                    state["step"] = state["step"].double()
+        self.step.place.zero_()
+        with _no_garbage_collection():
+            self.single = self._recorded(1)
+            self.several = self._recorded(GRAPH_STEPS) if plan.num_steps >= GRAPH_STEPS else None
 
     def _recorded(self, num_steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with _no_garbage_collection(), torch.cuda.graph(graph):
-            super().advance(num_steps)
+        with torch.cuda.graph(graph):
+            self.step.advance(num_steps)
         return graph
+
+    def _optimizer_state(self) -> list[Tensor]:
+        if self.step.optimizer is None:
+            return []
+        states = self.step.optimizer.state.values()
+        return [each for state in states for each in state.values() if isinstance(each, Tensor)]
+
+
+def _tensors(plan: StackedPlan) -> tuple[Tensor, Tensor, Tensor]:
+    return plan.ids, plan.mask, plan.keys
 
 
 @contextmanager

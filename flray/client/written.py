@@ -27,6 +27,7 @@ from flray.client.stacked_layers import (
 )
 from flray.models.bank import Params
 from flray.models.dropout import KeyedDropout
+from flray.randomness import keep_mask
 
 # While torch.fx traces a module, calls of every module of the process go through its tracer.
 TRACING = Lock()
@@ -74,6 +75,25 @@ class Written:
             return torch.empty_like(leaf, memory_format=torch.contiguous_format)
         matrix = kind.matrix(torch.empty_like(leaf, memory_format=torch.contiguous_format))
         return kind.leaf(torch.empty_like(matrix, memory_format=torch.contiguous_format), leaf)
+
+    @property
+    def is_dense(self) -> bool:
+        """True for a chain of linear layers; a GPU is faster with torch's own convolutions."""
+        return not any(isinstance(each, Convolution | MaxPool) for each in self.layers)
+
+    def drawn(self, keys: Params, w: Params, batch_size: int) -> Params:
+        """What is kept of dropout layers after linear ones, (..., elements), from keys (...).
+
+        A layer before the first linear one keeps its keys.
+        """
+        found, width = dict(keys), 0
+        for layer in self.layers:
+            if isinstance(layer, Linear):
+                width = w[layer.weight].shape[1]
+            elif isinstance(layer, Dropout) and width:
+                key = keys[layer.key].unsqueeze(-1)
+                found[layer.key] = keep_mask(key, batch_size * width, layer.p)
+        return found
 
     def outputs(self, w: Params, x: Tensor) -> Tensor:
         """Logits (K, B, classes) of images (K, B, channels, height, width), without dropout."""
@@ -187,7 +207,7 @@ def _trace(computation: nn.Module) -> list[fx.Node]:
 
 
 def is_written_out(module: LightningModule) -> bool:
-    """True if the module's training step is written out on a CPU."""
+    """True if the module's training step can be written out."""
     return write_out(module, "example_losses") is not None
 
 

@@ -1,4 +1,4 @@
-"""A step of a few clients on a CPU, for modules whose gradient is written out."""
+"""A step of stacked clients, for modules whose gradient is written out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,8 @@ from flray.models.bank import Params, trainable
 from flray.models.dropout import dropout_keys
 
 # Of the images that are gathered for several steps at once.
-GATHERED_BYTES = 2 << 20
+GATHERED_ON_CPU, GATHERED_ON_GPU = 2 << 20, 64 << 20
+ALIGNED = 256  # bytes, at multiples of which the batches of a step begin
 
 
 @dataclass
@@ -94,7 +95,7 @@ class _WrittenGradient(torch.autograd.Function):
 
 
 class WrittenStep:
-    """The step of a tile; batches of several steps are gathered at once.
+    """The step of a tile, or of a block; batches of several steps are gathered at once.
 
     The algorithm's hook runs under `vmap`, the gradient it asks for does not. For the plain
     gradient there is no hook; and plain SGD needs no optimiser either: each layer takes its step
@@ -112,7 +113,8 @@ class WrittenStep:
         self.module = module
         self.written = module.main
         self.w = self._in_layout(like.w0, num_slots)
-        self.total_loss = torch.zeros(num_slots, dtype=torch.float64)
+        device = module.examples.device
+        self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         net = module.batch_loss.module
         self.trained = {name: self.w[name] for name in trainable(net)}
         self.hook = None
@@ -121,10 +123,12 @@ class WrittenStep:
             self.w0 = self._in_layout(like.w0, num_slots)
             self.memo = self._in_layout(like.memo, num_slots)
         self.descent: Descent | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         if self.hook is None and training.optimizer == "sgd" and not training.momentum:
             self.descent = Descent(training.lr, training.weight_decay)
         else:
-            self.optimizer = elementwise_optimizer(training, net, self.trained)
+            capturable = device.type == "cuda"
+            self.optimizer = elementwise_optimizer(training, net, self.trained, capturable)
 
     def _in_layout(self, leaves: Params, num_slots: int) -> Params:
         """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
@@ -136,6 +140,10 @@ class WrittenStep:
         }
 
     def start(self, block: Block, plan: StackedPlan) -> None:
+        self._fill(block)
+        self.steps = self._batches(plan)
+
+    def _fill(self, block: Block) -> None:
         for name, leaf in block.w0.items():
             fill(self.w[name], leaf)
         if self.hook is not None:
@@ -143,7 +151,6 @@ class WrittenStep:
                 fill(self.w0[name], leaf)
             for name, leaf in block.memo.items():
                 fill(self.memo[name], leaf)
-        self.steps = self._batches(plan)
 
     def advance(self, num_steps: int) -> None:
         for active, batches in islice(self.steps, num_steps):
@@ -164,6 +171,7 @@ class WrittenStep:
         self.total_loss += torch.where(active, loss, 0.0)
 
     def _step_along(self, direction: Params) -> None:
+        assert self.optimizer is not None  # or layers take their steps themselves
         for name, leaf in self.trained.items():
             leaf.grad = direction[name]
         self.optimizer.step()
@@ -173,16 +181,58 @@ class WrittenStep:
         ids, mask, keys = (t.transpose(0, 1) for t in (plan.ids, plan.mask, plan.keys))
         examples, net = self.module.examples, self.module.batch_loss.module
         image = examples.images.shape[1:].numel() * examples.mean.element_size()
-        at_once = max(1, GATHERED_BYTES // (ids[0].numel() * image))
+        of_step = ids[0].numel() * image
+        at_once = max(1, GATHERED_ON_CPU // of_step)
+        if examples.device.type == "cuda":  # where the kernel of a product depends on alignment
+            at_once = 1 if of_step % ALIGNED else max(1, GATHERED_ON_GPU // of_step)
         for some in (slice(s, s + at_once) for s in range(0, plan.num_steps, at_once)):
             x, y = examples.training_batch(ids[some].flatten(0, 2), keys[some].flatten())
             x, y = (t.view(*ids[some].shape, *t.shape[2:]) for t in (x, y))
             targets = Targets.of(y, mask[some], self.written.num_classes, x.dtype)
-            layer_keys = dropout_keys(net, keys[some])
+            layer_keys = self._drawn(dropout_keys(net, keys[some]), ids.shape[-1])
             of_batch = [
                 _each_step(x, y, mask[some], targets, layer_keys, b) for b in range(x.shape[2])
             ]
             yield from zip(mask[some][:, :, 0].any(2), zip(*of_batch, strict=True), strict=True)
+
+    def _drawn(self, keys: Params, batch_size: int) -> Params:
+        """What dropout layers are given, for several steps at once: their keys."""
+        return keys
+
+
+class PlacedStep(WrittenStep):
+    """The same step for a CUDA graph: which one comes next is read from the device.
+
+    Dropout is drawn for several steps at once, as a GPU waits for each kernel.
+    """
+
+    def __init__(
+        self,
+        module: WrittenModule,
+        training: Training,
+        gradient: Gradient,
+        like: Block,
+        num_slots: int,
+    ) -> None:
+        super().__init__(module, training, gradient, like, num_slots)
+        self.place = torch.zeros(1, dtype=torch.int64, device=module.examples.device)
+
+    def start(self, block: Block, plan: StackedPlan) -> None:
+        self._fill(block)
+        self.plan = plan
+        self.total_loss.zero_()
+        self.place.zero_()
+
+    def advance(self, num_steps: int) -> None:
+        steps = self.place + torch.arange(num_steps, device=self.place.device)
+        with torch.no_grad():
+            for active, batches in self._batches(self.plan.at(steps)):
+                self._step(active, batches)
+        self.place += num_steps
+
+    def _drawn(self, keys: Params, batch_size: int) -> Params:
+        """A hook may ask for a loss that is not written out and draws from keys."""
+        return self.written.drawn(keys, self.w, batch_size) if self.hook is None else keys
 
 
 @dataclass
@@ -190,7 +240,7 @@ class _Batch:
     x: Tensor  # (slots, B, channels, height, width)
     y: Tensor  # (slots, B)
     mask: Tensor
-    keys: Params  # leaves (slots,)
+    keys: Params  # leaves (slots,), or (slots, elements) where they were drawn
     targets: Targets
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.client.host import Host
-from flray.client.keeping import KeptBlock, TrainAndKeep, kept_block
+from flray.client.keeping import ExpectedSums, KeptBlock, TrainAndKeep, kept_block
 from flray.client.plan import num_local_steps
 from flray.client.scoring import ExampleScores, ScoreJob
 from flray.client.tasks import (
@@ -46,10 +46,23 @@ from flray.execution.counted import (
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, TrainedModels
 from flray.models.bank import ModelBank, Params
-from flray.models.mixing import Aggregation, Relation, Weights, mix, mix_bank, mixing_rows
+from flray.models.mixing import (
+    Aggregation,
+    Relation,
+    Weights,
+    expected_terms,
+    mix,
+    mix_bank,
+    mixing_rows,
+    rows_of_clients,
+)
 from flray.randomness import generator
 
-SCORE_TOGETHER = 5000  # examples that one host scores at a time
+# Examples that one host scores at a time: few enough for many hosts, unless there are very many.
+SCORE_TOGETHER, MOST_TOGETHER = 5000, 50_000
+SCORE_GROUPS = 16
+# Of sums that hosts send with their training: more would be much to send where they are not used.
+EXPECTED_SUMS_BYTES = 4 << 20
 
 OnClientFailure = Literal["raise", "drop"]
 
@@ -179,6 +192,9 @@ class Federation:
     meter: Meter = field(default_factory=Meter)
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
     on_trained: Callable[["Trained"], None] | None = None  # told of every training but probes
+    # Of the last sums, by leaf: those of the next are mostly the same. Changes no result.
+    last_exponents: dict[str, Ids] = field(default_factory=dict)
+    expected: ExpectedSums | None = None  # of the next training
 
     def during(self, timeline: Timeline, t: int) -> "Federation":
         """The same federation as it is in round t."""
@@ -299,11 +315,19 @@ class Federation:
     ) -> tuple[list[tuple[TrainJob, KeptBlock]], dict[int, Failed], Blocks]:
         """Train the blocks; their models stay where they were trained."""
         if self.executor.trainings_kept:
-            keeping = TrainAndKeep(task, self.executor.trainings_kept)
+            expected = None if task.is_probe else self.expected
+            keeping = TrainAndKeep(task, self.executor.trainings_kept, expected=expected)
             kept, failed = run_to_the_client(self.executor, keeping, bank, jobs)
-            places = [found.place for _, found in kept]
-            trained_jobs = [job for job, _ in kept]
-            return kept, failed, HostedBlocks(self.executor, keeping, bank, trained_jobs, places)
+            blocks = HostedBlocks(
+                self.executor,
+                keeping,
+                bank,
+                jobs=[job for job, _ in kept],
+                places=[found.place for _, found in kept],
+                sums=[found.sums for _, found in kept],
+                last_exponents=self.last_exponents,
+            )
+            return kept, failed, blocks
         done, failed = run_to_the_client(self.executor, task, bank, jobs)
         kept = [(job, kept_block(result)) for job, result in done]
         return kept, failed, HeldBlocks([result.params for _, result in done])
@@ -408,9 +432,25 @@ class Federation:
 
         Returns each client's new model, the mean of those it hears, and what was trained.
         """
-        trained = self.train(bank, cohort, gradient)
+        expected = self.expected_sums(relation, bank, cohort)
+        trained = replace(self, expected=expected).train(bank, cohort, gradient)
         self.count_models(bank, cohort, trained)
         return self.mix(relation, trained, bank), trained
+
+    def expected_sums(
+        self, relation: Relation, bank: ModelBank, cohort: Cohort
+    ) -> ExpectedSums | None:
+        """What mixing will ask hosts for if all clients answer and no model outgrows its scale.
+
+        None where models do not stay with hosts, or the sums are large.
+        """
+        if not self.last_exponents or not len(cohort.clients):
+            return None
+        if len(relation.rows) * bank.bytes_per_model > EXPECTED_SUMS_BYTES:
+            return None
+        rows, _ = rows_of_clients(self._weighted(relation), cohort.clients, bank, self.aggregation)
+        terms = expected_terms(rows, dict(self.last_exponents))
+        return None if terms is None else ExpectedSums(cohort.clients, terms)
 
     def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
         """Count a model sent to each client of the cohort, and one received from each heard."""
@@ -432,8 +472,11 @@ class Federation:
     def mix(self, relation: Relation, trained: Trained, bank: ModelBank) -> ModelBank:
         """W' = A X + B W: each client's model, the mean of those it hears weighted by n_k."""
         with self.meter.phase("mix"):
-            weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
+            weighted = self._weighted(relation)
             return mix_bank(weighted, trained.clients, trained.models, bank, self.aggregation)
+
+    def _weighted(self, relation: Relation) -> Relation:
+        return Relation(relation.rows * self._mixing_weights(), relation.of)
 
     def mix_rows(self, hears: Weights, trained: Trained, bank: ModelBank) -> ModelBank:
         """The bank whose row u is the mean of the clients it hears, with strength hears[u, j] n_j.
@@ -563,12 +606,14 @@ def cohort_size(num_clients: int, participation: float) -> int:
 
 
 def _grouped(jobs: Sequence[ScoreJob]) -> list[list[ScoreJob]]:
-    """Consecutive jobs of at most SCORE_TOGETHER examples, or one that has more."""
+    """Consecutive jobs with a limit on their examples, or one that has more."""
+    all_examples = sum(len(job.examples) for job in jobs)
+    most = min(max(SCORE_TOGETHER, all_examples // SCORE_GROUPS), MOST_TOGETHER)
     groups: list[list[ScoreJob]] = []
     total = 0
     for job in jobs:
         total += len(job.examples)
-        if not groups or total > SCORE_TOGETHER:
+        if not groups or total > most:
             groups.append([])
             total = len(job.examples)
         groups[-1].append(job)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import torch
 
+from flray.client.keeping import ExpectedSums
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation, nobody
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params
+from flray.models.mixing import Relation
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class PartialFederation(Federation):
         trained = super().train(bank, mine, gradient, rows, shared=shared, training=training)
         self.heard.append(trained)
         return trained
+
+    def expected_sums(
+        self, relation: Relation, bank: ModelBank, cohort: Cohort
+    ) -> ExpectedSums | None:
+        own = replace(cohort, clients=np.intersect1d(cohort.clients, self.own))
+        return super().expected_sums(relation, bank, own)
 
     def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
         both = len(cohort.clients) * bank.bytes_per_model  # nobody can have been dropped

@@ -27,6 +27,7 @@ SLACK = 1.001  # of a bound: weights that differ by rounding alone must not chan
 # Elements multiplied at a time, so that a CPU does it in its cache.
 ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 27
 LEAST_ROWS = 4  # multiplied at a time
+ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,12 @@ class Terms:
         weights = torch.from_numpy(np.concatenate(self.weights) * np.repeat(scales, sizes, axis=1))
         like = next(iter(models.values()))
         weights = weights.to(like.device)  # (L, terms), one copy for all leaves
+        at_once = like.device.type == "cuda" and len(sizes) > 1
+        places = torch.from_numpy(np.concatenate(self.places)).to(like.device) if at_once else None
         return {
             name: self._sums(models[name], own.to(models[name].dtype))
+            if places is None
+            else several_sums(models[name], places, own.to(models[name].dtype), sizes)
             for name, own in zip(self.exponents, weights, strict=True)
         }
 
@@ -194,6 +199,14 @@ class Terms:
             self.exponents,
         )
 
+    def equals(self, other: "Terms") -> bool:
+        """True if both are the same sums, bit by bit."""
+        mine, theirs = (
+            [*each.places, *each.weights, *each.exponents.values()] for each in (self, other)
+        )
+        is_alike = list(self.exponents) == list(other.exponents) and len(mine) == len(theirs)
+        return is_alike and all(map(np.array_equal, mine, theirs))
+
     def result(self, sums: Params, like: Params) -> Params:
         """Sums as numbers, of the dtype of the models."""
         scales = torch.from_numpy(
@@ -205,6 +218,29 @@ class Terms:
             scale = scale.to(like[name].dtype).view(-1, *[1] * (total.dim() - 1))
             found[name] = total.to(like[name].dtype).mul_(scale)
         return found
+
+
+def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(V, ...) what `Terms` sums, with few calls for many short sums, as a GPU prefers it.
+
+    places and weights (terms,) are those of all sums, of which the v-th has sizes[v].
+
+    >>> leaf, places, weights = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1]), torch.ones(3)
+    >>> several_sums(leaf, places, weights, [2, 1]).tolist()
+    [[3], [2]]
+    """
+    kind, _ = FIXED_POINT[leaf.dtype]
+    num_elements = max(1, leaf.shape[1:].numel())
+    most = max(LEAST_ROWS, ELEMENTS_OF_SUMS // num_elements)  # terms at a time
+    sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
+    of_term = np.repeat(np.arange(len(sizes)), sizes)
+    into = torch.from_numpy(of_term).to(leaf.device)
+    for start in range(0, len(of_term), most):
+        some = slice(start, start + most)
+        own = weights[some].view(-1, *[1] * (leaf.dim() - 1))
+        products = leaf.index_select(0, places[some]).mul_(own)
+        sums.index_add_(0, into[some], products.round_().to(kind))
+    return sums
 
 
 @dataclass(frozen=True)
@@ -253,7 +289,15 @@ def rows_of(leaf: Tensor, places: Ids) -> Tensor:
 def mix_bank(
     relation: Relation, cohort: Ids, trained: Models, bank: ModelBank, aggregation: Aggregation
 ) -> ModelBank:
-    """Each client's model after the round; clients whose models must be equal share a row.
+    """Each client's model after the round; clients whose models must be equal share a row."""
+    rows, owner = rows_of_clients(relation, cohort, bank, aggregation)
+    return ModelBank(mix(rows, trained, bank.params), owner)
+
+
+def rows_of_clients(
+    relation: Relation, cohort: Ids, bank: ModelBank, aggregation: Aggregation
+) -> tuple[list[MixingRow], Ids]:
+    """The rows of [A B] of all clients' models, and (M,) which of them is each client's.
 
     The strengths in `relation` include n_j. Clients that hear alike get one model, unless it is
     made of the different ones they had: where nobody was heard, or with a server step below 1.
@@ -267,7 +311,7 @@ def mix_bank(
         mixing_row(relation.rows[relation.of[i]], int(bank.owner[i]), cohort, bank, aggregation)
         for i in first
     ]
-    return ModelBank(mix(rows, trained, bank.params), owner.reshape(-1))
+    return rows, owner.reshape(-1)
 
 
 def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
@@ -288,6 +332,20 @@ def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
     if len(summed) and names:
         _put(mixed, summed, _means([rows[v] for v in summed], trained, bank))
     return mixed
+
+
+def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Terms | None:
+    """What `mix` asks trained models for if its exponents are these; None: it asks for more.
+
+    >>> row = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), np.array([]), np.array([]))
+    >>> expected_terms([row], {"w": np.array([3])}).places
+    (array([0, 1]),)
+    """
+    if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
+        return None
+    if any(len(own) != len(rows) for own in exponents.values()):
+        return None
+    return Terms(tuple(row.heard for row in rows), tuple(row.a for row in rows), exponents)
 
 
 def _put(mixed: Params, rows: Ids, values: Params) -> None:
@@ -314,14 +372,35 @@ def _exponents(
     before = {name: np.empty(0) for name in bank}
     if len(used):  # otherwise there is nothing to wait for
         before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
+    a, b = (np.array([abs(each).sum() for each in some]) for some in _weights_of(rows))
+    heard = _padded([row.heard for row in rows])
+    kept = _padded([np.searchsorted(used, row.kept) for row in rows])
     found = {}
     for name, leaf in bank.items():
-        bounds = [
-            abs(row.a).sum() * largest[name][row.heard].max(initial=0.0)
-            + abs(row.b).sum() * before[name][np.searchsorted(used, row.kept)].max(initial=0.0)
-            for row in rows
-        ]
+        bounds = a * _largest_of(largest[name], heard) + b * _largest_of(before[name], kept)
         _, num_bits = FIXED_POINT[leaf.dtype]
-        bits_before = np.frexp(SLACK * np.array(bounds))[1].astype(np.int64)
+        bits_before = np.frexp(SLACK * bounds)[1].astype(np.int64)
         found[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
+    return found
+
+
+def _weights_of(rows: Sequence[MixingRow]) -> tuple[list[Weights], list[Weights]]:
+    return [row.a for row in rows], [row.b for row in rows]
+
+
+def _padded(places: Sequence[Ids]) -> Ids:
+    """(V, most) the places of each row, filled up with -1.
+
+    >>> _padded([np.array([4]), np.array([2, 3])]).tolist()
+    [[4, -1], [2, 3]]
+    """
+    sizes = np.array([len(each) for each in places])
+    found = np.full((len(places), int(sizes.max(initial=0))), -1)
+    found[np.arange(found.shape[1]) < sizes[:, None]] = np.concatenate(places)
+    return found
+
+
+def _largest_of(values: Weights, places: Ids) -> Weights:
+    """(V,) the largest of the values at the places of each row; at least 0, which is that of -1."""
+    found: Weights = np.append(values, 0.0)[places].max(1, initial=0.0)
     return found

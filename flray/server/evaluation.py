@@ -24,7 +24,7 @@ from flray.server.drift import Drift
 RoundRow = dict[str, Any]  # Any: one value a column, numbers mostly
 
 # Of ids for each of them, up to which they are marked in an array over their range.
-LARGEST_RANGE = 16
+LARGEST_RANGE = 64
 
 
 @dataclass(frozen=True)

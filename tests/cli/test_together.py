@@ -103,7 +103,9 @@ def test_as_many_at_a_time_as_the_gpu_and_the_cores_take(monkeypatch) -> None:
     monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(together, "gpu_memory_gib", lambda: 139.0)
     monkeypatch.setattr(together.torch.version, "cuda", "12.8")
-    assert runs_at_a_time(experiments, None) == 16
+    assert runs_at_a_time(experiments, None) == 18
+    monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(10)))
+    assert runs_at_a_time(experiments, None) == 15
     assert runs_at_a_time(experiments[:3], None) == 3
     assert runs_at_a_time(experiments, 5) == 5
     assert runs_at_a_time([experiment("execution.device=cpu")] * 2, None) == 1

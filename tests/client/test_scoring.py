@@ -17,7 +17,7 @@ SIZES = (1, 0, PIECE, 7, PIECE + 1, PIECE * MOST_PIECES + 3, 30, 2)
 MODELS_OF = {"mlp200": {"hidden": 20, "dropout": 0.5}, "lenet5": {}, "conv_ae": None}
 
 
-def host_of(name, threads=1):
+def host_of(name, threads=1, device="cpu"):
     shape = (1, 28, 28)
     fields = MODELS_OF[name]
     build = (
@@ -27,7 +27,7 @@ def host_of(name, threads=1):
     )
     split = ragged_split((1, sum(SIZES)))
     dataset = noise_dataset(sum(SIZES) + 1, shape)
-    settings = HostSettings("vectorized", "cpu", torch.float32, 5, threads, seed=0)
+    settings = HostSettings("vectorized", device, torch.float32, 5, threads, seed=0)
     host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
     models = [params_of(build_seeded(build, n)) for n in range(4)]
     return host, stack([{k: v.clone() for k, v in model.items()} for model in models])
@@ -68,3 +68,21 @@ def test_scores_do_not_depend_on_what_is_scored_beside_them() -> None:
         for k, found in zip(order, again, strict=True):
             assert np.array_equal(found.loss, together[k].loss), k
             assert np.array_equal(found.correct, together[k].correct)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["mlp200", "lenet5"])
+def test_on_a_gpu_large_sets_of_linear_layers_are_stacked_too(name) -> None:
+    on_cpu, bank = host_of(name)
+    host, _ = host_of(name, device="cuda")
+    jobs, there = jobs_of(), {leaf: values.cuda() for leaf, values in bank.items()}
+    sizes = [scoring._piece_size(host, len(job.examples)) for job in jobs]
+    assert max(sizes) == (scoring.SCORE_BATCH if name == "mlp200" else PIECE)
+    found = score_models(host, there, jobs)
+    for expected, mine in zip(score_models(on_cpu, bank, jobs), found, strict=True):
+        np.testing.assert_allclose(mine.loss, expected.loss, rtol=1e-4, atol=1e-5)
+    for order in ([5], [5, 4], [7, 6, 5, 4, 3, 2, 1, 0]):
+        again = score_models(host, there, [jobs[k] for k in order])
+        for k, mine in zip(order, again, strict=True):
+            assert np.array_equal(mine.loss, found[k].loss)

@@ -14,13 +14,15 @@ from torch.nn import functional as F
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.scaffold import Scaffold
-from flray.client.engine import Block
+from flray.client.engine import Block, BlockResult
 from flray.client.footprint import layer_values
 from flray.client.host import choose_engine, default_threads
 from flray.client.loop import Loop
+from flray.client.stacking import StackedPlan, train_slots
 from flray.client.training import OnlyLeaves, Training
 from flray.client.vectorized import Vectorized
 from flray.client.written import is_written_out, write_out
+from flray.client.written_step import PlacedStep, WrittenStep
 from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.classifier import Batch, Classifier
@@ -129,6 +131,66 @@ def test_written_out_is_loop(optimizer, hook) -> None:
         assert max(float(each.abs().max()) for each in moved) > 1e-3
     assert largest_gap(expected.params, found.params) < 1e-10
     assert np.abs(expected.loss - found.loss).max() < 1e-10
+
+
+class Dense(Classifier):
+    """Dropout before the first linear layer, between two and after the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            KeyedDropout(0.2),
+            nn.Linear(2 * 9 * 8, 7),
+            KeyedDropout(0.5),
+            nn.ReLU(),
+            nn.Linear(7, 10),
+            KeyedDropout(0.1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+    def other_losses(self, batch: Batch) -> Tensor:
+        return 3 * self.example_losses(batch)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("hook", ["fedavg", "fedprox", "scaffold", "other_loss"])
+def test_steps_whose_place_is_on_the_device_are_the_same_steps(optimizer, hook) -> None:
+    """What a CUDA graph records, run without one: dropout is drawn for several steps at once."""
+    training = TRAININGS[optimizer]
+    module = build_seeded(Dense, 0)
+    examples, block = case(module, training, torch.float32)
+    block = with_controls(block) if hook == "scaffold" else block
+    engine = Vectorized(module, examples, num_slots=6)
+    assert engine.written is not None
+    assert engine.written.main.is_dense
+    plan = StackedPlan.of(block, 6, examples.device)
+    steps = [
+        kind(engine.written, training, HOOKS[hook], block, 6) for kind in (WrittenStep, PlacedStep)
+    ]
+    results = [BlockResult.empty_like(block) for _ in steps]
+    with torch.no_grad():
+        for _ in range(2):  # a graph's step starts again where it is
+            steps[0] = WrittenStep(engine.written, training, HOOKS[hook], block, 6)
+            for step, result in zip(steps, results, strict=True):
+                train_slots(step, block, plan, result)
+            if steps[1].optimizer is not None:
+                for state in steps[1].optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+    written, placed = results
+    assert largest_gap(block.w0, placed.params) > 1e-3
+    assert largest_gap(written.params, placed.params) == 0
+    assert np.array_equal(written.loss, placed.loss)
+
+
+def test_convolutions_are_not_dense() -> None:
+    written = write_out(build_seeded(Functional, 0), "example_losses")
+    assert written is not None
+    assert not written.is_dense
 
 
 @pytest.mark.parametrize("hook", ["fedavg", "clipped"])

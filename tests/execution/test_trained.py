@@ -50,6 +50,28 @@ class Hosts:
     def close(self) -> None: ...
 
 
+@dataclass
+class Broken:
+    """An executor whose client 1 trains to infinity."""
+
+    executor: Hosts | Inline
+    clients_per_job: int | None = None
+    retries: int = 0
+
+    @property
+    def trainings_kept(self) -> int:
+        return self.executor.trainings_kept
+
+    def map(self, task, bank, jobs):
+        outputs = self.executor.map(task, bank, jobs)
+        for job, output in zip(jobs, outputs, strict=True):
+            if not isinstance(task, Ask):
+                output.loss[job.clients == 1] = np.inf
+        return outputs
+
+    def close(self) -> None: ...
+
+
 def federation(*overrides: str) -> Federation:
     experiment = parse_experiment(override(TINY, ["execution.block=2", *overrides]))
     parts = prepare(experiment)
@@ -99,6 +121,46 @@ def test_a_mean_brings_one_model_from_each_block() -> None:
     bank = fed.initial_bank()
     fed.average(Relation.joint(6), bank, Cohort(1, np.arange(6)), plain_gradient)
     assert sizes == [bank.bytes_per_model] * 3
+
+
+def three_rounds(fed: Federation, clusters: list[int]) -> list[str]:
+    """Hashes of three rounds; before the last one models grow, so that sums need another scale."""
+    relation = Relation.of_clusters(np.array(clusters))
+    bank = fed.initial_bank().split(np.array(clusters))
+    hashes = []
+    for t in (1, 2, 3):
+        if t == 3:
+            bank = replace(bank, params={n: 5 * leaf for n, leaf in bank.params.items()})
+        bank, _ = fed.average(relation, bank, Cohort(t, np.array([0, 1, 2, 4, 5])), plain_gradient)
+        hashes.append(bank.sha256())
+    return hashes
+
+
+@pytest.mark.parametrize("clusters", [[0] * 6, [0, 1, 0, 0, 1, 0]])
+@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+@pytest.mark.parametrize("per_job", [None, 1])
+def test_sums_that_are_expected_come_with_the_training(clusters, unheard, per_job) -> None:
+    """Hosts are asked in the first round, where nothing is expected, and where scales change."""
+    fed = federation(f"aggregate.unheard={unheard}")
+    spread, executor = hosted(fed, 2)
+    executor.clients_per_job = per_job
+    assert three_rounds(spread, clusters) == three_rounds(fed, clusters)
+    assert executor.maps == ["TrainAndKeep", "Ask", "TrainAndKeep", "TrainAndKeep", "Ask"]
+
+
+def test_expected_sums_are_not_used_where_a_client_was_dropped() -> None:
+    fed = replace(federation(), on_client_failure="drop")
+    spread, executor = hosted(fed, 2)
+    relation, bank = Relation.joint(6), fed.initial_bank()
+    hashes = set()
+    for each in (fed, spread):
+        each.average(relation, bank, Cohort(1, np.arange(4)), plain_gradient)
+        broken = replace(each, executor=Broken(each.executor))
+        after, trained = broken.average(relation, bank, Cohort(2, np.arange(4)), plain_gradient)
+        assert trained.clients.tolist() == [0, 2, 3]
+        hashes.add(after.sha256())
+    assert len(hashes) == 1
+    assert executor.maps.count("Ask") == 2
 
 
 @pytest.mark.parametrize("lost", [[0], [0, 1], [1, 1]])

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from flray.models import mixing
 from flray.models.bank import ModelBank, squared_changes
 from flray.models.mixing import (
     Aggregation,
@@ -12,6 +13,7 @@ from flray.models.mixing import (
     mix,
     mix_bank,
     mixing_row,
+    several_sums,
 )
 
 
@@ -192,3 +194,33 @@ def test_parts_of_a_sum_add_up_to_the_whole() -> None:
     assert torch.equal(here + there, terms(models)["w"])
     assert here.abs().sum() > 0
     assert there.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("at_a_time", [1, 20, 1 << 20])
+def test_several_sums_are_the_sums_one_by_one(dtype, at_a_time, monkeypatch) -> None:
+    """As a GPU takes them: sums of 0 to 6 terms of 7 models."""
+    monkeypatch.setattr(mixing, "ELEMENTS_OF_SUMS", at_a_time)
+    draw = np.random.default_rng(3)
+    sizes = [3, 0, 6, 1]
+    places = tuple(draw.permutation(7)[:size] for size in sizes)
+    weights = tuple(draw.random(size) for size in sizes)
+    leaf = torch.from_numpy(draw.normal(size=(7, 2, 3))).to(dtype)
+    expected = Terms(places, weights, {"w": np.full(4, 20)})({"w": leaf})["w"]
+    scaled = torch.from_numpy(np.concatenate(weights) * 2.0**20).to(dtype)
+    found = several_sums(leaf, torch.from_numpy(np.concatenate(places)), scaled, sizes)
+    assert found.dtype == expected.dtype
+    assert expected[2].abs().min() > 0
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_sums_on_a_gpu_are_those_of_a_cpu() -> None:
+    draw = np.random.default_rng(3)
+    places = tuple(draw.permutation(7)[:size] for size in (3, 0, 6, 1))
+    terms = Terms(
+        places, tuple(draw.random(len(each)) for each in places), {"w": np.array([9, 20, 17, 3])}
+    )
+    leaf = torch.from_numpy(draw.normal(size=(7, 50, 3))).float()
+    assert torch.equal(terms({"w": leaf.cuda()})["w"].cpu(), terms({"w": leaf})["w"])
