@@ -44,42 +44,38 @@ def distance_figure(
 ) -> Figure:
     """D three ways, as Fig. 3 of FLT: raw, reordered under its dendrogram, and flattened.
 
-    Args:
-        threshold: the height at which the dendrogram was cut.
+    The dendrogram was cut at the threshold.
     """
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
-    everyone, leaves = np.arange(clustering.num_clients), leaf_order(clustering)
-    order = cluster_order(clustering)
-    tree = clustering.linkage is not None and len(clustering.linkage) > 0
-    figure = Figure(figsize=(12, 6.9 if tree else 6.0), layout="constrained")
+    tree = (
+        clustering.linkage if clustering.linkage is not None and len(clustering.linkage) else None
+    )
+    leaves, order = leaf_order(clustering), cluster_order(clustering)
+    figure = Figure(figsize=(12, 6.0 if tree is None else 6.9), layout="constrained")
     figure.suptitle(_headline(clustering, title), fontsize=12, wrap=True)
     raw, reordered, flat = figure.subplots(1, 3)
-    top = float(clustering.D.max()) or 1.0
-    for axes, places in ((raw, everyone), (reordered, leaves)):
-        image = _show_matrix(axes, clustering.D, clustering.clients, places)
-        image.set(cmap="viridis", clim=(0, top))
+    places = {raw: np.arange(clustering.num_clients), reordered: leaves, flat: order}
+    for axes in (raw, reordered):
+        image = _show_matrix(axes, clustering.D, clustering.clients, places[axes])
+        image.set(cmap="viridis", clim=(0, float(clustering.D.max()) or 1.0))
     figure.colorbar(image, ax=[raw, reordered], location="bottom", label="distance D", aspect=50)
     raw.set_xlabel("(a) raw, by client")
-    image = _show_relation(flat, clustering, order)
-    name = _relation_name(clustering)
+    image, name = _show_relation(flat, clustering, order), _relation_name(clustering)
     figure.colorbar(image, ax=flat, location="bottom", label=name, aspect=24)
     outlined = "equal ones outlined" if clustering.is_overlapping else "outlined"
     flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters}, {outlined}")
     _outline_clusters(flat, clustering.labels[order], of_cluster)
     if clustering.groups is not None:
-        for axes, places in ((raw, everyone), (reordered, leaves), (flat, order)):
-            _strip(axes, SIDE, clustering.groups[places][:, None], of_group)
+        for axes, shown in places.items():
+            _strip(axes, SIDE, clustering.groups[shown][:, None], of_group)
         _legend(raw, of_group, "lower center", (0.5, 1.02), "planted group (strip)")
     _legend(flat, of_cluster, "lower center", (0.5, 1.02), "cluster")
     _strip(reordered, TOP, clustering.labels[leaves][None], of_cluster)
-    if clustering.linkage is None or not len(clustering.linkage):
-        reordered.set_xlabel("(b) reordered by cluster")
-    else:
-        reordered.set_xlabel("(b) reordered by the dendrogram")
-        brackets = dendrogram_brackets(clustering.linkage, leaves)
-        inside = merge_clusters(clustering.linkage, clustering.labels)
+    reordered.set_xlabel(f"(b) reordered by {'cluster' if tree is None else 'the dendrogram'}")
+    if tree is not None:
+        inside = merge_clusters(tree, clustering.labels)
         colours = [GREY if c is None else of_cluster[c] for c in inside]
-        _draw_dendrogram(reordered, brackets, colours, threshold)
+        _draw_dendrogram(reordered, dendrogram_brackets(tree, leaves), colours, threshold)
     return figure
 
 

@@ -110,23 +110,16 @@ def merge_clusters(linkage: Matrix, labels: Ids) -> list[int | None]:
     return inside[len(labels) :]
 
 
-def circle(num_points: int, radius: float) -> Matrix:
-    """(num_points, 2) clockwise from the top."""
-    angle = 2 * np.pi * np.arange(num_points) / num_points
+def circle_layout(num_clients: int) -> Matrix:
+    """(m, 2) on one circle, clockwise from the top, neighbours about 1 apart; one in its centre."""
+    angle = 2 * np.pi * np.arange(num_clients) / num_clients
+    radius = num_clients / (2 * np.pi) if num_clients > 1 else 0.0
     return radius * np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
-def circle_layout(num_clients: int) -> Matrix:
-    """(m, 2) all clients on one circle, neighbours about 1 apart."""
-    return circle(num_clients, num_clients / (2 * np.pi))
-
-
 def cluster_layout(labels: Ids, order: Ids) -> Matrix:
-    """(m, 2) each cluster on a small circle, these on a large one; neighbours about 1 apart.
-
-    Args:
-        order: of places; clusters follow each other on the large circle as in it.
-    """
+    """(m, 2) each cluster on a small circle, these on a large one in the order in which they occur
+    in `order`, places of clients; neighbours are about 1 apart."""
     _, first = np.unique(labels[order], return_index=True)
     members = [order[labels[order] == labels[order[k]]] for k in np.sort(first)]
     radii = np.array([max(len(who) / (2 * np.pi), 0.5) for who in members])
@@ -138,5 +131,5 @@ def cluster_layout(labels: Ids, order: Ids) -> Matrix:
     centres *= needed.max(initial=0)
     positions = np.empty((len(labels), 2))
     for who, centre in zip(members, centres, strict=True):
-        positions[who] = centre + circle(len(who), len(who) / (2 * np.pi) * (len(who) > 1))
+        positions[who] = centre + circle_layout(len(who))
     return positions
