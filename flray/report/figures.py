@@ -1,4 +1,4 @@
-"""Figures of runs: accuracy by round and by client, what was sent and what took time."""
+"""Figures of runs: accuracy by round, by client and by what was sent; clustering errors."""
 
 import re
 from collections import Counter
@@ -28,8 +28,6 @@ MAX_LINES = 8  # more clusterings than this are ticks at the foot
 MAX_STRIPS = 20  # clusters side by side
 MAX_EVENTS = 3  # more clusterings than this: only the last is drawn
 FEW_POINTS = 20  # are marked one by one
-# A phase that runs inside another one; its time is taken out of the other's.
-_INSIDE = {"probe": "signature"}
 
 
 def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
@@ -203,26 +201,6 @@ def error_figure(errors: pd.DataFrame) -> Figure:
     grid[0].set_ylabel("clients, for each client")
     style.legend_below(figure, grid[0].get_legend_handles_labels()[0])
     return figure
-
-
-def bytes_by_kind(rounds: pd.DataFrame, prefix: str) -> pd.DataFrame:
-    """What was sent in each round in one direction, a column for each kind that ever was."""
-    columns = [str(name) for name in rounds if str(name).startswith(prefix)]
-    kinds = rounds[sorted(columns)].fillna(0).rename(columns=lambda name: name.removeprefix(prefix))
-    kept: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
-    return kept
-
-
-def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of each round by phase; phases do not overlap, `other` is what none of them took."""
-    phases = bytes_by_kind(rounds, f"{recorded.SECONDS}_")
-    for inner, outer in _INSIDE.items():
-        if inner in phases and outer in phases:
-            phases[outer] = (phases[outer] - phases[inner]).clip(lower=0)
-    if recorded.SECONDS in rounds and len(phases.columns):
-        total = rounds[recorded.SECONDS].fillna(0).to_numpy(np.float64)
-        phases["other"] = np.maximum(total - phases.sum(axis=1), 0)
-    return phases[phases.sum().sort_values(ascending=False, kind="stable").index]
 
 
 def _joined(experiments: Experiments, read: Callable[[RunRecord], pd.DataFrame]) -> pd.DataFrame:

@@ -18,8 +18,9 @@ from flray.records import columns as recorded
 from flray.records.atomic import replace_text
 from flray.records.clusterings import read_clustering
 from flray.records.run_directory import leaves
-from flray.report import embed, figures, page_run, sweep_figures, sweep_tables
+from flray.report import embed, page_run, sweep_figures, sweep_tables
 from flray.report.columns import column_of, with_unit
+from flray.report.figures import when
 from flray.report.measures import errors_by_round, run_sheet
 from flray.report.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
@@ -28,8 +29,7 @@ from flray.scores import partition_scores
 
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
 _FUNCTIONS = (  # what the templates call by name
-    *(figures.bytes_by_kind, figures.seconds_by_phase, figures.when),
-    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note),
+    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note, when),
     *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
 )
 

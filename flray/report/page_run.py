@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
-from flray.records.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUNDS, SEED
+from flray.records.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
 from flray.records.run_directory import leaves
 from flray.report.comparison import clustering_sheet, comparison_sheet
 from flray.report.measures import experiments_sheet
@@ -20,19 +20,9 @@ from flray.report.style import matched_colours
 MAX_DRAWN = 3  # clusterings of a run; of more, the first, the middle and the last
 MAX_DETAILED = 12  # runs that are shown one by one
 MAX_LINES = 20  # experiments in one figure
+# A phase that runs inside another one; its time is taken out of the other's.
+_INSIDE = {"probe": "signature"}
 _NOT_TELLING = (SEED, "execution", "tracking")  # where and how a run computes, not what
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(6.59), duration(200), duration(7260)
-    ('6.6 s', '3 min 20 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
 
 
 def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
@@ -86,6 +76,27 @@ def environments(run: RunRecord) -> list[dict[str, object]]:
     return told[:1] + later
 
 
+def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
+    """The parts of bytes or seconds in each round, a column for each kind that ever was."""
+    columns = [str(name) for name in rounds if str(name).startswith(f"{total}_")]
+    named = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
+    kinds = rounds[list(named)].fillna(0).rename(columns=named)
+    kept: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
+    return kept
+
+
+def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of each round by phase; phases do not overlap, `other` is what none of them took."""
+    phases = by_kind(rounds, SECONDS)
+    for inner, outer in _INSIDE.items():
+        if inner in phases and outer in phases:
+            phases[outer] = (phases[outer] - phases[inner]).clip(lower=0)
+    if SECONDS in rounds and len(phases.columns):
+        total = rounds[SECONDS].fillna(0).to_numpy(np.float64)
+        phases["other"] = np.maximum(total - phases.sum(axis=1), 0)
+    return phases[phases.sum().sort_values(ascending=False, kind="stable").index]
+
+
 def sheets(experiments: Experiments) -> list[Sheet]:
     """The tables of the finished runs."""
     every = [run for runs in experiments.values() for run in runs]
@@ -127,10 +138,3 @@ def differing_settings(experiments: Experiments) -> pd.DataFrame:
     texts = {name: pd.Series(config, dtype=object).map(str) for name, config in configs.items()}
     frame = pd.DataFrame(texts).fillna("")
     return frame[frame.nunique(axis=1) > 1]
-
-
-def shown_one_by_one(experiments: Experiments) -> list[RunRecord]:
-    """All runs; where they are many, the first seed of the first experiments."""
-    every = [run for runs in experiments.values() for run in runs]
-    firsts = [runs[0] for runs in experiments.values()]
-    return every if len(every) <= MAX_DETAILED else firsts[:MAX_DETAILED]

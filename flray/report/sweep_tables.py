@@ -58,13 +58,6 @@ def measured(configuration: "pd.Series[Any]", column: str) -> str:
     return text + mark_of(configuration)
 
 
-def of_seeds(configuration: "pd.Series[Any]") -> str:
-    number, missing = int(configuration[NUM_SEEDS]), int(configuration[MISSING_ROWS])
-    if missing:
-        return f"mean over {number} of {number + missing} seeds"
-    return f"mean ± sd over {number} seeds" if number > 1 else ""
-
-
 def settings_of(sweep: Sweep, configuration: "pd.Series[Any]") -> dict[str, str]:
     """The settings that a configuration has, by key."""
     settings = configuration.reindex([*sweep.keys, MERGE_PLACE]).dropna()

@@ -35,8 +35,9 @@ from flray.records.clusterings import ClusteringRecord, write_clustering
 from flray.records.run_directory import RunDirectory
 from flray.report.columns import VALIDATION
 from flray.report.embed import figure_source
-from flray.report.figures import bytes_by_kind, efficiency_figure, seconds_by_phase
+from flray.report.figures import efficiency_figure
 from flray.report.page import render_page
+from flray.report.page_run import by_kind, seconds_by_phase
 from flray.report.runs import RunRecord, find_runs
 from flray.report.style import for_figure
 from flray.report.sweep_figures import (
@@ -302,7 +303,7 @@ class TestCosts:
     )
 
     def test_kinds_that_were_never_sent_are_left_out(self):
-        assert list(bytes_by_kind(self.ROUNDS, "bytes_up_")) == ["model"]
+        assert list(by_kind(self.ROUNDS, "bytes_up")) == ["model"]
 
     def test_a_phase_inside_another_is_not_counted_twice(self):
         phases = seconds_by_phase(self.ROUNDS)
