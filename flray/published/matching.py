@@ -45,7 +45,11 @@ class Matcher:
     round: str | None = None  # the setting of a row that is the round to read
 
     def conditions(self, row: "Row", column: "Column") -> dict[str, Any]:
-        """Every condition on a run for this cell; what is said of less goes before."""
+        """Every condition on a run for this cell.
+
+        Those of its method replace those of its settings, these those of its statistic, these those
+        of its column, these those of `runs`.
+        """
         merged = {**self.runs, **self.columns.get(column.entry, {})}
         merged |= self.statistics.get(column.statistic, {})
         for name, said in self.settings.items():

@@ -152,12 +152,8 @@ def collect_runs(folder: Path) -> list[RunRecord]:
     finished = [run for run in runs if run.summary is not None]
     sweeps = {run.path: enclosing_sweep(run.path) for run in runs}
     # The table of a sweep tells which of its rows did not finish.
-    of_sweep = {
-        sweep / name: number
-        for sweep in {sweeps[run.path] for run in finished}
-        if sweep is not None and holds_sweep(sweep)
-        for name, number in read_sweep(sweep).missing_by_folder.items()
-    }
+    tables = [read_sweep(path) for path in {*sweeps.values()} if path and holds_sweep(path)]
+    of_sweep = {path: n for table in tables for path, n in table.missing_by_folder.items()}
     done = {settings_text(run.config) for run in finished}
     unfinished = [run.config for run in runs if run.summary is None and sweeps[run.path] is None]
     lacking = {settings_text(config): settings_text(config, recorded.SEED) for config in unfinished}

@@ -95,10 +95,10 @@ class Sweep:
         return counts
 
     @property
-    def missing_by_folder(self) -> dict[str, int]:
-        """`missing_rows` by the folder of a row's run, relative to the sweep's."""
+    def missing_by_folder(self) -> dict[Path, int]:
+        """`missing_rows` by the folder of a row's run."""
         named = zip(self.rows[FOLDER], self.missing_rows, strict=True)
-        return {str(folder): int(number) for folder, number in named if pd.notna(folder)}
+        return {self.path / str(folder): int(n) for folder, n in named if pd.notna(folder)}
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
