@@ -12,15 +12,21 @@ Matrix = NDArray[np.float64]
 GAP = 1.25  # centres of neighbouring clusters, in sums of their radii
 
 
+def tree_of(clustering: ClusteringRecord) -> Matrix | None:
+    """None for a partition without a tree, and for one client."""
+    return None if clustering.linkage is None or not len(clustering.linkage) else clustering.linkage
+
+
 def leaf_order(clustering: ClusteringRecord) -> Ids:
     """Places of clients from left to right in the dendrogram; without one, cluster by cluster.
 
     >>> leaf_order(ClusteringRecord(np.arange(3), np.array([0, 1, 0]), np.zeros((3, 3))))
     array([0, 2, 1])
     """
-    if clustering.linkage is None or not len(clustering.linkage):
+    tree = tree_of(clustering)
+    if tree is None:
         return np.argsort(clustering.labels, kind="stable")
-    leaves: Ids = leaves_list(clustering.linkage).astype(np.int64)
+    leaves: Ids = leaves_list(tree).astype(np.int64)
     return leaves
 
 
