@@ -158,15 +158,13 @@ def collect_runs(folder: Path) -> list[RunRecord]:
     unfinished = [run.config for run in runs if run.summary is None and sweeps[run.path] is None]
     lacking = {settings_text(config): settings_text(config, recorded.SEED) for config in unfinished}
     of_settings = Counter(alike for own, alike in lacking.items() if own not in done)
-    return [
-        replace(
-            run,
-            missing_seeds=of_settings[settings_text(run.config, recorded.SEED)]
-            if sweeps[run.path] is None
-            else of_sweep.get(run.path, 0),
-        )
-        for run in finished
-    ]
+
+    def num_missing(run: RunRecord) -> int:
+        if sweeps[run.path] is not None:
+            return of_sweep.get(run.path, 0)
+        return of_settings[settings_text(run.config, recorded.SEED)]
+
+    return [replace(run, missing_seeds=num_missing(run)) for run in finished]
 
 
 def holds_run(path: Path) -> bool:
