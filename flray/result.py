@@ -21,8 +21,8 @@ from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.report.configuration import look_up
-from flray.report.figures import THRESHOLD, accuracy_figure, clients_figure, efficiency_figure, when
+from flray.report.configuration import THRESHOLD
+from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, when
 from flray.report.runs import read_run
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
@@ -119,7 +119,7 @@ class Result:
             raise ExperimentError(f"no clustering after round {t}; there are: {there}")
         found, title = self.clusterings[t], f"{run.name}, {when(t)}"
         if name == "distance":
-            return distance_figure(found, title, look_up(run.config, THRESHOLD))
+            return distance_figure(found, title, run.value(THRESHOLD))
         return embedding_figure(found, title) if name == "embedding" else graph_figure(found, title)
 
     @property

@@ -19,7 +19,7 @@ from flray.errors import ClientFailure, ExperimentError
 from flray.records.mirror import Mirror
 from flray.report.figures import figures_of
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
-from flray.report.sweep_sheet import top_sheet
+from flray.report.sweep_tables import top_sheet
 from flray.report.sweeps import left_out_note, read_sweep
 from flray.report.writers import to_rich
 from flray.sweep.describing import describe_space

@@ -11,7 +11,6 @@ from rich.text import Text
 from flray.config.reference import names
 from flray.errors import ExperimentError
 from flray.published import Table, find_table, load_tables
-from flray.report.matching import matcher_of, required_algorithms
 
 DEFAULT_RUNS = Path("runs")
 
@@ -60,9 +59,9 @@ def _cost(table: Table) -> str:
 def _state(table: Table, known: Collection[str]) -> str:
     if table.is_formulas:
         return "formulas, nothing to run"
-    missing = [name for name in required_algorithms(table) if name not in known]
+    missing = [name for name in table.required_algorithms if name not in known]
     if missing:
         return f"algorithms not there yet: {', '.join(missing)}"
-    if not matcher_of(table).numbers:
+    if not table.match.numbers:
         return "its algorithms are there, no run records its numbers yet"
     return "its algorithms are there"

@@ -14,6 +14,7 @@ import yaml
 
 from flray.errors import ExperimentError
 from flray.published.costs import Cost, cost_of
+from flray.published.matching import Matcher
 
 FOLDER = Path(__file__).parent
 
@@ -100,7 +101,7 @@ class Table:
     settings: Raw
     cost: Cost
     note: str = ""
-    match: Raw = field(default_factory=dict)  # which runs fill it: report/matching.py
+    match: Matcher = field(default_factory=Matcher)  # which runs fill it
     space: str | None = None  # the file in tune_spaces/ whose runs fill it
 
     @property
@@ -110,6 +111,15 @@ class Table:
     @property
     def is_formulas(self) -> bool:
         return all(column.unit == "formula" for column in self.columns)
+
+    @property
+    def required_algorithms(self) -> tuple[str, ...]:
+        """The registered names without which the table cannot be filled."""
+        if self.is_formulas:
+            return ()
+        cells = [(row, column) for row in self.rows for column in self.columns]
+        names = {self.match.conditions(*cell)["algorithm.name"] for cell in cells}
+        return tuple(sorted(names | ({"fedavg"} if self.has_ratios else set())))
 
 
 @functools.cache
@@ -177,7 +187,7 @@ def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
         settings=settings,
         cost=cost,
         note=raw.get("note") or settings.get("note", ""),
-        match=raw.get("match", {}),
+        match=Matcher(**raw.get("match", {})),
         space=raw.get("space"),
     )
 

@@ -29,9 +29,18 @@ TRAIN_LOSS = "train_loss"
 CLUSTERS = "clusters"
 PARAMS_CHANGE = "params_change_sq"
 ACCURACY_MEAN = "accuracy_mean"
+ACCURACY_WORST = "accuracy_worst"
+ACCURACY_WORST_DECILE = "accuracy_worst_decile"
+ACCURACY_VARIANCE = "accuracy_variance"
+ACCURACY_SE_CLIENTS = "accuracy_se_clients"
+CLIENTS_REACHING_TARGET = "clients_reaching_target"
 VALIDATION_ACCURACY_MEAN = "validation_accuracy_mean"
+HOLDOUT_ACCURACY_MEAN = "holdout_accuracy_mean"
 SECONDS = "seconds"
 BYTES = "bytes_"  # begins what was sent
+BYTES_UP = "bytes_up"  # of a run; with an underscore and the kind, of a round
+BYTES_DOWN = "bytes_down"
+CLUSTERING = "clustering_"  # begins what was measured of a clustering
 CLUSTERING_CLUSTERS = "clustering_clusters"
 CLUSTERING_OVERLAPPING = "clustering_overlapping"
 
@@ -47,6 +56,9 @@ GROUP = "group"
 
 # summary.json: numbers of the last round, and these.
 ROUNDS = "rounds"
+SEED = "seed"
+ARI = "ari"
+ROUND_AFTER_CLUSTERING = "round_after_clustering"
 ROUNDS_TO_TARGET = "rounds_to_target"
 USES_GROUND_TRUTH = "uses_ground_truth"
 SPLIT_SHA256 = "split_sha256"

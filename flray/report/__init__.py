@@ -1,4 +1,4 @@
-"""What people read: tables in the terminal."""
+"""What people read: tables, figures and pages of runs and sweeps."""
 
 import sys
 from types import ModuleType

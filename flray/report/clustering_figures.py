@@ -24,6 +24,7 @@ from flray.report.geometry import (
     leaf_order,
     merge_clusters,
     plane,
+    tree_of,
 )
 from flray.report.style import GREY, Colour, lines, matched_colours
 from flray.scores import partition_scores
@@ -44,42 +45,35 @@ def distance_figure(
 ) -> Figure:
     """D three ways, as Fig. 3 of FLT: raw, reordered under its dendrogram, and flattened.
 
-    Args:
-        threshold: the height at which the dendrogram was cut.
+    The dendrogram was cut at the threshold.
     """
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
-    everyone, leaves = np.arange(clustering.num_clients), leaf_order(clustering)
-    order = cluster_order(clustering)
-    tree = clustering.linkage is not None and len(clustering.linkage) > 0
-    figure = Figure(figsize=(12, 6.9 if tree else 6.0), layout="constrained")
+    tree, leaves, order = tree_of(clustering), leaf_order(clustering), cluster_order(clustering)
+    figure = Figure(figsize=(12, 6.0 if tree is None else 6.9), layout="constrained")
     figure.suptitle(_headline(clustering, title), fontsize=12, wrap=True)
     raw, reordered, flat = figure.subplots(1, 3)
-    top = float(clustering.D.max()) or 1.0
-    for axes, places in ((raw, everyone), (reordered, leaves)):
-        image = _show_matrix(axes, clustering.D, clustering.clients, places)
-        image.set(cmap="viridis", clim=(0, top))
+    places = {raw: np.arange(clustering.num_clients), reordered: leaves, flat: order}
+    for axes in (raw, reordered):
+        image = _show_matrix(axes, clustering.D, clustering.clients, places[axes])
+        image.set(cmap="viridis", clim=(0, float(clustering.D.max()) or 1.0))
     figure.colorbar(image, ax=[raw, reordered], location="bottom", label="distance D", aspect=50)
     raw.set_xlabel("(a) raw, by client")
-    image = _show_relation(flat, clustering, order)
-    name = _relation_name(clustering)
+    image, name = _show_relation(flat, clustering, order)
     figure.colorbar(image, ax=flat, location="bottom", label=name, aspect=24)
     outlined = "equal ones outlined" if clustering.is_overlapping else "outlined"
     flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters}, {outlined}")
     _outline_clusters(flat, clustering.labels[order], of_cluster)
     if clustering.groups is not None:
-        for axes, places in ((raw, everyone), (reordered, leaves), (flat, order)):
-            _strip(axes, SIDE, clustering.groups[places][:, None], of_group)
+        for axes, shown in places.items():
+            _strip(axes, SIDE, clustering.groups[shown][:, None], of_group)
         _legend(raw, of_group, "lower center", (0.5, 1.02), "planted group (strip)")
     _legend(flat, of_cluster, "lower center", (0.5, 1.02), "cluster")
     _strip(reordered, TOP, clustering.labels[leaves][None], of_cluster)
-    if clustering.linkage is None or not len(clustering.linkage):
-        reordered.set_xlabel("(b) reordered by cluster")
-    else:
-        reordered.set_xlabel("(b) reordered by the dendrogram")
-        brackets = dendrogram_brackets(clustering.linkage, leaves)
-        inside = merge_clusters(clustering.linkage, clustering.labels)
+    reordered.set_xlabel(f"(b) reordered by {'cluster' if tree is None else 'the dendrogram'}")
+    if tree is not None:
+        inside = merge_clusters(tree, clustering.labels)
         colours = [GREY if c is None else of_cluster[c] for c in inside]
-        _draw_dendrogram(reordered, brackets, colours, threshold)
+        _draw_dendrogram(reordered, dendrogram_brackets(tree, leaves), colours, threshold)
     return figure
 
 
@@ -108,13 +102,12 @@ def graph_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     figure = Figure(figsize=(8.6, 9), layout="constrained")
     grid = figure.subplots(2, 2)
     for axes, places in zip(grid[0], (np.arange(clustering.num_clients), order), strict=True):
-        _show_relation(axes, clustering, places)
+        _, name = _show_relation(axes, clustering, places)
     _outline_clusters(grid[0, 1], clustering.labels[order], of_cluster)
     edges, num_edges = _edges(clustering)
     layouts = (circle_layout(clustering.num_clients), cluster_layout(clustering.labels, order))
     for axes, positions in zip(grid[1], layouts, strict=True):
         _draw_graph(axes, clustering, positions, edges, of_cluster)
-    name = _relation_name(clustering)
     grid[0, 0].set_title(f"(a) {name}, by client", fontsize=10)
     grid[0, 1].set_title(f"(b) {name}, by cluster", fontsize=10)
     drawn = f"{len(edges):,} of {num_edges:,}" if len(edges) < num_edges else f"{num_edges:,}"
@@ -130,15 +123,12 @@ def _headline(clustering: ClusteringRecord, title: str) -> str:
     return f"{title}: {found}" if title else found
 
 
-def _relation(clustering: ClusteringRecord) -> Matrix:
-    """R; where nothing was related, 1 within a cluster."""
+def _relation(clustering: ClusteringRecord) -> tuple[Matrix, str]:
+    """R and its name; where nothing was related, 1 within a cluster."""
     if clustering.R is not None:
-        return np.asarray(clustering.R, np.float64)
-    return np.equal.outer(clustering.labels, clustering.labels).astype(np.float64)
-
-
-def _relation_name(clustering: ClusteringRecord) -> str:
-    return "same cluster" if clustering.R is None else "relation R"
+        return np.asarray(clustering.R, np.float64), "relation R"
+    same = np.equal.outer(clustering.labels, clustering.labels)
+    return same.astype(np.float64), "same cluster"
 
 
 def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places: Ids) -> AxesImage:
@@ -152,11 +142,12 @@ def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places:
     return image
 
 
-def _show_relation(axes: Axes, clustering: ClusteringRecord, places: Ids) -> AxesImage:
-    relation = _relation(clustering)
+def _show_relation(axes: Axes, clustering: ClusteringRecord, places: Ids) -> tuple[AxesImage, str]:
+    """The relation, shown with its clients in the order of places, and its name."""
+    relation, name = _relation(clustering)
     image = _show_matrix(axes, relation, clustering.clients, places)
     image.set(cmap=sns.light_palette("0.45", as_cmap=True), clim=(0, float(relation.max()) or 1.0))
-    return image
+    return image, name
 
 
 def _outline_clusters(axes: Axes, labels: Ids, colours: Colours) -> None:
@@ -218,7 +209,7 @@ def _scatter(axes: Axes, points: Matrix, labels: Ids, colours: Colours) -> None:
 
 def _edges(clustering: ClusteringRecord) -> tuple[Ids, int]:
     """(E, 2) places of related clients, evenly thinned where they are many; and their number."""
-    related = _relation(clustering) > 0
+    related = _relation(clustering)[0] > 0
     found = np.argwhere(np.triu(related | related.T, 1))
     if len(found) <= MAX_EDGES:
         return found, len(found)

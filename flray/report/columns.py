@@ -6,19 +6,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 
-from flray.records.columns import (
-    ACCURACY_MEAN,
-    AFTER,
-    CLIENT_STEPS,
-    CLUSTERS,
-    ROUNDS,
-    SECONDS,
-    VALIDATION_ACCURACY_MEAN,
-)
+from flray.records import columns as recorded
 
 MISSING = "–"
-TEST, VALIDATION, HOLDOUT = ACCURACY_MEAN, VALIDATION_ACCURACY_MEAN, "holdout_accuracy_mean"
+TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
+HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
+# Measures of clusterings: FLIS's Fig. 3, REPA's Fig. 1, Fig. 2 and Alg. 1.
+ERRORS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
 CORRELATIONS = ("label_correlation", "drift_correlation", "data_correlation")
+UNIFORMITY = ("uniformity", "uniformity_random", "uniformity_labels")
+ROBUSTNESS = ("robustness", "robustness_clients")
+CLUSTERING_ERROR = "clustering_error"  # the sum of the first two errors
+# What a row of a sweep may have measured, in the order of its columns on the page.
+MEASURED = (
+    *(VALIDATION, TEST, TEST + recorded.AFTER, recorded.CLIENTS_REACHING_TARGET),
+    *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
+    *(CLUSTERING_ERROR, *ERRORS[:2], *CORRELATIONS, UNIFORMITY[0], ROBUSTNESS[0]),
+    *(recorded.CLIENT_STEPS, recorded.SECONDS),
+)
 
 
 @dataclass(frozen=True)
@@ -48,18 +53,18 @@ COLUMNS = {
     "tuned_global_accuracy_mean": _percent("fine-tuned global test accuracy", "tuned global"),
     VALIDATION: _percent("validation accuracy", "validation"),
     HOLDOUT: _percent("holdout clients' accuracy"),
-    "accuracy_worst": _percent("worst client", "worst"),
-    TEST + AFTER: _percent("test accuracy after clustering"),
-    "clients_reaching_target": _percent("clients at target"),
-    "accuracy_variance": Column("variance over clients", "var. %²", 1e4, "%²"),
-    CLUSTERS: Column("clusters", decimals=0),
-    "ari": Column("ARI"),
-    ROUNDS: Column("rounds", decimals=0),
-    CLIENT_STEPS: Column("client steps", decimals=0),
-    "bytes_up": Column("sent up", "MB up", 1e-6, "MB", 1),
-    "bytes_down": Column("sent down", "MB down", 1e-6, "MB", 1),
-    SECONDS: Column("seconds", decimals=1),
-    "clustering_error": Column("clustering error"),
+    recorded.ACCURACY_WORST: _percent("worst client", "worst"),
+    TEST + recorded.AFTER: _percent("test accuracy after clustering"),
+    recorded.CLIENTS_REACHING_TARGET: _percent("clients at target"),
+    recorded.ACCURACY_VARIANCE: Column("variance over clients", "var. %²", 1e4, "%²"),
+    recorded.CLUSTERS: Column("clusters", decimals=0),
+    recorded.ARI: Column("ARI"),
+    recorded.ROUNDS: Column("rounds", decimals=0),
+    recorded.CLIENT_STEPS: Column("client steps", decimals=0),
+    recorded.BYTES_UP: Column("sent up", "MB up", 1e-6, "MB", 1),
+    recorded.BYTES_DOWN: Column("sent down", "MB down", 1e-6, "MB", 1),
+    recorded.SECONDS: Column("seconds", decimals=1),
+    CLUSTERING_ERROR: Column("clustering error"),
     "overlap_fp": Column("false positives", "false pos.", group=_HALF),
     "overlap_fn": Column("false negatives", "false neg.", group=_HALF),
     "equal_fp": Column("false positives", "false pos.", group=_SAME),
@@ -85,15 +90,24 @@ def column_of(key: str) -> Column:
     return COLUMNS.get(key) or (_percent(key) if _FRACTIONS.match(key) else Column(key))
 
 
-def known(value: object) -> float | None:
-    """A number that is there and finite.
+def known(value: object) -> float:
+    """A recorded number, NaN where there is none.
 
-    >>> known(1), known(None), known(float("nan")), known("x")
-    (1.0, None, None, None)
+    >>> known(1), known(None), known(float("inf")), known("x")
+    (1.0, nan, nan, nan)
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    return float(value) if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return math.nan
+    return float(value)
+
+
+def shown(key: str, value: object) -> float:
+    """A recorded number in the unit in which it is shown.
+
+    >>> shown("accuracy_mean", 0.5)
+    50.0
+    """
+    return column_of(key).scale * known(value)
 
 
 def decimals_of(key: str, values: Iterable[object]) -> int:
@@ -102,8 +116,7 @@ def decimals_of(key: str, values: Iterable[object]) -> int:
     >>> decimals_of("clusters", [3.0, 4.0]), decimals_of("clusters", [3.5, 4.0])
     (0, 1)
     """
-    decimals = column_of(key).decimals
-    return decimals or int(any((known(value) or 0) % 1 for value in values))
+    return column_of(key).decimals or int(any(known(value) % 1 > 0 for value in values))
 
 
 def number_text(key: str, value: object, error: object = None) -> str:
@@ -112,12 +125,11 @@ def number_text(key: str, value: object, error: object = None) -> str:
     >>> number_text("accuracy_mean", 0.9489, 0.01), number_text("clusters", 4.0, 0.71)
     ('94.89 ± 1.00', '4.0 ± 0.7')
     """
-    number, spread, scale = known(value), known(error), column_of(key).scale
-    if number is None:
+    number, spread = shown(key, value), shown(key, error)
+    if math.isnan(number):
         return MISSING
-    decimals = decimals_of(key, (scale * number, scale * (spread or 0)))
-    text = f"{scale * number:,.{decimals}f}"
-    return f"{text} ± {scale * spread:,.{decimals}f}" if spread else text
+    decimals = decimals_of(key, (number, spread))
+    return f"{number:,.{decimals}f}" + (f" ± {spread:,.{decimals}f}" if spread > 0 else "")
 
 
 def with_unit(key: str, value: object, error: object = None) -> str:

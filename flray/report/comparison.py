@@ -6,67 +6,48 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from flray.report.columns import TEST, VALIDATION, column_of, known
+from flray.records import columns as recorded
+from flray.report.columns import TEST, VALIDATION, column_of, known, shown
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import Experiments, RunRecord
-from flray.report.sheets import (
-    Cells,
-    Fields,
-    Heading,
-    Sheet,
-    headings_of,
-    mark_notes,
-    numbers,
-    seed_mean,
-)
+from flray.report.sheets import Fields, Heading, Sheet, seed_mean, sheet_of
 
-# What stands beside each other, and which of it only where a run has it.
+# Accuracies of other protocols have a column where a run recorded them.
+_OTHER_PROTOCOLS = ("global_accuracy_mean", "tuned_accuracy_mean", "tuned_global_accuracy_mean")
+_ACCURACIES = (TEST, *_OTHER_PROTOCOLS, VALIDATION)
 _COLUMNS = (
-    *(TEST, "global_accuracy_mean", "tuned_accuracy_mean", "tuned_global_accuracy_mean"),
-    *(VALIDATION, "accuracy_worst", "accuracy_variance"),
-    *("clusters", "bytes_up", "bytes_down", "seconds"),
+    *(*_ACCURACIES, recorded.ACCURACY_WORST, recorded.ACCURACY_VARIANCE),
+    *(recorded.CLUSTERS, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS),
 )
-_OTHER_PROTOCOLS = _COLUMNS[1:4]
-_WITH_SPREAD = _COLUMNS[:5]
 LEAST_PAIRS = 3  # seeds, for a test of their differences
 SAME = 1e-9  # points; differences that are equal but for rounding have no spread to test with
 
 
 def comparison_sheet(experiments: Experiments) -> Sheet:
     """A row for each experiment, a mean over its seeds; differences are paired by seed."""
-    first, num_seeds = next(iter(experiments)), max(map(len, experiments.values()))
-    recorded = {key for runs in experiments.values() for run in runs for key in run.numbers}
-    columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in recorded]
-    cells: Cells = {}
-    for name, runs in experiments.items():
-        for column in columns:
-            cell = seed_mean([_value(run, column) for run in runs])
-            if column not in _WITH_SPREAD:
-                cell["error"] = None
-            elif column == TEST and len(runs) == 1:
-                cell["error"] = _value(runs[0], "accuracy_se_clients")
-            if column_of(column).unit.startswith("%"):  # what knowing the groups improves
-                cell["uses_ground_truth"] = _uses_ground_truth(runs)
-            cells[name, column, "ours"] = cell
-        if len(experiments) > 1:
-            versus = _paired_difference(runs, experiments[first])
-            cells[name, "vs", "difference"] = {"text": " "} if name == first else versus
-    frame = numbers(cells)
-    headings = headings_of(columns, frame)
-    if len(experiments) > 1:
+    first, *others = experiments
+    num_seeds = max(map(len, experiments.values()))
+    known_keys = {key for runs in experiments.values() for run in runs for key in run.numbers}
+    columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in known_keys]
+    cells = {
+        (name, column, "ours"): _mean(runs, column)
+        for name, runs in experiments.items()
+        for column in columns
+    }
+    headings: list[str | Heading] = [*columns]
+    spread = "± is the standard deviation over seeds"
+    if others:
         headings.insert(1, Heading("vs", f"vs {first}"))
-    spread = "± is the standard error over clients."
-    if num_seeds > 1:
-        spread = "± is the standard deviation over seeds"
-        spread += (
-            ", behind vs the standard error of the paired difference."
-            if len(experiments) > 1
-            else "."
-        )
-    labels = pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
+        spread += ", behind vs the standard error of the paired difference"
+        cells[first, "vs", "difference"] = {"text": " "}
+    for name in others:
+        pairs = _differences(experiments[name], experiments[first])
+        cells[name, "vs", "difference"] = _paired(pairs)
+    if num_seeds == 1:
+        spread = "± is the standard error over clients"
     title = f"mean over {num_seeds} seeds" if num_seeds > 1 else ""
-    notes = (spread, *paired_tests(experiments), *mark_notes(frame))
-    return Sheet(title, labels, tuple(headings), frame, notes=notes)
+    notes = (f"{spread}.", *paired_tests(experiments))
+    return sheet_of(title, _labels(experiments), headings, cells, notes)
 
 
 def paired_tests(experiments: Experiments) -> list[str]:
@@ -104,68 +85,74 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     """FL+HC's own columns: the round after the clustering and the last, with the ratio to the first
     experiment at the same seed and round; None where nothing was clustered or compared with."""
     first, *others = experiments
+    after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
         name: found
         for name in others
-        if (found := [run for run in experiments[name] if "round_after_clustering" in run.numbers])
+        if (found := [run for run in experiments[name] if after in run.numbers])
     }
-    if not clustered:
-        return None
-    shares = {TEST: "accuracy %", "clients_reaching_target": "at target %"}
-    rounds = {"after": "round_after_clustering", "end": "rounds"}
-    cells: Cells = {}
+    shares = {TEST: "accuracy %", recorded.CLIENTS_REACHING_TARGET: "at target %"}
+    rounds = {"after": after, "end": recorded.ROUNDS}
+    cells: dict[tuple[str, str, str], Fields] = {}
     for name, runs in clustered.items():
-        after = [float(run.numbers["round_after_clustering"]) for run in runs]
-        cells[name, "round", "ours"] = {"value": np.mean(after)}
+        cells[name, "round", "ours"] = {"value": np.mean([run.numbers[after] for run in runs])}
         for column in shares:
             for when, key in rounds.items():
                 mine = [_measured(run, int(run.numbers[key]), column) for run in runs]
+                ratio, _ = mean_ratio(mine, column, experiments[first])
                 cells[name, f"{column} {when}", "ours"] = {
                     **seed_mean([100 * each.value for each in mine]),
-                    "ratio": mean_ratio(mine, column, experiments[first]).value,
+                    "ratio": ratio,
                     "has_ratio": True,
-                    "uses_ground_truth": _uses_ground_truth(runs),
+                    "uses_ground_truth": _use_ground_truth(runs),
                 }
-        aris = [ari for run in runs if (ari := known(run.numbers.get("ari"))) is not None]
-        cells[name, "ari", "ours"] = seed_mean(aris)
-    headings = [Heading("round", "round", "", 0)]
-    headings += [
-        Heading(f"{c} {when}", when, group) for c, group in shares.items() for when in rounds
+        aris = [known(run.numbers.get(recorded.ARI)) for run in runs]
+        cells[name, "ari", "ours"] = seed_mean([ari for ari in aris if not np.isnan(ari)])
+    headings = [
+        Heading("round", "round", decimals=0),
+        *(Heading(f"{c} {when}", when, group) for c, group in shares.items() for when in rounds),
+        Heading("ari", "ARI"),
     ]
-    labels = pd.DataFrame({"experiment": list(clustered)}, index=list(clustered))
+    has_spread = any(cell.get("error") is not None for cell in cells.values())
+    notes = ["± is the standard deviation over seeds."] * has_spread
     title = f"after the clustering and at the end, with the ratio to {first}"
-    frame = numbers(cells)
-    spread = "± is the standard deviation over seeds."
-    notes = [spread] * bool(frame["error"].notna().any()) + list(mark_notes(frame))
-    return Sheet(title, labels, (*headings, Heading("ari", "ARI")), frame, notes=tuple(notes))
+    return sheet_of(title, _labels(clustered), headings, cells, notes) if clustered else None
 
 
-def _uses_ground_truth(runs: Sequence[RunRecord]) -> bool:
-    return any(run.uses_ground_truth for run in runs)
+def _labels(experiments: Experiments) -> pd.DataFrame:
+    return pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
 
 
-def _measured(run: RunRecord, t: int, column: str) -> Measured:
-    """The value of a column in round t; NaN where it was not evaluated or is not finite."""
-    value = known(run.at(t).get(column))
-    return Measured(run, t, np.nan if value is None else value)
+def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
+    """The cell of a recorded column: a mean over seeds, with the spread of accuracies."""
+    cell = seed_mean([shown(column, run.numbers.get(column)) for run in runs])
+    if column not in _ACCURACIES:
+        cell["error"] = None
+    elif column == TEST and len(runs) == 1:
+        cell["error"] = shown(TEST, runs[0].numbers.get(recorded.ACCURACY_SE_CLIENTS))
+    # What knowing the groups improves is marked.
+    improves = column_of(column).unit.startswith("%")
+    return cell | {"uses_ground_truth": improves and _use_ground_truth(runs)}
 
 
-def _value(run: RunRecord, key: str) -> float:
-    """A number as it is shown; NaN where there is none."""
-    value = known(run.numbers.get(key))
-    return np.nan if value is None else column_of(key).scale * value
-
-
-def _paired_difference(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> Fields:
+def _paired(differences: Sequence[float]) -> Fields:
     """Mean of the differences seed by seed, and its standard error."""
-    pairs = _differences(runs, against)
-    cell = seed_mean(pairs)
+    cell = seed_mean(differences)
     if cell["error"] is not None:
-        cell["error"] /= np.sqrt(len(pairs))
-    return cell if pairs else {"text": "no common seed"}
+        cell["error"] /= np.sqrt(len(differences))
+    return cell if differences else {"text": "no common seed"}
 
 
 def _differences(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> list[float]:
     """Of the accuracies in percent, of the seeds that both have."""
-    base = {run.seed: _value(run, TEST) for run in against}
-    return [_value(run, TEST) - base[run.seed] for run in runs if run.seed in base]
+    base = {run.seed: shown(TEST, run.numbers.get(TEST)) for run in against}
+    return [shown(TEST, r.numbers.get(TEST)) - base[r.seed] for r in runs if r.seed in base]
+
+
+def _measured(run: RunRecord, t: int, column: str) -> Measured:
+    """The value of a column in round t; NaN where it was not evaluated or is not finite."""
+    return Measured(run, t, known(run.at(t).get(column)))
+
+
+def _use_ground_truth(runs: Sequence[RunRecord]) -> bool:
+    return any(run.uses_ground_truth for run in runs)

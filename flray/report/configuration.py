@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+THRESHOLD = "algorithm.clustering.partition.threshold"
+
 
 def look_up(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stands there
     """The value of a dotted key, None where there is none; a bare name is a component's `name`.

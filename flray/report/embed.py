@@ -16,12 +16,9 @@ _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 
 
 def figure_source(name: str, *held: object) -> tuple[str, int] | None:
-    """The figure of a name as a data URL and its width in pixels; None if nothing can be drawn.
+    """The figure of a name, drawn from what is held, as a data URL, and its width in pixels.
 
-    It is SVG, or WebP where SVG would be large.
-
-    Args:
-        held: what it is drawn from.
+    It is SVG, or WebP where SVG would be large; None if nothing can be drawn.
     """
     modules = (figures, clustering_figures, sweep_figures)
     draw = next(found for each in modules if (found := vars(each).get(f"{name}_figure")))

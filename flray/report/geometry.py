@@ -12,15 +12,21 @@ Matrix = NDArray[np.float64]
 GAP = 1.25  # centres of neighbouring clusters, in sums of their radii
 
 
+def tree_of(clustering: ClusteringRecord) -> Matrix | None:
+    """None for a partition without a tree, and for one client."""
+    return None if clustering.linkage is None or not len(clustering.linkage) else clustering.linkage
+
+
 def leaf_order(clustering: ClusteringRecord) -> Ids:
     """Places of clients from left to right in the dendrogram; without one, cluster by cluster.
 
     >>> leaf_order(ClusteringRecord(np.arange(3), np.array([0, 1, 0]), np.zeros((3, 3))))
     array([0, 2, 1])
     """
-    if clustering.linkage is None or not len(clustering.linkage):
+    tree = tree_of(clustering)
+    if tree is None:
         return np.argsort(clustering.labels, kind="stable")
-    leaves: Ids = leaves_list(clustering.linkage).astype(np.int64)
+    leaves: Ids = leaves_list(tree).astype(np.int64)
     return leaves
 
 
@@ -110,23 +116,16 @@ def merge_clusters(linkage: Matrix, labels: Ids) -> list[int | None]:
     return inside[len(labels) :]
 
 
-def circle(num_points: int, radius: float) -> Matrix:
-    """(num_points, 2) clockwise from the top."""
-    angle = 2 * np.pi * np.arange(num_points) / num_points
+def circle_layout(num_clients: int) -> Matrix:
+    """(m, 2) on one circle, clockwise from the top, neighbours about 1 apart; one in its centre."""
+    angle = 2 * np.pi * np.arange(num_clients) / num_clients
+    radius = num_clients / (2 * np.pi) if num_clients > 1 else 0.0
     return radius * np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
-def circle_layout(num_clients: int) -> Matrix:
-    """(m, 2) all clients on one circle, neighbours about 1 apart."""
-    return circle(num_clients, num_clients / (2 * np.pi))
-
-
 def cluster_layout(labels: Ids, order: Ids) -> Matrix:
-    """(m, 2) each cluster on a small circle, these on a large one; neighbours about 1 apart.
-
-    Args:
-        order: of places; clusters follow each other on the large circle as in it.
-    """
+    """(m, 2) each cluster on a small circle, these on a large one in the order in which they occur
+    in `order`, places of clients; neighbours are about 1 apart."""
     _, first = np.unique(labels[order], return_index=True)
     members = [order[labels[order] == labels[order[k]]] for k in np.sort(first)]
     radii = np.array([max(len(who) / (2 * np.pi), 0.5) for who in members])
@@ -138,5 +137,5 @@ def cluster_layout(labels: Ids, order: Ids) -> Matrix:
     centres *= needed.max(initial=0)
     positions = np.empty((len(labels), 2))
     for who, centre in zip(members, centres, strict=True):
-        positions[who] = centre + circle(len(who), len(who) / (2 * np.pi) * (len(who) > 1))
+        positions[who] = centre + circle_layout(len(who))
     return positions

@@ -1,6 +1,6 @@
 """One self-contained HTML page of a run, of several runs, of a sweep, or of all of them.
 
-The templates say what stands where; `page_run` and `page_sweep` compute what they cannot.
+The templates say what stands where; `page_run` and `sweep_tables` compute what they cannot.
 """
 
 import functools
@@ -14,24 +14,23 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flray import __version__
+from flray.records import columns as recorded
 from flray.records.atomic import replace_text
 from flray.records.clusterings import read_clustering
 from flray.records.run_directory import leaves
-from flray.report import embed, figures, page_run, page_sweep, sweep_figures
+from flray.report import embed, page_run, sweep_figures, sweep_tables
 from flray.report.columns import column_of, with_unit
-from flray.report.configuration import look_up
+from flray.report.figures import when
 from flray.report.measures import errors_by_round, run_sheet
 from flray.report.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
-from flray.report.sweep_sheet import top_sheet
 from flray.report.sweeps import Sweep, left_out_note
 from flray.scores import partition_scores
 
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
 _FUNCTIONS = (  # what the templates call by name
-    *(figures.bytes_by_kind, figures.seconds_by_phase, figures.when),
-    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, top_sheet, left_out_note),
-    *(errors_by_round, run_sheet, look_up, read_clustering, partition_scores, holds_run, read_run),
+    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note, when),
+    *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
 )
 
 
@@ -67,7 +66,8 @@ def _environment() -> Environment:
         "embed": embed,
         "number": with_unit,
         "of_run": page_run,
-        "of_sweep": page_sweep,
+        "of_sweep": sweep_tables,
+        "recorded": recorded,
         "title_of": lambda key: column_of(key).title,
     }
     environment.filters |= {

@@ -9,29 +9,20 @@ from matplotlib.colors import to_hex
 
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
+from flray.records.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
 from flray.records.run_directory import leaves
 from flray.report.comparison import clustering_sheet, comparison_sheet
 from flray.report.measures import experiments_sheet
-from flray.report.runs import Experiments, RunRecord, without
+from flray.report.runs import Experiments, RunRecord, by_experiment, without
 from flray.report.sheets import Sheet
 from flray.report.style import matched_colours
 
 MAX_DRAWN = 3  # clusterings of a run; of more, the first, the middle and the last
 MAX_DETAILED = 12  # runs that are shown one by one
 MAX_LINES = 20  # experiments in one figure
-_NOT_TELLING = ("seed", "execution", "tracking")  # where and how a run computes, not what
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(6.59), duration(200), duration(7260)
-    ('6.6 s', '3 min 20 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+# A phase that runs inside another one; its time is taken out of the other's.
+_INSIDE = {"probe": "signature"}
+_NOT_TELLING = (SEED, "execution", "tracking")  # where and how a run computes, not what
 
 
 def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
@@ -45,26 +36,26 @@ def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
 def clusters(found: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
     """The label of each cluster, and its members with their `accuracy` at the end, their planted
     `group` and its `colour`."""
-    accuracy = run.last_test().set_index("client")["accuracy"]
-    _, of_group = matched_colours(found.labels, found.groups)
-    everyone = pd.DataFrame(
-        {"client": found.clients, "accuracy": accuracy.reindex(found.clients).values}
-    )
+    accuracy = run.last_test().set_index(CLIENT)[ACCURACY].reindex(found.clients)
+    everyone = accuracy.rename_axis(CLIENT).reset_index()
     if found.groups is not None:
+        _, of_group = matched_colours(found.labels, found.groups)
         colours = [to_hex(of_group[group]) for group in found.groups.tolist()]
         everyone = everyone.assign(group=found.groups, colour=colours)
     for label in np.unique(found.labels).tolist():
-        yield label, everyone[found.members(label)].sort_values("client")
+        yield label, everyone[found.members(label)].sort_values(CLIENT)
 
 
 def at_the_end(run: RunRecord) -> ClusteringRecord | None:
     """Who uses which model at the last evaluation; None if there is one or each has its own."""
     last = run.last_test()
-    if not len(last) or not 1 < last["model"].nunique() < len(last):
+    if not 1 < last[MODEL].nunique() < len(last):
         return None
-    clients, models = (last[name].to_numpy(np.int64) for name in ("client", "model"))
-    groups = last["group"].to_numpy(np.int64) if "group" in last else None
-    return ClusteringRecord(clients, models, np.zeros((len(last), len(last))), groups=groups)
+    arrays = {
+        name: last[name].to_numpy(np.int64) for name in (CLIENT, MODEL, GROUP) if name in last
+    }
+    unknown = np.zeros((len(last), len(last)))
+    return ClusteringRecord(arrays[CLIENT], arrays[MODEL], unknown, groups=arrays.get(GROUP))
 
 
 def ranges(clients: Ids) -> str:
@@ -85,13 +76,31 @@ def environments(run: RunRecord) -> list[dict[str, object]]:
     return told[:1] + later
 
 
+def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
+    """The parts of bytes or seconds in each round, a column for each kind that ever was."""
+    columns = [str(name) for name in rounds if str(name).startswith(f"{total}_")]
+    named = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
+    kinds = rounds[list(named)].fillna(0).rename(columns=named)
+    kept: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
+    return kept
+
+
+def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of each round by phase; phases do not overlap, `other` is what none of them took."""
+    phases = by_kind(rounds, SECONDS)
+    for inner, outer in _INSIDE.items():
+        if inner in phases and outer in phases:
+            phases[outer] = (phases[outer] - phases[inner]).clip(lower=0)
+    if SECONDS in rounds and len(phases.columns):
+        total = rounds[SECONDS].fillna(0).to_numpy(np.float64)
+        phases["other"] = np.maximum(total - phases.sum(axis=1), 0)
+    return phases[phases.sum().sort_values(ascending=False, kind="stable").index]
+
+
 def sheets(experiments: Experiments) -> list[Sheet]:
     """The tables of the finished runs."""
-    finished = {
-        name: kept
-        for name, runs in experiments.items()
-        if (kept := [run for run in runs if run.summary is not None])
-    }
+    every = [run for runs in experiments.values() for run in runs]
+    finished = by_experiment(run for run in every if run.summary is not None)
     made = (comparison_sheet, clustering_sheet, experiments_sheet) if finished else ()
     return [sheet for make in made if (sheet := make(finished)) is not None]
 
@@ -101,7 +110,7 @@ def common(experiments: Experiments) -> dict[str, str]:
     every = [run for runs in experiments.values() for run in runs]
     shown = {
         key: "; ".join(dict.fromkeys(component_text(run.config.get(key)) for run in every))
-        for key in ("dataset", "split", "model", "rounds")
+        for key in ("dataset", "split", "model", ROUNDS)
     }
     seeds = {name: ", ".join(str(r.seed) for r in runs) for name, runs in experiments.items()}
     each = [f"{name}: {held}" for name, held in seeds.items()]
@@ -129,10 +138,3 @@ def differing_settings(experiments: Experiments) -> pd.DataFrame:
     texts = {name: pd.Series(config, dtype=object).map(str) for name, config in configs.items()}
     frame = pd.DataFrame(texts).fillna("")
     return frame[frame.nunique(axis=1) > 1]
-
-
-def shown_one_by_one(experiments: Experiments) -> list[RunRecord]:
-    """All runs; where they are many, the first seed of the first experiments."""
-    every = [run for runs in experiments.values() for run in runs]
-    firsts = [runs[0] for runs in experiments.values()]
-    return every if len(every) <= MAX_DETAILED else firsts[:MAX_DETAILED]

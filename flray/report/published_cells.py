@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from flray.published.matching import Conditions, Matcher, Metric, holds
 from flray.published.tables import Column, Row, Table
 from flray.report.columns import VALIDATION
-from flray.report.configuration import look_up
-from flray.report.matching import Matcher, Metric, fits, matcher_of
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import NO_MATTER, RunRecord, without
-from flray.report.sheets import Cells, Fields, numbers, seed_mean
+from flray.report.sheets import Fields, numbers, seed_mean
 
 VARIED, LEFT_OUT = "varied", "left_out"  # columns beside those of every sheet
 
@@ -23,38 +22,35 @@ def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
     Beside the columns of every sheet are `varied`, the keys in which the runs to choose from
     differ, and `left_out`, the runs that were no candidates since a seed of theirs is missing.
     """
-    matcher = matcher_of(table)
-    baselines = [run for run in runs if look_up(run.config, "algorithm.name") == "fedavg"]
-    cells: Cells = {}
+    cells: dict[tuple[int, str, str], Fields] = {}
+    has_ratios = table.has_ratios
     for r, row in enumerate(table.rows):
         for column in table.columns:
-            found = _filled(matcher, (row, column), runs, baselines)
-            paper = row.cells[column.key]
-            cells |= {(r, column.key, source): fields for source, fields in found.items()}
+            found, paper = _filled(table.match, row, column, runs), row.cells[column.key]
             if "ours" in found and paper.value is not None:
-                apart = found["ours"]["value"] - paper.value
-                cells[r, column.key, "difference"] = {"value": apart}
-            cells[r, column.key, "paper"] = {
+                found["difference"] = {"value": found["ours"]["value"] - paper.value}
+            found["paper"] = {
                 "value": paper.value,
                 "error": paper.spread,
                 "ratio": paper.ratio,
-                "has_ratio": table.has_ratios and paper.value is not None,
+                "has_ratio": has_ratios and paper.value is not None,
                 "text": paper.text or "",
             }
+            cells |= {(r, column.key, source): fields for source, fields in found.items()}
     frame = numbers(cells)
     for name in (VARIED, LEFT_OUT):
         frame[name] = [fields.get(name, ()) for fields in cells.values()]
     return frame
 
 
+def fits(run: RunRecord, conditions: Conditions) -> bool:
+    return all(holds(run.value(key), wanted) for key, wanted in conditions.items())
+
+
 def _filled(
-    matcher: Matcher,
-    place: tuple[Row, Column],
-    runs: Sequence[RunRecord],
-    baselines: Sequence[RunRecord],
+    matcher: Matcher, row: Row, column: Column, runs: Sequence[RunRecord]
 ) -> dict[str, Fields]:
     """The fields of a cell by source."""
-    row, column = place
     metric = matcher.metric(row, column)
     conditions, t = matcher.conditions(row, column), matcher.round_of(row)
     fitting = [run for run in runs if fits(run, conditions)]
@@ -73,11 +69,11 @@ def _filled(
     found = {}
     if len(judged):  # else there is a choice and no validation to make it by
         best = rivals.loc[judged.groupby(rivals["seed"]).idxmax()]
-        found["ours"] = _number(best, metric, t, baselines) | choice
+        found["ours"] = _number(best, metric, t, runs) | choice
     if has_choice.any():
         sign = -1.0 if column.lower_is_better and metric.select is None else 1.0
         best = rivals.loc[(sign * rivals["test"]).groupby(rivals["seed"]).idxmax()]
-        found["test"] = _number(best, metric, t, baselines) | choice
+        found["test"] = _number(best, metric, t, runs) | choice
     return found
 
 
@@ -95,22 +91,23 @@ def _candidates(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.
 
 
 def _number(
-    chosen: pd.DataFrame, metric: Metric, t: int | None, baselines: Sequence[RunRecord]
+    chosen: pd.DataFrame, metric: Metric, t: int | None, every: Sequence[RunRecord]
 ) -> Fields:
-    """A mean over the chosen runs, one for each seed."""
+    """A mean over the chosen runs, one for each seed, with the ratio to FedAvg's among all runs."""
     runs: list[RunRecord] = chosen["run"].tolist()
     errors = [e for run in runs if (e := run.at(t).get(metric.se or "")) is not None]
     pairs = zip(runs, chosen["value"], strict=True)
     measured = [Measured(run, _baseline_round(run, metric), value) for run, value in pairs]
-    ratio = mean_ratio(measured, metric.baseline or "", baselines if metric.baseline else ())
+    fedavg = [run for run in every if fits(run, {"algorithm.name": "fedavg"})]
+    ratio, behind = mean_ratio(measured, metric.baseline or "", fedavg if metric.baseline else ())
     return {
         **seed_mean((chosen["value"] * metric.scale).tolist()),
         "seeds": tuple(run.seed for run in runs),
         "runs": tuple(run.path for run in runs),
         "se": float(np.mean(errors)) * metric.scale if errors else None,
-        "ratio": ratio.value,
-        "has_ratio": bool(ratio.baselines),
-        "baselines": ratio.baselines,
+        "ratio": ratio,
+        "has_ratio": bool(behind),
+        "baselines": behind,
         "uses_ground_truth": any(run.uses_ground_truth for run in runs),
         "missing_seeds": max(run.missing_seeds for run in runs),
     }
@@ -119,7 +116,7 @@ def _number(
 def _baseline_round(run: RunRecord, metric: Metric) -> int | None:
     if metric.baseline_round == "last":
         return None
-    return int(look_up(run.config, "algorithm.rounds_before")) + 1
+    return int(run.value("algorithm.rounds_before")) + 1
 
 
 def _varied(rivals: pd.DataFrame) -> tuple[str, ...]:

@@ -1,18 +1,20 @@
-"""A paper's table with our numbers in it."""
+"""A paper's table with our numbers in it, and how the methods rank in both."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 from rich.console import RenderableType
+from scipy.stats import spearmanr
 
 from flray.published.tables import Table
 from flray.report.columns import MISSING
 from flray.report.published_cells import LEFT_OUT, VARIED, fill
-from flray.report.ranks import rank
 from flray.report.runs import RunRecord
 from flray.report.sheets import Heading, Sheet, mark_notes
 from flray.report.writers import Format, to_latex, to_markdown, to_rich
+
+FEWEST_FOR_CORRELATION = 3  # methods
 
 
 def render(table: Table, runs: Sequence[RunRecord], form: Format) -> RenderableType:
@@ -36,6 +38,47 @@ def published_sheet(table: Table, cells: pd.DataFrame) -> Sheet:
         numbers_runs=True,
         ratio_decimals=1,
     )
+
+
+def rank(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
+    """A row for each place (row number, column key) that ours and the paper's both fill.
+
+    `ours` and `paper` are the ranks (1 is best) among the methods of a `comparison`: one column of
+    a block, or one row where methods are columns; `spearman` is their correlation, NaN where it has
+    none. Comparisons have two methods or more; tables of settings of one method have none.
+    """
+    compared = pd.DataFrame(_compared(table), columns=["row", "column", "comparison", "method"])
+    values = cells["value"].unstack("source").reindex(columns=["ours", "paper"]).dropna()
+    found = compared.set_index(["row", "column"]).join(values, how="inner")
+    lower = {column.key for column in table.columns if column.lower_is_better}
+    signs = [1.0 if key in lower else -1.0 for _, key in found.index]
+    groups = found[["ours", "paper"]].mul(signs, axis=0).groupby(found["comparison"], sort=False)
+    agreed = {name: _correlation(own) for name, own in groups}
+    ranked = groups.rank(method="min").astype(int)
+    found = found.assign(**ranked, spearman=found["comparison"].map(agreed))
+    return found[groups["ours"].transform("size") > 1]
+
+
+def _compared(table: Table) -> Iterator[tuple[int, str, str, str]]:
+    """Row, column, title of the comparison and method of each cell of a method, in order."""
+    if table.is_formulas or table.has_ratios:
+        return
+    methods_are_columns = all(row.method is None for row in table.rows)
+    for block in dict.fromkeys(row.block for row in table.rows):
+        for column in table.columns:
+            for r, row in enumerate(table.rows):
+                if row.block == block and methods_are_columns:
+                    yield r, column.key, row.title, column.title
+                elif row.block == block:
+                    title = ", ".join(filter(None, (block, column.title)))
+                    yield r, column.key, title, row.method or ""
+
+
+def _correlation(own: pd.DataFrame) -> float | None:
+    """Spearman's; None for fewer than three, or where one of them does not vary."""
+    if len(own) < FEWEST_FOR_CORRELATION or (own.nunique() == 1).any():
+        return None
+    return float(spearmanr(own["ours"], own["paper"]).statistic)
 
 
 def _below(ranked: pd.DataFrame) -> pd.DataFrame:
@@ -85,10 +128,8 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
         )
     if ours["ratio"].notna().any():
         yield "(x) ours is the mean over seeds of the ratio to FedAvg with the same seed and split."
-    if table.metric:
-        yield f"Paper: {table.metric}."
-    if table.note:
-        yield f"Paper: {table.note}."
+    for said in filter(None, (table.metric, table.note)):
+        yield f"Paper: {said}."
     for note in dict.fromkeys(row.note for row in table.rows if row.note):
         rows = dict.fromkeys(", ".join(row.labels) for row in table.rows if row.note == note)
         yield f"Paper, {'; '.join(rows)}: {note}."

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from flray.errors import ExperimentError
+from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
-from flray.records.columns import GROUND_TRUTH_READS
 from flray.records.damage import read_json
 from flray.records.run_directory import RunDirectory, leaves
 from flray.report.configuration import look_up
-from flray.report.sweeps import SPACE, Sweep, holds_sweep, read_sweep
+from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -60,8 +60,7 @@ class RunRecord:
 
     @property
     def seed(self) -> int | None:
-        seed: int | None = self.config.get("seed")
-        return seed
+        return self.config.get(recorded.SEED)
 
     @property
     def label(self) -> str:
@@ -76,25 +75,34 @@ class RunRecord:
     @property
     def title(self) -> str:
         keys = ("algorithm.name", "dataset.name", "split.name")
-        return " · ".join(str(look_up(self.config, key) or "?") for key in keys)
+        return " · ".join(str(self.value(key) or "?") for key in keys)
 
     @property
     def uses_ground_truth(self) -> bool:
         """True if the run read ground truth; an old run did not record it: if it was allowed to."""
-        allowed = self.config.get("uses_ground_truth") is True
-        return bool(self.numbers.get("uses_ground_truth", allowed))
+        allowed = self.config.get(recorded.USES_GROUND_TRUTH) is True
+        return bool(self.numbers.get(recorded.USES_GROUND_TRUTH, allowed))
+
+    def value(self, key: str) -> Any:  # Any: YAML and JSON
+        """The value of a dotted key of the configuration or of summary.KEY, None without one."""
+        first, _, rest = key.partition(".")
+        return (self.summary or {}).get(rest) if first == "summary" else look_up(self.config, key)
+
+    def row(self, t: int | None) -> Plain:
+        """What rounds.parquet holds of round t, {} where it holds nothing."""
+        row = self.rounds[self.rounds[recorded.ROUND] == t]
+        return {} if row.empty else {str(k): v for k, v in row.iloc[0].dropna().items()}
 
     def at(self, t: int | None) -> Plain:
         """What was measured in round t, {} if nothing was; None is the end of the run."""
-        if self.summary is not None and (t is None or t == self.summary.get("rounds")):
-            return self.summary
-        row = self.rounds[self.rounds["round"] == t]
-        return {} if row.empty else {str(k): v for k, v in row.iloc[0].dropna().items()}
+        is_end = self.summary is not None and t in (None, self.summary.get(recorded.ROUNDS))
+        return self.numbers if is_end else self.row(t)
 
     def evaluated(self) -> pd.DataFrame:
         """The rounds that have an accuracy."""
-        columns = ["round", "accuracy_mean", "accuracy_worst_decile", "clusters"]
-        return self.rounds.reindex(columns=columns).dropna(subset=["accuracy_mean"])
+        accuracies = [recorded.ACCURACY_MEAN, recorded.ACCURACY_WORST_DECILE]
+        rounds = self.rounds.reindex(columns=[recorded.ROUND, *accuracies, recorded.CLUSTERS])
+        return rounds.dropna(subset=[recorded.ACCURACY_MEAN])
 
     @property
     def is_evaluated(self) -> bool:
@@ -102,8 +110,8 @@ class RunRecord:
 
     def last_test(self) -> pd.DataFrame:
         """A row for each client at the last evaluation on its test part."""
-        test = self.clients[self.clients["part"] == "test"]
-        last: pd.DataFrame = test[test["round"] == test["round"].max()]
+        test = self.clients[self.clients[recorded.PART] == "test"]
+        last: pd.DataFrame = test[test[recorded.ROUND] == test[recorded.ROUND].max()]
         return last
 
 
@@ -142,15 +150,27 @@ def collect_runs(folder: Path) -> list[RunRecord]:
     """The finished runs below a folder, those of sweeps too, in the order of their paths."""
     runs = [read_run(file.parent) for file in sorted(folder.rglob("config.yaml"))]
     finished = [run for run in runs if run.summary is not None]
+    sweeps = {run.path: enclosing_sweep(run.path) for run in runs}
     # The table of a sweep tells which of its rows did not finish.
-    unfinished = [r.config for r in runs if r.summary is None and _sweep_folder(r.path) is None]
-    return _with_missing_seeds(finished, unfinished)
+    tables = [read_sweep(path) for path in {*sweeps.values()} if path and holds_sweep(path)]
+    of_sweep = {path: n for table in tables for path, n in table.missing_by_folder.items()}
+    done = {settings_text(run.config) for run in finished}
+    unfinished = [run.config for run in runs if run.summary is None and sweeps[run.path] is None]
+    lacking = {settings_text(config): settings_text(config, recorded.SEED) for config in unfinished}
+    of_settings = Counter(alike for own, alike in lacking.items() if own not in done)
+
+    def num_missing(run: RunRecord) -> int:
+        if sweeps[run.path] is not None:
+            return of_sweep.get(run.path, 0)
+        return of_settings[settings_text(run.config, recorded.SEED)]
+
+    return [replace(run, missing_seeds=num_missing(run)) for run in finished]
 
 
 def holds_run(path: Path) -> bool:
     """A run that has only begun has no rounds yet, but an environment."""
-    recorded = (path / "rounds.parquet", path / "environment.json")
-    return RunDirectory(path).holds_run() and any(file.is_file() for file in recorded)
+    files = (path / "rounds.parquet", path / "environment.json")
+    return RunDirectory(path).holds_run() and any(file.is_file() for file in files)
 
 
 def experiment_names(runs: Sequence[Path]) -> list[str]:
@@ -175,40 +195,9 @@ def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
     }
 
 
-def _with_missing_seeds(runs: Sequence[RunRecord], unfinished: Sequence[Plain]) -> list[RunRecord]:
-    """The runs, each with the number of seeds of its configuration that have no finished run."""
-    sweeps = {run.path: _sweep_folder(run.path) for run in runs}
-    of_sweeps: dict[Path, int] = {}
-    for sweep in {path for path in sweeps.values() if path is not None and holds_sweep(path)}:
-        of_sweeps |= {sweep / name: n for name, n in read_sweep(sweep).missing_by_folder.items()}
-    lacking, there = _seeds(unfinished), _seeds(run.config for run in runs)
-    missing = {key: len(seeds - there[key]) for key, seeds in lacking.items()}
-    return [
-        replace(
-            run,
-            missing_seeds=missing.get(_but_for_the_seed(run.config), 0)
-            if sweeps[run.path] is None
-            else of_sweeps.get(run.path, 0),
-        )
-        for run in runs
-    ]
-
-
-def _seeds(configs: Iterable[Plain]) -> defaultdict[str, set[int | None]]:
-    """The seeds of each configuration."""
-    seeds: defaultdict[str, set[int | None]] = defaultdict(set)
-    for config in configs:
-        seeds[_but_for_the_seed(config)].add(config.get("seed"))
-    return seeds
-
-
-def _but_for_the_seed(config: Plain) -> str:
-    return json.dumps(without(config, (*NO_MATTER, "seed")), sort_keys=True, default=str)
-
-
-def _sweep_folder(run: Path) -> Path | None:
-    """The folder of the sweep that a run is part of; it may have no table yet."""
-    return next((path for path in run.parents if (path / SPACE).is_file()), None)
+def settings_text(config: Plain, *left_out: str) -> str:
+    """The settings of an experiment but for some keys: equal experiments have equal texts."""
+    return json.dumps(without(config, (*NO_MATTER, *left_out)), sort_keys=True, default=str)
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -232,12 +221,16 @@ def _nothing_in(folder: Path) -> str:
 
 def _so_far(rounds: pd.DataFrame) -> Plain:
     """Like a summary: the last evaluation, and totals."""
-    totals: dict[str, Any] = {"rounds": int(rounds["round"].max()) if len(rounds) else 0}
-    for name in ("bytes_up", "bytes_down", "client_steps", "seconds"):
-        pattern = f"^{name}_" if name.startswith("bytes") else f"^{name}$"
+    totals: dict[str, Any] = {
+        recorded.ROUNDS: int(rounds[recorded.ROUND].max()) if len(rounds) else 0
+    }
+    for name in (recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.CLIENT_STEPS, recorded.SECONDS):
+        pattern = f"^{name}_" if name.startswith(recorded.BYTES) else f"^{name}$"
         totals[name] = float(rounds.filter(regex=pattern).sum().sum())
-    totals["uses_ground_truth"] = bool(rounds.filter(items=[GROUND_TRUTH_READS]).sum().sum())
-    if "accuracy_mean" not in rounds or rounds["accuracy_mean"].isna().all():
+    reads = rounds.filter(items=[recorded.GROUND_TRUTH_READS])
+    totals[recorded.USES_GROUND_TRUTH] = bool(reads.sum().sum())
+    evaluated = rounds.filter(items=[recorded.ACCURACY_MEAN]).dropna()
+    if evaluated.empty:
         return totals
-    last = rounds.dropna(subset=["accuracy_mean"]).iloc[-1].dropna()
+    last = rounds.loc[evaluated.index[-1]].dropna()
     return {str(name): value for name, value in last.items()} | totals

@@ -1,7 +1,8 @@
 """One shape for every table: a long DataFrame of numbers, and how it is laid out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ INCOMPLETE_NOTE = (
 )
 
 Fields = dict[str, Any]  # Any: fields of a cell
-Cells = dict[tuple[Any, str, str], Fields]  # by row, column and source
+Cells = Mapping[tuple[Any, str, str], Fields]  # by row, column and source
 
 PREFIXES = {"ours": "", "paper": "paper ", "difference": "diff. ", "test": "test "}  # by source
 FIELDS = {  # of a cell, and what they hold where nothing is given
@@ -64,11 +65,12 @@ class Sheet:
     numbers_runs: bool = False  # cells name the runs behind them by number
     ratio_decimals: int = 2
 
-    @property
-    def behind(self) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """The distinct sets of runs and baselines behind numbers, in the order of cells."""
+    @cached_property
+    def behind(self) -> dict[tuple[Any, Any], int]:
+        """The distinct pairs of runs and baselines behind numbers, counted from 1."""
         pairs = zip(self.cells["runs"], self.cells["baselines"], strict=True)
-        return list(dict.fromkeys(p for p in pairs if p[0])) if self.numbers_runs else []
+        distinct = dict.fromkeys(pair for pair in pairs if pair[0]) if self.numbers_runs else ()
+        return {pair: k for k, pair in enumerate(distinct, start=1)}
 
     @property
     def runs(self) -> list[str]:
@@ -78,22 +80,14 @@ class Sheet:
 
     def lines(self) -> dict[tuple[Any, str], dict[str, str]]:
         """The text of every cell by source, in the order of PREFIXES."""
-        number = {pair: k for k, pair in enumerate(self.behind, start=1)}
-        says_seeds = len({len(seeds) for seeds in self.cells["seeds"] if seeds}) > 1
         decimals = {heading.key: heading.decimals for heading in self.headings}
         found: dict[tuple[Any, str], dict[str, str]] = {
-            (row, heading.key): {} for row in self.labels.index for heading in self.headings
+            (row, key): {} for row in self.labels.index for key in decimals
         }
         records = self.cells.to_dict("records")
         for (row, column, source), cell in zip(self.cells.index.tolist(), records, strict=True):
-            text = _text(cell, decimals[column], self.ratio_decimals, source == "difference")
-            if cell["seeds"] and says_seeds:
-                text += f" n={len(cell['seeds'])}"
-            if not np.isnan(cell["se"]):
-                text += f" se {cell['se']:.{decimals[column]}f}"
-            if (cell["runs"], cell["baselines"]) in number:
-                text += f" [{number[cell['runs'], cell['baselines']]}]"
-            found[row, column][source] = text
+            sign = "+" if source == "difference" else ""
+            found[row, column][source] = self._text(cell, decimals[column], sign)
             if source == "paper" and not cell["text"]:  # a run could fill the cell
                 found[row, column].setdefault("ours", MISSING)
         return {
@@ -119,25 +113,56 @@ class Sheet:
             cells = [_prefixed(lines[row, heading.key]) for heading in self.headings]
             yield begins, [str(label) for label in shown], cells
 
+    def _text(self, cell: Mapping[Any, Any], decimals: int, sign: str) -> str:
+        """A number with its marks, error and ratio, its seeds, binomial error and runs."""
+        if cell["text"]:
+            return str(cell["text"])
+        text = MISSING
+        if not np.isnan(cell["value"]):
+            text = f"{cell['value']:{sign},.{decimals}f}"
+            text += marks(cell["uses_ground_truth"], cell["missing_seeds"])
+            if not np.isnan(cell["error"]):
+                text += f" ± {cell['error']:,.{decimals}f}"
+            if cell["has_ratio"]:
+                ratio = f"{cell['ratio']:.{self.ratio_decimals}f}x"
+                text += f" ({MISSING if np.isnan(cell['ratio']) else ratio})"
+        if cell["seeds"] and self._numbers_of_seeds_differ:
+            text += f" n={len(cell['seeds'])}"
+        if not np.isnan(cell["se"]):
+            text += f" se {cell['se']:.{decimals}f}"
+        place = self.behind.get((cell["runs"], cell["baselines"]))
+        return text if place is None else f"{text} [{place}]"
 
-def numbers(cells: Mapping[tuple[Any, str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame of a sheet from the fields of each cell by row, column and source."""
+    @cached_property
+    def _numbers_of_seeds_differ(self) -> bool:
+        return len({len(seeds) for seeds in self.cells["seeds"] if seeds}) > 1
+
+
+def sheet_of(
+    title: str,
+    labels: pd.DataFrame,
+    columns: Sequence[str | Heading],
+    cells: Cells,
+    notes: Iterable[str] = (),
+) -> Sheet:
+    """A sheet with notes on the marks that occur in it.
+
+    Args:
+        columns: recorded ones by key, shown with the decimals that their values and errors need.
+    """
+    frame = numbers(cells)
+    headings = tuple(c if isinstance(c, Heading) else _heading(c, frame) for c in columns)
+    return Sheet(title, labels, headings, frame, notes=(*notes, *mark_notes(frame)))
+
+
+def numbers(cells: Cells) -> pd.DataFrame:
+    """The frame of a sheet from the fields of each cell."""
     frame = pd.DataFrame(
         [{**FIELDS, **cell} for cell in cells.values()],
         index=pd.MultiIndex.from_tuples(list(cells), names=["row", "column", "source"]),
         columns=list(FIELDS),
     )
     return frame.astype(dict.fromkeys(("value", "error", "se", "ratio"), float))
-
-
-def headings_of(columns: Sequence[str], cells: pd.DataFrame) -> list[Heading]:
-    """Headings of recorded columns, with the decimals that their values and errors need."""
-    place = cells.index.get_level_values("column")
-    shown = {key: cells.loc[place == key, ["value", "error"]].to_numpy().flat for key in columns}
-    return [
-        Heading(key, column.short or column.title, column.group, decimals_of(key, shown[key]))
-        for key, column in ((key, column_of(key)) for key in columns)
-    ]
 
 
 def seed_mean(values: Sequence[float]) -> Fields:
@@ -166,22 +191,14 @@ def mark_notes(cells: pd.DataFrame) -> Iterator[str]:
         yield INCOMPLETE_NOTE
 
 
+def _heading(key: str, cells: pd.DataFrame) -> Heading:
+    column = column_of(key)
+    own = cells[cells.index.get_level_values("column") == key]
+    decimals = decimals_of(key, own[["value", "error"]].to_numpy().flat)
+    return Heading(key, column.short or column.title, column.group, decimals)
+
+
 def _prefixed(texts: Mapping[str, str]) -> dict[str, str]:
     if "ours" not in texts:
         return dict(texts) or {"ours": MISSING}
     return {source: PREFIXES[source] + text for source, text in texts.items()}
-
-
-def _text(cell: Mapping[Any, Any], decimals: int, ratio_decimals: int, is_signed: bool) -> str:
-    if cell["text"]:
-        return str(cell["text"])
-    if np.isnan(cell["value"]):
-        return MISSING
-    text = f"{cell['value']:{'+' if is_signed else ''},.{decimals}f}"
-    text += marks(cell["uses_ground_truth"], cell["missing_seeds"])
-    if not np.isnan(cell["error"]):
-        text += f" ± {cell['error']:,.{decimals}f}"
-    if cell["has_ratio"]:
-        ratio = cell["ratio"]
-        text += f" ({MISSING})" if np.isnan(ratio) else f" ({ratio:.{ratio_decimals}f}x)"
-    return text

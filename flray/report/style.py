@@ -10,13 +10,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from flray.data.dataset import Ids
 
 Colour = tuple[float, float, float]
+Values = NDArray[np.float64]
 
 GREY: Colour = (0.35, 0.35, 0.35)  # what belongs to no category
+RED = "#CC3311"  # of neither a method nor a group
 # Methods: Okabe and Ito, "Color Universal Design", 2008; the hardest to see come last.
 METHODS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442"]
 # Clusters and planted groups: Paul Tol's muted scheme, which shares no colour with the methods.
@@ -75,6 +78,11 @@ def for_figure(text: str, length: int = 40) -> str:
     """
     fitting = text if len(text) <= length else f"…{text[1 - length :]}"
     return fitting.replace("$", r"\$")
+
+
+def spread_out(number: int, width: float) -> Values:
+    """Offsets within the width that keep dots at one place apart, the same for the same number."""
+    return width * (np.arange(number, dtype=np.float64) * GOLDEN_RATIO % 1 - 0.5)
 
 
 def plain(axes: Axes) -> None:

@@ -11,37 +11,20 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from flray.records.columns import (
-    CLIENT_STEPS,
-    CLUSTERS,
-    ERROR,
-    FOLDER,
-    MERGE_PLACE,
-    RUN,
-    SECONDS,
-    STATUS,
-    USES_GROUND_TRUTH,
-)
+from flray.records import columns as recorded
+from flray.records.columns import FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.records.damage import reading
-from flray.report.columns import CORRELATIONS, HOLDOUT, TEST, VALIDATION
+from flray.report.columns import CLUSTERING_ERROR, ERRORS, MEASURED, TEST, VALIDATION
+from flray.report.configuration import THRESHOLD
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
 SPACE = "space.yaml"
-SEED, FAILED = "seed", "failed"
+FAILED = "failed"
 NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
-# What a row may have measured, in the order of its columns on the page.
-MEASURED = (
-    *(VALIDATION, TEST, "accuracy_mean_after_clustering", "clients_reaching_target"),
-    *("accuracy_worst", HOLDOUT, CLUSTERS, "ari"),
-    *("clustering_error", "overlap_fp", "overlap_fn", *CORRELATIONS),
-    *("uniformity", "robustness", CLIENT_STEPS, SECONDS),
-)
-# Thresholds between the merges of a seed's own tree are alike where their places are.
-THRESHOLD = "algorithm.clustering.partition.threshold"
-NUM_SEEDS, SPREAD = "seeds", "_sd"  # columns of `configurations`
-MISSING_ROWS = "missing_rows"  # of a configuration: its rows that failed or did not finish
-_ALWAYS = (SEED, STATUS, ERROR, RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
+_ALWAYS = (SEED, STATUS, recorded.ERROR, recorded.RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
+# Columns of `configurations`; missing are rows that failed or did not finish.
+NUM_SEEDS, SPREAD, MISSING_ROWS = "seeds", "_sd", "missing_rows"
 
 
 @dataclass(frozen=True)
@@ -56,8 +39,7 @@ class Sweep:
         """What was varied, in words."""
         given = self.space.get("space") or self.keys  # a baseline sets other keys too
         varied = [key for key in self.keys if key in given and len(self.values(key)) > 1]
-        named = list(short_names(varied).values())
-        return f"Sweep over {', '.join(named)}" if named else "Sweep"
+        return f"Sweep over {', '.join(short_names(varied).values())}" if varied else "Sweep"
 
     @property
     def metric(self) -> str:
@@ -75,8 +57,7 @@ class Sweep:
         given = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
         named = [c for c in self.rows if c in given or c == "experiment" or "." in str(c)]
         named = [c for c in named if c not in (SEED, USES_GROUND_TRUTH)]
-        varied = [c for c in named if self.rows[c].nunique(dropna=False) > 1]
-        return [str(column) for column in varied]
+        return [str(column) for column in named if self.rows[column].nunique(dropna=False) > 1]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -85,10 +66,13 @@ class Sweep:
 
     @cached_property
     def telling(self) -> list[str]:
-        """The keys whose values tell configurations apart; seeds share all of them."""
-        if MERGE_PLACE not in self.rows:
+        """The keys whose values tell configurations apart; seeds share all of them.
+
+        Thresholds between the merges of a seed's own tree are alike where their places are.
+        """
+        if recorded.MERGE_PLACE not in self.rows:
             return self.keys
-        return [MERGE_PLACE if key == THRESHOLD else key for key in self.keys]
+        return [recorded.MERGE_PLACE if key == THRESHOLD else key for key in self.keys]
 
     @cached_property
     def measured(self) -> list[str]:
@@ -103,20 +87,6 @@ class Sweep:
         return rows.dropna(subset=[self.metric])
 
     @cached_property
-    def failed(self) -> pd.DataFrame:
-        rows: pd.DataFrame = self.rows[self.rows[STATUS] == FAILED]
-        return rows
-
-    @cached_property
-    def configurations(self) -> pd.DataFrame:
-        """A row for each setting of the keys: means over `seeds` seeds, spreads in `_sd`."""
-        own = [key for key in self.keys if key not in self.telling]
-        missing = self.missing_rows.loc[self.finished.index]
-        rows = self.finished.assign(**{MISSING_ROWS: missing})
-        columns = [*self.measured, *own, USES_GROUND_TRUTH, MISSING_ROWS]
-        return averaged(rows, self.telling, columns)
-
-    @cached_property
     def missing_rows(self) -> "pd.Series[int]":
         """For each row, how many rows of its configuration failed or did not finish."""
         is_missing = pd.Series(~self.rows.index.isin(self.finished.index), self.rows.index)
@@ -125,10 +95,42 @@ class Sweep:
         return counts
 
     @property
-    def missing_by_folder(self) -> dict[str, int]:
-        """`missing_rows` by the folder of a row's run, relative to the sweep's."""
+    def missing_by_folder(self) -> dict[Path, int]:
+        """`missing_rows` by the folder of a row's run."""
         named = zip(self.rows[FOLDER], self.missing_rows, strict=True)
-        return {str(folder): int(number) for folder, number in named if pd.notna(folder)}
+        return {self.path / str(folder): int(n) for folder, n in named if pd.notna(folder)}
+
+    @cached_property
+    def configurations(self) -> pd.DataFrame:
+        """A row for each setting of the keys: means over `seeds` seeds, spreads in `_sd`."""
+        own = [key for key in self.keys if key not in self.telling]
+        missing = self.missing_rows.loc[self.finished.index]
+        rows = self.finished.assign(**{MISSING_ROWS: missing})
+        return averaged(rows, self.telling, [*self.measured, *own, USES_GROUND_TRUTH, MISSING_ROWS])
+
+    @property
+    def num_tried(self) -> int:
+        """How many configurations have a row."""
+        return len(self.rows.drop_duplicates(self.telling)) if self.telling else 1
+
+    @cached_property
+    def has_seeds(self) -> bool:
+        """True if settings were repeated with several seeds."""
+        return bool((self.configurations[NUM_SEEDS] > 1).any())
+
+    @cached_property
+    def ranked(self) -> pd.DataFrame:
+        """The configurations, the best first; those with missing rows come after complete ones."""
+        rows = self.configurations
+        if rows.empty:  # of nothing measured there is no column of the metric
+            return rows
+        ordered = rows.sort_values(self.metric, ascending=not self.is_maximised, kind="stable")
+        return ordered.sort_values(MISSING_ROWS, key=lambda number: number > 0, kind="stable")
+
+    @cached_property
+    def best(self) -> pd.DataFrame:
+        """The configuration with the best metric, a row; none where nothing finished."""
+        return self.ranked.head(1)
 
     @property
     def num_left_out(self) -> int:
@@ -137,37 +139,12 @@ class Sweep:
         return 0 if is_incomplete.all() else int(is_incomplete.sum())
 
     @cached_property
-    def has_seeds(self) -> bool:
-        """Were settings repeated with several seeds?"""
-        return bool(len(self.configurations) and self.configurations[NUM_SEEDS].max() > 1)
-
-    @cached_property
-    def ranked(self) -> pd.DataFrame:
-        """The configurations that the best is chosen from, the best first."""
-        rows = self.configurations
-        if rows.empty:
-            return rows
-        ordered = rows.sort_values(self.metric, ascending=not self.is_maximised, kind="stable")
-        # Those with missing rows come after all complete ones.
-        return ordered.sort_values(MISSING_ROWS, key=lambda number: number > 0, kind="stable")
-
-    def best_by(self, keys: Sequence[str]) -> pd.DataFrame:
-        """The best configuration for each combination of the keys, the first of equal ones."""
-        return self.ranked.dropna(subset=list(keys)).drop_duplicates(list(keys))
-
-    @cached_property
-    def best(self) -> pd.DataFrame:
-        """The configuration with the best metric, a row; none where nothing finished."""
-        return self.ranked.head(1)
-
-    @cached_property
     def num_tied(self) -> int:
         """How many configurations have the best metric, the best itself included."""
-        if self.ranked.empty:
+        if self.best.empty:
             return 0
-        complete = self.ranked[self.ranked[MISSING_ROWS] == 0]
-        metric = (complete if len(complete) else self.ranked)[self.metric]
-        return int(np.isclose(metric, metric.iloc[0]).sum())
+        candidates = self.ranked[: len(self.ranked) - self.num_left_out]
+        return int(np.isclose(candidates[self.metric], self.best[self.metric]).sum())
 
     @cached_property
     def baselines(self) -> pd.DataFrame:
@@ -206,21 +183,19 @@ def holds_sweep(path: Path) -> bool:
     return (path / "rows.parquet").is_file() and any((path / file).is_file() for file in files)
 
 
+def enclosing_sweep(run: Path) -> Path | None:
+    """The folder of the sweep that a run is part of; it may have no table yet."""
+    return next((path for path in run.parents if (path / SPACE).is_file()), None)
+
+
 def read_sweep(path: Path) -> Sweep:
     with reading(path / "rows.parquet"):
-        rows = pd.read_parquet(path / "rows.parquet")
-    counts = _read_mapping(path / "sweep.json")
-    space = _read_mapping(path / SPACE)
-    return Sweep(path, _in_one_shape(rows.apply(_settings_column)), counts, space)
-
-
-def _in_one_shape(rows: pd.DataFrame) -> pd.DataFrame:
-    """With the columns that every sweep has, and such as are computed."""
+        rows = pd.read_parquet(path / "rows.parquet").apply(_settings_column)
     rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
-    rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[RUN])
+    rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[recorded.RUN])
     rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)  # mean: a share
-    rows["clustering_error"] = rows["overlap_fp"] + rows["overlap_fn"]  # FLIS, Fig. 3
-    return rows
+    rows[CLUSTERING_ERROR] = rows[list(ERRORS[:2])].sum(axis=1, skipna=False)  # FLIS, Fig. 3
+    return Sweep(path, rows, _read_mapping(path / "sweep.json"), _read_mapping(path / SPACE))
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
@@ -233,24 +208,15 @@ def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -
 
 def left_out_note(number: int) -> str:
     """Why configurations are no candidates for the best."""
-    configurations = "configurations are" if number > 1 else "configuration is"
-    return (
-        f"{number} {configurations} left out of this choice: some of their rows failed or did not "
-        "finish"
-    )
-
-
-def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
-    """What to group rows by, also where there are no keys."""
-    return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
+    counted = "1 configuration is" if number == 1 else f"{number} configurations are"
+    return f"{counted} left out of this choice: some of their rows failed or did not finish"
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """The end of each dotted key, as long as it takes to tell them apart.
 
-    >>> short_names(["algorithm.clustering.distance.name", "train.lr", "pretrain.lr"])
-    {'algorithm.clustering.distance.name': 'distance', 'train.lr': 'train.lr', 'pretrain.lr': \
-'pretrain.lr'}
+    >>> short_names(["algorithm.clustering.distance.name", "train.lr", "pretrain.lr"]).values()
+    dict_values(['distance', 'train.lr', 'pretrain.lr'])
     """
     parts = {key: key.removesuffix(".name").split(".") for key in keys}
     ends = [each[-1] for each in parts.values()]
@@ -258,6 +224,11 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
         key: each[-1] if ends.count(each[-1]) == 1 else ".".join(each[-2:])
         for key, each in parts.items()
     }
+
+
+def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
+    """What to group rows by, also where there are no keys."""
+    return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
 
 
 def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
@@ -270,15 +241,15 @@ def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
     return numbers if whole else text.where(text.notna(), None)
 
 
-def _name_of(value: Any) -> str:  # Any: YAML
-    """A component by its name, a mapping by that in it."""
-    return str(value.get("name")) if isinstance(value, dict) else str(value)
-
-
 def _text(value: Hashable) -> str:
     if isinstance(value, str) and value.startswith('"') and value.endswith('"'):
         return str(json.loads(value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _name_of(value: Any) -> str:  # Any: YAML
+    """A component by its name, a mapping by that in it."""
+    return str(value.get("name")) if isinstance(value, dict) else str(value)
 
 
 def _read_mapping(path: Path) -> Plain:

@@ -9,9 +9,13 @@ from flray.records.columns import (
     ACCURACY,
     ACCURACY_MEAN,
     AFTER,
+    ARI,
+    BYTES_DOWN,
+    BYTES_UP,
     CLIENT,
     CLIENT_STEPS,
     CLIENTS_DROPPED,
+    CLIENTS_REACHING_TARGET,
     CLUSTERING_OVERLAPPING,
     CLUSTERS,
     EVALUATED,
@@ -21,6 +25,7 @@ from flray.records.columns import (
     PARAMS_SHA256,
     PART,
     ROUND,
+    ROUND_AFTER_CLUSTERING,
     ROUNDS,
     ROUNDS_TO_TARGET,
     SECONDS,
@@ -39,8 +44,8 @@ if TYPE_CHECKING:
 
 BITS = 8  # of a byte
 TOTALS = {
-    "bytes_up": "^bytes_up",
-    "bytes_down": "^bytes_down",
+    BYTES_UP: "^bytes_up",
+    BYTES_DOWN: "^bytes_down",
     CLIENT_STEPS: "^client_steps$",
     CLIENTS_DROPPED: "^clients_dropped$",
 }
@@ -54,7 +59,7 @@ OTHERS = (
 # What FL+HC reports of the round after its clustering.
 AFTER_CLUSTERING = (
     ACCURACY_MEAN,
-    "clients_reaching_target",
+    CLIENTS_REACHING_TARGET,
     VALIDATION_ACCURACY_MEAN,
 )
 
@@ -72,7 +77,7 @@ def summarise_run(
     return {
         ROUNDS: last[ROUND],
         "clients": len(timeline.at(last[ROUND]).clients),
-        "ari": None,  # where no groups were planted
+        ARI: None,  # where no groups were planted
         "nmi": None,
         **{key: value for key, value in last.items() if not of_one_round(key)},
         CLUSTERS: int(last[CLUSTERS]),
@@ -186,6 +191,6 @@ def _after_clustering(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
     if after.empty:
         return {}
     row: RoundRow = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
-    return {"round_after_clustering": row[ROUND]} | {
+    return {ROUND_AFTER_CLUSTERING: row[ROUND]} | {
         name + AFTER: row[name] for name in AFTER_CLUSTERING if name in row
     }

@@ -133,9 +133,9 @@ def test_ratios_of_tuned_accuracy_need_the_same_fine_tuning() -> None:
         return found
 
     mine, base = [Measured(tuned(0.8, 1, after=1), None, 0.8)], [tuned(0.4, 5)]
-    assert mean_ratio(mine, "accuracy_mean", base).value == 2.0
-    assert mean_ratio(mine, "tuned_accuracy_mean", base).value is None
-    assert mean_ratio(mine, "tuned_accuracy_mean", [tuned(0.4, 1)]).value == 2.0
+    assert mean_ratio(mine, "accuracy_mean", base)[0] == 2.0
+    assert mean_ratio(mine, "tuned_accuracy_mean", base)[1] == ()
+    assert mean_ratio(mine, "tuned_accuracy_mean", [tuned(0.4, 1)])[0] == 2.0
 
 
 def test_experiments_that_used_ground_truth_are_marked() -> None:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import matplotlib
@@ -13,12 +14,7 @@ from scipy.spatial.distance import pdist, squareform
 import flray.report
 from flray.errors import ExperimentError
 from flray.records.clusterings import ClusteringRecord, read_clusterings, write_clustering
-from flray.report.clustering_figures import (
-    MAX_EDGES,
-    distance_figure,
-    embedding_figure,
-    graph_figure,
-)
+from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.figures import accuracy_figure, clients_figure, write_figures
 from flray.report.geometry import (
     circle_layout,
@@ -91,6 +87,13 @@ def dashed(axes):
 
 def legend_texts(figure):
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def numbers_in(text):
+    return [
+        float(number)
+        for number in re.findall(r"\d+(?:\.\d+)?", re.sub(r"(\d),(\d)", r"\1\2", text))
+    ]
 
 
 def drawn(figure):
@@ -285,7 +288,9 @@ class TestAccuracy:
             "a": Run(rounds([0.5]), no_clients()),
             "b": Run(pd.DataFrame({"round": np.empty(0, np.int64)}), no_clients()),
         }
-        assert any("not evaluated" in text for text in legend_texts(accuracy_figure(runs)))
+        named = legend_texts(accuracy_figure(runs))
+        assert [text[0] for text in named] == ["a", "b"]
+        assert named[1] != "b"  # it says more than that of a run with a line
 
     def test_clusterings_and_target_are_marked(self):
         events = {0: Path(), 2: Path()}
@@ -336,8 +341,7 @@ class TestClients:
         assert axes.lines[0].get_xydata().tolist() == [[25, 25], [75, 75]]
         # Percent: mean 50, deviations of 25, variance 625.
         (told,) = legend_texts(figure)
-        assert "50.0 %" in told
-        assert "625.0 %²" in told
+        assert numbers_in(told) == [50, 625]
 
     def test_only_the_last_test_evaluation_counts(self):
         frames = [clients([0.1, 0.1], 1), clients([0.5, 0.5], 3)]
@@ -392,7 +396,7 @@ class TestSeeds:
         band = axes.collections[0].get_paths()[0].vertices[:, 1]
         # Standard deviations of (20, 40) and (40, 80), ddof 1: 14.1 and 28.3.
         assert (band.min(), band.max()) == pytest.approx((30 - 200**0.5, 60 + 800**0.5))
-        assert "3, 4" in legend_texts(figure)[0]
+        assert numbers_in(legend_texts(figure)[0]) == [3, 4]
 
     def test_clients_of_all_seeds_are_shown_by_seed(self):
         top, strips = clients_figure({"a": self.RUNS}).axes
@@ -425,7 +429,7 @@ class TestDistance:
         (brackets,) = [c for c in tree.collections if isinstance(c, LineCollection)]
         assert len(brackets.get_segments()) == 4
         assert tree.lines[0].get_ydata()[0] == 3.0
-        assert tree.get_title(loc="right") == "cut at 3 (dashed)"
+        assert numbers_in(tree.get_title(loc="right")) == [3]
         colours = {tuple(colour) for colour in brackets.get_colors()}
         assert len(colours) == 3  # two clusters, and grey above them
 
@@ -457,8 +461,7 @@ class TestEmbedding:
         assert (colours[0] == colours[1]).all()
         assert (colours[0] != colours[2]).any()
         np.testing.assert_array_equal(colours, right.collections[0].get_facecolor())
-        assert figure.get_suptitle().endswith("the points that were clustered")
-        assert right.get_title() == "by planted group (2, ARI 1.00)"
+        assert numbers_in(right.get_title()) == [2, 1]  # groups, ARI
 
     def test_without_groups_there_is_one_panel(self):
         figure = embedding_figure(bare())
@@ -475,7 +478,6 @@ class TestGraph:
         (edges,) = [c for c in circle.collections if isinstance(c, LineCollection)]
         positions = circle_layout(5)
         np.testing.assert_allclose(edges.get_segments(), [positions[[0, 3]]])
-        assert circle.get_title() == "(c) graph by client, 1 edges"
         assert {text.get_text() for text in circle.texts} == {"10", "11", "12", "13", "14"}
 
     def test_without_relations_clusters_are_complete(self):
@@ -497,13 +499,14 @@ class TestGraph:
         order = cluster_order(found)
         np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), R[np.ix_(order, order)])
 
-    def test_many_edges_are_thinned_and_counted(self):
-        m = 400
+    def test_many_edges_are_thinned_and_counted(self, monkeypatch):
+        monkeypatch.setattr("flray.report.clustering_figures.MAX_EDGES", 200)
+        m = 40
         found = ClusteringRecord(np.arange(m), np.zeros(m, np.int64), np.zeros((m, m)))
         figure = graph_figure(found)
         (edges,) = [c for c in figure.axes[2].collections if isinstance(c, LineCollection)]
-        assert len(edges.get_segments()) == MAX_EDGES
-        assert "20,000 of 79,800 edges" in figure.axes[2].get_title()
+        assert len(edges.get_segments()) == 200
+        assert numbers_in(figure.axes[2].get_title()) == [200, 40 * 39 / 2]
 
 
 @pytest.mark.parametrize("draw", [distance_figure, embedding_figure, graph_figure])
@@ -545,6 +548,7 @@ class TestFiles:
         assert [path.name for path in written] == ["accuracy.png", "clients.png"]
         assert sorted((tmp_path / "out").iterdir()) == sorted(written)
 
+    @pytest.mark.slow
     def test_a_clustering_has_three_figures(self, tmp_path, monkeypatch):
         monkeypatch.setattr("flray.report.figures.DPI", 30)
         runs = {
@@ -569,7 +573,7 @@ class TestFiles:
 
     def test_runs_that_would_overwrite_each_other_are_refused(self, tmp_path):
         path = write_run(tmp_path / "a", [1])
-        with pytest.raises(ValueError, match="'a/b' and 'a b' would have one name"):
+        with pytest.raises(ValueError, match=r"'a/b', 'a b'.* would have one name"):
             write_figures(read(**{"a/b": path, "a b": path}), tmp_path / "out")
 
     def test_a_folder_without_a_run_is_refused(self, tmp_path):

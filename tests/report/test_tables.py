@@ -20,11 +20,10 @@ from flray.cli.tables import show_table, tables_listing
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.published import find_table, load_tables
 from flray.published.costs import Cost
+from flray.published.matching import holds
 from flray.published.tables import parse_table, resolved_match
-from flray.report.matching import holds, matcher_of, required_algorithms
 from flray.report.published_cells import fill
-from flray.report.published_sheet import render
-from flray.report.ranks import rank
+from flray.report.published_sheet import rank, render
 from flray.report.runs import collect_runs
 from flray.report.sheets import numbers
 from flray.report.writers import Format
@@ -290,13 +289,13 @@ def test_conditions_agree_with_the_published_settings() -> None:
     }
     compared = 0
     for key, table in load_tables().items():
-        if not matcher_of(table).numbers:
+        if not table.match.numbers:
             continue
         for row in table.rows:
             if row.method in ("IFCA", "PerFedAvg"):  # with training of their own
                 continue
             for column in table.columns:
-                conditions = matcher_of(table).conditions(row, column)
+                conditions = table.match.conditions(row, column)
                 for name, keys in names.items():
                     stated = table.settings.get(name)
                     if isinstance(stated, dict):
@@ -339,11 +338,11 @@ def test_an_unknown_condition_is_refused_by_name() -> None:
 
 
 def test_every_table_says_what_algorithms_it_needs() -> None:
-    assert required_algorithms(find_table("flhc.4")) == ("fedavg", "flhc")
-    assert required_algorithms(find_table("repa.1")) == ("repa", "wd")
-    assert required_algorithms(find_table("flt.6")) == ()
+    assert find_table("flhc.4").required_algorithms == ("fedavg", "flhc")
+    assert find_table("repa.1").required_algorithms == ("repa", "wd")
+    assert find_table("flt.6").required_algorithms == ()
     three = ("cfl", "fedavg", "fedsem", "flt", "ifca", "pca_km_hc")
-    assert required_algorithms(find_table("flt.3")) == three
+    assert find_table("flt.3").required_algorithms == three
 
 
 def test_flhc_as_flray_resolves_it_fills_its_cells(write: Write, tmp_path: Path) -> None:

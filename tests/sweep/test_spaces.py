@@ -18,7 +18,7 @@ from flray.cli.tables import tables_listing
 from flray.clustering import STAGES
 from flray.config.experiment import with_value
 from flray.published import find_table, load_tables
-from flray.report.matching import fits, matcher_of
+from flray.report.published_cells import fits
 from flray.report.runs import RunRecord, look_up
 from flray.sweep.keys import canonical
 from flray.sweep.rows import SweepRow, _baselines, _varied, possible
@@ -172,11 +172,10 @@ def value_of(row: SweepRow, key: str) -> str:
 def cells(key: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Every cell of a table that a run could fill, with what a run must be for that."""
     table = find_table(key)
-    matcher = matcher_of(table)
     for row, column in itertools.product(table.rows, table.columns):
-        if matcher.metric(row, column) is not None:
+        if table.match.metric(row, column) is not None:
             place = (key, row.method, column.entry, row.title, column.key)
-            yield place, matcher.conditions(row, column)
+            yield place, table.match.conditions(row, column)
 
 
 def would_fit(row: SweepRow, conditions: dict[str, Any]) -> bool:

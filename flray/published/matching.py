@@ -1,10 +1,7 @@
 """Which run belongs in which cell of a published table, as the table's YAML says under `match`.
 
-`runs` holds conditions for every cell, `columns`, `statistics` and `methods` those of one column
-entry, one statistic or one method, `settings` the keys of the configuration that a row's settings
-are; a method's conditions go before a setting's, those before a statistic's, those before a
-column's, those before `runs`. What a paper leaves open is no condition: runs that differ in it
-compete for the cell. docs/adding_a_table.md lists the keys.
+docs/adding_a_table.md lists its keys. What a paper leaves open is no condition: runs that differ in
+it compete for the cell.
 """
 
 import math
@@ -13,11 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from flray.published.tables import Column, Row, Table
-from flray.report.configuration import look_up
-
-if TYPE_CHECKING:  # reads Parquet, which takes seconds to import
-    from flray.report.runs import RunRecord
+if TYPE_CHECKING:
+    from flray.published.tables import Column, Row
 
 Conditions = Mapping[str, Any]  # Any: YAML; by dotted key of the config, or summary.KEY
 
@@ -50,8 +44,12 @@ class Matcher:
     method_numbers: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     round: str | None = None  # the setting of a row that is the round to read
 
-    def conditions(self, row: Row, column: Column) -> dict[str, Any]:
-        """Every condition on a run for this cell."""
+    def conditions(self, row: "Row", column: "Column") -> dict[str, Any]:
+        """Every condition on a run for this cell.
+
+        Those of its method replace those of its settings, these those of its statistic, these those
+        of its column, these those of `runs`.
+        """
         merged = {**self.runs, **self.columns.get(column.entry, {})}
         merged |= self.statistics.get(column.statistic, {})
         for name, said in self.settings.items():
@@ -67,31 +65,13 @@ class Matcher:
         }
         return {key: wanted for key, wanted in chosen.items() if _operator(wanted) != "any"}
 
-    def metric(self, row: Row, column: Column) -> Metric | None:
+    def metric(self, row: "Row", column: "Column") -> Metric | None:
         own = self.method_numbers.get(row.method or "", {})
         said = own.get(column.statistic, self.numbers.get(column.statistic))
         return None if said is None else Metric(**said)
 
-    def round_of(self, row: Row) -> int | None:
+    def round_of(self, row: "Row") -> int | None:
         return None if self.round is None else row.settings[self.round]
-
-
-def matcher_of(table: Table) -> Matcher:
-    return Matcher(**table.match)
-
-
-def fits(run: "RunRecord", conditions: Conditions) -> bool:
-    return all(holds(_value(run, key), wanted) for key, wanted in conditions.items())
-
-
-def required_algorithms(table: Table) -> tuple[str, ...]:
-    """The registered names without which the table cannot be filled."""
-    if table.is_formulas:
-        return ()
-    matcher = matcher_of(table)
-    cells = [(row, column) for row in table.rows for column in table.columns]
-    names = {matcher.conditions(*cell)["algorithm.name"] for cell in cells}
-    return tuple(sorted(names | ({"fedavg"} if table.has_ratios else set())))
 
 
 def holds(value: Any, wanted: Any) -> bool:  # Any: configuration, YAML
@@ -124,8 +104,3 @@ def _operator(wanted: Any) -> str | None:  # Any: YAML
     if name not in _OPERATORS:
         raise ValueError(f"unknown condition {name!r} in match; known: {', '.join(_OPERATORS)}")
     return str(name)
-
-
-def _value(run: "RunRecord", key: str) -> Any:  # Any: configuration
-    first, _, rest = key.partition(".")
-    return (run.summary or {}).get(rest) if first == "summary" else look_up(run.config, key)
