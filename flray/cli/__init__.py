@@ -92,11 +92,11 @@ def run(
     from flray.cli.keeper import start_early
 
     start_early(arguments)  # first: what follows imports torch
-    from flray.cli.campaign import plan_runs, run_all
+    from flray.cli.campaign import campaign_runs, run_all
     from flray.cli.places import mirrored
 
     with mirrored(out) as (folder, mirror):
-        runs = plan_runs(arguments, folder, resume)
+        runs = campaign_runs(arguments, folder, resume)
         run_all(runs, _console(), resume, max_minutes, mirror, together)
 
 

@@ -39,6 +39,7 @@ from flray.config.remarks import remarks
 from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
+from flray.records.columns import ROUND
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
@@ -46,14 +47,16 @@ from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.tracking.mirrors import tracked, tracking_remarks
 
-__all__ = ["PlannedRun", "attach_to", "describe", "plan_runs", "run_all"]
+__all__ = ["CampaignRun", "attach_to", "campaign_runs", "describe", "run_all"]
 
 RUNS = Path("runs")
 Summary = dict[str, Any]  # Any: JSON
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class CampaignRun:
+    """One of the runs that a command is to start or to go on with."""
+
     name: str  # of the experiment; its seeds share it
     experiment: Experiment
     out: Path
@@ -66,7 +69,7 @@ class Command:
 
     root: Path
     overrides: tuple[str, ...]
-    runs: tuple[PlannedRun, ...]
+    runs: tuple[CampaignRun, ...]
 
     def write(self) -> None:
         runs = [
@@ -91,7 +94,7 @@ def resume_command(root: Path | str) -> str:
     return f"flray run --out {shlex.quote(str(root))} --resume"
 
 
-def plan_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[PlannedRun]:
+def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[CampaignRun]:
     """Every file with every seed, each with a folder of its own.
 
     With resume, what the command was told before is told again; without a file, the runs are those
@@ -114,22 +117,20 @@ def plan_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[
         for run in _seeds_of(name, read_yaml(path), overrides, root, len(files) == 1)
     ]
     together = evaluated_together([run.experiment for run in runs])
-    planned = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
-    return [
-        replace(run, command=Command(root, tuple(overrides), tuple(planned))) for run in planned
-    ]
+    runs = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
+    return [replace(run, command=Command(root, tuple(overrides), tuple(runs))) for run in runs]
 
 
 def _seeds_of(
     name: str, plain: Plain, overrides: Sequence[str], root: Path, is_only_file: bool
-) -> list[PlannedRun]:
+) -> list[CampaignRun]:
     """The runs of one experiment; `seeds`, in the file or as an override, is their number."""
     plain = override(plain, overrides)
     num_seeds = _number_of_seeds(plain.pop("seeds", 1))
     first = parse_experiment(plain).settings.seed
     alone = is_only_file and num_seeds == 1
     return [
-        PlannedRun(
+        CampaignRun(
             name,
             parse_experiment({**plain, "seed": seed}),
             root if alone else root / name / f"seed_{seed}",
@@ -138,13 +139,13 @@ def _seeds_of(
     ]
 
 
-def _held_runs(root: Path, overrides: Sequence[str]) -> list[PlannedRun]:
+def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
     """The runs that a folder was made for, with what is told now."""
     command = _read_command(root)
     if command:
         told = [*command["overrides"], *overrides]
         runs = [
-            PlannedRun(
+            CampaignRun(
                 each["name"],
                 parse_experiment(override(_held(root / each["folder"], each), overrides)),
                 root / each["folder"],
@@ -154,20 +155,20 @@ def _held_runs(root: Path, overrides: Sequence[str]) -> list[PlannedRun]:
     elif RunDirectory(root).holds_run():
         told = list(overrides)
         held = override(dict(RunDirectory(root).config()), overrides)
-        runs = [PlannedRun(root.name, parse_experiment(held), root)]
+        runs = [CampaignRun(root.name, parse_experiment(held), root)]
     else:
         raise ExperimentError(f"nothing to resume: {root} holds no run; leave out --resume")
     return [replace(run, command=Command(root, tuple(told), tuple(runs))) for run in runs]
 
 
-def _held(folder: Path, planned: Plain) -> Plain:
-    """What a run that was started holds, and otherwise what it was planned to be."""
+def _held(folder: Path, told: Plain) -> Plain:
+    """What a run that was started holds, and otherwise what the command was told of it."""
     directory = RunDirectory(folder)
-    return dict(directory.config() if directory.holds_run() else planned["experiment"])
+    return dict(directory.config() if directory.holds_run() else told["experiment"])
 
 
 def run_all(
-    runs: Sequence[PlannedRun],
+    runs: Sequence[CampaignRun],
     console: Console,
     resume: bool,
     max_minutes: float | None,
@@ -194,7 +195,7 @@ def run_all(
 
 
 def _run_in_order(
-    runs: Sequence[PlannedRun],
+    runs: Sequence[CampaignRun],
     console: Console,
     resume: bool,
     should_stop: Callable[[], bool],
@@ -202,29 +203,29 @@ def _run_in_order(
 ) -> list[Finished] | None:
     """Run one after another; None if there is more to do."""
     done: list[Finished] = []
-    for planned in runs:
+    for run in runs:
         if done and should_stop():
-            _show_stopped("stopped", planned, console, mirror)
+            _show_stopped("stopped", run, console, mirror)
             return None
-        seed = planned.experiment.settings.seed
-        console.print(f"[bold]{planned.name}[/] · seed {seed} · {planned.out}", soft_wrap=True)
+        seed = run.experiment.settings.seed
+        console.print(f"[bold]{run.name}[/] · seed {seed} · {run.out}", soft_wrap=True)
         try:
-            summary = _run_one(planned, console, resume, should_stop, mirror)
+            summary = _run_one(run, console, resume, should_stop, mirror)
         except Detached:
-            console.print(detached_line(planned.out), soft_wrap=True, markup=False)
+            console.print(detached_line(run.out), soft_wrap=True, markup=False)
             return None
         except KeyboardInterrupt:
-            _show_stopped("interrupted", planned, console, mirror)
+            _show_stopped("interrupted", run, console, mirror)
             raise click.Abort from None
         if summary is None:
-            _show_stopped("stopped", planned, console, mirror)
+            _show_stopped("stopped", run, console, mirror)
             return None
-        done.append(Finished(planned.out, planned.experiment.plain, summary, planned.name))
+        done.append(Finished(run.out, run.experiment.plain, summary, run.name))
     return done
 
 
 def _run_side_by_side(
-    runs: Sequence[PlannedRun],
+    runs: Sequence[CampaignRun],
     at_a_time: int,
     console: Console,
     resume: bool,
@@ -242,11 +243,11 @@ def _run_side_by_side(
     begun: set[int] = set()
 
     def show(number: int, row: Summary) -> None:
-        planned = runs[number]
-        if planned.command is not None and not begun:
-            planned.command.write()
+        run = runs[number]
+        if run.command is not None and not begun:
+            run.command.write()
         begun.add(number)
-        _show_round(planned, row, console, f"{names[number]} · ")
+        _show_round(run, row, console, f"{names[number]} · ")
         if mirror is not None:
             mirror.push_sometimes()
 
@@ -266,21 +267,21 @@ def _run_side_by_side(
     ]
 
 
-def _remarks(planned: PlannedRun) -> list[str]:
-    return [*remarks(planned.experiment), *tracking_remarks(planned.experiment)]
+def _remarks(run: CampaignRun) -> list[str]:
+    return [*remarks(run.experiment), *tracking_remarks(run.experiment)]
 
 
-def _show_round(planned: PlannedRun, row: Summary, console: Console, prefix: str = "") -> None:
+def _show_round(run: CampaignRun, row: Summary, console: Console, prefix: str = "") -> None:
     """A line of a round; before it what happened to the data in it."""
-    if told := event_line(planned.experiment.plain["events"], row["round"]):
+    if told := event_line(run.experiment.plain["events"], row[ROUND]):
         console.print(f"{prefix}{told}", soft_wrap=True, markup=False)
-    shown = with_merges(row, planned.out, planned.experiment.plain)
-    line = round_line(shown, planned.experiment.settings.rounds)
+    shown = with_merges(row, run.out, run.experiment.plain)
+    line = round_line(shown, run.experiment.settings.rounds)
     console.print(f"{prefix}{line}", soft_wrap=True)
 
 
-def _show_stopped(how: str, planned: PlannedRun, console: Console, mirror: Mirror | None) -> None:
-    root = planned.command.root if planned.command else planned.out
+def _show_stopped(how: str, run: CampaignRun, console: Console, mirror: Mirror | None) -> None:
+    root = run.command.root if run.command else run.out
     command = resume_command(root if mirror is None else mirror.url)
     console.print(f"{how}; go on with: {command}", soft_wrap=True, markup=False)
 
@@ -290,27 +291,27 @@ def detached_line(out: Path) -> str:
 
 
 def _run_one(
-    planned: PlannedRun,
+    run: CampaignRun,
     console: Console,
     resume: bool,
     should_stop: Callable[[], bool],
     mirror: Mirror | None,
 ) -> Summary | None:
-    num_rounds = planned.experiment.settings.rounds
+    num_rounds = run.experiment.settings.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-    task = bar.add_task(planned.name, total=num_rounds)
+    task = bar.add_task(run.name, total=num_rounds)
 
-    for remark in _remarks(planned):
+    for remark in _remarks(run):
         console.print(f"note: {remark}", soft_wrap=True, markup=False)
     begun: list[int] = []
 
     def show(row: Summary) -> None:
-        if planned.command is not None and not begun:
-            planned.command.write()
-        begun.append(row["round"])
-        _show_round(planned, row, console)
-        bar.update(task, completed=row["round"])
+        if run.command is not None and not begun:
+            run.command.write()
+        begun.append(row[ROUND])
+        _show_round(run, row, console)
+        bar.update(task, completed=row[ROUND])
 
     def show_and_copy(row: Summary) -> None:
         show(row)
@@ -318,16 +319,16 @@ def _run_one(
             mirror.push_sometimes()
 
     with bar if console.is_terminal else nullcontext():
-        if planned.experiment.settings.execution.executor == "ray":
+        if run.experiment.settings.execution.executor == "ray":
             url = None if mirror is None else mirror.url
-            return _run_kept(planned, resume, show, console.print, should_stop, url)
-        with tracked(planned.experiment, planned.out, show_and_copy, draw_figures) as on_round:
-            out = planned.out
-            return run_experiment(planned.experiment, out, resume, on_round, should_stop).summary
+            return _run_kept(run, resume, show, console.print, should_stop, url)
+        with tracked(run.experiment, run.out, show_and_copy, draw_figures) as on_round:
+            out = run.out
+            return run_experiment(run.experiment, out, resume, on_round, should_stop).summary
 
 
 def _run_kept(
-    planned: PlannedRun,
+    run: CampaignRun,
     resume: bool,
     show: Callable[[Summary], None],
     say: Callable[[str], None],
@@ -335,22 +336,22 @@ def _run_kept(
     mirror: str | None,
 ) -> Summary | None:
     """Run on Ray in a process of its own, which may be left alone and attached to again."""
-    directory = RunDirectory(planned.out)
-    plain = planned.experiment.plain
+    directory = RunDirectory(run.out)
+    plain = run.experiment.plain
     (directory.check_resume if resume else directory.check_start)(plain)
     if directory.is_finished(plain):
         return directory.summary()
-    check_free(planned.out)
+    check_free(run.out)
     for restart in range(MOST_RESTARTS + 1):
-        process = start_keeper(planned.experiment, planned.out, mirror)
-        if planned.command is not None:
-            planned.command.write()
-        watch(planned.out, lambda: process.poll() is None, show, say, should_stop)  # noqa: B023
+        process = start_keeper(run.experiment, run.out, mirror)
+        if run.command is not None:
+            run.command.write()
+        watch(run.out, lambda: process.poll() is None, show, say, should_stop)  # noqa: B023
         if process.returncode != -signal.SIGKILL or should_stop():
             break
         if restart < MOST_RESTARTS:
             say("the keeper was killed: going on from the last checkpoint")
-    raise_what_the_keeper_said(process, planned.out)
+    raise_what_the_keeper_said(process, run.out)
     return directory.summary()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from flray.cli.campaign import describe, plan_runs
+from flray.cli.campaign import campaign_runs, describe
 from flray.cli.sweeping import describe_space, is_space, read_space
 from flray.config.binding import read_mapping
 from flray.config.remarks import remarks
@@ -54,8 +54,8 @@ def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[st
         plain = read_mapping(path, "the cluster")
         return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(own)})}"]
     lines = []
-    for planned in plan_runs([file, *overrides], None, False):
-        told = (*remarks(planned.experiment), *tracking_remarks(planned.experiment))
-        lines.append(f"{planned.name}: {describe(planned.experiment)}")
+    for run in campaign_runs([file, *overrides], None, False):
+        told = (*remarks(run.experiment), *tracking_remarks(run.experiment))
+        lines.append(f"{run.name}: {describe(run.experiment)}")
         lines += [f"{NOTE}{remark}" for remark in told]
     return list(dict.fromkeys(lines))  # the seeds of an experiment have the same remarks

@@ -11,6 +11,7 @@ from flray.report.comparison import clustering_sheet, comparison_sheet
 from flray.report.figures import write_figures
 from flray.report.runs import RunRecord, by_experiment
 from flray.report.writers import to_rich
+from flray.wording import counted
 
 
 def show_results(done: Sequence[RunRecord], console: Console, url: str | None = None) -> None:
@@ -28,7 +29,7 @@ def show_results(done: Sequence[RunRecord], console: Console, url: str | None = 
     root = common_folder([run.path for run in done])
     drawn = write_figures(by_experiment(done), root / "figures")
     for line in (
-        f"{len(drawn)} figures: {root / 'figures'}",
+        f"{counted(len(drawn), 'figure')}: {root / 'figures'}",
         f"a page of it: flray report {shlex.quote(url or str(root))}",
     ):
         console.print(line, soft_wrap=True, markup=False)

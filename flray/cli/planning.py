@@ -7,11 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flray.cli.campaign import PlannedRun, plan_runs
+from flray.cli.campaign import CampaignRun, campaign_runs
 from flray.errors import ExperimentError
 from flray.execution.resources import Actors
 from flray.forecast.forecast import Forecast, forecast
 from flray.forecast.sampling import Rate
+from flray.wording import counted
 
 REMEDIES = {
     "start": "nothing to gain",
@@ -33,12 +34,12 @@ def plan_files(
     """Say of each experiment what it will take."""
     rates = None if profile is None else read_profile(profile)
     measured: dict[str, Rate] = {}
-    for planned in plan_runs(arguments, None, False):
-        processes = _processes(planned, gpus, nodes)
-        with console.status(f"rehearsing {planned.name}"):
-            found = forecast(planned.experiment, processes, rates)
+    for run in campaign_runs(arguments, None, False):
+        processes = _processes(run, gpus, nodes)
+        with console.status(f"rehearsing {run.name}"):
+            found = forecast(run.experiment, processes, rates)
         measured |= found.rates
-        for line in described(planned.name, found):
+        for line in described(run.name, found):
             console.print(line, soft_wrap=True)
     if save is not None:
         text = json.dumps({kind: asdict(rate) for kind, rate in measured.items()}, indent=1)
@@ -55,11 +56,11 @@ def read_profile(path: Path) -> dict[str, Rate]:
         ) from error
 
 
-def _processes(planned: PlannedRun, gpus: float | None, nodes: int) -> int | None:
+def _processes(run: CampaignRun, gpus: float | None, nodes: int) -> int | None:
     """Client actors that fit on so many GPUs of each node; None: those the experiment asks for."""
     if gpus is None:
         return None
-    actors: Actors = planned.experiment.settings.execution.actors
+    actors: Actors = run.experiment.settings.execution.actors
     if not actors.num_gpus:
         raise ExperimentError(
             "--gpus asks how many client actors fit, and they use no GPU: set "
@@ -76,7 +77,7 @@ def described(name: str, found: Forecast) -> list[str]:
     )
     lines = [
         f"{name}: about {duration(found.total_s)} ({shares})",
-        f"  {found.rounds} rounds, {found.client_steps:,} client steps, "
+        f"  {counted(found.rounds, 'round')}, {counted(found.client_steps, 'client step')}, "
         f"{size(found.bytes_down)} down, {size(found.bytes_up)} up",
         f"  {found.processes} training at a time, {size(found.memory_per_process)} of memory each",
         f"  {found.binding} takes most: {REMEDIES[found.binding]}",

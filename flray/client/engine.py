@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.client.plan import Plan
+from flray.client.plan import IndexPlan
 from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
 from flray.models.bank import Params
@@ -17,7 +17,7 @@ from flray.models.bank import Params
 class Block:
     """Clients trained together: their plans, and the models and memos they start from."""
 
-    plans: tuple[Plan, ...]  # K clients
+    plans: tuple[IndexPlan, ...]  # K clients
     w0: Params  # leaves (K, ...)
     memo: Params  # leaves (K, ...), empty where the method keeps none
 

@@ -17,7 +17,7 @@ from flray.client.engine import Block, BlockResult
 from flray.client.logged import Logged, logged, means
 from flray.client.loop import own_generator
 from flray.client.losses import BatchLoss, second_batch, unpadded_batch
-from flray.client.plan import Plan
+from flray.client.plan import IndexPlan
 from flray.client.training import Gradient, LocalBatch, Training
 from flray.data.pixels import Examples
 from flray.models.bank import Params, load_params, params_of, stack, trainable
@@ -107,7 +107,7 @@ def lightning_of(module: LightningModule) -> Package:
 class PlannedBatches:
     """The first batch of each step of a plan; each pass over them is the next epoch."""
 
-    plan: Plan
+    plan: IndexPlan
     module: LightningModule
     examples: Examples
     epochs: int
@@ -128,7 +128,7 @@ class PlannedBatches:
 class LocalEquation(Callback):
     """Puts the algorithm's direction in the place of the plain gradient, before each step."""
 
-    plan: Plan
+    plan: IndexPlan
     examples: Examples
     gradient: Gradient
     w0: Params

@@ -11,7 +11,7 @@ from torch import Tensor
 from flray.client.engine import Block, BlockResult
 from flray.client.logged import Logged, logged, means
 from flray.client.losses import BatchLoss, step_batch
-from flray.client.plan import Plan
+from flray.client.plan import IndexPlan
 from flray.client.training import Gradient, LocalBatch, Training
 from flray.data.pixels import Examples
 from flray.models.bank import Params, load_params, params_of, stack, trainable
@@ -41,7 +41,7 @@ class Loop:
         return BlockResult(stack(trained), np.array(losses), means(told))
 
     def _train_client(
-        self, plan: Plan, w0: Params, memo: Params, training: Training, gradient: Gradient
+        self, plan: IndexPlan, w0: Params, memo: Params, training: Training, gradient: Gradient
     ) -> tuple[Params, float]:
         load_params(self.module, w0)
         parameters = trainable(self.module)
@@ -76,7 +76,7 @@ class Loop:
 
 
 @contextmanager
-def own_generator(plan: Plan, device: torch.device) -> Iterator[None]:
+def own_generator(plan: IndexPlan, device: torch.device) -> Iterator[None]:
     """Layers that draw from torch's generator (a user's nn.Dropout) get one seeded by the plan.
 
     The generator stays as it is for a plan without steps, which draws nothing.

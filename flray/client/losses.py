@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flray.client.plan import Plan
+from flray.client.plan import IndexPlan
 from flray.client.training import LocalBatch
 from flray.data.pixels import Examples
 from flray.models.bank import Params
@@ -62,13 +62,15 @@ def _differentiate(loss: Tensor, leaves: Params) -> tuple[Params, Tensor]:
     return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
 
-def step_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
+def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
     """The batch of one step of one client, with the second where the step takes two."""
     first = unpadded_batch(plan, (step, 0), module, examples)
     return replace(first, second=second_batch(plan, step, module, examples))
 
 
-def second_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -> LocalBatch | None:
+def second_batch(
+    plan: IndexPlan, step: int, module: nn.Module, examples: Examples
+) -> LocalBatch | None:
     """The second batch of a step, or None if the steps of the plan take one."""
     if plan.batches_per_step == 1:
         return None
@@ -76,7 +78,7 @@ def second_batch(plan: Plan, step: int, module: nn.Module, examples: Examples) -
 
 
 def unpadded_batch(
-    plan: Plan, place: tuple[int, int], module: nn.Module, examples: Examples
+    plan: IndexPlan, place: tuple[int, int], module: nn.Module, examples: Examples
 ) -> LocalBatch:
     """The batch at the place (step, number in the step) of one client, without padding."""
     ids = torch.from_numpy(plan.ids[place][plan.mask[place]]).to(examples.device)

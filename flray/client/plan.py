@@ -12,7 +12,7 @@ from flray.randomness import Generators, step_keys
 
 
 @dataclass(frozen=True)
-class Plan:
+class IndexPlan:
     """The local steps of one client in one round."""
 
     client: int
@@ -58,17 +58,17 @@ def batch_orders(
     return order.reshape(num, epochs * num_used // together, together, size)
 
 
-def plan_client(examples: Ids, training: Training, seed: int, t: int, client: int) -> Plan:
+def plan_client(examples: Ids, training: Training, seed: int, t: int, client: int) -> IndexPlan:
     return plan_clients([examples], training, seed, t, np.array([client]))[0]
 
 
 def plan_clients(
     examples: Sequence[Ids], training: Training, seed: int, t: int, clients: Ids
-) -> tuple[Plan, ...]:
+) -> tuple[IndexPlan, ...]:
     """The plans of clients that have these examples, in the order of `clients`."""
     sizes = np.array([len(own) for own in examples])
     streams = Generators(seed, ("order", "step"), t, places=clients)
-    plans: dict[int, Plan] = {}
+    plans: dict[int, IndexPlan] = {}
     for size in np.unique(sizes):
         alike = np.flatnonzero(sizes == size)
         order = batch_orders(int(size), training, (streams.of("order", int(k)) for k in alike))
@@ -78,7 +78,7 @@ def plan_clients(
         num_keys = order.shape[1] * order.shape[2]
         for k, places, is_there in zip(alike.tolist(), order, mask, strict=True):
             keys = step_keys(streams.of("step", k), num_keys).reshape(places.shape[:2])
-            plans[k] = Plan(int(clients[k]), examples[k][places], is_there, keys)
+            plans[k] = IndexPlan(int(clients[k]), examples[k][places], is_there, keys)
     return tuple(plans[k] for k in range(len(clients)))
 
 

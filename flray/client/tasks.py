@@ -22,7 +22,7 @@ from flray.randomness import torch_seed
 
 
 class ByClient(Protocol):
-    """A job over clients, which can be taken apart to find the one that fails."""
+    """A job over clients, which can be split to find the one that fails."""
 
     @property
     def clients(self) -> Ids: ...

@@ -37,6 +37,7 @@ from flray.records.run_directory import RunDirectory
 from flray.server.actor import Run, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
+from flray.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
@@ -344,9 +345,10 @@ def describe(experiment: Experiment) -> str:
     sizes = split.num_train_examples[split.clients]
     num_params = sum(p.numel() for p in payload.module.parameters())
     text = (
-        f"{experiment.settings.rounds} rounds of {experiment.algorithm.name} with "
-        f"{len(split.clients)} clients of {sizes.min()} to {sizes.max()} training examples, "
-        f"{num_params:,} parameters, engine {engine}, blocks of {payload.settings.num_slots}"
+        f"{counted(experiment.settings.rounds, 'round')} of {experiment.algorithm.name} with "
+        f"{counted(len(split.clients), 'client')} of {sizes.min()} to {sizes.max()} training "
+        f"examples, {counted(num_params, 'parameter')}, engine {engine}, blocks of "
+        f"{payload.settings.num_slots}"
     )
     return f"{text}; {parts.plan}" if parts.plan else text
 

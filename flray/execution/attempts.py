@@ -1,4 +1,4 @@
-"""Attempts at a job: retries, and taking a failing block apart to find the client to blame."""
+"""Attempts at a job: retries, and splitting a failing block to find the client to blame."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,13 +14,13 @@ from flray.models.bank import Params
 Blocks = TypeVar("Blocks", bound=ByClient)
 
 
-def run_to_the_client(
+def run_isolating_failures(
     executor: Executor,
     task: Callable[[Host, Params, Blocks], Output],
     bank: Params,
     jobs: Sequence[Blocks],
 ) -> tuple[list[tuple[Blocks, Output]], dict[int, Failed]]:
-    """Run the jobs; a block that keeps failing is taken apart to find the client to blame."""
+    """Run the jobs; a block that keeps failing is split to find the client to blame."""
     done, open_jobs = _attempt(executor, task, bank, jobs)
     for _ in range(executor.retries):
         more, open_jobs = _attempt(executor, task, bank, [job for job, _ in open_jobs])

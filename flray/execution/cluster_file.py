@@ -18,6 +18,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
 from flray.errors import ExperimentError
+from flray.wording import counted
 
 Plain = Mapping[str, Any]  # Any: YAML
 Tool = Mapping[str, Sequence[str]]  # the options of each command of a command line
@@ -156,8 +157,11 @@ def _description(plain: Plain) -> str:
     provider, name = plain["provider"], plain["cluster_name"]
     if provider["type"] == "local":
         workers = provider.get("worker_ips", [])
-        return f"{name}, {1 + len(workers)} machines of your own"
+        return f"{name}, {counted(1 + len(workers), 'machine')} of your own"
     kinds = plain.get("available_node_types", {})
     workers = [kind for kind in kinds if kind != plain.get("head_node_type")]
     most = plain.get("max_workers", 0)
-    return f"{name} on {provider['type']}, up to {most} workers ({', '.join(workers)}) and a head"
+    return (
+        f"{name} on {provider['type']}, up to {counted(most, 'worker')} "
+        f"({', '.join(workers)}) and a head"
+    )

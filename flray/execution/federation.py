@@ -34,7 +34,7 @@ from flray.data.dealing import whole_share
 from flray.data.events import Timeline
 from flray.data.split import Part, Split
 from flray.errors import ClientFailure, ExperimentError
-from flray.execution.attempts import not_finite, run_to_the_client
+from flray.execution.attempts import not_finite, run_isolating_failures
 from flray.execution.counted import (
     CLIENT_STEPS,
     CLIENT_STEPS_EVALUATION,
@@ -317,7 +317,7 @@ class Federation:
         if self.executor.trainings_kept:
             expected = None if task.is_probe else self.expected
             keeping = TrainAndKeep(task, self.executor.trainings_kept, expected=expected)
-            kept, failed = run_to_the_client(self.executor, keeping, bank, jobs)
+            kept, failed = run_isolating_failures(self.executor, keeping, bank, jobs)
             blocks = HostedBlocks(
                 self.executor,
                 keeping,
@@ -328,7 +328,7 @@ class Federation:
                 last_exponents=self.last_exponents,
             )
             return kept, failed, blocks
-        done, failed = run_to_the_client(self.executor, task, bank, jobs)
+        done, failed = run_isolating_failures(self.executor, task, bank, jobs)
         kept = [(job, kept_block(result)) for job, result in done]
         return kept, failed, HeldBlocks([result.params for _, result in done])
 
@@ -368,7 +368,9 @@ class Federation:
         rows = np.arange(len(cohort.clients))
         jobs = [TrainJob(cohort.clients[some], rows[some]) for some in _slices(len(rows), size)]
         with self.meter.phase("predict"):
-            done, failed = run_to_the_client(self.executor, Predict(kind, cohort.t), models, jobs)
+            done, failed = run_isolating_failures(
+                self.executor, Predict(kind, cohort.t), models, jobs
+            )
         if failed:
             self._decide(failed, cohort.t, cohort.clients)
         answers = {
@@ -403,7 +405,7 @@ class Federation:
     ) -> dict[int, dict[Part, PartScore]]:
         """Scores of each client's model after training on the client's own data, by client.
 
-        The tuned models do not leave their hosts. What it costs is counted apart from training, in
+        The tuned models do not leave their hosts. What it costs is not counted as training, but in
         `client_steps_evaluation`. With `on_client_failure: drop`, clients that fail are missing in
         the answer and counted in `clients_dropped_evaluation`.
         """
@@ -411,7 +413,7 @@ class Federation:
         clients = [cohort.clients[some] for some in _slices(len(cohort.clients), size)]
         jobs = [TrainJob(some, bank.owner[some]) for some in clients]
         task = TuneAndScore(tuning, cohort.t, parts)
-        done, failed = run_to_the_client(self.executor, task, bank.params, jobs)
+        done, failed = run_isolating_failures(self.executor, task, bank.params, jobs)
         scores: dict[int, dict[Part, PartScore]] = {}
         for job, outputs in done:
             for i, found in zip(map(int, job.clients), outputs, strict=True):
@@ -508,7 +510,7 @@ class Federation:
         """
         size = self.executor.clients_per_job or self.block
         jobs = [ClientsJob(cohort.clients[some]) for some in _slices(len(cohort.clients), size)]
-        done, failed = run_to_the_client(self.executor, task, params or {}, jobs)
+        done, failed = run_isolating_failures(self.executor, task, params or {}, jobs)
         if failed:
             self._decide(failed, cohort.t, cohort.clients)
         answers = {
@@ -535,7 +537,7 @@ class Federation:
             waiting = [ClientsJob(clients[some])]
             while waiting:
                 job = waiting.pop(0)
-                done, failed = run_to_the_client(self.executor, task, carried, [job])
+                done, failed = run_isolating_failures(self.executor, task, carried, [job])
                 if len(done) == 1 and len(job.clients) == len(done[0][0].clients):
                     outputs, carried = done[0][1]
                     answers |= zip((int(i) for i in job.clients), outputs, strict=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from flray.errors import ExperimentError
+from flray.wording import counted
 
 ROUNDING = 1e-6  # ten times 0.1 GPU is one GPU
 # Bytes of a client actor without data, and of a server: 0.51e9 and 0.47e9 were measured when torch
@@ -156,10 +157,10 @@ class ActorPlan:
 
     def __str__(self) -> str:
         text = (
-            f"{self.num_actors} client actors of {_described(self.each)} each = "
+            f"{counted(self.num_actors, 'client actor')} of {_described(self.each)} each = "
             f"{_described(self.each, self.num_actors)}, and a server of "
             f"{self.server.memory / 1e9:.3g} GB; "
-            f"{self.blocks_per_round} blocks of {self.block} clients a round"
+            f"{counted(self.blocks_per_round, 'block')} of {counted(self.block, 'client')} a round"
         )
         if self.num_idle:
             text += (

@@ -166,7 +166,7 @@ class Dispatcher:
             self.payloads[host] = ray.put(payload)  # ours: the experiment may end before us
 
     async def counts(self) -> dict[str, int]:
-        """How many training jobs there were, in how many blocks; blocks that were taken apart."""
+        """How many training jobs there were, in how many blocks; blocks that were split."""
         return dict(self.counted)
 
     async def pids(self) -> list[int]:

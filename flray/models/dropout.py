@@ -29,7 +29,7 @@ class KeyedDropout(nn.Module):
 
 
 def dropout_keys(module: nn.Module, step_key: Tensor) -> dict[str, Tensor]:
-    """The key buffer of every KeyedDropout by name, each layer hashed apart from the others.
+    """The key buffer of every KeyedDropout by name, each layer hashed separately.
 
     step_key may be one key or one per stacked client; the keys have its shape.
     """

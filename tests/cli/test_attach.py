@@ -126,7 +126,7 @@ def wait_for_line(process: Process, text: str) -> str:
 def test_interrupt_detach_attach_stop_resume(runs, flray, folder) -> None:
     out, first = folder / "run", runs["first"]
     directory = RunDirectory(out)
-    assert "1 client actors of 0.5 CPU, 0.65 GB each" in wait_for_line(first, "client actors")
+    assert "1 client actor of 0.5 CPU, 0.65 GB each" in wait_for_line(first, "client actor")
     wait_for_line(first, "/2000")
     first.send_signal(signal.SIGINT)  # asks
     time.sleep(1)

@@ -124,7 +124,7 @@ def test_server_and_keeper_are_killed(folder, expected) -> None:
     told, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, told + (out / "server.log").read_text()[-3000:]
     assert "the server actor died" in (out / "server.log").read_text()
-    assert told.count("started again: 1 client actors") == 1
+    assert told.count("started again: 1 client actor ") == 1
     assert told.count("the keeper was killed: going on from the last checkpoint") == 1
     assert len(RunDirectory(out).plans()) == 3
     assert RunDirectory(out).rounds()["round"].tolist() == list(range(1, 61))

@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from flray.cli import together
-from flray.cli.campaign import plan_runs, run_all
+from flray.cli.campaign import campaign_runs, run_all
 from flray.cli.together import Job, run_together, runs_at_a_time
 from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
@@ -81,7 +81,7 @@ def test_one_command_runs_side_by_side_and_ends_in_one_table(tmp_path: Path) -> 
         plain = override(TINY, [f"algorithm={name}", "rounds=1"])
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(plain))
     files = [str(tmp_path / f"{name}.yaml") for name in ("fedavg", "local")]
-    runs = plan_runs([*files, "seeds=2"], tmp_path / "out", resume=False)
+    runs = campaign_runs([*files, "seeds=2"], tmp_path / "out", resume=False)
     said = StringIO()
     run_all(runs, Console(file=said, width=200), False, None, together=3)
     text = said.getvalue()

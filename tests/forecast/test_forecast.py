@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from flray.cli import cli
 from flray.client.engine import Block
-from flray.client.plan import Plan
+from flray.client.plan import IndexPlan
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.forecast.forecast import Forecast, forecast
@@ -73,7 +73,7 @@ def test_a_rate_is_the_slope_of_the_time_over_the_steps(monkeypatch) -> None:
     monkeypatch.setattr("flray.forecast.sampling.perf_counter", lambda: clock[0])
     monkeypatch.setattr("flray.forecast.sampling.MEASURED_S", 1e9)
     ids = np.zeros((40, 1, 2), np.int64)
-    plans = [Plan(i, ids[:n], ids[:n] == 0, ids[:n, :, 0]) for i, n in enumerate((40, 20))]
+    plans = [IndexPlan(i, ids[:n], ids[:n] == 0, ids[:n, :, 0]) for i, n in enumerate((40, 20))]
     rate = Sampling(Steady())._measured(Block(tuple(plans), {}, {}), None, None)
     assert rate.seconds_per_step == pytest.approx(0.25)
     assert rate.seconds == pytest.approx(2.0)
