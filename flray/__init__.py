@@ -93,12 +93,10 @@ def sweep(
     import tempfile
 
     from flray.sweep.driver import run_sweep
-    from flray.sweep.space import parse_overridden, read_space
+    from flray.sweep.space import read_space
 
-    if isinstance(space, Mapping):
-        parsed = parse_overridden(dict(space), overrides)
-    else:
-        parsed = read_space(Path(space), overrides)
+    given = dict(space) if isinstance(space, Mapping) else Path(space)
+    parsed = read_space(given, overrides)
     folder = Path(tempfile.mkdtemp(prefix="flray-") if out is None else out)
     return run_sweep(parsed, folder, resume, max_minutes)
 

@@ -49,6 +49,7 @@ class Algorithm(Protocol[State]):
         ...
 
 
+@runtime_checkable
 class Branching(Algorithm[State], Protocol[State]):
     """One that is FedAvg for some rounds, then clusters by a pipeline and goes on by what it found.
 
@@ -90,7 +91,8 @@ class Branching(Algorithm[State], Protocol[State]):
 class Separable(Protocol):
     """A branching algorithm some of whose clients never hear others once they were clustered.
 
-    Another clustering in which such clients go on in the same way need not train them again.
+    Another clustering in which such clients go on in the same way need not train them again. Where
+    all clients are divided so, each stays in its cluster and in its row of the deployed bank.
     """
 
     def components(self, state: Any, fed: Federation) -> list[tuple[Ids, object]]:  # Any: its own

@@ -16,6 +16,7 @@ from rich.live import Live
 from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import YAML_FILES
 from flray.errors import ClientFailure, ExperimentError
+from flray.records.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.records.mirror import Mirror
 from flray.report.figures import figures_of
 from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
@@ -23,8 +24,9 @@ from flray.report.sweep_tables import top_sheet
 from flray.report.sweeps import left_out_note, read_sweep
 from flray.report.writers import to_rich
 from flray.sweep.describing import describe_space
-from flray.sweep.driver import Progress, SweepResult, Watch, run_sweep
+from flray.sweep.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
 from flray.sweep.space import read_space
+from flray.wording import counted
 
 __all__ = ["describe_space", "is_space", "read_space", "sweep"]
 
@@ -127,13 +129,12 @@ def _is_news(before: Progress, now: Progress) -> bool:
 def _conclude(result: SweepResult, console: Console, again: str, place: str) -> None:
     report = result.report
     num_rows, unfinished = report["rows"], report["unfinished"]
-    counted = ("done", "shared", "failed", "stopped", "unfinished")
-    parts = [f"{report[name]} {name}" for name in counted if report[name]]
-    console.print(f"{num_rows} rows: {', '.join(parts)}", soft_wrap=True)
+    parts = [f"{report[name]} {name}" for name in STATUSES if report[name]]
+    console.print(f"{counted(num_rows, 'row')}: {', '.join(parts)}", soft_wrap=True)
     trained, naive = report["client_steps_trained"], report["client_steps_naive"]
     if not unfinished and report["ratio"]:
         console.print(
-            f"{trained:,} client steps trained where {naive:,} would have been "
+            f"{counted(trained, 'client step')} trained where {naive:,} would have been "
             f"({report['ratio']:.1f} times fewer)",
             soft_wrap=True,
         )
@@ -154,7 +155,7 @@ def _conclude(result: SweepResult, console: Console, again: str, place: str) -> 
     page = f"a page of it: flray report {shlex.quote(place)}"
     console.print(page, soft_wrap=True, markup=False)
     if report["failed"] == num_rows:
-        raise ClientFailure(f"all {num_rows} rows failed: {result.table['error'].iloc[0]}")
+        raise ClientFailure(f"all {num_rows} rows failed: {result.table[ERROR].iloc[0]}")
 
 
 def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSON
@@ -162,7 +163,7 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
     sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
     notes = []
     marks = ""
-    if best["uses_ground_truth"]:
+    if best[USES_GROUND_TRUTH]:
         marks += f" {GROUND_TRUTH}"
         notes.append(GROUND_TRUTH_NOTE)
     if best["missing_rows"]:
@@ -183,10 +184,10 @@ def _show_top(result: SweepResult, console: Console) -> None:
 
 
 def _show_failures(result: SweepResult, console: Console) -> None:
-    failed = result.table[result.table["status"] == "failed"]
-    messages = Counter(failed["error"].tolist())
+    failed = result.table[result.table[STATUS] == "failed"]
+    messages = Counter(failed[ERROR].tolist())
     for message, count in messages.most_common(FAILURES_SHOWN):
-        rows = failed.loc[failed["error"] == message, "row"].tolist()
+        rows = failed.loc[failed[ERROR] == message, ROW].tolist()
         text = f"{count} failed (row {rows[0]}): {message}"
         console.print(text, style="red", markup=False, soft_wrap=True)
 

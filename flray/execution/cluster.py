@@ -141,11 +141,9 @@ def coming_nodes() -> list[dict[str, float]]:
     ]
 
 
-def reachable_resources() -> dict[str, float]:
-    """What the cluster has in all, taken or free, with machines that may still be started."""
-    nodes = [*whole_nodes(), *coming_nodes()]
-    kinds = {kind for node in nodes for kind in node}
-    return {kind: sum(node.get(kind, 0.0) for node in nodes) for kind in kinds}
+def reachable_nodes() -> list[dict[str, float]]:
+    """What each node has in all, taken or free, those that may still be started included."""
+    return [*whole_nodes(), *coming_nodes()]
 
 
 def free_nodes() -> list[dict[str, float]]:

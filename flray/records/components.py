@@ -1,27 +1,26 @@
 """What a run keeps that trains a part of its clients, for the runs in which they go on alike.
 
 Below `part/` of its run directory: `components.json` says which components it trains and who their
-clients are; `round_000012.npz` holds what was heard of each client in round 12 and, where the round
-was evaluated, how far the models moved and which model every client of the run uses.
+clients are; `round_000012.parquet` holds what was heard of each client in round 12 and, where the
+round was evaluated, how far the models moved.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from flray.data.dataset import Ids
 from flray.records.atomic import replace_file, replace_text
+from flray.records.columns import CLIENT, LOSS, ROUND
 
 FOLDER = "part"
+STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_i^(t-1)||^2
 
-_ROUND = re.compile(r"round_(\d+)\.npz")
-
-Arrays = dict[str, NDArray[Any]]
+_ROUND = re.compile(r"round_(\d+)\.parquet")
 
 
 class PartRecords:
@@ -41,26 +40,21 @@ class PartRecords:
         held = json.loads(self._components.read_text(encoding="utf-8"))
         return {key: np.array(clients, dtype=np.int64) for key, clients in held.items()}
 
-    def append(self, t: int, arrays: Arrays) -> None:
-        """Keep what is known of round t."""
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:  # given a path, numpy would add .npz to its name
-                np.savez(file, **arrays)  # type: ignore[arg-type]  # none is its keyword
-
-        replace_file(self.path / f"round_{t:06d}.npz", write)
+    def append(self, t: int, table: pd.DataFrame) -> None:
+        """Keep what is known of round t: rows with CLIENT, and LOSS and STEPS, or MOVED."""
+        table = table.assign(**{ROUND: t})
+        replace_file(self.path / f"round_{t:06d}.parquet", lambda path: table.to_parquet(path))
 
     def truncate(self, after_round: int) -> None:
-        for file in self.path.glob("round_*.npz"):
+        for file in self.path.glob("round_*.parquet"):
             if _round_of(file) > after_round:
                 file.unlink()
 
-    def rounds(self) -> dict[int, Arrays]:
-        found: dict[int, Arrays] = {}
-        for file in sorted(self.path.glob("round_*.npz")):
-            with np.load(file) as arrays:
-                found[_round_of(file)] = dict(arrays)
-        return found
+    def table(self) -> pd.DataFrame:
+        """What is known of all rounds."""
+        tables = [pd.read_parquet(file) for file in sorted(self.path.glob("round_*.parquet"))]
+        joined = pd.concat([each for each in tables if len(each)] or [pd.DataFrame()])
+        return joined.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
 
 
 def _round_of(file: Path) -> int:

@@ -1,5 +1,6 @@
-"""How good a clustering is: by the labels that clients hold, and by clients made up for it."""
+"""Records of clusterings, and how good one is: by groups, labels, and clients made up for it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,41 @@ from flray.algorithms.algorithm import Places
 from flray.clustering.distances import Cosine
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Matrix, Points
+from flray.data.events import Timeline
 from flray.data.similar import Robustness, similar_id
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation, Meter
-from flray.scores import cosines, label_scores, pair_correlation, robustness_scores
+from flray.records.columns import CLUSTERING_CLUSTERS, CLUSTERING_OVERLAPPING
+from flray.records.run_directory import RunDirectory
+from flray.scores import (
+    cosines,
+    label_scores,
+    overlap_errors,
+    pair_correlation,
+    partition_scores,
+    robustness_scores,
+)
 from flray.server.evaluation import RoundRow
+
+
+def record_clusterings(
+    directory: RunDirectory, timeline: Timeline, t: int, clusterings: Sequence[Clustering]
+) -> RoundRow:
+    """Keep what clusterings after round t were decided by; scores of the last by the truth."""
+    split = timeline.at(max(t, 1))
+    row: RoundRow = {}
+    for number, found in enumerate(clusterings):
+        arrays = found.evidence()
+        scores = overlap_errors(found.together, split.label_counts(found.clients))
+        if split.groups is not None:
+            arrays |= {"groups": split.groups[found.clients]}
+            scores |= partition_scores(found.labels, arrays["groups"])
+        row = {CLUSTERING_CLUSTERS: len(np.unique(found.labels))}
+        row |= {CLUSTERING_OVERLAPPING: True} if found.partition.overlapping else {}
+        row |= {f"clustering_{name}": value for name, value in scores.items()}
+        directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
+    return row
 
 
 def label_row(found: Clustering, split: Split, fed: Federation) -> RoundRow:

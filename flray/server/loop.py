@@ -19,8 +19,6 @@ from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
 from flray.records.columns import (
-    CLUSTERING_CLUSTERS,
-    CLUSTERING_OVERLAPPING,
     COHORT_SIZE,
     PARAMS_CHANGE,
     ROUND,
@@ -28,8 +26,12 @@ from flray.records.columns import (
 )
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import Writer
-from flray.scores import overlap_errors, partition_scores
-from flray.server.clusterings import drift_row, label_row, robustness_row
+from flray.server.clusterings import (
+    drift_row,
+    label_row,
+    record_clusterings,
+    robustness_row,
+)
 from flray.server.evaluation import Evaluation, RoundRow, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
@@ -45,14 +47,6 @@ def never() -> bool:
 DEPLOYED_AT_ONCE = 200  # clients whose models before a round are compared with those after it
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """What an evaluated round says of all clients."""
-
-    owner: Ids  # (M,) the row of the bank that each uses
-    moved: NDArray[np.float64]  # (M,) ||w_i^t - w_i^(t-1)||^2
-
-
 class PartRecorder(Protocol):
     """Keeps the records of a run that trains a part of the clients, in the place of a summary."""
 
@@ -60,8 +54,12 @@ class PartRecorder(Protocol):
         """Drop what was kept of later rounds."""
         ...
 
-    def round(self, t: int, evaluated: Evaluated | None, partition: Ids) -> None:
-        """Keep what round t gave."""
+    def round(self, t: int, moved: NDArray[np.float64] | None) -> None:
+        """Keep what round t gave.
+
+        Args:
+            moved: (M,) ||w_i^t - w_i^(t-1)||^2, where the round was evaluated.
+        """
         ...
 
     def finish(self, bank: ModelBank) -> None:
@@ -145,7 +143,7 @@ class Server:
         """
         begun = self.algorithm.init(self.fed)
         self.directory.truncate(0)
-        row = begun.metrics | self._record_clusterings(0, begun.clusterings)
+        row = begun.metrics | self._record(0, begun.clusterings)
         row |= self._measure_clustering(0, begun)
         if self.evaluation.last_trained:
             self._score_trained(0, self.fed.initial_bank(), self.fed.clients)()
@@ -165,19 +163,19 @@ class Server:
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
-        row |= self._record_clusterings(t, outcome.clusterings)
+        row |= self._record(t, outcome.clusterings)
         row |= self._measure_clustering(t, outcome)
-        evaluated: Evaluated | None = None
+        moved: NDArray[np.float64] | None = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
                 bank = self.deployed(new, t)
                 scored, writes = self._evaluate(bank, self.algorithm.partition(new), fed, t)
                 row |= scored
                 records += writes
-                evaluated = Evaluated(bank.owner, self._changes(bank, state, t))
-                row[PARAMS_CHANGE] = float(evaluated.moved[split.clients].sum())
+                moved = self._changes(bank, state, t)
+                row[PARAMS_CHANGE] = float(moved[split.clients].sum())
         if self.recorder is not None:
-            self.recorder.round(t, evaluated, self.algorithm.partition(new))
+            self.recorder.round(t, moved)
         return new, row, records
 
     def _changes(self, bank: ModelBank, before: Any, t: int) -> NDArray[np.float64]:
@@ -210,21 +208,8 @@ class Server:
     def _begins_clustering(self, t: int) -> bool:
         return self.directory.has_clustering(t) and not self.directory.has_clustering(t - 1)
 
-    def _record_clusterings(self, t: int, clusterings: Sequence[Clustering]) -> RoundRow:
-        """Keep what clusterings after round t were decided by; scores of the last by the truth."""
-        split = self.timeline.at(max(t, 1))
-        row: RoundRow = {}
-        for number, found in enumerate(clusterings):
-            arrays = found.evidence()
-            scores = overlap_errors(found.together, split.label_counts(found.clients))
-            if split.groups is not None:
-                arrays |= {"groups": split.groups[found.clients]}
-                scores |= partition_scores(found.labels, arrays["groups"])
-            row = {CLUSTERING_CLUSTERS: len(np.unique(found.labels))}
-            row |= {CLUSTERING_OVERLAPPING: True} if found.partition.overlapping else {}
-            row |= {f"clustering_{name}": value for name, value in scores.items()}
-            self.directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
-        return row
+    def _record(self, t: int, clusterings: Sequence[Clustering]) -> RoundRow:
+        return record_clusterings(self.directory, self.timeline, t, clusterings)
 
     def _measure_clustering(self, t: int, outcome: Outcome[Any]) -> RoundRow:
         """What `evaluate` asks for beside of the last clustering after round t."""
@@ -267,7 +252,7 @@ class Server:
     def _evaluate(
         self, bank: ModelBank, partition: Ids, fed: Federation, t: int
     ) -> tuple[RoundRow, list[Callable[[], None]]]:
-        """Metrics of the round's row, holdout clients apart, and the writes of clients' rows."""
+        """Metrics of the round's row, holdout clients on their own, and the writes of rows."""
         split = self.timeline.at(t)
         cohort = Cohort(t, fed.scored())
         scores = evaluate(fed, bank.of_some(cohort.clients), cohort, split, self.evaluation)

@@ -1,43 +1,34 @@
 """What a trial may use: bundles of CPUs and GPUs, refused with the arithmetic if none ever fits."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from flray.config.build import prepare
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
-from flray.execution.resources import ROUNDING, ActorPlan
+from flray.execution.resources import ROUNDING, ActorPlan, Needs, check_resources
 from flray.sweep.keys import device_of
 from flray.sweep.space import Options
 
 Bundle = dict[str, float]
+Nodes = Sequence[Mapping[str, float]]  # what each machine of the cluster has in all
+LEAST_CPU = 0.01  # of a trial that trains on shared client actors
 
 
-def bundles(experiment: Experiment, options: Options, there: Mapping[str, float]) -> list[Bundle]:
-    """The trial's own process first, then one bundle for each client actor it will start.
-
-    Args:
-        there: what the cluster has in all, as Ray counts it.
-    """
-    execution, concurrency = experiment.settings.execution, options.concurrency
+def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bundle]:
+    """The trial's own process first, then one bundle for each client actor it will start."""
     if options.client_actors == "shared":
-        return [_beside_the_pool(shared_plan([experiment]), concurrency, there)]
-    if execution.executor == "ray":
-        plan = prepare(experiment).plan
-        assert plan is not None  # of executor ray
-        own = {"CPU": 1.0, "memory": float(plan.server.memory)}
-        asked = [own, *(plan.each.bundle for _ in range(plan.num_actors))]
-    else:
-        asked = [{"CPU": float(execution.threads or 1)}]
-        if execution.device not in ("auto", "cpu", "cuda"):
-            raise ExperimentError(
-                f"execution.device must be auto, cpu or cuda in a sweep, got {execution.device}: "
-                "Ray gives each trial its GPU"
-            )
-        num_gpus = there.get("GPU", 0.0)
-        if device_of(experiment, has_gpu=num_gpus > 0) == "cuda":
-            asked[0]["GPU"] = min(1.0, max(num_gpus, 1.0) / (concurrency or 1))
-    _check(asked, there)
-    return asked
+        pool = shared_plan([experiment])
+        check_resources(replace(pool, server=Needs(LEAST_CPU, memory=0)), nodes)
+        left = total(nodes, "CPU") - pool.num_actors * pool.actors.num_cpus
+        return [{"CPU": min(1.0, left / (options.concurrency or 1))}]
+    if experiment.settings.execution.executor == "inline":
+        return [_in_process(experiment, options.concurrency, nodes)]
+    plan = prepare(experiment).plan
+    assert plan is not None  # of executor ray
+    plan = replace(plan, server=replace(plan.server, num_cpus=1.0))
+    check_resources(plan, nodes)
+    return [plan.server.bundle, *[plan.each.bundle] * plan.num_actors]
 
 
 def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
@@ -65,31 +56,25 @@ def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
     return ActorPlan.of(actors, execution.server, parts.plan.num_actors, parts.load.shared())
 
 
-def _beside_the_pool(
-    plan: ActorPlan, concurrency: int | None, there: Mapping[str, float]
-) -> Bundle:
-    """A trial that trains elsewhere: what the pool leaves, divided by the trials at a time."""
-    for kind, each in (("CPU", plan.actors.num_cpus), ("GPU", plan.actors.num_gpus)):
-        total, has = plan.num_actors * each, there.get(kind, 0.0)
-        left = has - total
-        if left < -ROUNDING or (kind == "CPU" and left < ROUNDING):
-            beside = " and its trials need a part of one" if kind == "CPU" else ""
-            raise ExperimentError(
-                f"the shared client actors ask for {plan.num_actors} x {each:g} = {total:g} "
-                f"{kind}{beside}, the cluster has {has:g}; lower execution.actors"
-            )
-    left = there.get("CPU", 0.0) - plan.num_actors * plan.actors.num_cpus
-    return {"CPU": min(1.0, left / (concurrency or 1))}
+def total(nodes: Nodes, kind: str) -> float:
+    return sum(node.get(kind, 0.0) for node in nodes)
 
 
-def _check(asked: list[Bundle], there: Mapping[str, float]) -> None:
-    for kind, unit, scale in (("CPU", "CPU", 1.0), ("GPU", "GPU", 1.0), ("memory", "GB", 1e9)):
-        first, *rest = (each.get(kind, 0.0) / scale for each in asked)
-        total, free = first + sum(rest), there.get(kind, 0.0) / scale
-        if total > free + ROUNDING:
-            sum_of = f"{first:.3g} + {len(rest)} x {rest[0]:.3g} = " if rest else ""
-            remedy = "execution.actors" if rest else "execution.threads or execution.device"
+def _in_process(experiment: Experiment, concurrency: int | None, nodes: Nodes) -> Bundle:
+    execution, num_gpus = experiment.settings.execution, total(nodes, "GPU")
+    if execution.device not in ("auto", "cpu", "cuda"):
+        raise ExperimentError(
+            f"execution.device must be auto, cpu or cuda in a sweep, got {execution.device}: "
+            "Ray gives each trial its GPU"
+        )
+    asked = {"CPU": float(execution.threads or 1)}
+    if device_of(experiment, has_gpu=num_gpus > 0) == "cuda":
+        asked["GPU"] = min(1.0, max(num_gpus, 1.0) / (concurrency or 1))
+    for kind, amount in asked.items():
+        most = max(node.get(kind, 0.0) for node in nodes)
+        if amount > most + ROUNDING:
             raise ExperimentError(
-                f"a trial asks for {sum_of}{total:.3g} {unit}, the cluster has {free:.3g}: it "
-                f"would wait for ever; lower {remedy}"
+                f"a trial asks for {amount:g} {kind}, the largest machine has {most:g}: it would "
+                "wait for ever; lower execution.threads or change execution.device"
             )
+    return asked

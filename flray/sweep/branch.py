@@ -15,7 +15,6 @@ from flray.models.bank import ModelBank
 from flray.records.columns import COUNTED, TRAIN_LOSS
 from flray.server.evaluation import RoundRow
 
-BRANCHING = ("rounds_before", "clustering", "observed_by", "state_decides", "observe", "branch")
 OF_EVALUATION = "_evaluation"  # how those end that are not of the round itself
 METRICS = frozenset({TRAIN_LOSS})  # of a round, that follow from what is kept of its clients
 
@@ -23,8 +22,9 @@ METRICS = frozenset({TRAIN_LOSS})  # of a round, that follow from what is kept o
 def branches(experiment: Experiment) -> bool:
     """True if it is FedAvg up to a clustering that it comes to."""
     algorithm = experiment.algorithm.build()
-    is_branching = all(hasattr(algorithm, name) for name in BRANCHING)
-    return is_branching and algorithm.rounds_before <= experiment.settings.rounds
+    if not isinstance(algorithm, Branching):
+        return False
+    return algorithm.rounds_before <= experiment.settings.rounds
 
 
 class OwnMetrics(Exception):

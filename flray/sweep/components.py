@@ -5,13 +5,14 @@ alike in every partition that has it. A run trains the components that nobody el
 others need of them in the cache, and puts its records together from those of all its components.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flray.client.plan import num_local_steps
 from flray.config.build import Prepared, facts_of
@@ -24,34 +25,28 @@ from flray.records.columns import (
     CLIENT,
     CLIENT_STEPS,
     CLIENT_STEPS_EVALUATION,
-    COHORT_SIZE,
     CORRECT,
-    COUNTED,
-    GROUND_TRUTH_READS,
     LOSS,
     MODEL,
     PARAMS_CHANGE,
     PART,
     ROUND,
-    SECONDS,
     TOTAL,
     TRAIN_LOSS,
 )
-from flray.records.components import Arrays, PartRecords
+from flray.records.components import MOVED, STEPS, PartRecords
 from flray.records.run_directory import PARTS, RunDirectory
 from flray.scores import ClientScores
 from flray.server.evaluation import RoundRow, evaluation_row
-from flray.server.loop import Evaluated
 from flray.server.summary import summarise_run
 from flray.sweep.cache import Cache
 
 KIND = "component"
-TABLES = ("heard", "moved", "scores", "models")
-# How the columns of a round's costs begin, and of what else the meter counts.
-COSTS = (*COUNTED, SECONDS, GROUND_TRUTH_READS)
+TABLES = ("rounds", "scores", "models")  # of an entry
+SHA256 = "sha256"  # column of models
 ENTRIES_KEPT = 256  # by a process, of those it has read
 
-Frames = dict[str, pd.DataFrame]  # by name, of TABLES
+Frames = Mapping[str, pd.DataFrame]  # by name, of TABLES
 Components = Mapping[str, Ids]  # the clients of each, by key
 
 
@@ -74,96 +69,40 @@ class ComponentRecorder:
     def truncate(self, after_round: int) -> None:
         self.records.truncate(after_round)
 
-    def round(self, t: int, evaluated: Evaluated | None, partition: Ids) -> None:
-        heard = list(self.fed.heard)
+    def round(self, t: int, moved: NDArray[np.float64] | None) -> None:
+        tables = [
+            pd.DataFrame({CLIENT: each.clients, LOSS: each.loss, STEPS: each.num_steps})
+            for each in self.fed.heard
+        ]
         self.fed.heard.clear()
-        if t <= self.fed.begin:
-            return
-        arrays = {
-            CLIENT: np.concatenate([nobody(), *(each.clients for each in heard)]),
-            LOSS: np.concatenate([np.empty(0), *(each.loss for each in heard)]),
-            "steps": np.concatenate([nobody(), *(each.num_steps for each in heard)]),
-        }
-        steps = self.fed.meter.counts[CLIENT_STEPS]  # of a clustering before round 1 too
-        arrays["other_steps"] = np.array(steps - arrays["steps"].sum())
-        if evaluated is not None:
-            moved = evaluated.moved[self.fed.own]
-            arrays |= {"owner": evaluated.owner, "partition": partition, "moved": moved}
-        self.records.append(t, arrays)
+        if moved is not None:
+            own = self.fed.own
+            tables.append(pd.DataFrame({CLIENT: own, MOVED: moved[own]}))
+        if tables and t > self.fed.begin:
+            self.records.append(t, pd.concat(tables))
 
     def finish(self, bank: ModelBank) -> None:
-        own = self.fed.own
-        rounds = self.records.rounds()
+        own, scores = self.fed.own, self.directory.clients()
         tables = {
-            "heard": _long(rounds, (CLIENT, LOSS, "steps")),
-            "moved": _long(
-                {t: {**a, CLIENT: own} for t, a in rounds.items() if "moved" in a},
-                (CLIENT, "moved"),
-            ),
-            "scores": self._scores(),
-            "models": pd.DataFrame({CLIENT: own, "sha256": bank.digests(own)}),
+            "rounds": self.records.table(),
+            "scores": scores[scores[ROUND] > self.fed.begin].drop(columns=MODEL),
+            "models": pd.DataFrame({CLIENT: own, SHA256: bank.digests(own)}),
         }
         for key, clients in self.records.components().items():
             if not self.cache.path(KIND, key).exists():
                 mine = {k: table[table[CLIENT].isin(clients)] for k, table in tables.items()}
                 self.cache.publish(KIND, key, partial(_write, mine))
 
-    def _scores(self) -> pd.DataFrame:
-        scores = self.directory.clients()
-        return scores[scores[ROUND] > self.fed.begin].drop(columns=MODEL)
-
-
-def _long(rounds: Mapping[int, Arrays], columns: Iterable[str]) -> pd.DataFrame:
-    """Arrays of several rounds as one table with the column `round`."""
-    empty = {ROUND: nobody(), **{name: np.empty(0) for name in columns}}
-    frames = [pd.DataFrame({ROUND: t} | {c: a[c] for c in columns}) for t, a in rounds.items()]
-    filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(empty)
-
 
 def _write(tables: Frames, folder: Path) -> int:
     for name, table in tables.items():
         table.to_parquet(folder / f"{name}.parquet")
-    return int(tables["heard"]["steps"].sum())
+    return int(tables["rounds"][STEPS].sum())
 
 
 @lru_cache(maxsize=ENTRIES_KEPT)
 def _read(folder: Path) -> Frames:
     return {name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}
-
-
-def put_together(
-    directory: RunDirectory, experiment: Experiment, parts: Prepared, tables: Frames
-) -> None:
-    """Give a run directory that trained a part of its clients the records of all of them.
-
-    They are equal to the last bit to those of a run that trained everybody. May be cut short and
-    done again.
-    """
-    rounds = PartRecords(directory.path).rounds()
-    timeline, settings = parts.payload.timeline, experiment.settings
-    tuning = settings.evaluate.tuning(settings.train)
-    scores = _all_scores(directory, rounds, tables["scores"])
-    rows = []
-    for row in directory.rows():
-        t = row[ROUND]
-        if t in rounds:
-            heard, moved = (_of_round(tables[name], t) for name in ("heard", "moved"))
-            evaluated: RoundRow = {}
-            if "owner" in rounds[t]:
-                split, found = timeline.at(t), _by_part(scores[scores[ROUND] == t])
-                target = settings.evaluate.target
-                evaluated = evaluation_row(found, rounds[t]["partition"], split, target)
-                evaluated[PARAMS_CHANGE] = float(moved["moved"].to_numpy().sum())
-            row = _whole(row, rounds[t], heard, evaluated)
-            if evaluated and tuning is not None:  # all clients are there, and none was dropped
-                steps = num_local_steps(split.num_train_examples, tuning)
-                row[CLIENT_STEPS_EVALUATION] = int(steps.sum())
-        rows.append(row)
-    directory.replace_rounds(rows)
-    sha256 = sha256_of(tables["models"]["sha256"].tolist())
-    summary = summarise_run(directory, timeline, settings.evaluate.target, sha256)
-    directory.conclude(scores, {**facts_of(experiment, parts.payload), **summary})
 
 
 def tables_of(cache: Cache, components: Components) -> Frames:
@@ -176,46 +115,77 @@ def tables_of(cache: Cache, components: Components) -> Frames:
     }
 
 
+@dataclass(frozen=True)
+class Assembly:
+    """Gives a run directory that trained a part of its clients the records of all of them.
+
+    They are equal to the last bit to those of a run that trained everybody.
+    """
+
+    directory: RunDirectory
+    experiment: Experiment
+    parts: Prepared
+    begin: int  # the round after which components were trained
+    partition: Ids  # (M,) the cluster of each client
+    owner: Ids  # (M,) the row of the bank that each client uses
+
+    @cached_property
+    def _trained_here(self) -> Ids:
+        return clients_of(PartRecords(self.directory.path).components())
+
+    def put_together(self, tables: Frames) -> None:
+        """Write the records of all clients. May be cut short and done again."""
+        directory, payload = self.directory, self.parts.payload
+        scores = self._all_scores(tables["scores"])
+        directory.replace_rounds([self._whole(row, tables, scores) for row in directory.rows()])
+        sha256 = sha256_of(tables["models"][SHA256].tolist())
+        target = self.experiment.settings.evaluate.target
+        summary = summarise_run(directory, payload.timeline, target, sha256)
+        directory.conclude(scores, {**facts_of(self.experiment, payload), **summary})
+
+    def _all_scores(self, later: pd.DataFrame) -> pd.DataFrame:
+        """A row for each client and evaluation, as a run that scored all of them would have it."""
+        own = self.directory.clients()
+        later = later.assign(**{MODEL: self.owner[later[CLIENT]]})
+        scores = pd.concat([own[own[ROUND] <= self.begin], later])
+        return scores.sort_values([ROUND, PART, CLIENT], ignore_index=True)
+
+    def _whole(self, row: RoundRow, tables: Frames, scores: pd.DataFrame) -> RoundRow:
+        """A round's row for all clients.
+
+        Args:
+            row: as it was recorded by the run that trained some of the clients.
+        """
+        t = row[ROUND]
+        if t <= self.begin:
+            return row
+        known, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
+        elsewhere = known.loc[~known[CLIENT].isin(self._trained_here), STEPS]
+        whole = row | {CLIENT_STEPS: row.get(CLIENT_STEPS, 0) + int(elsewhere.sum())}
+        losses = known.loc[known[STEPS] > 0, LOSS].to_numpy()
+        if len(losses):
+            whole[TRAIN_LOSS] = float(losses.mean())
+        if len(scored):
+            whole |= self._evaluated(t, scored)
+            whole[PARAMS_CHANGE] = float(known[MOVED].dropna().to_numpy().sum())
+        return whole
+
+    def _evaluated(self, t: int, scored: pd.DataFrame) -> RoundRow:
+        names = (CLIENT, CORRECT, TOTAL, LOSS)
+        parts = {part: scored[scored[PART] == part] for part in PARTS}
+        found = {
+            part: ClientScores(*(frame[name].to_numpy() for name in names))
+            for part, frame in parts.items()
+            if len(frame)
+        }
+        settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
+        row = evaluation_row(found, self.partition, split, settings.evaluate.target)
+        tuning = settings.evaluate.tuning(settings.train)
+        if tuning is not None:  # all clients are there, and none was dropped
+            steps = num_local_steps(split.num_train_examples, tuning)
+            row[CLIENT_STEPS_EVALUATION] = int(steps.sum())
+        return row
+
+
 def _of_round(table: pd.DataFrame, t: int) -> pd.DataFrame:
     return table[table[ROUND] == t]
-
-
-def _all_scores(
-    directory: RunDirectory, rounds: Mapping[int, Arrays], later: pd.DataFrame
-) -> pd.DataFrame:
-    """A row for each client and evaluation, as a run that scored all of them would have it."""
-    own = directory.clients()
-    before = own[own[ROUND] < min(rounds)]
-    owners = zip(later[ROUND], later[CLIENT], strict=True)
-    models = np.array([int(rounds[t]["owner"][i]) for t, i in owners], dtype=np.int64)
-    columns = dict.fromkeys([*own.columns, *later.columns])  # one that scored nobody has no groups
-    scores = pd.concat([before, later.assign(model=models)])[list(columns)]
-    return scores.sort_values([ROUND, PART, CLIENT], ignore_index=True)
-
-
-def _by_part(scores: pd.DataFrame) -> dict[str, ClientScores]:
-    names = (CLIENT, CORRECT, TOTAL, LOSS)
-    there = set(scores[PART])
-    chosen = {part: scores[scores[PART] == part] for part in PARTS if part in there}
-    return {
-        part: ClientScores(*(frame[name].to_numpy() for name in names))
-        for part, frame in chosen.items()
-    }
-
-
-def _whole(row: RoundRow, own: Arrays, heard: pd.DataFrame, evaluated: RoundRow) -> RoundRow:
-    """A round's row for all clients; its columns come in the order in which a run writes them.
-
-    Args:
-        row: as it was recorded by the run that trained some of the clients.
-        own: what that run kept of this round.
-    """
-    keys = list(row)
-    first: RoundRow = {key: row[key] for key in keys[: keys.index(COHORT_SIZE) + 1]}
-    losses = heard.loc[heard["steps"] > 0, LOSS].to_numpy()
-    if len(losses):
-        first[TRAIN_LOSS] = float(losses.mean())
-    first |= evaluated
-    costs = {key: value for key, value in row.items() if key.startswith(COSTS)}
-    costs[CLIENT_STEPS] = int(own["other_steps"]) + int(heard["steps"].sum())
-    return first | costs

@@ -13,10 +13,11 @@ from flray.errors import ExperimentError
 from flray.execution.federation import sample_cohort
 from flray.server.summary import summary_names
 from flray.sweep.branch import branches
-from flray.sweep.keys import code_version, device_of, digest, prefix_key
+from flray.sweep.keys import code_version, digest, prefix_key
 from flray.sweep.rows import expand, possible
 from flray.sweep.search import seeds_of
 from flray.sweep.space import OptunaSearch, Space
+from flray.wording import counted
 
 
 def describe_space(space: Space) -> str:
@@ -34,15 +35,17 @@ def describe_space(space: Space) -> str:
     if isinstance(search, OptunaSearch):
         num_known, num_suggested = len(expand(space)), search.samples * len(seeds_of(space))
         return (
-            f"{num_suggested} rows suggested by Optuna and {num_known} baselines; one by one they "
-            f"would take about {np.mean(steps) * (num_suggested + num_known):,.0f} client steps"
+            f"{counted(num_suggested, 'row')} suggested by Optuna and "
+            f"{counted(num_known, 'baseline')}; one by one they would take about "
+            f"{np.mean(steps) * (num_suggested + num_known):,.0f} client steps"
         )
     branching = [e for e in experiments if branches(e)]
-    prefixes = {prefix_key(e.plain, code_version(), device_of(e, False)) for e in branching}
+    prefixes = {prefix_key(e, code_version(), has_gpu=False) for e in branching}
     return (
-        f"{len(experiments)} rows: {len(branching)} branch from {len(prefixes)} prefixes, "
-        f"{len(experiments) - len(branching)} are runs of their own; one by one they would take "
-        f"about {sum(steps):,} client steps{_if_clusters_draw(branching)}"
+        f"{counted(len(experiments), 'row')}: {len(branching)} from "
+        f"{counted(len(prefixes), 'prefix', 'prefixes')} of FedAvg, "
+        f"{len(experiments) - len(branching)} without one; one by one they would take about "
+        f"{counted(sum(steps), 'client step')}{_if_clusters_draw(branching)}"
     )
 
 

@@ -1,8 +1,8 @@
-"""A sweep's folder: its space, its rows as a table, and what it cost."""
+"""A sweep's folder: its space, its rows one by one and as a table, and its report."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from flray.clustering.merges import MergePoint
 from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
@@ -34,52 +35,16 @@ from flray.records.run_directory import RunDirectory, first_difference
 from flray.server.summary import used_ground_truth
 from flray.sweep.keys import canonical
 from flray.sweep.rows import SweepRow
-from flray.sweep.space import THRESHOLD, Options, Space
+from flray.sweep.space import Options, Space
 
-SPACE, REPORT, TABLE, STATES = "space.yaml", "sweep.json", "rows.parquet", "trials"
+SPACE, REPORT, TABLE, ROWS = "space.yaml", "sweep.json", "rows.parquet", "trials"
+FOLDERS = ("runs", ROWS)
 FREE = ("concurrency", "client_actors", "cache")  # keys of a space that may change on --resume
 
 
 def run_path(number: int) -> str:
     """Where the run of a row lies, relative to the sweep's folder."""
     return f"runs/{number:04d}"
-
-
-@dataclass(frozen=True)
-class RowState:
-    """What has become of a row."""
-
-    number: int
-    overrides: Mapping[str, Any]  # Any: YAML
-    plain: Mapping[str, Any]
-    run: str | None = None  # the key of its run, which rows may share
-    status: str = "unfinished"  # then done, shared (with the run of another row), failed or stopped
-    error: str | None = None
-    merge_place: int | None = None  # of its threshold between the merges, where it has one
-    is_whole: bool = False  # its algorithm has metrics that prefix and components lack
-    components: list[str] = field(default_factory=list)  # keys of those its clients are in
-    begin: int | None = None  # its run trained the rounds after this one; None: components did
-    steps_placed: int = 0  # client steps that placed clients after the clustering
-    steps_found: int = 0  # client steps of those rounds that were not trained for them
-
-    @property
-    def is_done(self) -> bool:
-        return self.status in ("done", "shared")
-
-    def but_for_the_seed(self) -> dict[str, Any]:
-        """What rows that differ in their seed alone have in common.
-
-        Each seed has a tree of its own, so it is the place between the merges that is common.
-        """
-        sets = {key: value for key, value in self.overrides.items() if key != "seed"}
-        if self.merge_place is None:
-            return sets
-        return {k: v for k, v in sets.items() if k != THRESHOLD} | {MERGE_PLACE: self.merge_place}
-
-
-def new_state(row: SweepRow) -> RowState:
-    place = row.merge_point.place if row.merge_point else None
-    return RowState(row.number, row.overrides, row.plain, merge_place=place)
 
 
 def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
@@ -92,7 +57,8 @@ def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool
                 "--out or remove it"
             )
         return
-    foreign = sorted(p.name for p in path.glob("*") if p.name != lock.NAME)
+    begun = (lock.NAME, *FOLDERS, REPORT, f"{REPORT}.tmp", f"{SPACE}.tmp")  # a start cut short
+    foreign = sorted(p.name for p in path.glob("*") if p.name not in begun)
     if foreign:
         raise ExperimentError(
             f"{path} holds something that is not a sweep ({foreign[0]}): choose another --out"
@@ -105,7 +71,7 @@ def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
     """Make the folder of a sweep where there is none."""
     if (path / SPACE).is_file():
         return
-    for name in ("runs", STATES):
+    for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
     write_report(path, {"id": uuid4().hex, "code": dict(code), "seconds": 0.0})
     text = yaml.safe_dump(space.plain, sort_keys=False, allow_unicode=True)
@@ -138,42 +104,43 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
     replace_text(path / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_state(folder: Path, state: RowState) -> None:
-    replace_text(folder / STATES / f"{state.number:04d}.json", json.dumps(asdict(state), indent=1))
+def write_row(folder: Path, row: SweepRow) -> None:
+    """Record what has become of a row."""
+    replace_text(folder / ROWS / f"{row.number:04d}.json", json.dumps(asdict(row), indent=1))
 
 
 def alive_file(folder: Path, number: int) -> Path:
     """Touched by the trial of a row as long as it goes on."""
-    return folder / STATES / f"{number:04d}.alive"
+    return folder / ROWS / f"{number:04d}.alive"
 
 
-def read_states(folder: Path, number: int | None = None) -> dict[int, RowState]:
-    """What has become of all rows, or of one, by number; a row without a trial is missing."""
+def read_rows(folder: Path, number: int | None = None) -> dict[int, SweepRow]:
+    """All rows that had a trial, or the one of this number, as they were last recorded."""
     name = "*.json" if number is None else f"{number:04d}.json"
     found = {}
-    for file in sorted((folder / STATES).glob(name)):
+    for file in sorted((folder / ROWS).glob(name)):
         with reading(file):
-            state = RowState(**read_json(file))
-        found[state.number] = state
+            held = read_json(file)
+            point = held["merge_point"] and MergePoint(**held["merge_point"])
+            row = SweepRow(**{**held, "merge_point": point})
+        found[row.number] = row
     return found
 
 
-def table_of(folder: Path, states: Sequence[RowState]) -> pd.DataFrame:
+def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
     """One row for each configuration: what it sets, what became of it, every number of its run."""
     records = []
-    for state in states:
-        path = None if state.run is None else run_path(state.number)
-        own = {ROW: state.number, STATUS: state.status, RUN: state.run, FOLDER: path}
+    for row in rows:
+        path = None if row.run is None else run_path(row.number)
+        own = {ROW: row.number, STATUS: row.status, RUN: row.run, FOLDER: path, ERROR: row.error}
+        unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
         numbers = {} if path is None else _numbers(RunDirectory(folder / path))
         # Whether ground truth was used is a result, even where rows differ in being allowed to.
-        settings = (each for each in state.overrides.items() if each[0] != USES_GROUND_TRUTH)
-        chosen = {key: _cell(value) for key, value in settings}
-        if state.merge_place is not None:
-            chosen[MERGE_PLACE] = state.merge_place
-        unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
-        records.append(unknown | numbers | own | {ERROR: state.error} | chosen)
+        sets = {k: _cell(v) for k, v in row.overrides.items() if k != USES_GROUND_TRUTH}
+        place = {MERGE_PLACE: row.merge_point.place} if row.merge_point else {}
+        records.append(unknown | numbers | own | sets | place)
     first = [ROW, STATUS, RUN, FOLDER, ERROR]
-    keys = [key for state in states for key in state.overrides]
+    keys = [key for row in rows for key in row.overrides]
     columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
     frame = pd.DataFrame(records, columns=list(columns))
     return frame.assign(**{key: _one_kind(frame[key]) for key in dict.fromkeys(keys)})
@@ -197,42 +164,37 @@ def write_table(folder: Path, frame: pd.DataFrame) -> None:
     replace_file(folder / TABLE, lambda path: frame.to_parquet(path))
 
 
-def configurations(states: Sequence[RowState]) -> list[list[RowState]]:
-    """The rows that differ in their seed alone, together."""
-    alike: dict[str, list[RowState]] = {}
-    for state in states:
-        alike.setdefault(canonical(state.but_for_the_seed()), []).append(state)
-    return list(alike.values())
-
-
 def best_of(
-    states: Sequence[RowState], frame: pd.DataFrame, options: Options
+    rows: Sequence[SweepRow], summaries: Mapping[int, Mapping[str, Any]], options: Options
 ) -> dict[str, Any] | None:
     """The configuration with the best mean of the metric over its seeds; None: none has one.
 
     One with rows that failed or did not finish is a candidate only where no other is complete.
+
+    Args:
+        summaries: of the rows that are done, by number.
     """
-    ended = [state.number for state in states if state.is_done]
-    known = frame[frame[ROW].isin(ended)].reindex(columns=[ROW, options.metric]).dropna()
-    values = dict(zip(known[ROW], known[options.metric], strict=True))
-    measured = [each for each in configurations(states) if any(s.number in values for s in each)]
-    if not measured:
+    measured = {n: each for n, each in summaries.items() if each.get(options.metric) is not None}
+    alike: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        alike.setdefault(canonical(row.but_for_the_seed()), []).append(row)
+    known = [each for each in alike.values() if any(row.number in measured for row in each)]
+    complete = [each for each in known if all(row.number in measured for row in each)]
+    candidates = complete or known
+    if not candidates:
         return None
-    complete = [each for each in measured if all(state.number in values for state in each)]
-    candidates = complete or measured
-    rows = [[state.number for state in each if state.number in values] for each in candidates]
-    means = [float(np.mean([values[number] for number in numbers])) for numbers in rows]
+    numbers = [[row.number for row in each if row.number in measured] for each in candidates]
+    means = [float(np.mean([measured[n][options.metric] for n in each])) for each in numbers]
     place = means.index((max if options.mode == "max" else min)(means))
-    own = frame[frame[ROW].isin(rows[place])]
-    everybody = [state.number for state in candidates[place]]
+    own = [measured[n] for n in numbers[place]]
     return {
-        "rows": rows[place],
-        "missing_rows": [number for number in everybody if number not in rows[place]],
-        "left_out": len(measured) - len(candidates),  # configurations
+        "rows": numbers[place],
+        "missing_rows": [r.number for r in candidates[place] if r.number not in numbers[place]],
+        "left_out": len(known) - len(candidates),  # configurations
         "sets": candidates[place][0].but_for_the_seed(),
         options.metric: means[place],
-        ACCURACY_MEAN: float(own[ACCURACY_MEAN].mean()),
-        USES_GROUND_TRUTH: bool(own[USES_GROUND_TRUTH].isin([True]).any()),
+        ACCURACY_MEAN: float(np.mean([each[ACCURACY_MEAN] for each in own])),
+        USES_GROUND_TRUTH: any(each[USES_GROUND_TRUTH] for each in own),
     }
 
 

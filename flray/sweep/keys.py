@@ -67,11 +67,11 @@ def state_digest(state: object) -> str:
     return sha.hexdigest()
 
 
-def prefix_key(plain: Plain, code: Mapping[str, str], device: str) -> str:
+def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -> str:
     """Of FedAvg's rounds that experiments share which differ in algorithm and rounds alone."""
     own = ("algorithm", "rounds")
-    shared = {key: value for key, value in deciding(plain).items() if key not in own}
-    return digest([shared, dict(code), device])
+    shared = {key: v for key, v in deciding(experiment.plain).items() if key not in own}
+    return digest([shared, dict(code), device_of(experiment, has_gpu)])
 
 
 def run_key(prefix: str, plain: Mapping[str, Any]) -> str:

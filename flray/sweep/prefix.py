@@ -35,23 +35,16 @@ class Prefix:
     plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
     wanted: Collection[int]  # rounds after which rows may cluster
 
-    def after(self, n: int) -> RunDirectory:
-        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
-        key = f"{self.key}-{n}"
-        others = (self.cache.root / KIND).glob(f"{self.key}-*/")
-        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
-        before = max((t for t in known if t < n), default=0)
-        if before and not self.cache.path(KIND, key).exists():
-            self.after(before)  # now: whoever holds a claim must not wait
-        return RunDirectory(
-            self.cache.obtain(KIND, key, lambda folder: self._train(folder, before, n))
-        )
+    def require(self, n: int) -> None:
+        """Train the first n rounds, or wait for them; n may be 0."""
+        if n:
+            self._after(n)
 
     def bank(self, n: int, t: int) -> ModelBank:
         """The model after round t of the prefix of n rounds; t is n - 1 or n."""
         if t == 0:
             return self.fed.initial_bank()
-        store = CheckpointStore(self.after(n).checkpoints)
+        store = CheckpointStore(self._after(n).checkpoints)
         found = store.load_latest(self.parts.device, up_to=t)
         assert found is not None, (n, t)
         assert found.round == t, (n, t)
@@ -59,21 +52,39 @@ class Prefix:
         return bank
 
     def row(self, n: int) -> RoundRow:
-        """What was recorded of round n."""
-        return self.after(n).rows()[-1]
+        """What was recorded of round n; nothing of round 0."""
+        return self._after(n).rows()[-1] if n else {}
+
+    def steps(self, n: int) -> int:
+        """The client steps of the first n rounds."""
+        return sum(row.get(CLIENT_STEPS, 0) for row in self._after(n).rows()) if n else 0
 
     def begin(self, directory: RunDirectory, n: int, t: int) -> None:
-        """Let a new run directory stand after round t of the prefix of n rounds."""
-        if t > 0:
-            directory.adopt(self.after(n), t)
+        """Let a new run directory stand after round t of the prefix of n rounds, if n > 0."""
+        if not n:
+            return
+        if t:
+            directory.adopt(self._after(n), t)
         CheckpointStore(directory.checkpoints).save(t, FedAvgState(self.bank(n, t)))
+
+    def _after(self, n: int) -> RunDirectory:
+        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
+        key = f"{self.key}-{n}"
+        others = (self.cache.root / KIND).glob(f"{self.key}-*/")
+        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
+        before = max((t for t in known if t < n), default=0)
+        if not self.cache.path(KIND, key).exists():
+            self.require(before)  # now: whoever holds a claim must not wait
+        return RunDirectory(
+            self.cache.obtain(KIND, key, lambda folder: self._train(folder, before, n))
+        )
 
     def _train(self, folder: Path, before: int, n: int) -> int:
         experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
         directory = RunDirectory(folder)
         is_new = not directory.holds_run()
         open_directory(experiment, self.parts, directory)
-        if is_new and before:
+        if is_new:
             self.begin(directory, before, before)
         self.fed.meter.read_and_reset()
         server = assemble(experiment, self.parts, self.fed, directory)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from flray.config.experiment import (
 )
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.records.columns import MERGE_PLACE
 from flray.sweep.keys import canonical
 from flray.sweep.space import (
     THRESHOLD,
@@ -36,10 +37,37 @@ STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 @dataclass(frozen=True)
 class SweepRow:
+    """A configuration of a sweep, and what has become of it so far."""
+
     number: int
-    overrides: dict[str, Any]  # Any: YAML; without a threshold that is still to be found
+    overrides: Mapping[str, Any]  # Any: YAML; without a threshold that is still to be found
     plain: Plain  # resolved; with a stand-in for such a threshold
-    merge_point: MergePoint | None = None
+    merge_point: MergePoint | None = None  # the threshold, where the row's own tree decides it
+    status: str = "unfinished"  # then done, shared (with the run of another row), failed or stopped
+    error: str | None = None
+    run: str | None = None  # the key of its run, which rows may share
+    is_whole: bool = False  # its algorithm has metrics that prefix and components lack
+    components: list[str] = field(default_factory=list)  # keys of those its clients are in
+    steps_placed: int = 0  # client steps that placed clients after the clustering
+    steps_found: int = 0  # client steps in the records of its own run that others trained
+
+    @property
+    def is_done(self) -> bool:
+        return self.status in ("done", "shared")
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values of the space's keys; for a threshold of its own tree, where it lies there."""
+        point = {} if self.merge_point is None else {THRESHOLD: self.merge_point}
+        return {**self.overrides, **point}
+
+    def but_for_the_seed(self) -> dict[str, Any]:
+        """What rows that differ in their seed alone have in common."""
+        sets = {key: value for key, value in self.overrides.items() if key != "seed"}
+        if self.merge_point is None:
+            return sets
+        sets.pop(THRESHOLD, None)  # each seed has a tree of its own
+        return {**sets, MERGE_PLACE: self.merge_point.place}
 
     def at(self, threshold: float) -> "SweepRow":
         """The row once its threshold is known."""
@@ -80,8 +108,8 @@ def possible(space: Space) -> tuple[SweepRow, ...]:
 
 def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> SweepRow:
     """The row of values that were suggested for the keys of the space."""
-    (experiment,) = space.experiments.values()
-    return replace(_row(experiment, {}, chosen), number=number)
+    (name,) = space.experiments
+    return replace(_row(space, name, chosen), number=number)
 
 
 def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
@@ -108,26 +136,24 @@ def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
 
 
 def _varied(space: Space) -> Iterator[SweepRow]:
-    for name, experiment in space.experiments.items():
+    for name in space.experiments:
         for chosen in _combinations(space, space.varied):
             if not is_excluded(space, chosen):
-                yield _row(experiment, _named(space, name), chosen)
+                yield _row(space, name, chosen)
 
 
 def _baselines(space: Space) -> Iterator[SweepRow]:
     is_adaptive = isinstance(space.options.search, OptunaSearch)
-    for (name, experiment), changes in itertools.product(
-        space.experiments.items(), space.baselines
-    ):
-        applying = {key: v for key, v in space.varied.items() if not _is_replaced(key, changes)}
-        if is_adaptive:  # nothing is suggested for a baseline: it has the experiment's own values
-            applying = {key: v for key, v in applying.items() if key == "seed"}
+    for name, changes in itertools.product(space.experiments, space.baselines):
+        applying = {
+            key: values
+            for key, values in space.varied.items()
+            if not _is_replaced(key, changes)
+            # Nothing is suggested for a baseline: it has the experiment's own values.
+            and (key == "seed" or not is_adaptive)
+        }
         for chosen in _combinations(space, applying):
-            yield _row(experiment, _named(space, name), {**changes, **chosen})
-
-
-def _named(space: Space, name: str) -> dict[str, Any]:
-    return {"experiment": name} if len(space.experiments) > 1 else {}
+            yield _row(space, name, {**changes, **chosen})
 
 
 def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
@@ -181,23 +207,23 @@ def _draw(domain: Domain, rng: np.random.Generator) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _row(experiment: Plain, named: dict[str, Any], chosen: Mapping[str, Any]) -> SweepRow:
-    """The row of these values, which is not numbered yet."""
-    point = chosen.get(THRESHOLD)
-    waits = isinstance(point, MergePoint)
-    plain = experiment
+def _row(space: Space, name: str, chosen: Mapping[str, Any]) -> SweepRow:
+    """The row of an experiment with these values, which is not numbered yet."""
+    points = [value for value in chosen.values() if isinstance(value, MergePoint)]
+    overrides = {key: value for key, value in chosen.items() if value not in points}
+    plain = space.experiments[name]
     for key, value in chosen.items():
-        plain = with_value(plain, key, STAND_IN if isinstance(value, MergePoint) else value)
-    overrides = {key: value for key, value in chosen.items() if not isinstance(value, MergePoint)}
+        plain = with_value(plain, key, STAND_IN if value in points else value)
     try:
         parsed = parse_experiment(plain)
     except ExperimentError as error:
         raise ExperimentError(
             f"{error} (in the row {overrides}; `except` leaves combinations out)"
         ) from error
-    if waits:
+    if points:
         _require_tree(parsed)
-    return SweepRow(-1, named | overrides, parsed.plain, point if waits else None)
+    named = {"experiment": name} if len(space.experiments) > 1 else {}
+    return SweepRow(-1, named | overrides, parsed.plain, points[0] if points else None)
 
 
 def _require_tree(experiment: Experiment) -> None:

@@ -1,7 +1,8 @@
 """What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import optuna
@@ -10,15 +11,11 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
-from flray.clustering.merges import MergePoint
 from flray.errors import ExperimentError
-from flray.sweep.folder import RowState
 from flray.sweep.rows import SweepRow, ends_of, is_excluded, suggested_row
-from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, Space, Values
+from flray.sweep.space import BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
-
-Value = Callable[[RowState], float | None]  # the metric of a row
 
 
 class RowSearch(Searcher):
@@ -26,13 +23,13 @@ class RowSearch(Searcher):
 
     def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
         super().__init__()
-        self._known = deque(known)
+        self.known = deque(known)
         self._suggestions = suggestions
 
     def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
         """The rows of a trial as its configuration."""
-        if self._known:
-            return {"rows": [self._known.popleft()]}
+        if self.known:
+            return {"rows": [self.known.popleft()]}
         rows = self._suggestions.ask(trial_id) if self._suggestions else []
         return {"rows": rows} if rows else Searcher.FINISHED
 
@@ -43,94 +40,84 @@ class RowSearch(Searcher):
             self._suggestions.tell(trial_id, result or {}, error)
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: what was suggested is in the sweep's folder."""
-
-    def restore(self, checkpoint_path: str) -> None:
         """Nothing: a sweep goes on by its folder."""
 
 
 class Suggestions:
     """Optuna's suggestions as rows, one for each seed of the space; the value is their mean."""
 
-    def __init__(
-        self, space: Space, first_number: int, before: Sequence[RowState], value: Value
-    ) -> None:
+    def __init__(self, space: Space, first: int, before: Iterable[SweepRow]) -> None:
+        """Go on after earlier starts of the sweep.
+
+        Args:
+            first: the number of the first row that is suggested.
+            before: rows that were; a kill may have left one of a suggestion without the others.
+        """
         search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space = space
-        self._seeds = seeds_of(space)
-        self._next = max([first_number, *(state.number + 1 for state in before)])
-        self._chosen = {key: v for key, v in space.varied.items() if _is_chosen(key, v)}
+        self._space, self._first, self._seeds = space, first, seeds_of(space)
+        self._suggested = {(row.number - first) // len(self._seeds): row.chosen for row in before}
+        self._free = {key: v for key, v in space.varied.items() if _is_free(key, v)}
         self._optuna = TuneOptuna(
-            TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._chosen.items()}),
+            TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._free.items()}),
             metric=options.metric,
             mode=options.mode,
-            seed=search.seed + len(before),  # or a resumed sweep would begin with the same ones
+            seed=search.seed + len(self._suggested),  # or it would begin with the same ones
         )
-        self._asked: dict[str, str] = {}  # names that Optuna knows trials by
-        samples: dict[int, list[RowState]] = {}
-        for state in before:
-            samples.setdefault((state.number - first_number) // len(self._seeds), []).append(state)
-        self._left: int = search.samples - len(samples)
-        for rows in samples.values():
-            self._know(rows, [value(state) for state in rows])
+        self._names: dict[str, str] = {}  # by which Optuna knows trials
 
     @property
-    def are_left(self) -> bool:
-        return self._left > 0
+    def rows(self) -> list[SweepRow]:
+        """The rows of all suggestions so far, as if none had run."""
+        return [row for place in sorted(self._suggested) for row in self._rows(place)]
 
-    def _know(self, rows: Sequence[RowState], values: Sequence[float | None]) -> None:
-        """Tell Optuna of a sample of an earlier start of the sweep, if all its rows are done."""
-        known = [value for value in values if value is not None]
-        if len(known) < len(self._seeds):
-            return
-        sets = _sets(self._space, rows[0])
-        chosen = {key: _encoded(v, sets[key]) for key, v in self._chosen.items()}
-        self._optuna.add_evaluated_point(chosen, sum(known) / len(known))
+    @property
+    def num_left(self) -> int:
+        """Rows that are still to be suggested."""
+        samples: int = self._space.options.search.samples
+        return (samples - len(self._suggested)) * len(self._seeds)
+
+    def learn(self, values: Mapping[int, float]) -> None:
+        """Tell Optuna of the suggestions so far whose rows all have a value, by their numbers."""
+        for place, chosen in self._suggested.items():
+            known = [values[row.number] for row in self._rows(place) if row.number in values]
+            if len(known) == len(self._seeds):
+                point = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
+                self._optuna.add_evaluated_point(point, sum(known) / len(known))
 
     def ask(self, trial_id: str) -> list[SweepRow]:
         """The rows of the next suggestion; none once all samples were taken."""
-        if not self.are_left:
+        if self.num_left <= 0:
             return []
+        place = next(k for k in count() if k not in self._suggested)
         for attempt in range(MOST_REFUSED):
-            name = f"{trial_id} {attempt}"
-            rows = self._rows(self._decoded(self._optuna.suggest(name) or {}))
-            if rows:
-                break
-            self._optuna.on_trial_complete(name, error=True)
-        else:
-            raise ExperimentError("`except` leaves out everything that Optuna suggests")
-        self._asked[trial_id] = name
-        self._left -= 1
-        self._next += len(rows)
-        return rows
+            self._names[trial_id] = f"{trial_id} {attempt}"
+            found = self._optuna.suggest(self._names[trial_id]) or {}
+            self._suggested[place] = {
+                key: _decoded(values, found[key]) if key in found else ends_of(values)[0]
+                for key, values in self._space.varied.items()
+                if key != "seed"
+            }
+            if rows := self._rows(place):
+                return rows
+            self.tell(trial_id, {}, error=True)
+        raise ExperimentError("`except` leaves out everything that Optuna suggests")
 
-    def _rows(self, chosen: Mapping[str, Any]) -> list[SweepRow]:
+    def tell(self, trial_id: str, result: Mapping[str, Any], error: bool) -> None:
+        """Tell Optuna what came of a trial, if it has suggested it."""
+        if name := self._names.pop(trial_id, None):
+            self._optuna.on_trial_complete(name, dict(result), error)
+
+    def _rows(self, place: int) -> list[SweepRow]:
         """A row for each seed; none for a combination that is left out or cannot be."""
+        chosen, first = self._suggested[place], self._first + place * len(self._seeds)
         each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
         if any(is_excluded(self._space, sets) for sets in each):
             return []
         try:
-            return [suggested_row(self._space, self._next + k, sets) for k, sets in enumerate(each)]
+            return [suggested_row(self._space, first + k, sets) for k, sets in enumerate(each)]
         except ExperimentError:
             return []
-
-    def tell(self, trial_id: str, result: Mapping[str, Any], error: bool) -> None:
-        name = self._asked.pop(trial_id, None)
-        if name is not None:
-            self._optuna.on_trial_complete(name, dict(result), error)
-
-    def _decoded(self, suggested: Mapping[str, Any]) -> dict[str, Any]:
-        fixed = {key: v for key, v in self._space.varied.items() if key != "seed"}
-        return {
-            key: _decoded(values, suggested[key]) if key in suggested else ends_of(values)[0]
-            for key, values in fixed.items()
-        }
-
-
-def again(space: Space, state: RowState) -> SweepRow:
-    """The row of an earlier suggestion."""
-    return suggested_row(space, state.number, _sets(space, state))
 
 
 def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
@@ -139,15 +126,7 @@ def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
     return grid.values if isinstance(grid, Grid) else [None]
 
 
-def _sets(space: Space, state: RowState) -> dict[str, Any]:
-    """What a row sets for the keys of the space, as it was suggested."""
-    sets, values = dict(state.overrides), space.varied.get(THRESHOLD)
-    if state.merge_place is not None and isinstance(values, BetweenMerges):
-        sets[THRESHOLD] = MergePoint(state.merge_place, values.number)
-    return {key: sets[key] for key in space.varied}
-
-
-def _is_chosen(key: str, values: Values) -> bool:
+def _is_free(key: str, values: Values) -> bool:
     """True if Optuna decides it: seeds repeat, and a single value is no choice."""
     return key != "seed" and not (isinstance(values, Grid) and len(values.values) == 1)
 

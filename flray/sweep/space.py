@@ -15,6 +15,7 @@ from flray.config.binding import Plain, bind_dataclass, read_mapping, suggestion
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
+from flray.records.columns import VALIDATION_ACCURACY_MEAN
 
 THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
 
@@ -91,7 +92,7 @@ SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
 class Options:
     """How a sweep searches, and what counts as best."""
 
-    metric: str = "validation_accuracy_mean"  # of summary.json; test data choose nothing
+    metric: str = VALIDATION_ACCURACY_MEAN  # of summary.json; test data choose nothing
     mode: Literal["max", "min"] = "max"
     # Any: one of the registered classes above
     search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
@@ -125,17 +126,15 @@ OPTIONS = tuple(Options.__dataclass_fields__)
 KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
 
 
-def read_space(path: Path, overrides: Sequence[str] = ()) -> Space:
-    """Read a space file; `key=value` sets a key of it, of its `space`, or of its experiments."""
-    file = require_file(path, SPACES)
-    plain, rest = _overridden(read_mapping(file, "the space"), overrides)
-    return parse_space(plain, file.resolve().parent, rest)
-
-
-def parse_overridden(plain: Plain, overrides: Sequence[str] = ()) -> Space:
-    """As `read_space`, of a mapping; experiment files are looked for from the current folder."""
-    own, rest = _overridden(plain, overrides)
-    return parse_space(own, overrides=rest)
+def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
+    """The space of a file or a mapping; `key=value` sets a key of it, of its `space`, or of its
+    experiments. Experiment files are looked for from the file's folder, or the current one."""
+    folder = Path()
+    if isinstance(given, Path):
+        file = require_file(given, SPACES)
+        given, folder = read_mapping(file, "the space"), file.resolve().parent
+    plain, rest = _overridden(given, overrides)
+    return parse_space(plain, folder, rest)
 
 
 def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:

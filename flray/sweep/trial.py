@@ -32,6 +32,7 @@ from flray.config.build import (
     start_executor,
 )
 from flray.config.experiment import parse_experiment
+from flray.data.dataset import Ids
 from flray.errors import one_line_message
 from flray.execution.client_actor import wait_for_resources
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
@@ -41,30 +42,23 @@ from flray.records.columns import CLIENT_STEPS
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
+from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore
 from flray.sweep.branch import Branch, OwnMetrics, branches
 from flray.sweep.cache import Cache, OutOfTime, read_value, write_value
 from flray.sweep.components import (
     KIND,
+    Assembly,
     ComponentRecorder,
     Components,
     clients_of,
-    put_together,
     tables_of,
 )
-from flray.sweep.folder import (
-    RowState,
-    alive_file,
-    new_state,
-    read_states,
-    run_path,
-    write_state,
-)
+from flray.sweep.folder import alive_file, read_rows, run_path, write_row
 from flray.sweep.keys import (
     branch_key,
     canonical,
-    device_of,
     digest,
     observation_key,
     prefix_key,
@@ -93,7 +87,7 @@ class Job:
     draw: Draw = no_figures  # what W&B is shown of a run
 
 
-def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> RowState:
+def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> SweepRow:
     """Run a row to its end; an error is recorded with the row."""
     trial = Trial(row, job, on_round)
     try:
@@ -104,7 +98,7 @@ def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = igno
         trial.note(status="failed", error=one_line_message(error))
     finally:
         trial.executor.close()
-    return trial.state
+    return trial.row
 
 
 @lru_cache(maxsize=2)
@@ -113,28 +107,27 @@ def _prepared(text: str) -> Prepared:
 
 
 class Trial:
-    """The run of one row; `state` is what has become of it so far."""
+    """The run of one row; `row` is what has become of it so far."""
 
     def __init__(self, row: SweepRow, job: Job, on_round: Callable[[RoundRow], None]) -> None:
-        job = replace(job, cache=replace(job.cache, alive=alive_file(job.folder, row.number)))
-        self.row, self.job, self.on_round = row, job, on_round
-        fresh = new_state(row)
-        before = read_states(job.folder, row.number).get(row.number, fresh)
-        self.state = replace(fresh, run=before.run, is_whole=before.is_whole)
-        self.experiment = parse_experiment(row.plain)
+        cache = replace(job.cache, alive=alive_file(job.folder, row.number))
+        self.job, self.cache, self.on_round = job, cache, on_round
+        self.row = read_rows(job.folder, row.number).get(row.number, row)
+        self.experiment = parse_experiment(self.row.plain)
         self.executor = LazyExecutor(self._start_executor)
         self.directory = RunDirectory(job.folder / run_path(row.number))
+        self.part_folder = job.folder / "parts" / self.directory.path.name
 
-    def note(self, **changes: Any) -> None:  # Any: fields of RowState
+    def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
         """Record what has become of the row."""
-        self.state = replace(self.state, **changes)
-        write_state(self.job.folder, self.state)
+        self.row = replace(self.row, **changes)
+        write_row(self.job.folder, self.row)
 
     def run(self) -> None:
-        self.note(status="unfinished")
-        if self.job.cache.is_over():
+        self.note(status="unfinished", error=None)
+        if self.cache.is_over():
             raise OutOfTime
-        if branches(self.experiment) and not self.state.is_whole:
+        if branches(self.experiment) and not self.row.is_whole:
             try:
                 return self._run_branch()
             except OwnMetrics:
@@ -154,10 +147,8 @@ class Trial:
 
     @cached_property
     def prefix(self) -> Prefix:
-        device = device_of(self.experiment, self.job.has_gpu)
-        key = prefix_key(self.row.plain, self.job.code, device)
-        wanted = self.job.wanted
-        return Prefix(key, self.job.cache, self.parts, self.fed, self.row.plain, wanted)
+        key = prefix_key(self.experiment, self.job.code, self.job.has_gpu)
+        return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.job.wanted)
 
     def _start_executor(self) -> Executor:
         if self.parts.plan and self.job.pool is None:
@@ -168,42 +159,36 @@ class Trial:
         """Run from round 1; FedAvg begins with as much of the prefix as others need."""
         is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
         rounds = self.experiment.settings.rounds
-        begin = max((n for n in self.job.wanted if is_fedavg and n < rounds), default=0)
-        if begin:
-            self.prefix.after(begin)
-        self.note(begin=begin, components=[], steps_placed=0, steps_found=0)
-
-        def fill(directory: RunDirectory) -> None:
-            if begin:
-                self.prefix.begin(directory, begin, begin)
+        n = max((n for n in self.job.wanted if is_fedavg and n < rounds), default=0)
+        self.prefix.require(n)
+        self.note(components=[], steps_placed=0, steps_found=self.prefix.steps(n))
 
         def make() -> None:
-            directory = self._opened(self.directory.path, fill)
+            directory = self._opened(self.directory.path, lambda new: self.prefix.begin(new, n, n))
             self._train(assemble(self.experiment, self.parts, self.fed, directory))
 
-        self._settle(run_key(self.prefix.key, self.state.plain), make)
+        self._settle(run_key(self.prefix.key, self.row.plain), make)
 
     def _run_branch(self) -> None:
         n = self.experiment.algorithm.build().rounds_before
-        if n:
-            self.prefix.after(n)
+        self.prefix.require(n)
         branch, steps_observed = self._decide(n)
-        start = [state_digest(branch.state), dict(branch.counts)]
         own = self.row.number if self.job.is_scheduled else None
-        key = branch_key(self.prefix.key, self.state.plain, branch.algorithm, [*start, own])
+        start = [state_digest(branch.state), dict(branch.counts), own]
+        key = branch_key(self.prefix.key, self.row.plain, branch.algorithm, start)
         components = self._components(branch)
-        steps = branch.counts[CLIENT_STEPS]
         self.note(
-            begin=None if components else n,
             components=list(components),
-            steps_placed=steps - steps_observed,
-            steps_found=0 if n else steps,  # a clustering before round 1 is in its row
+            steps_placed=branch.counts[CLIENT_STEPS] - steps_observed,
+            steps_found=self.prefix.steps(n) + steps_observed,
         )
 
         def make() -> None:
             if components:
                 return self._train_components(branch, components)
-            directory = self._opened(self.directory.path, self._start_of(n))
+            directory = self._opened(
+                self.directory.path, lambda new: self.prefix.begin(new, n, n - 1)
+            )
             server = assemble(self.experiment, self.parts, self.fed, directory)
             return self._train(replace(server, algorithm=branch))
 
@@ -223,14 +208,14 @@ class Trial:
             write_value(folder, observed, {"counts": counts})
             return int(counts.get(CLIENT_STEPS, 0))
 
-        found = read_value(self.job.cache.obtain("observation", key, observe))
+        found = read_value(self.cache.obtain("observation", key, observe))
         observed, counts = found.state, Counter(found.extra["counts"])
 
         def decide() -> Clustering:
             fed.meter.read_and_reset()
-            plain = self.state.plain["algorithm"]["clustering"]
+            plain = self.row.plain["algorithm"]["clustering"]
             pipeline = self.experiment.algorithm.build().clustering
-            stored = with_stored_stages(pipeline, plain, self.job.cache, key)
+            stored = with_stored_stages(pipeline, plain, self.cache, key)
             return stored.decide(observed[0], fed, n)
 
         clustering = decide()
@@ -246,10 +231,9 @@ class Trial:
         steps_observed = counts[CLIENT_STEPS]
         counts.update(fed.meter.counts)  # not +, which drops what is 0
         fed.meter.read_and_reset()
-        row_of_prefix = self.prefix.row(n) if n else {}
         # Without rounds before, a run that trains everybody loses no metric.
         are_known = n > 0 or self._may_be_divided(algorithm)
-        branch = Branch(algorithm, state, clustering, counts, row_of_prefix, are_known)
+        branch = Branch(algorithm, state, clustering, counts, self.prefix.row(n), are_known)
         return branch, steps_observed
 
     def _may_be_divided(self, algorithm: Branching[Any]) -> bool:
@@ -263,14 +247,14 @@ class Trial:
 
     def _components(self, branch: Branch) -> Components:
         """Clients that hear nobody else after the clustering, by all that decides them."""
-        algorithm, plain = branch.algorithm, self.state.plain
+        algorithm = branch.algorithm
         if not self._may_be_divided(algorithm) or not isinstance(algorithm, Separable):
             return {}
         bank = algorithm.deploy(branch.state, np.arange(self.fed.num_clients), self.fed)
 
-        def key(clients: Any, beside: object) -> str:  # Any: ids
+        def key(clients: Ids, beside: object) -> str:
             start = [clients.tolist(), beside, bank.digests(clients)]
-            return branch_key(self.prefix.key, plain, algorithm, start)
+            return branch_key(self.prefix.key, self.row.plain, algorithm, start)
 
         found = algorithm.components(branch.state, self.fed)
         return {key(clients, beside): clients for clients, beside in found}
@@ -282,12 +266,13 @@ class Trial:
 
         Args:
             make: brings the run in the row's folder to its end.
+            clustering: the row's own, whose evidence may differ from that of the other row.
         """
-        if self.state.run != key:  # what is in the folder led elsewhere
+        if self.row.run != key:  # what is in the folder led elsewhere
             shutil.rmtree(self.directory.path, ignore_errors=True)
-            shutil.rmtree(self._part_folder, ignore_errors=True)
+            shutil.rmtree(self.part_folder, ignore_errors=True)
         self.note(run=key)
-        mine = f"{self.job.cache.sweep} {self.row.number}"
+        mine = f"{self.cache.sweep} {self.row.number}"
 
         def compute(entry: Path) -> int:
             if self.directory.summary() is None:
@@ -296,27 +281,19 @@ class Trial:
             (entry / OWNER).write_text(mine, encoding="utf-8")
             return 0  # what a row trains is counted by its rounds, finished or not
 
-        entry = self.job.cache.obtain("run", key, compute)
-        is_own = (entry / OWNER).read_text(encoding="utf-8") == mine
-        if not is_own:
-            self._copy(entry, clustering)
-        self.note(status="done" if is_own else "shared", error=None)
+        entry = self.cache.obtain("run", key, compute)
 
-    def _copy(self, entry: Path, clustering: Clustering | None) -> None:
-        """Copy the records of a run; the configuration and the first clustering are the row's."""
-
-        def fill(directory: RunDirectory) -> None:
-            RunDirectory(entry).copy_records_to(directory.path)
+        def copy_records(new: RunDirectory) -> None:
+            RunDirectory(entry).copy_records_to(new.path)
             if clustering is not None:
                 n = self.experiment.algorithm.build().rounds_before
-                evidence = clustering.evidence()
-                groups = self.parts.payload.timeline.at(max(n, 1)).groups
-                if groups is not None:
-                    evidence |= {"groups": groups[clustering.clients]}
-                directory.append_clustering(n, evidence)
+                record_clusterings(new, self.parts.payload.timeline, n, [clustering])
 
-        shutil.rmtree(self.directory.path, ignore_errors=True)
-        self._opened(self.directory.path, fill)
+        is_own = (entry / OWNER).read_text(encoding="utf-8") == mine
+        if not is_own:
+            shutil.rmtree(self.directory.path, ignore_errors=True)
+            self._opened(self.directory.path, copy_records)
+        self.note(status="done" if is_own else "shared")
 
     def _opened(self, path: Path, fill: Callable[[RunDirectory], None]) -> RunDirectory:
         """A run directory, made in full or not at all where there is none yet."""
@@ -329,32 +306,25 @@ class Trial:
             os.replace(temporary, path)
         return RunDirectory(path)
 
-    def _start_of(self, n: int) -> Callable[[RunDirectory], None]:
-        """What brings a new run directory to the start of round n, the one of the clustering."""
-        return lambda directory: self.prefix.begin(directory, n, n - 1) if n else None
-
     def _train(self, server: Server) -> None:
-        """Run everything that is left of a run."""
+        """Run everything that is left of a run of all clients."""
         directory, group = server.directory, self.job.folder.name
         following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
-        self.fed.meter.read_and_reset()
         with following as on_round:
-            should_stop = self.job.cache.is_over
-            if not replace(server, on_round=on_round, should_stop=should_stop).run():
-                raise OutOfTime
+            self._run_rounds(replace(server, on_round=on_round))
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 
-    @property
-    def _part_folder(self) -> Path:
-        return self.job.folder / "parts" / self.directory.path.name
+    def _run_rounds(self, server: Server) -> None:
+        self.fed.meter.read_and_reset()
+        if not replace(server, should_stop=self.cache.is_over).run():
+            raise OutOfTime
 
     def _train_components(self, branch: Branch, components: Components) -> None:
         """Train the components that nobody has, wait for the others, put the records together."""
-        cache = self.job.cache
 
         def is_missing(key: str) -> bool:
-            return not cache.path(KIND, key).exists()
+            return not self.cache.path(KIND, key).exists()
 
         made: RunDirectory | None = None
         while made is None or any(map(is_missing, components)):
@@ -363,37 +333,42 @@ class Trial:
                     key: clients
                     for key, clients in components.items()
                     if is_missing(key)
-                    and claims.enter_context(cache.claim(KIND, key))
+                    and claims.enter_context(self.cache.claim(KIND, key))
                     and is_missing(key)
                 }
                 if mine or made is None:
                     made = self._train_part(branch, mine)
             if any(map(is_missing, components)):
-                cache.wait()
-        put_together(made, self.experiment, self.parts, tables_of(cache, components))
+                self.cache.wait()
+        self._put_together(made, branch, components)
         shutil.rmtree(made.checkpoints, ignore_errors=True)
         os.replace(made.path, self.directory.path)
         shutil.rmtree(self.directory.path / PARTS_OF_RUN)
-        shutil.rmtree(self._part_folder)
+        shutil.rmtree(self.part_folder)
 
     def _train_part(self, branch: Branch, mine: Components) -> RunDirectory:
         """A run of the row that trains these components and no other client."""
         n = branch.algorithm.rounds_before
 
-        def fill(directory: RunDirectory) -> None:
-            self._start_of(n)(directory)
-            PartRecords(directory.path).start(mine)
+        def fill(new: RunDirectory) -> None:
+            self.prefix.begin(new, n, n - 1)
+            PartRecords(new.path).start(mine)
 
-        directory = self._opened(self._part_folder / digest(sorted(mine)), fill)
-        if directory.summary() is not None:
-            return directory  # killed before it was moved
-        fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
-        server = assemble(self.experiment, self.parts, fed, directory)
-        recorder = ComponentRecorder(fed, directory, self.job.cache)
-        self.fed.meter.read_and_reset()
-        is_done = replace(
-            server, algorithm=branch, recorder=recorder, should_stop=self.job.cache.is_over
-        ).run()
-        if not is_done:
-            raise OutOfTime
+        directory = self._opened(self.part_folder / digest(sorted(mine)), fill)
+        if directory.summary() is None:  # not killed before it was moved
+            fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
+            server = assemble(self.experiment, self.parts, fed, directory)
+            recorder = ComponentRecorder(fed, directory, self.cache)
+            self._run_rounds(replace(server, algorithm=branch, recorder=recorder))
         return directory
+
+    def _put_together(self, made: RunDirectory, branch: Branch, components: Components) -> None:
+        algorithm, everybody = branch.algorithm, np.arange(self.fed.num_clients)
+        Assembly(
+            made,
+            self.experiment,
+            self.parts,
+            begin=algorithm.rounds_before,
+            partition=algorithm.partition(branch.state),
+            owner=algorithm.deploy(branch.state, everybody, self.fed).owner,
+        ).put_together(tables_of(self.cache, components))

@@ -5,9 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
-from flray.execution.cluster import reachable_resources
+from flray.execution.cluster import reachable_nodes
 from flray.execution.ray_pool import Patience
 from flray.records.columns import ROUND
 from flray.records.run_directory import RunDirectory
@@ -36,33 +34,48 @@ SIGN = "sign"  # of a trial that goes on: the end of a round, or a moment of wai
 LATE_S = 60.0
 MOST_PENDING = 16  # trials that wait for a place
 
-# Tune's own output would run through our progress lines; its trials stay in the driver's folder,
-# from which data and modules are looked for.
+# Trials stay in the driver's folder, from which data and modules are looked for.
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # whose silence prints a heading
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
 
-@dataclass
-class TrialWatch:
-    """Shows how many trials are at work, tells them to stop, and ends those that hang.
+class TrialWatch(TrialProgressCallback):
+    """Stands in for Tune's own progress, which prints.
 
-    A trial that hangs is one whose process shows no sign of going on for far longer than any trial
-    took between two signs. Tune starts it once more, which after the end of the sweep's time does
-    nothing.
+    Shows how many trials are at work, tells them to stop, and ends those that hang. A trial that
+    hangs is one whose process shows no sign of going on for far longer than any trial took between
+    two signs. Tune starts it once more, which after the end of the sweep's time does nothing.
     """
 
-    job: Job
-    show: Callable[[int], None]
-    should_stop: Callable[[], bool] = never
-    patience: Patience = field(default_factory=lambda: Patience(least_s=600.0))
-    signs: dict[str, float] = field(default_factory=dict)  # the last of each trial, by the clock
+    def __init__(
+        self, job: Job, show: Callable[[int], None], should_stop: Callable[[], bool] = never
+    ) -> None:
+        super().__init__()
+        self.job, self.show, self.should_stop = job, show, should_stop
+        self.patience = Patience(least_s=600.0)
+        self.signs: dict[str, float] = {}  # the last of each trial, by the clock
+        self._next = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Tune writes its callbacks down to restore them, which nobody will; a terminal cannot be.
+        return tune.Callback, ()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Look at the trials now and then. Any: Tune's own class."""
+        if time() >= self._next:
+            self._next = time() + SHOW_EVERY_S
+            self.step(trials)
+
+    def on_trial_result(self, *args: Any, **info: Any) -> None:
+        """Print nothing."""
+
+    on_trial_error = on_trial_complete = on_trial_result
 
     def step(self, trials: Sequence[Any]) -> None:
-        """Look at Tune's trials. Any: Tune's own class."""
         cache = self.job.cache
         if self.should_stop() and cache.wish is not None:
             cache.wish.touch()
@@ -85,35 +98,31 @@ class TrialWatch:
     def _sign(self, trial: Any) -> float:
         """When the trial last showed that it goes on; when it was seen first, if it has not."""
         before = self.signs.get(trial.trial_id)
-        rows = [row.number for row in trial.config["rows"]]
-        files = [alive_file(self.job.folder, number) for number in rows]
-        stamps = [file.stat().st_mtime for file in files if file.exists()]
         if before is None:
             return time()
-        latest = max([before, *stamps])
+        files = [alive_file(self.job.folder, row.number) for row in trial.config["rows"]]
+        latest = max([before, *(file.stat().st_mtime for file in files if file.exists())])
         if latest > before:
             self.patience.learn(SIGN, latest - before)
         return latest
 
 
 def run_trials(
-    search: RowSearch,
-    job: Job,
-    options: Options,
-    scheduler: TrialScheduler | None,
-    watch: TrialWatch,
+    search: RowSearch, options: Options, scheduler: TrialScheduler | None, watch: TrialWatch
 ) -> list[tune.Result]:
     """Run what the search hands out, watched over now and then."""
-    there = reachable_resources()
+    job, nodes = watch.job, reachable_nodes()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         experiment = parse_experiment(config["rows"][0].plain)
-        return tune.PlacementGroupFactory(bundles(experiment, options, there))
+        return tune.PlacementGroupFactory(bundles(experiment, options, nodes))
 
     trainable = tune.with_parameters(run_trial, job=job, metric=options.metric)
     # Tune would start one process at a time for a search that is not its own.
     pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
-    with _quiet(pending), _tune_folder(job.folder) as storage:
+    storage = job.folder / FOLDER
+    shutil.rmtree(storage, ignore_errors=True)  # of a sweep that was killed
+    with _quiet(pending):
         tuner = tune.Tuner(
             tune.with_resources(trainable, placement),
             tune_config=tune.TuneConfig(
@@ -129,44 +138,43 @@ def run_trials(
                 storage_path=str(storage),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=1),  # of processes
-                callbacks=[_Following(watch.step)],
+                callbacks=[watch],
             ),
         )
-        results = tuner.fit()
+        try:
+            results = tuner.fit()
+        finally:
+            shutil.rmtree(storage, ignore_errors=True)
     return [results[place] for place in range(len(results))]
 
 
 def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any]:
     """What Tune calls: run the rows of a trial, and return the mean of their metric."""
-    values = []
+    values: list[Any] = []  # Any: numbers, or None where a row has no such number
+    rounds = config["rows"][0].plain["rounds"]
     for row in config["rows"]:
-        state = run_row(row, job, _Report(metric) if job.is_scheduled else ignore)
+        ended = run_row(row, job, _reporting(metric, rounds) if job.is_scheduled else ignore)
         directory = RunDirectory(job.folder / run_path(row.number))
-        summary = directory.summary() if state.is_done else None
+        summary = directory.summary() if ended.is_done else None
         values.append((summary or {}).get(metric))
-    result: dict[str, Any] = {"is_over": True, ROUND: config["rows"][0].plain["rounds"]}
-    known = [value for value in values if value is not None]
-    if len(known) == len(values):
-        result[metric] = float(np.mean(known))
-    return result
+    mean = {} if None in values else {metric: float(np.mean(values))}
+    return {"is_over": True, ROUND: rounds, **mean}
 
 
-class _Report:
-    """Reports each round to Tune with the metric as it was when it was last evaluated."""
+def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
+    """What tells Tune of each round, with the metric as it was when it was last evaluated.
 
-    def __init__(self, metric: str) -> None:
-        self._metric = metric
-        self._value: float | None = None
-        self._waiting: RoundRow | None = None
+    The last round is not reported: Tune may end a trial for a report, and this one is to write its
+    summary.
+    """
+    known: dict[str, float] = {}
 
-    def __call__(self, row: RoundRow) -> None:
-        # A round is reported once the next one is there: Tune may end the trial for it, and the
-        # last one must write its summary.
-        before, self._waiting = self._waiting, row
-        if before is not None:
-            self._value = before.get(self._metric, self._value)
-            if self._value is not None:
-                tune.report({ROUND: before[ROUND], self._metric: self._value})
+    def report(row: RoundRow) -> None:
+        known.update({name: row[name] for name in (ROUND, metric) if name in row})
+        if metric in known and row[ROUND] < rounds:
+            tune.report(dict(known))
+
+    return report
 
 
 def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
@@ -190,45 +198,9 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
     )
 
 
-class _Following(TrialProgressCallback):
-    """Calls `step` with the trials now and then; stands in for Tune's own, which prints."""
-
-    def __init__(self, step: Callable[[list[Any]], None]) -> None:
-        super().__init__()
-        self._step, self._next = step, 0.0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Tune writes its callbacks down to restore them, which nobody will; a terminal cannot be.
-        return _Following, (_do_nothing,)
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if monotonic() >= self._next:
-            self._next = monotonic() + SHOW_EVERY_S
-            self._step(trials)
-
-    def on_trial_result(self, *args: Any, **info: Any) -> None:
-        """Print nothing."""
-
-    on_trial_error = on_trial_complete = on_trial_result
-
-
-def _do_nothing(trials: list[Any]) -> None:
-    pass
-
-
-@contextmanager
-def _tune_folder(folder: Path) -> Iterator[Path]:
-    """A place for what Tune writes, which holds nothing that the sweep's folder does not."""
-    path = folder / FOLDER
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 @contextmanager
 def _quiet(pending: int) -> Iterator[None]:
+    """Tune without log lines, which would run through our progress lines."""
     logger = logging.getLogger("ray.tune")
     settings = ENVIRONMENT | {"TUNE_MAX_PENDING_TRIALS_PG": str(pending)}
     level, before = logger.level, {key: os.environ.get(key) for key in settings}

@@ -8,6 +8,7 @@ from typing import Any
 from flray.config.tracking import MLflow
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
+from flray.records.columns import ROUND
 from flray.records.run_directory import RunDirectory, leaves
 from flray.server.evaluation import RoundRow
 
@@ -36,7 +37,7 @@ def in_mlflow(
         on_round(row)
         if not begun:
             begin()
-        mlflow.log_metrics(_numbers(row), step=row["round"])
+        mlflow.log_metrics(_numbers(row), step=row[ROUND])
 
     try:
         yield show_and_log

@@ -16,7 +16,7 @@ from flray.execution.ray_pool import Patience
 from flray.sweep import tuning
 from flray.sweep.cache import Cache
 from flray.sweep.driver import Watch, run_sweep
-from flray.sweep.folder import STATES, alive_file, read_states
+from flray.sweep.folder import ROWS, alive_file, read_rows
 from flray.sweep.space import parse_space
 from flray.sweep.trial import Job
 from flray.sweep.tuning import TrialWatch
@@ -26,7 +26,7 @@ from scenarios import TINY
 
 @pytest.fixture
 def job(tmp_path) -> Job:
-    (tmp_path / STATES).mkdir()
+    (tmp_path / ROWS).mkdir()
     cache = Cache(tmp_path / "cache", "sweep", "session", wish=tmp_path / "stop.wish")
     return Job(tmp_path, cache, {}, False, frozenset())
 
@@ -52,7 +52,8 @@ def clock(monkeypatch):
 def test_a_trial_without_a_sign_is_ended_by_what_others_took(job, clock) -> None:
     """Rounds take 5 s, so ten times as long is too long; one that is pending may take its time."""
     shown: list[int] = []
-    watch = TrialWatch(job, shown.append, patience=Patience(first_s=100.0, least_s=20.0))
+    watch = TrialWatch(job, shown.append)
+    watch.patience = Patience(first_s=100.0, least_s=20.0)
     trials = [trial(0), trial(1), trial(2, "PENDING")]
     for seconds in range(0, 52, 5):
         clock.time = 1000.0 + seconds
@@ -132,7 +133,7 @@ def test_a_stopped_trial_does_not_hold_a_sweep_that_is_to_end(tmp_path, monkeypa
                 stopped.append(pid)
 
     result = run_sweep(space, out, watch=Watch(stop_the_second, should_stop=lambda: bool(stopped)))
-    states = read_states(out)
+    states = read_rows(out)
     assert len(stopped) == 1
     assert (states[0].status, states[1].status) == ("done", "unfinished")
     assert (result.report["done"], result.report["unfinished"]) == (1, 1)

@@ -57,7 +57,9 @@ def finished(out: Path) -> dict[Path, int]:
 
 def begun(out: Path) -> list[Path]:
     """Runs that are past their clustering and not put together yet."""
-    return [path for path in out.glob("parts/*/*") if len(list(path.glob("part/round_*.npz"))) > 5]
+    return [
+        path for path in out.glob("parts/*/*") if len(list(path.glob("part/round_*.parquet"))) > 5
+    ]
 
 
 def test_killed_after_some_trials_it_goes_on_to_the_same_numbers(tmp_path) -> None:

@@ -26,8 +26,16 @@ from flray.report.runs import collect_runs
 from flray.sweep import driver
 from flray.sweep.describing import describe_space, predicted_steps
 from flray.sweep.driver import Progress, Watch, _Sweep, run_sweep
-from flray.sweep.folder import RowState, best_of, read_states, run_path, table_of, write_table
-from flray.sweep.rows import expand
+from flray.sweep.folder import (
+    best_of,
+    check_folder,
+    open_folder,
+    read_rows,
+    run_path,
+    table_of,
+    write_table,
+)
+from flray.sweep.rows import SweepRow, expand
 from flray.sweep.space import THRESHOLD, Options, parse_space
 from flray.sweep.tuning import run_trial
 
@@ -74,12 +82,12 @@ def _in_process(request, monkeypatch) -> None:
     """Run trials one after another in this process, where Tune is not what is tested."""
     request.getfixturevalue("cluster")  # whose resources are looked at
 
-    def run_here(search, job, options, _scheduler, watch):
+    def run_here(search, options, _scheduler, watch):
         for number in itertools.count():
             config = search.suggest(str(number))
             if config == Searcher.FINISHED:
                 return []
-            search.on_trial_complete(str(number), run_trial(config, job, options.metric))
+            search.on_trial_complete(str(number), run_trial(config, watch.job, options.metric))
             watch.step([])
 
     monkeypatch.setattr(driver, "run_trials", run_here)
@@ -192,7 +200,7 @@ def test_a_sweep_that_is_done_runs_nothing_again(swept, monkeypatch) -> None:
     result, _ = swept
     stamps = {p: p.stat().st_mtime_ns for p in result.path.glob("runs/*/*")}
     asked = []
-    monkeypatch.setattr(_Sweep, "_fit", lambda _, search, __: asked.extend(search._known))
+    monkeypatch.setattr(_Sweep, "_fit", lambda _, search, __: asked.extend(search.known))
     again = run_sweep(SPACE, result.path, resume=True)
     assert [row.number for row in asked] == [NUM_ROWS, NUM_ROWS + 1]  # failures are tried again
     assert stamps == {p: p.stat().st_mtime_ns for p in result.path.glob("runs/*/*")}
@@ -287,7 +295,7 @@ OPTUNA = {
 
 @pytest.mark.usefixtures("_in_process")
 def test_suggestions_of_optuna_share_their_prefixes_and_are_told_of_when_resumed(tmp_path) -> None:
-    """Two baselines and four samples of two seeds; two samples were left by a kill."""
+    """Two baselines and four samples of two seeds; a kill left a sample and a half of them."""
     result = run_sweep(parse_space(OPTUNA), tmp_path / "out")
     table = result.table
     assert len(table) == 2 + 8
@@ -302,9 +310,8 @@ def test_suggestions_of_optuna_share_their_prefixes_and_are_told_of_when_resumed
         alone = summary_alone(result.path, row, tmp_path / "naive")
         assert row.params_sha256 == alone["params_sha256"]
 
-    states = read_states(result.path)
-    kept = {number: state.overrides for number, state in states.items() if number < 6}
-    for number in range(6, 10):
+    kept = {n: row.overrides for n, row in read_rows(result.path).items() if n < 6}
+    for number in range(5, 10):
         (result.path / "trials" / f"{number:04d}.json").unlink()
     told = []
     with pytest.MonkeyPatch.context() as patched:
@@ -314,9 +321,9 @@ def test_suggestions_of_optuna_share_their_prefixes_and_are_told_of_when_resumed
         )
         again = run_sweep(parse_space(OPTUNA), result.path, resume=True)
     assert len(again.table) == 10
-    assert {n: read_states(result.path)[n].overrides for n in kept} == kept
-    means = table.iloc[2:6].groupby(np.arange(4) // 2)["validation_accuracy_mean"].mean()
-    assert [value for _, value in told] == pytest.approx(means.tolist())
+    assert {n: read_rows(result.path)[n].overrides for n in kept} == kept
+    mean = table.iloc[2:4]["validation_accuracy_mean"].mean()
+    assert [value for _, value in told] == [pytest.approx(mean)]
     assert all(set(point) == {*OPTUNA["space"]} - {"seeds"} for point, _ in told)
 
 
@@ -350,8 +357,11 @@ def test_two_sweeps_cannot_run_in_one_folder(tmp_path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_what_never_fits_is_refused_before_anything_is_written(tmp_path) -> None:
     for execution, message in (
-        ({"executor": "ray", "actors": {"count": 90}}, r"1 \+ 90 x 1 = 91 CPU, the cluster has"),
-        ({"threads": 99}, "a trial asks for 99 CPU, the cluster has"),
+        (
+            {"executor": "ray", "actors": {"count": 90}},
+            r"90 x 1 \+ 1 for the server = 91 CPU, the cluster has",
+        ),
+        ({"threads": 99}, "a trial asks for 99 CPU, the largest machine has"),
         ({"device": "cuda:1"}, "device must be auto, cpu or cuda in a sweep"),
     ):
         plain = {"experiment": {**TINY, "execution": execution}, "space": {"seed": [0, 1]}}
@@ -364,7 +374,7 @@ def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> N
     """Also of one that was stopped; what was allowed, here as a baseline's key, is not shown."""
     states = []
     for number, (used, is_done) in enumerate([(True, True), (False, True), (True, False)]):
-        state = RowState(number, {"uses_ground_truth": True}, {}, run="key", status="done")
+        state = SweepRow(number, {"uses_ground_truth": True}, {}, run="key", status="done")
         directory = RunDirectory(tmp_path / run_path(number))
         directory.start({"seed": 0}, {}, "digest")
         row = {"round": 1, "accuracy_mean": 0.5, "validation_accuracy_mean": 0.5}
@@ -372,27 +382,26 @@ def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> N
         if is_done:
             directory.finish({**row, "uses_ground_truth": used})
         states.append(state if is_done else replace(state, status="stopped"))
-    states.append(RowState(3, {"uses_ground_truth": True}, {}))
+    states.append(SweepRow(3, {"uses_ground_truth": True}, {}))
     table = table_of(tmp_path, states)
     assert table["uses_ground_truth"].tolist()[:3] == [True, False, True]
     assert pd.isna(table["uses_ground_truth"].iloc[3])
     write_table(tmp_path, table)
     assert pd.read_parquet(tmp_path / "rows.parquet")["uses_ground_truth"].iloc[0] is True
-    assert best_of(states[:1], table, Options())["uses_ground_truth"] is True
-    assert best_of(states[1:2], table, Options())["uses_ground_truth"] is False
 
 
-def seeds_of(values: dict[float, list[float | None]]) -> tuple[list[RowState], pd.DataFrame]:
+def seeds_of(values: dict[float, list[float | None]]) -> tuple[list[SweepRow], dict[int, dict]]:
     """Rows by learning rate and seed with their validation accuracy; None: it failed."""
-    states, records = [], []
+    rows, summaries = [], {}
     for lr, accuracies in values.items():
         for seed, accuracy in enumerate(accuracies):
             status = "failed" if accuracy is None else "done"
-            state = RowState(len(states), {"train.lr": lr, "seed": seed}, {}, status=status)
-            states.append(state)
-            measured = dict.fromkeys(("validation_accuracy_mean", "accuracy_mean"), accuracy)
-            records.append({"row": state.number, "uses_ground_truth": False, **measured})
-    return states, pd.DataFrame(records)
+            row = SweepRow(len(rows), {"train.lr": lr, "seed": seed}, {}, status=status)
+            rows.append(row)
+            if accuracy is not None:
+                measured = dict.fromkeys(("validation_accuracy_mean", "accuracy_mean"), accuracy)
+                summaries[row.number] = {"uses_ground_truth": lr > 0.15, **measured}
+    return rows, summaries
 
 
 def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -> None:
@@ -401,9 +410,11 @@ def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -
     assert best["sets"] == {"train.lr": 0.2}
     assert best["validation_accuracy_mean"] == pytest.approx(0.75)
     assert (best["rows"], best["missing_rows"], best["left_out"]) == ([2, 3], [], 1)
+    assert best["uses_ground_truth"] is True
     best = best_of(*seeds_of({0.1: [None, 0.9], 0.2: [0.7, None], 0.3: [None, None]}), Options())
     assert best["sets"] == {"train.lr": 0.1}
     assert (best["rows"], best["missing_rows"], best["left_out"]) == ([1], [0], 0)
+    assert best["uses_ground_truth"] is False
     assert best_of(*seeds_of({0.1: [None, None]}), Options()) is None
 
 
@@ -415,10 +426,17 @@ def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
         run_sweep(SPACE, tmp_path / "none", resume=True)
 
 
+def test_a_start_that_was_killed_before_it_was_a_sweep_is_no_obstacle(tmp_path) -> None:
+    open_folder(tmp_path, SPACE, {})
+    check_folder(tmp_path, SPACE, {}, resume=True)
+    (tmp_path / "space.yaml").rename(tmp_path / "space.yaml.tmp")  # what is written last
+    check_folder(tmp_path, SPACE, {}, resume=False)
+
+
 def test_a_space_is_described_without_training() -> None:
     text = describe_space(SPACE)
     assert "client steps if clients end in one cluster" in text
-    assert text.startswith("20 rows: 16 branch from 2 prefixes, 4 are runs of their own")
+    assert text.startswith("20 rows: 16 from 2 prefixes of FedAvg, 4 without one")
     assert "8 rows suggested by Optuna and 2 baselines" in describe_space(parse_space(OPTUNA))
 
 
@@ -474,7 +492,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path) -> None:
         (TINY, {"seed": [0, 1]}, "execution.executor is inline .* set execution.executor=ray"),
         (ray_of(count="per_client"), {"seed": [0, 1]}, "with per_client actors"),
         (ray_of(), {"execution.actors.count": [1, 2]}, "rows differ in execution"),
-        (ray_of(count=90), {"seed": [0, 1]}, r"90 x 1 = 90 CPU .* the cluster has"),
+        (ray_of(count=90), {"seed": [0, 1]}, r"90 x 1 .* = 90.01 CPU, the cluster has"),
     ):
         plain = {"experiment": experiment, "space": varied, "client_actors": "shared"}
         with pytest.raises(ExperimentError, match=message):

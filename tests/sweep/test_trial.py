@@ -17,13 +17,12 @@ from flray.models.bank import squared_changes
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweep import cache as cache_module
-from flray.sweep import trial as trial_module
 from flray.sweep.branch import branches
 from flray.sweep.cache import Cache
-from flray.sweep.components import KIND, put_together
-from flray.sweep.folder import RowState, run_path
+from flray.sweep.components import KIND, Assembly
+from flray.sweep.folder import run_path
 from flray.sweep.keys import prefix_key
-from flray.sweep.rows import expand, rounds_to_cluster_after
+from flray.sweep.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
 from flray.sweep.space import THRESHOLD, parse_space
 from flray.sweep.trial import Job, Trial, run_row
 
@@ -47,7 +46,7 @@ def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
     return Job(folder, shared, VERSION, False, rounds_to_cluster_after(space), **more)
 
 
-def swept(space, folder: Path, **more) -> list[RowState]:
+def swept(space, folder: Path, **more) -> list[SweepRow]:
     """What became of all rows, run one after another; everything must have gone well."""
     job = job_of(space, folder, **more)
     states = [run_row(row, job) for row in expand(space)]
@@ -59,7 +58,7 @@ def costs(folder: Path, kind: str) -> dict[str, int]:
     return Cache(folder / "cache", folder.name, "").costs(kind)
 
 
-def result_of(state: RowState, folder: Path) -> Result:
+def result_of(state: SweepRow, folder: Path) -> Result:
     directory = RunDirectory(folder / run_path(state.number))
     return Result(directory.path, directory.summary(), directory.rounds(), directory.clients())
 
@@ -70,14 +69,12 @@ def without_seconds(frame):
 
 def assert_same_run(found, naive) -> None:
     """Everything recorded is equal to the last bit, but for what the clock said."""
-    apart = ("seconds",)
-    assert {k: v for k, v in found.summary.items() if k not in apart} == {
-        k: v for k, v in naive.summary.items() if k not in apart
-    }
+    assert {**found.summary, "seconds": 0} == {**naive.summary, "seconds": 0}
+    exact = {"check_exact": True, "check_like": True}  # in whatever order the columns are
     pd.testing.assert_frame_equal(
-        without_seconds(found.rounds), without_seconds(naive.rounds), check_exact=True
+        without_seconds(found.rounds), without_seconds(naive.rounds), **exact
     )
-    pd.testing.assert_frame_equal(found.clients, naive.clients, check_exact=True)
+    pd.testing.assert_frame_equal(found.clients, naive.clients, **exact)
 
 
 def assert_rows_equal_naive_runs(states, folder: Path, tmp_path: Path) -> None:
@@ -99,7 +96,7 @@ def assert_rows_equal_naive_runs(states, folder: Path, tmp_path: Path) -> None:
 
 def prefixes(experiment, varied) -> set[str]:
     rows = expand(space_of(experiment, varied))
-    return {prefix_key(row.plain, VERSION, "cpu") for row in rows}
+    return {prefix_key(parse_experiment(row.plain), VERSION, has_gpu=False) for row in rows}
 
 
 def test_whatever_changes_the_prefix_is_another_prefix() -> None:
@@ -113,9 +110,9 @@ def test_whatever_changes_the_prefix_is_another_prefix() -> None:
     ):
         found = prefixes({"algorithm": "flhc"}, {key: values, "algorithm.rounds_before": 2})
         assert len(found) == number, key
-    plain = parse_experiment(TINY).plain
-    versions = ((VERSION, "cpu"), ({"sources": "newer"}, "cpu"), (VERSION, "cuda"))
-    assert len({prefix_key(plain, *each) for each in versions}) == 3
+    experiment = parse_experiment({**TINY, "execution": {"device": "auto"}})
+    versions = ((VERSION, False), ({"sources": "newer"}, False), (VERSION, True))
+    assert len({prefix_key(experiment, *each) for each in versions}) == 3
 
 
 def test_a_clustering_that_never_comes_is_a_run_of_its_own() -> None:
@@ -298,10 +295,10 @@ def test_fedavg_goes_on_from_the_prefix_and_others_from_its_first_rounds(tmp_pat
     rows, job = expand(space), job_of(space, tmp_path / "sweep")
     states = [run_row(row, job) for row in reversed(rows)]
     fedavg, _ = states
-    assert fedavg.begin == 2
     alone = run_experiment(parse_experiment(dict(fedavg.plain)), tmp_path / "fedavg")
     assert_same_run(result_of(fedavg, tmp_path / "sweep"), alone)
     two_rounds = alone.rounds["client_steps"].iloc[:2].sum()
+    assert fedavg.steps_found == two_rounds
     assert list(costs(tmp_path / "sweep", "prefix").values()) == [two_rounds]
 
 
@@ -390,10 +387,14 @@ def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
 
 
 def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkeypatch) -> None:
-    """Its metric shows in round 3, after which it began anew and was stopped in round 2."""
+    """Its metric shows in round 3, after which it began anew and was stopped in round 2.
+
+    It goes on with the threshold that its tree gave, and does not look for it again.
+    """
     algorithm = {"name": f"{__name__}:WatchedLate", "rounds_before": 2}
-    space = space_of({"algorithm": algorithm, "rounds": 4}, {THRESHOLD: [0.0]})
-    (row,) = expand(space)
+    varied = {THRESHOLD: {"between_merges": 2}}
+    space = space_of({"algorithm": algorithm, "rounds": 4}, varied)
+    row = expand(space)[0]
     job = job_of(space, tmp_path / "sweep")
     run_whole = Trial._run_whole
 
@@ -403,11 +404,15 @@ def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(Trial, "_run_whole", run_late)
-        assert run_row(row, job).status == "unfinished"
+        stopped = run_row(row, job)
+    assert stopped.status == "unfinished"
+    assert stopped.overrides[THRESHOLD] != STAND_IN
     assert len(RunDirectory(tmp_path / "sweep" / run_path(0)).rows()) == 2
     job.cache.wish.unlink()
     monkeypatch.setattr(Trial, "_run_branch", lambda _: pytest.fail("branched again"))
-    assert_rows_equal_naive_runs([run_row(row, job)], tmp_path / "sweep", tmp_path)
+    ended = run_row(row, job)
+    assert ended.overrides == stopped.overrides
+    assert_rows_equal_naive_runs([ended], tmp_path / "sweep", tmp_path)
 
 
 def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
@@ -422,9 +427,12 @@ def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
         assert sorted(who) == list(range(6))
 
 
-def put_together_and_fail(*arguments) -> None:
-    put_together(*arguments)
+def put_together_and_fail(assembly: Assembly, tables) -> None:
+    PUT_TOGETHER(assembly, tables)
     raise RuntimeError("killed")
+
+
+PUT_TOGETHER = Assembly.put_together
 
 
 def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypatch) -> None:
@@ -441,7 +449,7 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     (part,) = (tmp_path / "sweep" / "parts").glob("*/*")
     assert 1 < len(RunDirectory(part).rows()) < 4
     with monkeypatch.context() as patched:
-        patched.setattr(trial_module, "put_together", put_together_and_fail)
+        patched.setattr(Assembly, "put_together", put_together_and_fail)
         assert "killed" in run_row(row, job).error
     assert RunDirectory(part).summary() is not None
     state = run_row(row, job_of(space, tmp_path / "sweep"))
