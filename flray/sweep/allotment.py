@@ -49,11 +49,9 @@ def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
             f"client_actors is shared, but execution.executor is {executor} with "
             f"{actors.count} actors; set execution.executor=ray and a number of actors"
         )
-    parts = prepare(first)
-    assert parts.plan is not None  # of executor ray
-    assert parts.load is not None
-    execution = first.settings.execution
-    return ActorPlan.of(actors, execution.server, parts.plan.num_actors, parts.load.shared())
+    load = prepare(first).load
+    assert load is not None  # of executor ray
+    return ActorPlan.of(actors, first.settings.execution.server, actors.count, load.shared())
 
 
 def total(nodes: Nodes, kind: str) -> float:

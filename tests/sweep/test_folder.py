@@ -1,0 +1,87 @@
+"""A sweep's folder: what it may hold, its table, and what is best in it."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from flray.errors import ExperimentError
+from flray.records.run_directory import RunDirectory
+from flray.sweep.driver import run_sweep
+from flray.sweep.folder import (
+    best_of,
+    check_folder,
+    open_folder,
+    run_path,
+    table_of,
+    write_table,
+)
+from flray.sweep.rows import SweepRow
+from flray.sweep.space import Options, parse_space
+
+from scenarios import TINY
+
+SPACE = parse_space({"experiment": TINY, "space": {"seed": [0, 1]}})
+
+
+def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> None:
+    """Also of one that was stopped; what was allowed, here as a baseline's key, is not shown."""
+    states = []
+    for number, (used, is_done) in enumerate([(True, True), (False, True), (True, False)]):
+        state = SweepRow(number, {"uses_ground_truth": True}, {}, run="key", status="done")
+        directory = RunDirectory(tmp_path / run_path(number))
+        directory.start({"seed": 0}, {}, "digest")
+        row = {"round": 1, "accuracy_mean": 0.5, "validation_accuracy_mean": 0.5}
+        directory.append_round(row | ({"ground_truth_reads": 1} if used else {}))
+        if is_done:
+            directory.finish({**row, "uses_ground_truth": used})
+        states.append(state if is_done else replace(state, status="stopped"))
+    states.append(SweepRow(3, {"uses_ground_truth": True}, {}))
+    table = table_of(tmp_path, states)
+    assert table["uses_ground_truth"].tolist()[:3] == [True, False, True]
+    assert pd.isna(table["uses_ground_truth"].iloc[3])
+    write_table(tmp_path, table)
+    assert pd.read_parquet(tmp_path / "rows.parquet")["uses_ground_truth"].iloc[0] is True
+
+
+def seeds_of(values: dict[float, list[float | None]]) -> tuple[list[SweepRow], dict[int, dict]]:
+    """Rows by learning rate and seed with their validation accuracy; None: it failed."""
+    rows, summaries = [], {}
+    for lr, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            status = "failed" if accuracy is None else "done"
+            row = SweepRow(len(rows), {"train.lr": lr, "seed": seed}, {}, status=status)
+            rows.append(row)
+            if accuracy is not None:
+                measured = dict.fromkeys(("validation_accuracy_mean", "accuracy_mean"), accuracy)
+                summaries[row.number] = {"uses_ground_truth": lr > 0.15, **measured}
+    return rows, summaries
+
+
+def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -> None:
+    """0.1 is better in the one seed that it survived."""
+    best = best_of(*seeds_of({0.1: [0.9, None], 0.2: [0.7, 0.8], 0.3: [0.6, 0.7]}), Options())
+    assert best["sets"] == {"train.lr": 0.2}
+    assert best["validation_accuracy_mean"] == pytest.approx(0.75)
+    assert (best["rows"], best["missing_rows"], best["left_out"]) == ([2, 3], [], 1)
+    assert best["uses_ground_truth"] is True
+    best = best_of(*seeds_of({0.1: [None, 0.9], 0.2: [0.7, None], 0.3: [None, None]}), Options())
+    assert best["sets"] == {"train.lr": 0.1}
+    assert (best["rows"], best["missing_rows"], best["left_out"]) == ([1], [0], 0)
+    assert best["uses_ground_truth"] is False
+    assert best_of(*seeds_of({0.1: [None, None]}), Options()) is None
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ExperimentError, match=r"something that is not a sweep \(thesis.tex\)"):
+        run_sweep(SPACE, tmp_path)
+    with pytest.raises(ExperimentError, match="nothing to resume"):
+        run_sweep(SPACE, tmp_path / "none", resume=True)
+
+
+def test_a_start_that_was_killed_before_it_was_a_sweep_is_no_obstacle(tmp_path) -> None:
+    open_folder(tmp_path, SPACE, {})
+    check_folder(tmp_path, SPACE, {}, resume=True)
+    (tmp_path / "space.yaml").rename(tmp_path / "space.yaml.tmp")  # what is written last
+    check_folder(tmp_path, SPACE, {}, resume=False)
