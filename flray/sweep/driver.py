@@ -171,7 +171,7 @@ class _Sweep:
     @property
     def num_left(self) -> int:
         """Rows that are still to be suggested."""
-        return max(self.suggestions.num_left, 0) if self.suggestions else 0
+        return self.suggestions.num_left if self.suggestions else 0
 
     def rows(self) -> list[SweepRow]:
         """Every row that is known by now, as it stands, in the order of their numbers."""

@@ -56,7 +56,8 @@ class Suggestions:
         search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._first, self._seeds = space, first, seeds_of(space)
-        self._suggested = {(row.number - first) // len(self._seeds): row.chosen for row in before}
+        found = {(row.number - first) // len(self._seeds): row.chosen for row in before}
+        self._suggested = {place: self._rows(place, chosen) for place, chosen in found.items()}
         self._free = {key: v for key, v in space.varied.items() if _is_free(key, v)}
         self._optuna = TuneOptuna(
             TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._free.items()}),
@@ -69,7 +70,7 @@ class Suggestions:
     @property
     def rows(self) -> list[SweepRow]:
         """The rows of all suggestions so far, as if none had run."""
-        return [row for place in sorted(self._suggested) for row in self._rows(place)]
+        return [row for rows in self._suggested.values() for row in rows]
 
     @property
     def num_left(self) -> int:
@@ -79,26 +80,28 @@ class Suggestions:
 
     def learn(self, values: Mapping[int, float]) -> None:
         """Tell Optuna of the suggestions so far whose rows all have a value, by their numbers."""
-        for place, chosen in self._suggested.items():
-            known = [values[row.number] for row in self._rows(place) if row.number in values]
+        for rows in self._suggested.values():
+            known = [values[row.number] for row in rows if row.number in values]
             if len(known) == len(self._seeds):
+                chosen = rows[0].chosen
                 point = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
                 self._optuna.add_evaluated_point(point, sum(known) / len(known))
 
     def ask(self, trial_id: str) -> list[SweepRow]:
         """The rows of the next suggestion; none once all samples were taken."""
-        if self.num_left <= 0:
+        if not self.num_left:
             return []
         place = next(k for k in count() if k not in self._suggested)
         for attempt in range(MOST_REFUSED):
             self._names[trial_id] = f"{trial_id} {attempt}"
             found = self._optuna.suggest(self._names[trial_id]) or {}
-            self._suggested[place] = {
+            chosen = {
                 key: _decoded(values, found[key]) if key in found else ends_of(values)[0]
                 for key, values in self._space.varied.items()
                 if key != "seed"
             }
-            if rows := self._rows(place):
+            if rows := self._rows(place, chosen):
+                self._suggested[place] = rows
                 return rows
             self.tell(trial_id, {}, error=True)
         raise ExperimentError("`except` leaves out everything that Optuna suggests")
@@ -108,9 +111,9 @@ class Suggestions:
         if name := self._names.pop(trial_id, None):
             self._optuna.on_trial_complete(name, dict(result), error)
 
-    def _rows(self, place: int) -> list[SweepRow]:
+    def _rows(self, place: int, chosen: Mapping[str, Any]) -> list[SweepRow]:
         """A row for each seed; none for a combination that is left out or cannot be."""
-        chosen, first = self._suggested[place], self._first + place * len(self._seeds)
+        first = self._first + place * len(self._seeds)
         each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
         if any(is_excluded(self._space, sets) for sets in each):
             return []
