@@ -117,7 +117,7 @@ def run_sweep(
                 cache=Cache(root, read_report(out)["id"], uuid4().hex, deadline, wish),
                 code=dict(code),
                 has_gpu=total(nodes, "GPU") > 0,
-                wanted=rounds_to_cluster_after(space),
+                wanted=rounds_to_cluster_after(space, experiments),
                 is_scheduled=space.is_scheduled,
                 pool=pool,
                 draw=watch.draw,
@@ -254,7 +254,8 @@ class _Sweep:
         if counts["failed"] + counts["unfinished"] == 0 and options.cache is None:
             for entry in self.job.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)
-        tracking = parse_experiment(possible(self.space)[0].plain).settings.tracking
+        some = (rows or possible(self.space))[0]
+        tracking = parse_experiment(some.plain).settings.tracking
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 

@@ -117,9 +117,13 @@ def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
     return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
 
 
-def rounds_to_cluster_after(space: Space) -> frozenset[int]:
-    """The rounds after which a row of the space may cluster."""
-    algorithms = [parse_experiment(row.plain).algorithm.build() for row in possible(space)]
+def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> frozenset[int]:
+    """The rounds after which a row of the space may cluster.
+
+    Args:
+        experiments: those of `possible`.
+    """
+    algorithms = [experiment.algorithm.build() for experiment in experiments]
     rounds = {a.rounds_before for a in algorithms if hasattr(a, "rounds_before")}
     drawn = space.varied.get(ROUNDS_BEFORE)
     if isinstance(drawn, Integer):

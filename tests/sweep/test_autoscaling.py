@@ -25,6 +25,7 @@ import ray
 
 import flray
 from flray.execution.cluster import BOOTSTRAP, connected
+from flray.wording import counted
 
 from scenarios import TINY
 
@@ -158,7 +159,7 @@ def test_a_cluster_grows_for_a_sweep_and_shrinks_after_it(tmp_path, capsys) -> N
             finally:
                 is_over.set()
     with capsys.disabled():
-        steps = ", ".join(f"{number} workers after {seconds:.0f} s" for seconds, number in seen)
+        steps = ", ".join(f"{counted(n, 'worker')} after {seconds:.0f} s" for seconds, n in seen)
         print(f"\n{steps}; the sweep took {took:.0f} s")
     assert result.report["done"] == 4
     assert max(number for _, number in seen) >= 1

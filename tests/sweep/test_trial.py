@@ -44,7 +44,9 @@ def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
         (folder / name).mkdir(parents=True, exist_ok=True)
     session, wish = str(time.monotonic_ns()), folder / "stop.wish"
     shared = Cache(cache or folder / "cache", folder.name, session, wish=wish)
-    return Job(folder, shared, VERSION, False, rounds_to_cluster_after(space), **more)
+    experiments = [parse_experiment(row.plain) for row in expand(space)]
+    wanted = rounds_to_cluster_after(space, experiments)
+    return Job(folder, shared, VERSION, False, wanted, **more)
 
 
 def swept(space, folder: Path, **more) -> list[SweepRow]:
