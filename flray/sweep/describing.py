@@ -12,7 +12,7 @@ from flray.data.events import Timeline, make_timeline
 from flray.errors import ExperimentError
 from flray.execution.federation import sample_cohort
 from flray.server.summary import summary_names
-from flray.sweep.branch import branches
+from flray.sweep.branching import branches
 from flray.sweep.keys import code_version, digest, prefix_key
 from flray.sweep.rows import expand, possible
 from flray.sweep.search import seeds_of

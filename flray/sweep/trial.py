@@ -45,7 +45,7 @@ from flray.records.run_directory import RunDirectory
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore
-from flray.sweep.branch import Branch, OwnMetrics, branches
+from flray.sweep.branching import Branch, OwnMetrics, Prefix, branches
 from flray.sweep.cache import Cache, OutOfTime, read_value, write_value
 from flray.sweep.components import (
     KIND,
@@ -65,7 +65,6 @@ from flray.sweep.keys import (
     run_key,
     state_digest,
 )
-from flray.sweep.prefix import Prefix
 from flray.sweep.rows import SweepRow
 from flray.sweep.stages import with_stored_stages
 from flray.tracking.mirrors import Draw, no_figures, tracked

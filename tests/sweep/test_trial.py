@@ -17,7 +17,7 @@ from flray.models.bank import squared_changes
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweep import cache as cache_module
-from flray.sweep.branch import branches
+from flray.sweep.branching import branches
 from flray.sweep.cache import Cache
 from flray.sweep.components import KIND, Assembly
 from flray.sweep.folder import run_path
