@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 import flray
 from flray.execution import ray_pool
-from flray.execution.attempts import run_to_the_client
+from flray.execution.attempts import run_isolating_failures
 from flray.execution.executor import Failed
 from flray.execution.ray_pool import Patience, RayPool
 from flray.execution.resources import ActorPlan, Actors, Needs
@@ -123,7 +123,7 @@ def pool_on(gpu: Gpu, monkeypatch, num_gpus: float) -> RayPool:
 def run(pool: RayPool) -> tuple[dict[int, int], dict[int, Failed]]:
     """Outputs by client, and who is to blame."""
     jobs = [Block(np.array([i])) for i in range(7)]
-    done, guilty = run_to_the_client(pool, print, {}, jobs)
+    done, guilty = run_isolating_failures(pool, print, {}, jobs)
     return {int(job.clients[0]): output for job, output in done}, guilty
 
 
