@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Most tests wait for processes to start: two files at a time. A file is for one process.
-TOGETHER := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Some tests wait for processes to start: three files at a time on two cores. A file is for one process.
+TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long quick check format bench docs clean
+.PHONY: help demo test long quick lint check format bench docs clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## set up and run the default experiment on embedded data
 	$(BIN)/flray run
 
-test: $(STAMP) check  ## set up, check and run all tests that need no GPU
+test: $(STAMP) lint  ## set up, check and run all tests that need no GPU
 	$(BIN)/pytest -m 'not gpu and not long' $(TOGETHER)
 
 long: $(STAMP)  ## the tests that `make test` leaves out for their length
@@ -30,10 +30,12 @@ long: $(STAMP)  ## the tests that `make test` leaves out for their length
 quick: $(STAMP)  ## the tests that take no more than a minute together
 	$(BIN)/pytest -m 'not gpu and not slow and not long'
 
-check: $(STAMP)  ## format, lint, types and import directions
+lint: $(STAMP)  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint  ## the same and import directions
 	$(BIN)/pytest tests/test_layering.py
 
 format: $(STAMP)  ## format and fix what can be fixed

@@ -20,7 +20,7 @@ import yaml
 from ray._private import ray_constants
 
 from flray.errors import ExperimentError
-from flray.execution.forking import forking_python
+from flray.execution.forking import kept_forking_python
 from flray.execution.mps import shared_gpu
 
 NAMESPACE = "flray"
@@ -51,7 +51,7 @@ def connected() -> Iterator[None]:
     }  # Any: ray.init's own
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
     address = os.environ.get("RAY_ADDRESS")
-    with nullcontext() if address else _local_services() as python:
+    with nullcontext() if address else shared_gpu():
         if address:
             require_listener(address)
             try:
@@ -59,6 +59,7 @@ def connected() -> Iterator[None]:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ExperimentError(_no_cluster(address, error)) from error
         else:
+            python = kept_forking_python()
             with _on_loopback():
                 ray.init(
                     address="local",
@@ -73,13 +74,6 @@ def connected() -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-@contextmanager
-def _local_services() -> Iterator[str | None]:
-    """What processes of a local cluster share; yields the command that starts its workers."""
-    with shared_gpu(), forking_python() as python:
-        yield python
 
 
 def require_listener(address: str) -> None:

@@ -10,6 +10,7 @@ Ray itself is imported after the fork: it remembers the environment of the proce
 This file imports no other of ours: as a program it has to start within milliseconds.
 """
 
+import atexit
 import fcntl
 import gc
 import json
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +44,19 @@ MOST_WAITING = 4096  # processes that ask for a fork before the server has impor
 REQUEST_TIMEOUT_S = 10.0
 LARGEST_PART = 1 << 16
 READY = b"ready"
+
+
+_kept: dict[int, str | None] = {}  # commands, by the process that started their servers
+
+
+def kept_forking_python() -> str | None:
+    """As `forking_python`, until this process ends: its next cluster starts sooner."""
+    owner = os.getpid()
+    if owner not in _kept:
+        server = ExitStack()
+        _kept[owner] = server.enter_context(forking_python())
+        atexit.register(lambda: server.close() if os.getpid() == owner else None)
+    return _kept[owner]
 
 
 @contextmanager

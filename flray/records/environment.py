@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -17,13 +18,18 @@ def environment() -> dict[str, object]:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES},
-        "commit": commit(_PACKAGE),
+        "commit": _own_commit(),
         "hardware": {
             "cpu_count": os.cpu_count(),
             "platform": platform.platform(),
             "cuda_device": cuda,
         },
     }
+
+
+@cache  # what is imported stays what it was, and git takes as long as a short run
+def _own_commit() -> str | None:
+    return commit(_PACKAGE)
 
 
 def commit(package: Path) -> str | None:
@@ -45,6 +51,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -78,6 +78,7 @@ class TestDigits:
         swapped = "split={name: label_swap, clients: 20, groups: 4}"
         assert abs(found(*MATCHING, swapped)) < 0.2
 
+    @pytest.mark.long
     def test_flt_recovers_from_a_change_that_it_can_see(self, run) -> None:
         """As in test_flt.py, with its own eyes instead of ground truth: clients exchange data."""
         moves = [

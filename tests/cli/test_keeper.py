@@ -123,12 +123,17 @@ def test_who_wants_a_keeper_gets_it_before_anything_is_imported(tmp_path, monkey
 
 
 def test_a_keeper_that_nobody_needs_ends_and_leaves_nothing(tmp_path) -> None:
+    """Nor does it say that there is no cluster, which nobody asked for."""
     ended = subprocess.run(
         [sys.executable, "-m", "flray", "keep"],
         input="",
         text=True,
         capture_output=True,
         cwd=tmp_path,
+        env={
+            **os.environ,
+            "RAY_ADDRESS": "127.0.0.1:1",
+        },  # where nobody listens: no seconds for Ray
         check=False,
     )
     assert (ended.returncode, ended.stdout, list(tmp_path.iterdir())) == (0, "", [])

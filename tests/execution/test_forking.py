@@ -151,6 +151,7 @@ def test_only_this_user_can_ask(python: list[str]) -> None:
     assert Path(python[-1]).parent.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_the_server_ends_with_a_killed_owner() -> None:
     owner = (
         "from flray.execution.forking import forking_python\n"

@@ -187,7 +187,7 @@ def test_batch_norm_keeps_the_residual_autoencoder_off_the_stack() -> None:
 
 
 TRAINED = [
-    ("conv_ae", {}, 10),
+    pytest.param("conv_ae", {}, 10, marks=pytest.mark.long),
     ("conv_ae", {"loss": "bce"}, 10),
     ("residual_conv_ae", {}, 2),
     pytest.param("residual_conv_ae", {"batch_norm": "first_two"}, 3, marks=pytest.mark.long),

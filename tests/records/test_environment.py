@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import flray
 from flray.records.environment import commit, environment
 
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -70,4 +71,4 @@ def test_a_package_outside_any_checkout_has_no_commit(tmp_path):
 
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment()["commit"] is None
+    assert commit(Path(flray.__file__).parent) is None
