@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Some tests wait for processes to start: three files at a time on two cores. A file is for one process.
+# Some tests wait for processes to start: three files at a time. A file is for one process.
 TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# Every process of a test would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test long quick lint check format bench docs clean

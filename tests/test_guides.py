@@ -46,7 +46,11 @@ def commands(block: str) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("guide", "least"),
-    [("README.md", 12), ("docs/tutorial.md", 9), ("docs/adding_a_dataset.md", 2)],
+    [
+        ("README.md", 12),
+        pytest.param("docs/tutorial.md", 9, marks=pytest.mark.long),
+        ("docs/adding_a_dataset.md", 2),
+    ],
 )
 def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,7 +83,7 @@ def test_the_tour_in_python(tmp_path, monkeypatch) -> None:
     assert Path("accuracy.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook(tmp_path, monkeypatch) -> None:
     cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

@@ -138,7 +138,15 @@ NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
 }
 
 
-@pytest.mark.parametrize("case", NO_INFLUENCE)
+# Variants of an algorithm, each of which has its own case or a variant that goes further.
+MORE = ("wd, early", "wd, before round 1", "repa, by directions", "flhc, early")
+MORE += ("flt, fine-tuned centrally",)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.long] * (case in MORE)) for case in NO_INFLUENCE],
+)
 def test_data_of_holdout_clients_change_nothing_for_others(
     case, tiny_run, tmp_path, monkeypatch
 ) -> None:

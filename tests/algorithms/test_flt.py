@@ -217,6 +217,7 @@ class TestChange:
         result = self.run(tiny_run, "algorithm.dynamic={flags: events}")
         assert list(read_clusterings(result.path)) == [0, 4]
 
+    @pytest.mark.long
     def test_resume_keeps_flags_and_centres(self, tiny_run, tmp_path) -> None:
         common = ("algorithm.dynamic={flags: loss, more_than: 5}",)
         whole = self.run(tiny_run, *common)

@@ -87,7 +87,7 @@ def measured() -> dict[str, subprocess.Popen]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_the_estimate_is_not_below_what_training_takes(model, measured) -> None:
     parts = prepare(parse_experiment(override(TINY, [*LARGE, f"model={model}", RAY])))

@@ -173,7 +173,7 @@ def test_experiments_together_have_the_bits_they_have_alone(tmp_path) -> None:
 
     Three are of one kind: while one is computed, the other two wait and become one block.
     """
-    slow = [*HARD, "train.epochs=20"]
+    slow = [*HARD, "train.epochs=5"]
     together = [
         [*slow, "algorithm=local"],
         [*slow, "algorithm=fedavg"],

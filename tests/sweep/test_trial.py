@@ -149,7 +149,10 @@ AT_THE_ENDS = {"algorithm.rounds_before": [3, 1], THRESHOLD: {"linspace": [0.2, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every", "varied"), [(1, EVERY_ROUND), (3, AT_THE_ENDS)])
+@pytest.mark.parametrize(
+    ("every", "varied"),
+    [(1, EVERY_ROUND), pytest.param(3, AT_THE_ENDS, marks=pytest.mark.long)],
+)
 def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
     """Clustering after the first, a middle and the last round, rounds evaluated or not."""
     experiment = {"algorithm": "flhc", "rounds": 3, "evaluate": {"every": every, "target": 0.2}}
