@@ -10,7 +10,7 @@ TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long quick lint check format bench docs clean
+.PHONY: help demo test tests long quick lint check format bench docs clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -24,7 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## set up and run the default experiment on embedded data
 	$(BIN)/flray run
 
-test: $(STAMP) lint  ## set up, check and run all tests that need no GPU
+test: $(STAMP)  ## set up, check and run all tests that need no GPU
+	@$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: $(STAMP)
 	$(BIN)/pytest -m 'not gpu and not long' $(TOGETHER)
 
 long: $(STAMP)  ## the tests that `make test` leaves out for their length

@@ -195,7 +195,7 @@ class TestChange:
         "dynamic",
         [
             "{flags: events}",
-            "{flags: events, more_than: 10}",
+            pytest.param("{flags: events, more_than: 10}", marks=pytest.mark.long),
             "{flags: loss, more_than: 5}",
             "{flags: update, more_than: 5, jump: 2.0}",
             "{every: 4}",

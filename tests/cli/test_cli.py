@@ -15,7 +15,7 @@ import pytest
 import yaml
 from tensorboardX.proto.event_pb2 import Event
 
-from flray.cli import main
+from flray.cli import concluding, main
 from flray.config.experiment import COMPONENTS, override
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
@@ -27,13 +27,19 @@ from scenarios import TINY
 
 @pytest.fixture
 def flray(monkeypatch, capsys, tmp_path):
-    """Run the command line in a folder of its own: (exit code, stdout, stderr)."""
+    """Run the command line in a folder of its own: (exit code, stdout, stderr).
+
+    Figures, which take seconds, are drawn where a test sets `figures`.
+    """
     monkeypatch.chdir(tmp_path)
+    write_figures = concluding.write_figures
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     local = override(TINY, ["algorithm=local"])
     (tmp_path / "local.yaml").write_text(yaml.safe_dump(local))
 
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments: str, figures: bool = False) -> tuple[int, str, str]:
+        drawn = write_figures if figures else lambda *_: []
+        monkeypatch.setattr(concluding, "write_figures", drawn)
         monkeypatch.setattr(sys, "argv", ["flray", *arguments])
         monkeypatch.setenv("COLUMNS", "200")
         try:
@@ -314,7 +320,7 @@ def test_sigterm_ends_the_round_and_resume_goes_on_to_the_same_bits(flray, monke
 
 
 def test_attach_to_a_run_that_is_over(flray) -> None:
-    flray("run", "tiny.yaml", "--out", "over")
+    flray("run", "tiny.yaml", "--out", "over", figures=True)
     code, out, _ = flray("attach", "over")
     assert code == 0
     assert "round 4/4" in out

@@ -189,7 +189,7 @@ def test_batch_norm_keeps_the_residual_autoencoder_off_the_stack() -> None:
 TRAINED = [
     pytest.param("conv_ae", {}, 10, marks=pytest.mark.long),
     ("conv_ae", {"loss": "bce"}, 10),
-    ("residual_conv_ae", {}, 2),
+    pytest.param("residual_conv_ae", {}, 2, marks=pytest.mark.long),
     pytest.param("residual_conv_ae", {"batch_norm": "first_two"}, 3, marks=pytest.mark.long),
     pytest.param("supervised_ae", {"num_classes": 10}, 7, marks=pytest.mark.long),
     ("supervised_ae", {"num_classes": 10, "variant": "ae"}, 4),
