@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,12 @@ def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
         chosen.append(best)
         left -= met[best]
     return chosen
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process, its parent, and so on."""
+    found = [pid]
+    while found[-1] > 1:
+        stat = Path(f"/proc/{found[-1]}/stat").read_text()
+        found.append(int(stat.rpartition(")")[2].split()[1]))
+    return found

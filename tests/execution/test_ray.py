@@ -42,7 +42,7 @@ from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import start_processes
 
-from scenarios import TINY
+from scenarios import TINY, ancestors
 
 pytestmark = pytest.mark.slow
 
@@ -183,18 +183,9 @@ def listening_addresses() -> list[str]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if os.getpid() in _ancestors(int(folder.name)):
+            if os.getpid() in ancestors(int(folder.name)):
                 open_files = [os.readlink(file) for file in (folder / "fd").iterdir()]
                 found += [sockets[name] for name in open_files if name in sockets]
-    return found
-
-
-def _ancestors(pid: int) -> list[int]:
-    """The process, its parent, and so on."""
-    found = [pid]
-    while found[-1] > 1:
-        stat = Path(f"/proc/{found[-1]}/stat").read_text()
-        found.append(int(stat.rpartition(")")[2].split()[1]))
     return found
 
 
@@ -409,7 +400,7 @@ def _client_actor_pids() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             title = (folder / "cmdline").read_bytes().decode(errors="replace")
-            is_ours = os.getpid() in _ancestors(int(folder.name))
+            is_ours = os.getpid() in ancestors(int(folder.name))
         except OSError:
             continue
         if is_ours and title.startswith("ray::ClientActor"):

@@ -12,11 +12,10 @@ from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.execution.cluster import connected
 
-from scenarios import TINY
+from scenarios import TINY, ancestors
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-MARK = "SOAK_OF_TESTS"
 KILL_EVERY = 8  # rounds, which is a few seconds
 SOAK = [
     "rounds=200",
@@ -30,7 +29,6 @@ GROWTH = 1.15  # of the last quarter over the second
 @pytest.fixture
 def cluster(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv(MARK, str(os.getpid()))
     with connected():
         yield
 
@@ -40,7 +38,7 @@ def processes(title: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            is_ours = f"{MARK}={os.getpid()}".encode() in (folder / "environ").read_bytes()
+            is_ours = os.getpid() in ancestors(int(folder.name))
             if is_ours and (folder / "cmdline").read_bytes().startswith(title.encode()):
                 found.append(int(folder.name))
     return found
