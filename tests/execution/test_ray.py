@@ -125,7 +125,7 @@ def test_bits_on_actors_are_those_of_one_process(name, on_actors, tmp_path) -> N
     assert spread.rounds["round"].tolist() == [1, 2, 3, 4]
     assert (spread.summary["clusters"] > 1) == (name in CLUSTERED)
     (plan,) = RunDirectory(spread.path).plans()
-    assert plan.startswith(f"{3 if count == 'per_client' else count} client actors")
+    assert plan.startswith(f"{3 if count == 'per_client' else count} client actor")
 
 
 @pytest.mark.usefixtures("cluster")
