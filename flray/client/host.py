@@ -69,13 +69,15 @@ def choose_engine(engine: EngineName, module: LightningModule, device: str) -> E
 
 
 def default_threads(engine: EngineName, module: LightningModule, device: str) -> int:
-    """All cores where threads change no bit, which is where a CPU trains in tiles; otherwise 1.
-
-    All cores are those this process may use, or OMP_NUM_THREADS, which Ray sets for its workers.
-    """
+    """All cores where threads change no bit, which is where a CPU trains in tiles; otherwise 1."""
     in_tiles = choose_engine(engine, module, device) == "vectorized" and is_written_out(module)
     if device != "cpu" or not in_tiles:
         return 1
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Those that this process may use, or OMP_NUM_THREADS, which Ray sets for its workers."""
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 

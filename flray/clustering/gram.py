@@ -1,6 +1,5 @@
 """Products of centred vectors with one another, for L2 distances and principal axes."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from flray.client.host import usable_cores
 from flray.clustering.chunks import chunk_length
 
 # On a GPU parts are so much larger: a pair of rows is a block of threads, which needs columns.
@@ -35,7 +35,7 @@ def centred_gram(values: Tensor, norm: Tensor | None = None) -> Tensor:
     gram = torch.zeros(num, num, dtype=torch.float64, device=values.device)
     rows = TILE_ROWS if values.device.type == "cpu" else num
     tiles = [slice(first, first + rows) for first in range(0, num, rows)]
-    with ThreadPoolExecutor(min(len(tiles), _num_cores())) as pool:
+    with ThreadPoolExecutor(min(len(tiles), usable_cores())) as pool:
         for part in parts(values, norm):
             # Distances do not change with the origin, cancellation does.
             centred = part - part.mean(0)
@@ -46,8 +46,3 @@ def centred_gram(values: Tensor, norm: Tensor | None = None) -> Tensor:
 def _add_tile(gram: Tensor, centred: Tensor, rows: slice) -> None:
     """Add the products of some rows with themselves and with all that follow."""
     gram[rows, rows.start :].addmm_(centred[rows], centred[rows.start :].T)
-
-
-def _num_cores() -> int:
-    """Those that this process may use, or OMP_NUM_THREADS, which Ray sets for its workers."""
-    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))

@@ -32,19 +32,14 @@ from pathlib import Path
 from select import select
 from typing import Any
 
-IMPORTED = (
-    "flray.config.experiment",
-    "flray.server.loop",
-    "jsonschema",
-    "requests",
-)  # what Ray needs too
+# All that is heavy, and packages of others that Ray would import in every fork.
+IMPORTED = ("flray.config.experiment", "flray.server.loop", "jsonschema", "requests")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 SERVE, START = "serve", "start"
 MOST_WAITING = 4096  # processes that ask for a fork before the server has imported everything
 REQUEST_TIMEOUT_S = 10.0
 LARGEST_PART = 1 << 16
 READY = b"ready"
-
 
 _kept: dict[int, str | None] = {}  # commands, by the process that started their servers
 

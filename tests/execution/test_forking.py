@@ -25,7 +25,7 @@ told = {
     "argv": sys.argv, "folder": os.getcwd(), "variable": os.environ.get("OF_THE_FORK"),
     "path": sys.path, "main": __name__, "has_group": os.getpgrp() == os.getpid(),
     "has_torch": "torch" in sys.modules, "has_ray": "ray" in sys.modules,
-    "threads": len(os.listdir("/proc/self/task")), "shouted": os.environ.get("HOME"),
+    "threads": len(os.listdir("/proc/self/task")), "home": os.environ.get("HOME"),
 }
 print("told on standard output", flush=True)
 with open(sys.argv[1] + ".part", "w") as file:
@@ -77,7 +77,7 @@ def test_a_fork_is_the_process_that_was_asked_for(
     assert told["main"] == "__main__"
     assert told["path"][:2] == [str(program.parent), "/of/the/user"]
     assert told["variable"] == "1"
-    assert told["shouted"] is None
+    assert told["home"] is None
     assert told["has_torch"]
     assert not told["has_ray"]
     assert told["has_group"]  # Ray kills groups: one worker must not take others with it
