@@ -6,6 +6,7 @@ Whoever watches reads the run directory, so anybody may come and go.
 import json
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import sleep
@@ -41,7 +42,7 @@ def start_keeper(experiment: Experiment, out: Path, mirror: str | None) -> subpr
     out.mkdir(parents=True, exist_ok=True)
     process = take_keeper()
     assert process.stdin is not None
-    with process.stdin as pipe:
+    with suppress(BrokenPipeError), process.stdin as pipe:  # one that died says so by its exit code
         json.dump(request, pipe)
     return process
 
