@@ -17,10 +17,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+import pandas as pd
 
 METHODS = ("fedavg", "local", "pca")  # `flt` needs an encoder: flray pretrain
 
@@ -89,15 +92,21 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
         ]
         at_a_time = 1
         begin = perf_counter()
+        ended: dict[int, list[float]] = {number: [] for number in range(len(jobs))}  # rounds
+
+        def note(number: int, _row: dict[str, Any]) -> None:
+            ended[number].append(perf_counter() - begin)
+
         if is_alone:
-            for job in jobs:
-                run_experiment(job.experiment, job.out)
+            for number, job in enumerate(jobs):
+                run_experiment(job.experiment, job.out, on_round=partial(note, number))
         else:
             at_a_time = runs_at_a_time(experiments, arguments.together)
-            run_together(jobs, at_a_time, lambda _number, _row: None, lambda: False)
+            run_together(jobs, at_a_time, note, lambda: False)
         seconds = perf_counter() - begin
         directories = [RunDirectory(job.out) for job in jobs]
         rounds = [directory.rounds().iloc[1:] for directory in directories]
+        all_rounds = pd.concat(rounds)  # a method without mixing has no such column
         hashes = {
             f"{name} {seed}": (directory.summary() or {}).get("params_sha256")
             for (name, seed), directory in zip(runs, directories, strict=True)
@@ -105,9 +114,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     return {
         "at_a_time": at_a_time,
         "seconds": round(seconds, 2),
+        "first_round_s": [round(each[0], 1) for each in ended.values()],
+        "last_round_s": [round(each[-1], 1) for each in ended.values()],
         "round": round(median(float(each["seconds"].median()) for each in rounds), 4),
         "train": round(median(float(each["seconds_train"].median()) for each in rounds), 4),
         "evaluate": round(median(float(each["seconds_evaluate"].median()) for each in rounds), 4),
+        "phases": {
+            name: round(float(all_rounds[name].sum()) / len(rounds), 2)
+            for name in all_rounds.columns
+            if name.startswith("seconds")
+        },
         "hashes": hashes,
     }
 

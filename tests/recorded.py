@@ -89,7 +89,7 @@ def write_run(
     environment = {"versions": {"torch": "2.9.9"}, "commit": "c0ffee"}
     directory.start(config, environment, "digest")
     for row in rounds:
-        directory.append_round(row)
+        directory.append_rounds([row])
         scores = ClientScores(np.arange(5), CORRECT, np.full(5, 10), np.zeros(5))
         directory.append_clients(row["round"], "test", scores, LABELS, GROUPS)
     for t in events:

@@ -39,7 +39,9 @@ def centred_gram(values: Tensor, norm: Tensor | None = None) -> Tensor:
         for part in parts(values, norm):
             # Distances do not change with the origin, cancellation does.
             centred = part - part.mean(0)
-            list(pool.map(partial(_add_tile, gram, centred), tiles))
+            add = partial(_add_tile, gram, centred)
+            # A thread that is new to a GPU makes cuBLAS warn.
+            list(pool.map(add, tiles) if len(tiles) > 1 else map(add, tiles))
     return gram
 
 

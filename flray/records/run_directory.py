@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,16 +156,16 @@ class RunDirectory:
         replace_text(self._config, _to_yaml({**self._held_config(), "rounds": config["rounds"]}))
         self._summary.unlink(missing_ok=True)
 
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the row of a round; columns may come and go between rounds."""
-        table = pa.Table.from_pylist([dict(row)])
+    def append_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add the rows of rounds; columns may come and go between them."""
+        tables = [pa.Table.from_pylist([dict(row)]) for row in rows]
         if self._rounds.is_file():
-            before = _read(self._rounds)
-            last = before[ROUND][-1].as_py()
-            if row[ROUND] <= last:
-                raise ValueError(f"rounds are appended in order, got {row['round']} after {last}")
-            table = _join([before, table])
-        _write(self._rounds, table)
+            tables.insert(0, _read(self._rounds))
+        rounds = [t for table in tables for t in table[ROUND].to_pylist()]
+        for before, after in pairwise(rounds):
+            if after <= before:
+                raise ValueError(f"rounds are appended in order, got {after} after {before}")
+        _write(self._rounds, _join(tables))
 
     def append_clients(
         self,

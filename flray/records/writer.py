@@ -1,44 +1,79 @@
-"""A thread that writes records while the next round is computed."""
+"""A thread that writes the records of rounds while later rounds are computed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from flray.records.checkpoint import CheckpointStore, Snapshot
+from flray.records.columns import ROUND
+from flray.records.run_directory import RunDirectory
 
 # Seconds for which a thread may keep the interpreter from others; Python's default of 0.005 is a
 # third of a short round.
 SWITCH_INTERVAL_S = 0.0005
 
+Write = Callable[[], None]
 
-class Writer:
-    """Writes in the order of `submit`, at most one write behind.
 
-    An error of a write is raised by the next call of `submit` or `flush`. Leaving the context waits
-    for the write in progress, whatever the reason.
+class RoundWriter:
+    """Writes rounds in their order, several with one checkpoint where they end faster than that.
 
-    >>> written = []
-    >>> with Writer() as writer:
-    ...     writer.submit(lambda: written.append(1))
-    ...     writer.submit(lambda: written.append(2))
-    >>> written
-    [1, 2]
+    A round that ends during a write waits and is written with the next one, so that computing never
+    waits for a disk; a kill loses the rounds that were computed during one write. Leaving the
+    context, for whatever reason, writes all complete rounds.
+
+    An error of a write is raised by a later call of `add` or on leaving the context.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: RunDirectory, store: CheckpointStore) -> None:
+        self._directory, self._store = directory, store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
-        self._pending: Future[None] | None = None
+        self._in_progress: Future[None] | None = None
+        self._rows: list[dict[str, Any]] = []  # of complete rounds that wait; Any: one value each
+        self._records: list[Write] = []
+        self._state: object = None  # after the last of them
 
-    def submit(self, write: Callable[[], None]) -> None:
-        """Start a write, once the one before it has ended."""
-        self.flush()
-        self._pending = self._thread.submit(write)
+    def add(
+        self, row: dict[str, Any], records: Sequence[Write], state: object, at_once: bool = False
+    ) -> None:
+        """Take a complete round, whose state is never changed in place.
 
-    def flush(self) -> None:
-        """Wait until everything is written."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        Args:
+            records: what is to be written of it beside its row.
+            at_once: give it a checkpoint of its own, even if it has to wait for the write before.
+        """
+        self._rows.append(row)
+        self._records += records
+        self._state = state
+        if at_once or self._in_progress is None or self._in_progress.done():
+            self._start()
+
+    def _start(self) -> None:
+        self._wait()
+        snapshot = self._store.snapshot(self._rows[-1][ROUND], self._state)
+        told = self._records, self._rows, snapshot
+        self._records, self._rows = [], []
+        self._in_progress = self._thread.submit(self._commit, *told)
+
+    def _commit(
+        self, records: list[Write], rows: list[dict[str, Any]], snapshot: Snapshot
+    ) -> None:  # Any: one value each
+        """The checkpoint comes last: a resumed run drops records that have none."""
+        for write in records:
+            write()
+        self._directory.append_rounds(rows)
+        self._store.write(snapshot)
+
+    def _wait(self) -> None:
+        before, self._in_progress = self._in_progress, None
+        try:
+            if before is not None:
+                before.result()
+        except BaseException:
+            self._rows = []  # rounds cannot be written without those before them
+            raise
 
     def __enter__(self) -> Self:
         self._interval_before = sys.getswitchinterval()
@@ -52,7 +87,10 @@ class Writer:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.flush()
+            self._wait()
+            if self._rows:
+                self._start()
+                self._wait()
         finally:
             self._thread.shutdown()
             sys.setswitchinterval(self._interval_before)

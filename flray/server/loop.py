@@ -17,7 +17,7 @@ from flray.data.events import Timeline
 from flray.execution.federation import Cohort, Federation, Meter
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, squared_changes
-from flray.records.checkpoint import Checkpoint, CheckpointStore, Snapshot
+from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.columns import (
     COHORT_SIZE,
     PARAMS_CHANGE,
@@ -25,7 +25,7 @@ from flray.records.columns import (
     SECONDS,
 )
 from flray.records.run_directory import RunDirectory
-from flray.records.writer import Writer
+from flray.records.writer import RoundWriter
 from flray.server.clusterings import (
     drift_row,
     label_row,
@@ -97,44 +97,30 @@ class Server:
                 self.recorder.truncate(found.round)
             self.fed.meter.counts.update(found.extra.get("counts", {}))
         last = min(self.num_rounds, self.stop_after or self.num_rounds)
-        with Writer() as writer:
-            state, done = self._rounds(found, last, store, writer)
+        with RoundWriter(self.directory, store) as writer:
+            state, done = self._rounds(found, last, writer)
         if done < self.num_rounds:
             return False
         self._finish(self.deployed(state, self.num_rounds))
         return True
 
-    def _rounds(
-        self, found: Checkpoint, last: int, store: CheckpointStore, writer: Writer
-    ) -> tuple[Any, int]:
-        """The rounds after a checkpoint; the state after them and the number of the last.
-
-        The records of a round are written while the next one is computed.
-        """
+    def _rounds(self, found: Checkpoint, last: int, writer: RoundWriter) -> tuple[Any, int]:
+        """The rounds after a checkpoint; the state after them and the number of the last."""
         state, before = found.state, found.extra.get("row", {})
         begin, t = perf_counter(), found.round
         for t in range(found.round + 1, last + 1):
             state, row, records = self._round(state, t)
             row, before = before | row, {}
-            # A row's seconds hold what the round before it waited for its checkpoint.
+            # A row's seconds hold what the round before it spent on its checkpoint.
             row |= self.fed.meter.read_and_reset() | {SECONDS: perf_counter() - begin}
             begin = perf_counter()
             with self.fed.meter.phase("checkpoint"):
-                records.append(partial(self.directory.append_round, row))
-                writer.submit(partial(self._commit, records, store, store.snapshot(t, state)))
+                # Branches of a sweep go on from either of the last two rounds.
+                writer.add(row, records, state, at_once=t >= last - 1)
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 break
         return state, t
-
-    def _commit(
-        self, records: Sequence[Callable[[], None]], store: CheckpointStore, snapshot: Snapshot
-    ) -> None:
-        """Write a round. The checkpoint comes last, which commits it: a resumed run drops records
-        that have no checkpoint."""
-        for write in records:
-            write()
-        store.write(snapshot)
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
         """The state before round 1, saved: an init may have cost an encoder and a clustering.

@@ -39,7 +39,7 @@ def run(tmp_path):
 
 
 def record(run, t):
-    run.append_round({"round": t, "accuracy_mean": t / 10})
+    run.append_rounds([{"round": t, "accuracy_mean": t / 10}])
     run.append_clients(t, "test", scores([t % 4, 4]), np.array([0, 1]))
 
 
@@ -126,9 +126,9 @@ def test_resume_refuses_another_split_and_records_where_it_went_on(run):
 
 
 def test_rounds_may_gain_and_lose_columns(run):
-    run.append_round({"round": 0, "loss": 1, "clusters": None})
-    run.append_round({"round": 1, "loss": 0.5, "clusters": np.int64(4), "note": "split"})
-    run.append_round({"round": 2, "loss": np.float32(0.25), "clusters": 3})
+    run.append_rounds([{"round": 0, "loss": 1, "clusters": None}])
+    run.append_rounds([{"round": 1, "loss": 0.5, "clusters": np.int64(4), "note": "split"}])
+    run.append_rounds([{"round": 2, "loss": np.float32(0.25), "clusters": 3}])
     frame = RunDirectory(run.path).rounds()
     assert frame["round"].tolist() == [0, 1, 2]
     assert frame["loss"].tolist() == [1.0, 0.5, 0.25]
@@ -140,7 +140,7 @@ def test_rounds_may_gain_and_lose_columns(run):
 def test_a_round_is_recorded_once(run):
     record(run, 3)
     with pytest.raises(ValueError, match="appended in order, got 3 after 3"):
-        run.append_round({"round": 3})
+        run.append_rounds([{"round": 3}])
     with pytest.raises(ValueError, match="the test scores of round 3 are already recorded"):
         run.append_clients(3, "test", scores([1, 1]), np.array([0, 0]))
     with pytest.raises(ValueError, match="unknown part 'train'; known: test, validation"):
@@ -259,7 +259,7 @@ def test_an_interrupted_append_never_leaves_half_a_file(run):
     rounds, clients = run.rounds(), run.clients()
     with patch.object(pq, "write_table", half_a_table):
         with pytest.raises(OSError, match="disk full"):
-            run.append_round({"round": 1, "accuracy_mean": 0.1})
+            run.append_rounds([{"round": 1, "accuracy_mean": 0.1}])
         with pytest.raises(OSError, match="disk full"):
             run.append_clients(1, "test", scores([1, 2]), np.array([0, 1]))
     pd.testing.assert_frame_equal(run.rounds(), rounds)
@@ -293,10 +293,10 @@ def test_rows_can_be_read_while_others_are_written(run):
     def write() -> None:
         while not over.is_set():
             for t in range(2, 40):
-                run.append_round({"round": t, "accuracy_mean": t / 10})
+                run.append_rounds([{"round": t, "accuracy_mean": t / 10}])
             run.truncate(1)
 
-    run.append_round({"round": 1})
+    run.append_rounds([{"round": 1}])
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         try:

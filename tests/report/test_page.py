@@ -172,7 +172,7 @@ class TestRun:
         for t in (1, 2):
             errors = {f"clustering_{k}": 0.25 for k in ("overlap_fp", "overlap_fn")}
             errors |= {f"clustering_{k}": 4.5 for k in ("equal_fp", "equal_fn")}
-            RunDirectory(path).append_round({"round": t, "accuracy_mean": 0.5, **errors})
+            RunDirectory(path).append_rounds([{"round": t, "accuracy_mean": 0.5, **errors}])
             write_clustering(path / "clusterings", t, arrays)
         scores = ClientScores(np.arange(5), CORRECT, np.full(5, 10), np.zeros(5))
         RunDirectory(path).append_clients(2, "test", scores, LABELS, GROUPS)
@@ -238,7 +238,7 @@ class TestRun:
         path = write_run(tmp_path / "a", summary=None, rounds=ROUNDS[:1], events=())
         assert "†" not in page_of(path)
         row = {"round": 2, "seconds": 1.0, "ground_truth_reads": 1}
-        RunDirectory(path).append_round(row)
+        RunDirectory(path).append_rounds([row])
         assert "† This run uses ground truth" in is_sound(page_of(path)).text
 
     @pytest.mark.usefixtures("undrawn")

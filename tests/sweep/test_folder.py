@@ -32,7 +32,7 @@ def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> N
         directory = RunDirectory(tmp_path / run_path(number))
         directory.start({"seed": 0}, {}, "digest")
         row = {"round": 1, "accuracy_mean": 0.5, "validation_accuracy_mean": 0.5}
-        directory.append_round(row | ({"ground_truth_reads": 1} if used else {}))
+        directory.append_rounds([row | ({"ground_truth_reads": 1} if used else {})])
         if is_done:
             directory.finish({**row, "uses_ground_truth": used})
         states.append(state if is_done else replace(state, status="stopped"))
