@@ -5,7 +5,8 @@
 
 Run it with flray's own Python. Flower and pfl get environments of their own below --environments
 when they are first asked for (some minutes). Seconds a round are medians without the first round.
-`gap` is the largest difference of a final weight from the plain loop's; beyond 1e-4 it fails.
+`gap` is the largest difference of a final weight from that of the plain loop in float64. It fails
+beyond 1e-4, or twice the gap of the plain loop itself where rounding carries that further.
 `--actors 10x0.1` is flray once more on ten client actors with a tenth of a GPU each; Flower has the
 same share per client.
 """
@@ -23,6 +24,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4
+EXACT = "plain in float64"
 COLUMNS = ("s/round", "least", "steps/s", "x plain", "gap")
 PACKAGES = {
     "flower": ("torch==2.10.0", "flwr[simulation]==1.41.0"),
@@ -53,9 +55,9 @@ def main() -> None:
             f"{row['least']:9.4f} {row['steps_per_second']:9d} {row['ratio']:9.2f} "
             f"{row['gap']:9.1e}"
         )
-    far = [f"{row['case']} {row['system']}" for row in rows if row["gap"] > TOLERANCE]
+    far = [f"{row['case']} {row['system']}" for row in rows if row["gap"] > row["allowed"]]
     if far:
-        sys.exit(f"further than {TOLERANCE} from the weights of the plain loop: {', '.join(far)}")
+        sys.exit(f"too far from the weights of the plain loop: {', '.join(far)}")
 
 
 def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[dict]:
@@ -65,7 +67,9 @@ def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[dict]
     run([python, HERE / "export.py", case, folder], arguments.device)
     plain = "plain" if arguments.device != "cpu" else f"plain x{number}"
     asked = "1" if arguments.device != "cpu" else number
-    run([python, HERE / "run_plain.py", folder, plain, asked], arguments.device, threads=1)
+    script = [python, HERE / "run_plain.py", folder]
+    run([*script, plain, asked], arguments.device, threads=1)
+    run([*script, EXACT, asked], arguments.device, threads=1, BENCH_EXACT="1")
     systems = [plain, "flray"]
     device = f"execution.device={arguments.device}"
     run([python, HERE / "run_flray.py", case, folder, "flray", device], arguments.device)
@@ -87,17 +91,19 @@ def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[dict]
         run(script, arguments.device, threads=1)
     rows = [json.loads((Path(folder) / f"{system}.json").read_text()) for system in systems]
     for row in rows:
-        row["gap"] = gap_of_weights(Path(folder), plain, row["system"])
+        row["gap"] = gap_of_weights(Path(folder), row["system"])
+        row["allowed"] = max(TOLERANCE, 2 * rows[0]["gap"])
         row["ratio"] = rows[0]["seconds_per_round"] / row["seconds_per_round"]
     return rows
 
 
-def run(command: list, device: str, threads: int | None = None) -> None:
-    own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+def run(command: list, device: str, threads: int | None = None, **variables: str) -> None:
+    if threads is not None:
+        variables["OMP_NUM_THREADS"] = str(threads)
     subprocess.run(
         [str(each) for each in command],
         check=True,
-        env={**os.environ, "BENCH_DEVICE": device, **own},
+        env={**os.environ, "BENCH_DEVICE": device, **variables},
     )
 
 
@@ -111,14 +117,14 @@ def environment(peer: str, arguments: argparse.Namespace) -> Path:
     return folder / "bin"
 
 
-def gap_of_weights(folder: Path, plain: str, system: str) -> float:
-    """The largest difference between a system's final weights and those of the plain loop."""
-    expected, found = np.load(folder / f"{plain}.npz"), np.load(folder / f"{system}.npz")
+def gap_of_weights(folder: Path, system: str) -> float:
+    """The largest difference between a system's final weights and the exact ones."""
+    exact, found = np.load(folder / f"{EXACT}.npz"), np.load(folder / f"{system}.npz")
     initial = np.load(folder / "initial.npz")
-    moved = max(float(np.abs(expected[name] - initial[name]).max()) for name in initial)
+    moved = max(float(np.abs(exact[name] - initial[name]).max()) for name in initial)
     if moved < 10 * TOLERANCE:
         sys.exit(f"the plain loop's weights moved by {moved:.1e} only, too little to compare")
-    return max(float(np.abs(expected[name] - found[name]).max()) for name in initial)
+    return max(float(np.abs(exact[name] - found[name]).max()) for name in initial)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
+DTYPE = torch.float64 if os.environ.get("BENCH_EXACT") else torch.float32
 torch.backends.cudnn.allow_tf32 = False  # on by default: weights of a CNN would differ by 5e-4
 
 
@@ -38,7 +39,7 @@ class Work:
     def load_data(self) -> None:
         """Images (N, 1, 28, 28) normalised, and labels (N,)."""
         images = np.load(self.folder / "images.npy", mmap_mode="c")
-        self.images = torch.from_numpy(images).to(DEVICE)
+        self.images = torch.from_numpy(images).to(DEVICE, DTYPE)
         self.labels = torch.from_numpy(np.load(self.folder / "labels.npy")).to(DEVICE)
 
     def examples(self, t: int, client: int) -> tuple[Tensor, Tensor]:
@@ -50,7 +51,7 @@ class Work:
     def new_net(self) -> nn.Module:
         net = NETS[self.model]()
         net.load_state_dict(self.initial())
-        return net.to(DEVICE)
+        return net.to(DEVICE, DTYPE)
 
     def initial(self) -> dict[str, Tensor]:
         with np.load(self.folder / "initial.npz") as found:

@@ -6,6 +6,8 @@ a leading client axis; only its strides are chosen (`in_layout`), so that the pr
 lies.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +39,29 @@ class Layer(Protocol):
     def backward(
         self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool
     ) -> Tensor | None: ...
+
+
+# A GPU computes a product of few elements by few of its cores, however long the sums are.
+FEW_ELEMENTS = 8192
+LONG_SUM = 1024
+MOST_PARTS = 32
+
+
+def num_parts(inputs: Tensor, dy: Tensor) -> int:
+    """In how many parts a GPU sums up inputs^T dy, the gradient of a weight."""
+    num = inputs.shape[1]
+    is_thin = inputs.shape[2] * dy.shape[2] <= FEW_ELEMENTS and num >= LONG_SUM
+    return math.gcd(num, MOST_PARTS) if is_thin and inputs.device.type == "cuda" else 1
+
+
+def sum_of_products(inputs: Tensor, dy: Tensor, parts: int) -> Tensor:
+    """(K, n, m) of inputs^T dy; a number of parts that divides the rows."""
+    if parts == 1:
+        return torch.bmm(inputs.transpose(1, 2), dy)
+    num_clients, num_rows = inputs.shape[:2]
+    shape = (num_clients * parts, num_rows // parts, -1)
+    products = torch.bmm(inputs.reshape(shape).transpose(1, 2), dy.reshape(shape))
+    return products.view(num_clients, parts, *products.shape[1:]).sum(1)
 
 
 @dataclass(frozen=True)
@@ -85,6 +110,11 @@ class Convolution:
     def leaf(matrix: Tensor, like: Tensor) -> Tensor:
         num, outputs, inputs, rows, columns = like.shape
         return matrix.view(num, rows, columns, inputs, outputs).permute(0, 4, 3, 1, 2)
+
+    def output_size(self, size: Sequence[int]) -> list[int]:
+        """Height and width of what comes out of images of height and width `size`."""
+        grown = zip(size, self.kernel, self.padding, strict=True)
+        return [each + 2 * around - k + 1 for each, k, around in grown]
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         patches = _patches(_padded(x, self.padding), self.kernel)
@@ -249,7 +279,17 @@ def _patches(x: Tensor, kernel: tuple[int, int]) -> Tensor:
         (batch * image, image, row, column, row, 1),
         x.storage_offset(),
     )
-    return view.reshape(*shape, -1)
+    return _copied(view).reshape(*shape, -1)
+
+
+def _copied(view: Tensor) -> Tensor:
+    """A contiguous copy; a GPU moves 16 bytes at a time if all strides allow it."""
+    width = 16 // view.element_size()
+    places = (*view.stride()[:-1], view.shape[-1], view.storage_offset())
+    if view.device.type == "cpu" or any(each % width for each in places):
+        return view.contiguous()
+    wide: Tensor = view.view(torch.complex128)
+    return wide.contiguous().view(view.dtype)
 
 
 def _channels_last(images: Tensor, num_clients: int) -> Tensor:

@@ -37,6 +37,8 @@ TILE_PARAMS = 800_000
 LARGEST_TILE = 16
 
 GRAPH_STEPS = 20  # in one CUDA graph
+# Beyond that convolutions are cuDNN's, which are slower for small models and keep no patches.
+PATCHES_ON_GPU = 4 << 30
 
 
 def refusal(module: LightningModule) -> str | None:
@@ -86,10 +88,10 @@ class Vectorized:
 
     Short blocks are filled with dummies and batches are padded, so that the shape of the work, and
     with it every bit of a client's result, does not depend on its neighbours. On a GPU a step of
-    `num_slots` models is recorded once as a CUDA graph and replayed; a chain of linear layers is
-    written out. On a CPU a module that can be written out is trained in tiles of a few slots,
-    `threads` of them at a time: the number of threads changes no bit. With `compile`, torch's
-    compiler translates the step, on either device.
+    `num_slots` models is recorded once as a CUDA graph and replayed; it is written out where it can
+    be, unless patches of convolutions take too much memory. On a CPU a module that can be written
+    out is trained in tiles of a few slots, `threads` of them at a time: the number of threads
+    changes no bit. With `compile`, torch's compiler translates the step, on either device.
     """
 
     def __init__(
@@ -113,8 +115,6 @@ class Vectorized:
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
         self.in_tiles = examples.device.type == "cpu" and not compile
         self.written = None if compile else WrittenModule.of(self.batch_loss, examples)
-        if self.written is not None and not self.in_tiles and not self.written.main.is_dense:
-            self.written = None
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         self.module.train()
@@ -168,9 +168,15 @@ class Vectorized:
     def _placed_step(
         self, training: Training, gradient: Gradient, block: Block
     ) -> "StackedStep | PlacedStep":
-        if self.written is None:
+        if self.written is None or self._bytes_of_patches(training) > PATCHES_ON_GPU:
             return StackedStep(self, training, gradient, block)
         return PlacedStep(self.written, training, gradient, block, self.num_slots)
+
+    def _bytes_of_patches(self, training: Training) -> int:
+        assert self.written is not None
+        w, examples = dict(self.module.named_parameters()), self.examples
+        of_image = self.written.main.patch_values(w, examples.images.shape[1:])
+        return of_image * training.batch_size * self.num_slots * examples.mean.element_size()
 
 
 def tile_size(num_params: int, num_slots: int) -> int:

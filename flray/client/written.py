@@ -4,7 +4,8 @@
 that computes anything else is not written out, and its engine differentiates it with `vmap`.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -24,6 +25,8 @@ from flray.client.stacked_layers import (
     MaxPool,
     Relu,
     Sink,
+    num_parts,
+    sum_of_products,
 )
 from flray.models.bank import Params
 from flray.models.dropout import KeyedDropout
@@ -78,8 +81,32 @@ class Written:
 
     @property
     def is_dense(self) -> bool:
-        """True for a chain of linear layers; a GPU is faster with torch's own convolutions."""
+        """True for a chain of linear layers."""
         return not any(isinstance(each, Convolution | MaxPool) for each in self.layers)
+
+    def patch_values(self, w: Mapping[str, Tensor], image_shape: Sequence[int]) -> int:
+        """Numbers in the patches of one image while its gradient is computed.
+
+        Those of inputs are kept until then, those of the gradient of an output are not.
+
+        Args:
+            w: leaves of one model.
+            image_shape: (channels, height, width)
+        """
+        channels, *size = image_shape
+        kept, passing = 0, 0
+        for layer in self.layers:
+            if isinstance(layer, Convolution):
+                kernel = math.prod(layer.kernel)
+                out = len(w[layer.weight])
+                before, size = size, layer.output_size(size)
+                if kept:  # the images themselves have no gradient
+                    passing = max(passing, math.prod(before) * kernel * out)
+                kept += math.prod(size) * kernel * channels
+                channels = out
+            elif isinstance(layer, MaxPool):
+                size = [each // by for each, by in zip(size, layer.size, strict=True)]
+        return kept + passing
 
     def drawn(self, keys: Params, w: Params, batch_size: int) -> Params:
         """What is kept of dropout layers after linear ones, (..., elements), from keys (...).
@@ -133,7 +160,8 @@ class Gradients:
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
         kind = self.written.weights[name]
-        self.found[name] = kind.leaf(torch.bmm(inputs.transpose(1, 2), dy), self.w[name])
+        gradient = sum_of_products(inputs, dy, num_parts(inputs, dy))
+        self.found[name] = kind.leaf(gradient, self.w[name])
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
         self.found[name] = gradient
@@ -148,12 +176,19 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Descent:
-    """A sink that takes the step of SGD at once: w <- (1 - lr decay) w - lr g, in one product."""
+    """A sink that takes the step of SGD at once: w <- (1 - lr decay) w - lr g.
+
+    In one product, unless the gradient is a sum of several.
+    """
 
     lr: float
     weight_decay: float
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
+        parts = num_parts(inputs, dy)
+        if parts > 1:
+            self.vector(name, matrix, sum_of_products(inputs, dy, parts))
+            return
         kept = 1 - self.lr * self.weight_decay
         matrix.baddbmm_(inputs.transpose(1, 2), dy, beta=kept, alpha=-self.lr)
 

@@ -9,12 +9,14 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
+from flray.client import vectorized
 from flray.client.engine import Block
 from flray.client.host import HostSettings, start_host
 from flray.client.loop import Loop
 from flray.client.tasks import Train, TrainJob
 from flray.client.training import Training
-from flray.client.vectorized import Vectorized
+from flray.client.vectorized import StackedStep, Vectorized
+from flray.client.written_step import PlacedStep
 from flray.data.events import make_timeline
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of, stack
@@ -27,6 +29,7 @@ pytestmark = [
 ]
 
 TRAININGS = {
+    "sgd": Training(lr=0.05, weight_decay=0.01, epochs=2, batch_size=4),
     "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=4),
     "adam": Training(optimizer="adam", lr=0.001, epochs=2, batch_size=4),
 }
@@ -109,6 +112,19 @@ def test_graphed_steps_are_the_loop_on_a_cpu(model, optimizer, gradient, augment
         assert np.abs(reference.loss - found.loss).max() < 1e-10
     looped = Loop(module, examples).train(block, training, hook)
     assert largest_gap(reference.params, looped.params) < 1e-10
+
+
+def test_steps_of_large_convolutions_are_not_written_out(monkeypatch) -> None:
+    training, hook = TRAININGS["momentum"], GRADIENTS["fedprox"]
+    module, examples, block = setup("lenet5", torch.float64, "cuda", training)
+    written = Vectorized(module, examples, SLOTS)
+    found = written.train(block, training, hook)
+    monkeypatch.setattr(vectorized, "PATCHES_ON_GPU", 0)
+    differentiated = Vectorized(module, examples, SLOTS)
+    again = differentiated.train(block, training, hook)
+    kinds = [type(step.step) for e in (written, differentiated) for step in e.graphs.values()]
+    assert kinds == [PlacedStep, StackedStep]
+    assert largest_gap(found.params, again.params) < 1e-10
 
 
 @pytest.mark.parametrize("model", ["mlp200", "lenet5", "flhc_cnn"])

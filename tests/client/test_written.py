@@ -18,6 +18,7 @@ from flray.client.engine import Block, BlockResult
 from flray.client.footprint import layer_values
 from flray.client.host import choose_engine, default_threads
 from flray.client.loop import Loop
+from flray.client.stacked_layers import sum_of_products
 from flray.client.stacking import StackedPlan, train_slots
 from flray.client.training import OnlyLeaves, Training
 from flray.client.vectorized import Vectorized
@@ -158,15 +159,16 @@ class Dense(Classifier):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("hook", ["fedavg", "fedprox", "scaffold", "other_loss"])
-def test_steps_whose_place_is_on_the_device_are_the_same_steps(optimizer, hook) -> None:
+@pytest.mark.parametrize("model", [Dense, TwoLosses])
+def test_steps_whose_place_is_on_the_device_are_the_same_steps(model, optimizer, hook) -> None:
     """What a CUDA graph records, run without one: dropout is drawn for several steps at once."""
     training = TRAININGS[optimizer]
-    module = build_seeded(Dense, 0)
+    module = build_seeded(model, 0)
     examples, block = case(module, training, torch.float32)
     block = with_controls(block) if hook == "scaffold" else block
     engine = Vectorized(module, examples, num_slots=6)
     assert engine.written is not None
-    assert engine.written.main.is_dense
+    assert engine.written.main.is_dense == (model is Dense)
     plan = StackedPlan.of(block, 6, examples.device)
     steps = [
         kind(engine.written, training, HOOKS[hook], block, 6) for kind in (WrittenStep, PlacedStep)
@@ -187,10 +189,25 @@ def test_steps_whose_place_is_on_the_device_are_the_same_steps(optimizer, hook) 
     assert np.array_equal(written.loss, placed.loss)
 
 
-def test_convolutions_are_not_dense() -> None:
-    written = write_out(build_seeded(Functional, 0), "example_losses")
+def test_patches_of_an_image_are_counted() -> None:
+    """By hand: (2, 9, 8) -> 3 channels of 9 x 7, kernel 3 x 2; pooled to 4 x 3; then 3 x 3."""
+    module = build_seeded(Functional, 0)
+    written = write_out(module, "example_losses")
     assert written is not None
-    assert not written.is_dense
+    kept = 9 * 7 * 6 * 2 + 4 * 3 * 9 * 3
+    gradient_of_second = 4 * 3 * 9 * 4
+    found = written.patch_values(dict(module.named_parameters()), SHAPE)
+    assert found == kept + gradient_of_second
+
+
+@pytest.mark.parametrize("parts", [2, 8, 32])
+def test_a_sum_in_parts_is_the_sum(parts) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, dy = (
+        torch.randn(3, 64, width, generator=generator, dtype=torch.float64) for width in (5, 4)
+    )
+    found = sum_of_products(inputs, dy, parts)
+    torch.testing.assert_close(found, torch.einsum("knp,knq->kpq", inputs, dy))
 
 
 @pytest.mark.parametrize("hook", ["fedavg", "clipped"])
