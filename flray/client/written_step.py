@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -206,16 +207,10 @@ class PlacedStep(WrittenStep):
     Dropout is drawn for several steps at once, as a GPU waits for each kernel.
     """
 
-    def __init__(
-        self,
-        module: WrittenModule,
-        training: Training,
-        gradient: Gradient,
-        like: Block,
-        num_slots: int,
-    ) -> None:
-        super().__init__(module, training, gradient, like, num_slots)
-        self.place = torch.zeros(1, dtype=torch.int64, device=module.examples.device)
+    @cached_property
+    def place(self) -> Tensor:
+        """The step we are at; `start` makes it, before anything is recorded."""
+        return torch.zeros(1, dtype=torch.int64, device=self.module.examples.device)
 
     def start(self, block: Block, plan: StackedPlan) -> None:
         self._fill(block)
