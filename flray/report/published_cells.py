@@ -11,6 +11,7 @@ from flray.report.columns import VALIDATION
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import NO_MATTER, RunRecord, without
 from flray.report.sheets import Fields, numbers, seed_mean
+from flray.sweep.ranking import candidates
 
 VARIED, LEFT_OUT = "varied", "left_out"  # columns beside those of every sheet
 
@@ -59,9 +60,7 @@ def _filled(
     every = _candidates(fitting, metric, t)
     if every.empty:
         return {}
-    # A configuration with a missing seed competes only where none is complete.
-    is_complete = ~every["is_incomplete"]
-    rivals = every[is_complete | ~is_complete.groupby(every["seed"]).transform("any")]
+    rivals = every[every.groupby("seed")["missing_seeds"].transform(candidates)]
     left_out = every.drop(rivals.index)["run"]
     choice = {VARIED: _varied(rivals), LEFT_OUT: tuple(run.path for run in left_out)}
     has_choice = rivals.groupby("seed")["run"].transform("size") > 1
@@ -85,7 +84,7 @@ def _candidates(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.
     frame = frame.astype(float).assign(
         run=pd.Series(list(runs), dtype=object),
         seed=[-1 if run.seed is None else run.seed for run in runs],
-        is_incomplete=[run.missing_seeds > 0 for run in runs],
+        missing_seeds=[run.missing_seeds for run in runs],
     )
     return frame.dropna(subset=["value", "test"])
 

@@ -16,6 +16,7 @@ from flray.records.columns import CLUSTERS, FOLDER, ROUND, SEED
 from flray.records.run_directory import RunDirectory
 from flray.report import columns, style
 from flray.report.columns import CORRELATIONS, HOLDOUT, TEST, VALIDATION, column_of
+from flray.report.sheets import GROUND_TRUTH
 from flray.report.sweep_tables import mark_of
 from flray.report.sweeps import SPREAD, Sweep, averaged
 
@@ -206,7 +207,8 @@ def overview_figure(sweep: Sweep) -> Figure:
     keys = [key for key in sweep.keys if tried[key].nunique() > 1]
     figure = Figure(figsize=(max(6.0, 3.2 * len(keys)), 4.2), layout="constrained")
     grid = figure.subplots(1, len(keys), squeeze=False, sharey=True)[0]
-    handles = {"best": style.line("best", style.RED, **RING)}
+    ringed = "best" + "".join(mark_of(row) for _, row in sweep.best.iterrows())
+    handles = {"best": style.line(ringed, style.RED, **RING)}
     for axes, key in zip(grid, keys, strict=True):
         own = tried.dropna(subset=[key])
         x, y = _places(axes, sweep, own, key), column_of(column).scale * own[column]
@@ -227,8 +229,8 @@ def _places(axes: Axes, sweep: Sweep, own: pd.DataFrame, key: str) -> style.Valu
         _scale(axes, own[key])
         return own[key].to_numpy(np.float64)
     values = _present(sweep, own, key)
-    by_use = own.sort_values(recorded.USES_GROUND_TRUTH, ascending=False).groupby(key)
-    told = [_value(value) + mark_of(by_use.get_group(value).iloc[0]) for value in values]
+    used = own.groupby(key)[recorded.USES_GROUND_TRUTH].max() > 0
+    told = [_value(value) + f" {GROUND_TRUTH}" * bool(used[value]) for value in values]
     axes.set_xticks(range(len(values)), told, rotation=30 if max(map(len, told)) > 8 else 0)
     axes.set_xlim(-0.5, len(values) - 0.5)
     places: style.Values = own[key].map(values.index).to_numpy(np.float64)

@@ -19,21 +19,22 @@ def top_sheet(sweep: Sweep) -> Sheet:
     """The best configurations by the metric, then the baselines; equal ones share a rank."""
     ranked = sweep.ranked.drop(sweep.baselines.index)
     listed = pd.concat([ranked.head(TOP), sweep.baselines])
-    ranks = ranked[sweep.metric].round(12).rank(method="min", ascending=not sweep.is_maximised)
+    ranks = sweep.ranks(ranked)
     ties = zip(ranks.items(), ranks.duplicated(keep=False), strict=True)
-    names = {k: f"{rank:.0f}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
+    names = {k: f"{rank}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
     labels = pd.DataFrame({"rank": [names.get(k, "baseline") for k in listed.index]}, listed.index)
     for key, name in sweep.names.items():
         labels[name] = [value_text(value) for value in listed[key]]
     wanted = dict.fromkeys((sweep.metric, VALIDATION, TEST, CLUSTERS))
     keys = [column for column in wanted if column in listed]
+    marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
     cells = {
         (k, column, "ours"): {
             "value": shown(column, row[column]),
             "error": shown(column, row[column + SPREAD]),
             "seeds": tuple(range(int(row[NUM_SEEDS]))),
-            "uses_ground_truth": column_of(column).scale > 1 and row[USES] > 0,
-            "missing_seeds": row[MISSING_ROWS] if column_of(column).scale > 1 else 0,
+            "uses_ground_truth": column in marked and row[USES] > 0,
+            "missing_seeds": row[MISSING_ROWS] if column in marked else 0,
         }
         for k, row in listed.iterrows()
         for column in keys

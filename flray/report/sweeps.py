@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
@@ -16,6 +15,7 @@ from flray.records.columns import FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.records.damage import reading
 from flray.report.columns import CLUSTERING_ERROR, ERRORS, MEASURED, TEST, VALIDATION
 from flray.report.configuration import THRESHOLD
+from flray.sweep.ranking import candidates, ranks
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -118,14 +118,17 @@ class Sweep:
         """True if settings were repeated with several seeds."""
         return bool((self.configurations[NUM_SEEDS] > 1).any())
 
+    def ranks(self, configurations: pd.DataFrame) -> "pd.Series[int]":
+        """Their ranks by the metric; those with missing rows come after complete ones."""
+        return ranks(configurations[self.metric], configurations[MISSING_ROWS], self.is_maximised)
+
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The configurations, the best first; those with missing rows come after complete ones."""
+        """The configurations, the best first."""
         rows = self.configurations
         if rows.empty:  # of nothing measured there is no column of the metric
             return rows
-        ordered = rows.sort_values(self.metric, ascending=not self.is_maximised, kind="stable")
-        return ordered.sort_values(MISSING_ROWS, key=lambda number: number > 0, kind="stable")
+        return rows.loc[self.ranks(rows).sort_values(kind="stable").index]
 
     @cached_property
     def best(self) -> pd.DataFrame:
@@ -135,16 +138,12 @@ class Sweep:
     @property
     def num_left_out(self) -> int:
         """Configurations that are no candidates for the best, since others are complete."""
-        is_incomplete = self.configurations[MISSING_ROWS] > 0
-        return 0 if is_incomplete.all() else int(is_incomplete.sum())
+        return int((~candidates(self.configurations[MISSING_ROWS])).sum())
 
     @cached_property
     def num_tied(self) -> int:
         """How many configurations have the best metric, the best itself included."""
-        if self.best.empty:
-            return 0
-        candidates = self.ranked[: len(self.ranked) - self.num_left_out]
-        return int(np.isclose(candidates[self.metric], self.best[self.metric]).sum())
+        return 0 if self.best.empty else int((self.ranks(self.ranked) == 1).sum())
 
     @cached_property
     def baselines(self) -> pd.DataFrame:

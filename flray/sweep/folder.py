@@ -34,6 +34,7 @@ from flray.records.damage import read_json, reading
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.server.summary import used_ground_truth
 from flray.sweep.keys import canonical
+from flray.sweep.ranking import candidates, ranks
 from flray.sweep.rows import SweepRow
 from flray.sweep.space import Options, Space
 
@@ -169,32 +170,27 @@ def best_of(
 ) -> dict[str, Any] | None:
     """The configuration with the best mean of the metric over its seeds; None: none has one.
 
-    One with rows that failed or did not finish is a candidate only where no other is complete.
-
     Args:
         summaries: of the rows that are done, by number.
     """
-    measured = {n: each for n, each in summaries.items() if each.get(options.metric) is not None}
-    alike: dict[str, list[SweepRow]] = {}
-    for row in rows:
-        alike.setdefault(canonical(row.but_for_the_seed()), []).append(row)
-    known = [each for each in alike.values() if any(row.number in measured for row in each)]
-    complete = [each for each in known if all(row.number in measured for row in each)]
-    candidates = complete or known
-    if not candidates:
+    numbers = [row.number for row in rows]
+    values = pd.Series([summaries.get(n, {}).get(options.metric) for n in numbers], numbers, float)
+    texts = pd.Series([canonical(row.but_for_the_seed()) for row in rows], numbers)
+    alike = values.groupby(texts, sort=False)
+    found = pd.DataFrame({"mean": alike.mean(), "missing": alike.size() - alike.count()}).dropna()
+    if found.empty:
         return None
-    numbers = [[row.number for row in each if row.number in measured] for each in candidates]
-    means = [float(np.mean([measured[n][options.metric] for n in each])) for each in numbers]
-    place = means.index((max if options.mode == "max" else min)(means))
-    own = [measured[n] for n in numbers[place]]
+    best = ranks(found["mean"], found["missing"], options.mode == "max").idxmin()
+    own = alike.get_group(best)
+    measured = [summaries[number] for number in own.dropna().index]
     return {
-        "rows": numbers[place],
-        "missing_rows": [r.number for r in candidates[place] if r.number not in numbers[place]],
-        "left_out": len(known) - len(candidates),  # configurations
-        "sets": candidates[place][0].but_for_the_seed(),
-        options.metric: means[place],
-        ACCURACY_MEAN: float(np.mean([each[ACCURACY_MEAN] for each in own])),
-        USES_GROUND_TRUTH: any(each[USES_GROUND_TRUTH] for each in own),
+        "rows": own.dropna().index.tolist(),
+        "missing_rows": own[own.isna()].index.tolist(),
+        "left_out": int((~candidates(found["missing"])).sum()),  # configurations
+        "sets": next(row for row in rows if row.number == own.index[0]).but_for_the_seed(),
+        options.metric: float(own.mean()),
+        ACCURACY_MEAN: float(np.mean([each[ACCURACY_MEAN] for each in measured])),
+        USES_GROUND_TRUTH: any(each[USES_GROUND_TRUTH] for each in measured),
     }
 
 

@@ -431,13 +431,51 @@ class TestSweep:
         failed |= {"validation_accuracy_mean": None, "clusters": None}
         return [row | failed if wanted(row) else row for row in sweep_rows()]
 
+    @staticmethod
+    def is_first(row):
+        return (row[LINKAGE], row[DISTANCE], row[THRESHOLD]) == ("ward", "l2", 1.0)
+
+    def test_configurations_with_a_failed_seed_rank_after_complete_ones(self, tmp_path):
+        """ward, l2, 1.0 would be first; then only two are complete: ward, 10.0, l2 before l1."""
+        one = self.with_failed(lambda row: self.is_first(row) and row["seed"] == 1)
+        sheet = top_sheet(read_sweep(write_sweep(tmp_path / "one", one)))
+        ranks = ["1", "2 (tie)", "2 (tie)", "4 (tie)", "4 (tie)"]
+        assert sheet.labels["rank"].tolist() == ranks
+
+        def is_complete(row):
+            return (row[LINKAGE], row[THRESHOLD]) == ("ward", 10.0)
+
+        most = self.with_failed(lambda row: not is_complete(row) and row["seed"] == 1)
+        sweep = read_sweep(write_sweep(tmp_path / "most", most))
+        sheet = top_sheet(sweep)
+        assert sheet.labels["rank"].tolist() == ["1", "2", "3", "4", "5"]
+        settings = sheet.labels[["distance", "threshold"]].values.tolist()
+        assert settings[:3] == [["l2", "10"], ["l1", "10"], ["l2", "1"]]
+        lines = sheet.lines()
+        shown = [lines[row, VALIDATION]["ours"] for row in sheet.labels.index]
+        assert ["‡" in text for text in shown] == [False, False, True, True, True]
+        assert (sweep.num_tied, sweep.num_left_out) == (1, 10)
+
+    def test_a_failed_seed_is_marked_at_the_metric_whatever_it_is(self, tmp_path):
+        rows = self.with_failed(lambda row: row["seed"] == 1)
+        folder = write_sweep(tmp_path / "s", rows, metric="clusters", mode="min")
+        sheet = top_sheet(read_sweep(folder))
+        lines = sheet.lines()
+        assert all("‡" in lines[row, "clusters"]["ours"] for row in sheet.labels.index)
+
+    def test_the_ring_around_the_best_is_marked_and_no_setting_is_by_a_failed_seed(self, tmp_path):
+        """Ground truth is a matter of the setting, a failed seed is one of a configuration."""
+        complete = overview_figure(read_sweep(write_sweep(tmp_path / "whole")))
+        rows = self.with_failed(lambda row: row["seed"] == 1)
+        failed = overview_figure(read_sweep(write_sweep(tmp_path / "s", rows)))
+        for figure, name in ((complete, "best"), (failed, "best ‡")):
+            (legend,) = figure.legends
+            assert [text.get_text() for text in legend.get_texts()] == [name]
+            assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["l1", "l2"]
+
     def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete(self, tmp_path):
         """ward, l2, 1.0 would be best, but its seed 1 failed; next is ward, l1, 1.0 with 0.70."""
-
-        def is_best(row):
-            return (row[LINKAGE], row[DISTANCE], row[THRESHOLD]) == ("ward", "l2", 1.0)
-
-        rows = self.with_failed(lambda row: is_best(row) and row["seed"] == 1)
+        rows = self.with_failed(lambda row: self.is_first(row) and row["seed"] == 1)
         folder = write_sweep(tmp_path / "s", rows)
         sweep = read_sweep(folder)
         assert sweep.best[[LINKAGE, DISTANCE, THRESHOLD]].values.tolist() == [["ward", "l1", 1.0]]

@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
+from recorded import write_sweep
 
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
+from flray.report.sweep_tables import top_sheet
+from flray.report.sweeps import read_sweep
 from flray.sweep.driver import run_sweep
 from flray.sweep.folder import (
     best_of,
@@ -70,6 +74,44 @@ def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -
     assert (best["rows"], best["missing_rows"], best["left_out"]) == ([1], [0], 0)
     assert best["uses_ground_truth"] is False
     assert best_of(*seeds_of({0.1: [None, None]}), Options()) is None
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_best_of_a_sweep_is_the_first_of_its_table_and_page(tmp_path, mode) -> None:
+    """Ten sweeps with ties; what failed is drawn too: of some, of every configuration, of all."""
+    rng, bests = np.random.default_rng(0), []
+    for place in range(10):
+        failed = rng.random((5, 3)) < [0.0, 0.2, 0.5, 0.8, 1.0][place % 5]
+        accuracies = np.where(failed, np.nan, rng.integers(3, size=(5, 3)) / 10).round(1)
+        given = {
+            0.1 * k: [None if np.isnan(a) else a for a in own] for k, own in enumerate(accuracies)
+        }
+        rows, summaries = seeds_of(given)
+        best = best_of(rows, summaries, Options(mode=mode))
+        frame = pd.DataFrame(
+            [
+                {**row.overrides, "status": row.status, **summaries.get(row.number, {})}
+                for row in rows
+            ]
+        )
+        folder = write_sweep(tmp_path / str(place), frame, mode=mode)
+        page = read_sweep(folder)
+        if best is None:
+            assert page.best.empty
+            continue
+        bests.append(best)
+        assert page.best["train.lr"].tolist() == [best["sets"]["train.lr"]]
+        assert page.best["missing_rows"].tolist() == [len(best["missing_rows"])]
+        assert page.best["validation_accuracy_mean"].tolist() == pytest.approx(
+            [best["validation_accuracy_mean"]]
+        )
+        assert page.num_left_out == best["left_out"]
+        top = top_sheet(page).labels
+        assert top["rank"].iloc[0].startswith("1")
+        assert float(top["lr"].iloc[0]) == pytest.approx(best["sets"]["train.lr"])
+    assert len(bests) == 8
+    assert {bool(best["missing_rows"]) for best in bests} == {True, False}
+    assert any(best["left_out"] for best in bests)
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
