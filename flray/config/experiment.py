@@ -117,14 +117,15 @@ def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
     """The experiments, each also evaluated in the rounds right after any of them clusters.
 
     A method is compared with FedAvg in the round after its clustering, so FedAvg needs that round
-    too. The rounds are added to `evaluate.also` where `evaluate.every` leaves them out.
+    too.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
     after = {a.rounds_before + 1 for a in algorithms if hasattr(a, "rounds_before")}
-    return [_also_evaluated(experiment, after) for experiment in experiments]
+    return [also_evaluated(experiment, after) for experiment in experiments]
 
 
-def _also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experiment:
+def also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experiment:
+    """The experiment with the rounds in `evaluate.also` that `evaluate.every` leaves out."""
     settings = experiment.settings
     own = settings.evaluate
     missing = {t for t in rounds if t % own.every and t < settings.rounds} - set(own.also)

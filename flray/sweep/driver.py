@@ -166,7 +166,7 @@ class _Sweep:
             return None
         first = len(self.known)
         before = [row for number, row in read_rows(self.folder).items() if number >= first]
-        return Suggestions(self.space, first, before)
+        return Suggestions(self.space, self.job.wanted, first, before)
 
     @property
     def num_left(self) -> int:

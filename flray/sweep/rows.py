@@ -1,7 +1,7 @@
 """The rows of a sweep: one for each configuration that its space describes."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from flray.clustering.merges import MergePoint
 from flray.config.binding import Plain
 from flray.config.experiment import (
     Experiment,
-    evaluated_together,
+    also_evaluated,
     parse_experiment,
     with_value,
 )
@@ -81,14 +81,7 @@ def expand(space: Space) -> tuple[SweepRow, ...]:
     Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
     of which there may be none.
     """
-    baselines = _baselines(space)
-    if isinstance(space.options.search, OptunaSearch):
-        return tuple(_distinct(baselines))
-    rows = _distinct(itertools.chain(_varied(space), baselines))
-    if not rows:
-        raise ExperimentError("the space has no rows: `except` leaves no combination")
-    together = evaluated_together([parse_experiment(row.plain) for row in rows])
-    return tuple(replace(row, plain=each.plain) for row, each in zip(rows, together, strict=True))
+    return _rows(space)[0]
 
 
 def possible(space: Space) -> tuple[SweepRow, ...]:
@@ -96,20 +89,28 @@ def possible(space: Space) -> tuple[SweepRow, ...]:
 
     These have each value of each list and the ends of each range, one at a time.
     """
-    rows = expand(space)
-    if not isinstance(space.options.search, OptunaSearch):
-        return rows
-    ends = {key: ends_of(values) for key, values in space.varied.items()}
-    first = {key: values[0] for key, values in ends.items()}
-    some = [first, *({**first, key: v} for key, values in ends.items() for v in values[1:])]
-    allowed = [chosen for chosen in some if not is_excluded(space, chosen)]
-    return (*rows, *(suggested_row(space, len(rows), chosen) for chosen in allowed))
+    known, some = _rows(space)
+    return known + some
 
 
-def suggested_row(space: Space, number: int, chosen: Mapping[str, Any]) -> SweepRow:
-    """The row of values that were suggested for the keys of the space."""
+def suggested_row(
+    space: Space, number: int, chosen: Mapping[str, Any], rounds: Collection[int]
+) -> SweepRow:
+    """The row of values that were suggested for the keys of the space.
+
+    Args:
+        rounds: those of `rounds_to_cluster_after`.
+    """
     (name,) = space.experiments
-    return replace(_row(space, name, chosen), number=number)
+    row = _row(space, name, chosen)
+    return replace(row, number=number, plain=_evaluated(parse_experiment(row.plain), rounds))
+
+
+def is_suggested(space: Space, key: str) -> bool:
+    """True if Optuna decides this key: seeds repeat, and a single value is no choice."""
+    values = space.varied[key]
+    is_single = isinstance(values, Grid) and len(values.values) == 1
+    return isinstance(space.options.search, OptunaSearch) and key != "seed" and not is_single
 
 
 def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
@@ -126,9 +127,45 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
     algorithms = [experiment.algorithm.build() for experiment in experiments]
     rounds = {a.rounds_before for a in algorithms if hasattr(a, "rounds_before")}
     drawn = space.varied.get(ROUNDS_BEFORE)
-    if isinstance(drawn, Integer):
+    if isinstance(drawn, Integer) and is_suggested(space, ROUNDS_BEFORE):
         rounds |= set(range(int(drawn.lower), int(drawn.upper)))
     return frozenset(rounds)
+
+
+def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
+    """The rows that are known before, and some of those that may be suggested.
+
+    All are evaluated in the round after each clustering that may be, so that a method and FedAvg
+    can be compared there and share their prefix.
+    """
+    is_adaptive = isinstance(space.options.search, OptunaSearch)
+    varied = () if is_adaptive else _varied(space)
+    known = _distinct(itertools.chain(varied, _baselines(space)))
+    some = list(_at_the_ends(space, len(known))) if is_adaptive else []
+    if not known and not is_adaptive:
+        raise ExperimentError("the space has no rows: `except` leaves no combination")
+    rows = [*known, *some]
+    experiments = [parse_experiment(row.plain) for row in rows]
+    rounds = rounds_to_cluster_after(space, experiments)
+    plains = (_evaluated(experiment, rounds) for experiment in experiments)
+    made = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
+    return made[: len(known)], made[len(known) :]
+
+
+def _evaluated(experiment: Experiment, rounds: Collection[int]) -> Plain:
+    """The configuration, with an evaluation in the round after each of these."""
+    return also_evaluated(experiment, {t + 1 for t in rounds}).plain
+
+
+def _at_the_ends(space: Space, number: int) -> Iterator[SweepRow]:
+    """Rows that differ from the first values of all keys in one value each."""
+    (name,) = space.experiments
+    ends = {key: ends_of(values) for key, values in space.varied.items()}
+    first = {key: values[0] for key, values in ends.items()}
+    others = ({**first, key: v} for key, values in ends.items() for v in values[1:])
+    for chosen in (first, *others):
+        if not is_excluded(space, chosen):
+            yield replace(_row(space, name, chosen), number=number)
 
 
 def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
@@ -147,14 +184,12 @@ def _varied(space: Space) -> Iterator[SweepRow]:
 
 
 def _baselines(space: Space) -> Iterator[SweepRow]:
-    is_adaptive = isinstance(space.options.search, OptunaSearch)
+    """With Optuna nothing is suggested for a baseline: it has the experiment's own values."""
     for name, changes in itertools.product(space.experiments, space.baselines):
         applying = {
             key: values
             for key, values in space.varied.items()
-            if not _is_replaced(key, changes)
-            # Nothing is suggested for a baseline: it has the experiment's own values.
-            and (key == "seed" or not is_adaptive)
+            if not (_is_replaced(key, changes) or is_suggested(space, key))
         }
         for chosen in _combinations(space, applying):
             yield _row(space, name, {**changes, **chosen})

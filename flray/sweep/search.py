@@ -1,7 +1,7 @@
 """What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -12,7 +12,7 @@ from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
-from flray.sweep.rows import SweepRow, ends_of, is_excluded, suggested_row
+from flray.sweep.rows import SweepRow, ends_of, is_excluded, is_suggested, suggested_row
 from flray.sweep.space import BetweenMerges, Grid, Space, Values
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
@@ -46,19 +46,23 @@ class RowSearch(Searcher):
 class Suggestions:
     """Optuna's suggestions as rows, one for each seed of the space; the value is their mean."""
 
-    def __init__(self, space: Space, first: int, before: Iterable[SweepRow]) -> None:
+    def __init__(
+        self, space: Space, rounds: Collection[int], first: int, before: Iterable[SweepRow]
+    ) -> None:
         """Go on after earlier starts of the sweep.
 
         Args:
+            rounds: after which rows may cluster.
             first: the number of the first row that is suggested.
             before: rows that were; a kill may have left one of a suggestion without the others.
         """
         search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space, self._first, self._seeds = space, first, seeds_of(space)
+        self._space, self._rounds, self._first = space, rounds, first
+        self._seeds = seeds_of(space)
         found = {(row.number - first) // len(self._seeds): row.chosen for row in before}
         self._suggested = {place: self._rows(place, chosen) for place, chosen in found.items()}
-        self._free = {key: v for key, v in space.varied.items() if _is_free(key, v)}
+        self._free = {key: v for key, v in space.varied.items() if is_suggested(space, key)}
         self._optuna = TuneOptuna(
             TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._free.items()}),
             metric=options.metric,
@@ -118,7 +122,10 @@ class Suggestions:
         if any(is_excluded(self._space, sets) for sets in each):
             return []
         try:
-            return [suggested_row(self._space, first + k, sets) for k, sets in enumerate(each)]
+            return [
+                suggested_row(self._space, first + k, sets, self._rounds)
+                for k, sets in enumerate(each)
+            ]
         except ExperimentError:
             return []
 
@@ -127,11 +134,6 @@ def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
     """The seeds that each sample has; None: the experiment's own."""
     grid = space.varied.get("seed")
     return grid.values if isinstance(grid, Grid) else [None]
-
-
-def _is_free(key: str, values: Values) -> bool:
-    """True if Optuna decides it: seeds repeat, and a single value is no choice."""
-    return key != "seed" and not (isinstance(values, Grid) and len(values.values) == 1)
 
 
 def _domain(values: Values) -> Any:  # Any: Tune leaves its domains untyped

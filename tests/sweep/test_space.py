@@ -8,8 +8,10 @@ from scipy.cluster.hierarchy import linkage as scipy_linkage
 from sklearn.cluster import AgglomerativeClustering
 
 from flray.clustering.merges import MergePoint, between_merges
+from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
-from flray.sweep.rows import expand
+from flray.sweep.rows import expand, possible, rounds_to_cluster_after
+from flray.sweep.search import Suggestions
 from flray.sweep.space import THRESHOLD, BetweenMerges, Grid, parse_space, read_space
 
 from scenarios import TINY
@@ -97,6 +99,32 @@ def test_every_row_is_evaluated_in_the_rounds_after_clusterings() -> None:
     rows = expand(space(given, baseline={"algorithm": "fedavg"}))
     assert [row.plain["algorithm"]["name"] for row in rows] == ["flhc"] * 3 + ["fedavg"]
     assert [row.plain["evaluate"]["also"] for row in rows] == [[2, 3]] * 4
+
+
+def test_rows_of_a_search_are_evaluated_after_every_clustering_that_may_be() -> None:
+    """Random draws of 1, 2 and 3 are known before; Optuna may suggest any of 1 to 3."""
+    drawn = {"algorithm.rounds_before": {"randint": [1, 3]}, THRESHOLD: {"between_merges": 2}}
+    fixed = {"evaluate.every": 5, "rounds": 10, "seed": [0, 1]}
+    for name, samples in (("random", 30), ("optuna", 1)):
+        search = {"name": name, "samples": samples}
+        parsed = space(drawn | fixed, baseline={"algorithm": "fedavg"}, search=search)
+        known = expand(parsed)
+        baselines = [row for row in known if row.plain["algorithm"]["name"] == "fedavg"]
+        assert [row.plain["seed"] for row in baselines] == [0, 1]
+        suggested = []
+        if name == "optuna":
+            rounds = rounds_to_cluster_after(parsed, experiments_of(parsed))
+            suggested = Suggestions(parsed, rounds, len(known), []).ask("a")
+            assert len(suggested) == 2
+        cut = [row.at(0.5) for row in (*known, *suggested) if row.merge_point is not None]
+        assert len(cut) == len(known) + len(suggested) - 2 > 0
+        for row in (*baselines, *cut, *possible(parsed)):
+            assert row.plain["evaluate"]["also"] == [2, 3, 4]
+            assert (row.plain["evaluate"]["every"], row.plain["rounds"]) == (5, 10)
+
+
+def experiments_of(parsed):
+    return [parse_experiment(row.plain) for row in possible(parsed)]
 
 
 def test_thresholds_between_merges_by_hand() -> None:

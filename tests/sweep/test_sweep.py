@@ -274,7 +274,7 @@ def test_predicted_steps_are_those_that_the_sweep_counts(tmp_path) -> None:
 
 
 OPTUNA = {
-    "experiment": FLHC,
+    "experiment": {**FLHC, "evaluate": {"every": 3}},
     "space": {
         "algorithm.rounds_before": {"randint": [1, 2]},
         DISTANCE: ["l1", "l2", "cosine"],
@@ -301,6 +301,12 @@ def test_suggestions_of_optuna_share_their_prefixes_and_are_told_of_when_resumed
     assert (ward[DISTANCE] == "l2").all()
     assert result.report["prefixes"] == 2
     assert result.report["ratio"] > 1.5
+    for row in table.iloc[:2].itertuples():
+        rounds = RunDirectory(result.path / row.folder).rounds().dropna(subset=["accuracy_mean"])
+        assert rounds["round"].tolist() == [2, 3]  # after a clustering, and the last
+        fedavg = OPTUNA["experiment"] | {"algorithm": "fedavg", "seed": int(row.seed)}
+        alone = run_experiment(parse_experiment(fedavg), tmp_path / f"fedavg{row.seed}")
+        assert alone.summary["params_sha256"] == row.params_sha256
     for row in suggested.iloc[:2].itertuples():
         alone = summary_alone(result.path, row, tmp_path / "naive")
         assert row.params_sha256 == alone["params_sha256"]
