@@ -19,6 +19,7 @@ from flray.config.objects import OBJECT
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import ClusteringRecord, read_clusterings
+from flray.records.columns import CLIENT, MODEL, PART, ROUND
 from flray.records.run_directory import RunDirectory
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.configuration import THRESHOLD
@@ -58,9 +59,9 @@ class Result:
 
         Clients with equal numbers share a model.
         """
-        test = self.clients[self.clients["part"] == "test"]
-        last = test[test["round"] == test["round"].max()]
-        found: pd.Series[int] = last.set_index("client")["model"].rename("cluster").sort_index()
+        test = self.clients[self.clients[PART] == "test"]
+        last = test[test[ROUND] == test[ROUND].max()]
+        found: pd.Series[int] = last.set_index(CLIENT)[MODEL].rename("cluster").sort_index()
         return found
 
     @cached_property

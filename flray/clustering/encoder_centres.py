@@ -29,6 +29,7 @@ from flray.clustering.encoder import Encoder, ImageKind, same_bits, server_devic
 from flray.clustering.points import Points
 from flray.data.datasets.downloaded import FashionMnist
 from flray.errors import ExperimentError
+from flray.execution.counted import CLIENT_STEPS
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
 from flray.models.conv_ae import ConvAe
@@ -133,7 +134,7 @@ class EncoderCentres:
         if self.fine_tune in ("sequential", "independent"):
             batches = np.ceil(fed.num_examples[clients] / self.encoder.batch_size)
             steps = self.epochs * int(batches.sum())
-            fed.meter.counts["client_steps"] += steps
+            fed.meter.counts[CLIENT_STEPS] += steps
             fed.meter.counts["client_steps_fine_tuning"] += steps
 
     def _count_download(self, fed: Federation, num_clients: int, params: Params) -> None:

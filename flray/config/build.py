@@ -31,6 +31,7 @@ from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
 from flray.randomness import torch_seed
 from flray.records.checkpoint import CheckpointStore
+from flray.records.columns import SEED
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
@@ -361,7 +362,7 @@ def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
     host = payload.settings
     return {
         **names,
-        "seed": experiment.settings.seed,
+        SEED: experiment.settings.seed,
         "engine": choose_engine(host.engine, payload.module, host.device),
         "device": host.device,
         "block": host.num_slots,

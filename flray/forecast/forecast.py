@@ -28,7 +28,15 @@ from flray.errors import ExperimentError
 from flray.execution.executor import Inline
 from flray.execution.federation import cohort_size
 from flray.forecast.sampling import Rate, Sampling
-from flray.records.columns import CLIENT_STEPS, SECONDS
+from flray.records.columns import (
+    BYTES_DOWN,
+    BYTES_UP,
+    CLIENT_STEPS,
+    SECONDS,
+    SECONDS_EVALUATE,
+    SECONDS_PROBE,
+    SECONDS_TRAIN,
+)
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Evaluation, RoundRow
 
@@ -94,12 +102,12 @@ def forecast(
     load = load_of(parts.payload, settings.train.batch_size, num_heard, processes)
     at_work = min(processes, blocks_per_round)
     # Measuring took place within training, which no run has.
-    server = rounds[SECONDS] - rounds.filter(["seconds_train", "seconds_probe"]).sum(axis=1)
-    server -= rounds.filter(["seconds_evaluate"]).fillna(0.0).sum(axis=1)
+    server = rounds[SECONDS] - rounds.filter([SECONDS_TRAIN, SECONDS_PROBE]).sum(axis=1)
+    server -= rounds.filter([SECONDS_EVALUATE]).fillna(0.0).sum(axis=1)
     seconds = {
         "start": starting,
         "training": scale * sum(engine.blocks) / at_work,
-        "evaluation": _last(rounds, "seconds_evaluate") * num_evaluations,
+        "evaluation": _last(rounds, SECONDS_EVALUATE) * num_evaluations,
         "server": _whole(server, num_rounds),
     }
     if settings.execution.executor == "ray":
@@ -107,8 +115,8 @@ def forecast(
     return Forecast(
         rounds=num_rounds,
         client_steps=round(_whole(_columns(rounds, CLIENT_STEPS), num_rounds)),
-        bytes_down=round(_whole(_columns(rounds, "bytes_down_"), num_rounds)),
-        bytes_up=round(_whole(_columns(rounds, "bytes_up_"), num_rounds)),
+        bytes_down=round(_whole(_columns(rounds, f"{BYTES_DOWN}_"), num_rounds)),
+        bytes_up=round(_whole(_columns(rounds, f"{BYTES_UP}_"), num_rounds)),
         memory_per_process=load.of_actor(),
         processes=processes,
         seconds=seconds,

@@ -36,13 +36,40 @@ ACCURACY_SE_CLIENTS = "accuracy_se_clients"
 CLIENTS_REACHING_TARGET = "clients_reaching_target"
 VALIDATION_ACCURACY_MEAN = "validation_accuracy_mean"
 HOLDOUT_ACCURACY_MEAN = "holdout_accuracy_mean"
+GLOBAL_ACCURACY_MEAN = "global_accuracy_mean"
+TUNED_ACCURACY_MEAN = "tuned_accuracy_mean"
+TUNED_GLOBAL_ACCURACY_MEAN = "tuned_global_accuracy_mean"
 SECONDS = "seconds"
+SECONDS_TRAIN = "seconds_train"
+SECONDS_PROBE = "seconds_probe"
+SECONDS_EVALUATE = "seconds_evaluate"
 BYTES = "bytes_"  # begins what was sent
 BYTES_UP = "bytes_up"  # of a run; with an underscore and the kind, of a round
 BYTES_DOWN = "bytes_down"
 CLUSTERING = "clustering_"  # begins what was measured of a clustering
 CLUSTERING_CLUSTERS = "clustering_clusters"
 CLUSTERING_OVERLAPPING = "clustering_overlapping"
+
+# Measures of a clustering: with CLUSTERING in front in rounds.parquet, without it in summary.json.
+ARI = "ari"
+NMI = "nmi"
+PURITY = "purity"
+OVERLAP_FP = "overlap_fp"  # FLIS, Fig. 3
+OVERLAP_FN = "overlap_fn"
+EQUAL_FP = "equal_fp"
+EQUAL_FN = "equal_fn"
+ERRORS = (OVERLAP_FP, OVERLAP_FN, EQUAL_FP, EQUAL_FN)
+LABEL_CORRELATION = "label_correlation"  # REPA, Fig. 1
+DRIFT_CORRELATION = "drift_correlation"
+DATA_CORRELATION = "data_correlation"
+CORRELATIONS = (LABEL_CORRELATION, DRIFT_CORRELATION, DATA_CORRELATION)
+UNIFORMITY = "uniformity"  # REPA, Fig. 2
+UNIFORMITY_RANDOM = "uniformity_random"
+UNIFORMITY_LABELS = "uniformity_labels"
+UNIFORMITIES = (UNIFORMITY, UNIFORMITY_RANDOM, UNIFORMITY_LABELS)
+ROBUSTNESS = "robustness"  # REPA, Alg. 1
+ROBUSTNESS_SE = "robustness_se"
+ROBUSTNESS_CLIENTS = "robustness_clients"
 
 # clients.parquet: a row for each client and evaluation, also with ROUND.
 CLIENT = "client"
@@ -57,7 +84,8 @@ GROUP = "group"
 # summary.json: numbers of the last round, and these.
 ROUNDS = "rounds"
 SEED = "seed"
-ARI = "ari"
+CLUSTERS_OVERLAP = "clusters_overlap"
+LAST_TRAINED_ACCURACY_MEAN = "last_trained_accuracy_mean"
 ROUND_AFTER_CLUSTERING = "round_after_clustering"
 ROUNDS_TO_TARGET = "rounds_to_target"
 USES_GROUND_TRUTH = "uses_ground_truth"

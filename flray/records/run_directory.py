@@ -37,6 +37,7 @@ from flray.records.columns import (
     MODEL,
     PART,
     ROUND,
+    ROUNDS,
     SPLIT_SHA256,
     TOTAL,
 )
@@ -142,7 +143,7 @@ class RunDirectory:
         """True if all rounds of this configuration are done."""
         summary = self.summary()
         wanted = config.get("rounds", 0)
-        return summary is not None and bool(summary.get("rounds", wanted) >= wanted)
+        return summary is not None and bool(summary.get(ROUNDS, wanted) >= wanted)
 
     def _reopen(self, config: Config) -> None:
         """Make a finished run one that goes on: scores as parts again, and no summary."""

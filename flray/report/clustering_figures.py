@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord
+from flray.records.columns import ARI
 from flray.report.geometry import (
     Matrix,
     circle_layout,
@@ -90,7 +91,7 @@ def embedding_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     row[0].set_title(f"by cluster (C = {clustering.num_clusters})", fontsize=10)
     if clustering.groups is not None:
         _scatter(row[1], points, clustering.groups[owner], of_group)
-        ari = partition_scores(clustering.labels, clustering.groups)["ari"]
+        ari = partition_scores(clustering.labels, clustering.groups)[ARI]
         row[1].set_title(f"by planted group ({len(of_group)}, ARI {ari:.2f})", fontsize=10)
     return figure
 

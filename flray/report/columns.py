@@ -11,18 +11,13 @@ from flray.records import columns as recorded
 MISSING = "–"
 TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
 HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
-# Measures of clusterings: FLIS's Fig. 3, REPA's Fig. 1, Fig. 2 and Alg. 1.
-ERRORS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
-CORRELATIONS = ("label_correlation", "drift_correlation", "data_correlation")
-UNIFORMITY = ("uniformity", "uniformity_random", "uniformity_labels")
-ROBUSTNESS = ("robustness", "robustness_clients")
-CLUSTERING_ERROR = "clustering_error"  # the sum of the first two errors
+CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
 # What a row of a sweep may have measured, in the order of its columns on the page.
 MEASURED = (
     *(VALIDATION, TEST, TEST + recorded.AFTER, recorded.CLIENTS_REACHING_TARGET),
     *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
-    *(CLUSTERING_ERROR, *ERRORS[:2], *CORRELATIONS, UNIFORMITY[0], ROBUSTNESS[0]),
-    *(recorded.CLIENT_STEPS, recorded.SECONDS),
+    *(CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN, *recorded.CORRELATIONS),
+    *(recorded.UNIFORMITY, recorded.ROBUSTNESS, recorded.CLIENT_STEPS, recorded.SECONDS),
 )
 
 
@@ -48,9 +43,11 @@ def _percent(title: str, short: str = "") -> Column:
 _HALF, _SAME, _ALIKE = "half the labels:", "same labels:", "correlation with"
 COLUMNS = {
     TEST: _percent("test accuracy", "accuracy %"),
-    "global_accuracy_mean": _percent("global test accuracy", "global"),
-    "tuned_accuracy_mean": _percent("fine-tuned test accuracy", "tuned"),
-    "tuned_global_accuracy_mean": _percent("fine-tuned global test accuracy", "tuned global"),
+    recorded.GLOBAL_ACCURACY_MEAN: _percent("global test accuracy", "global"),
+    recorded.TUNED_ACCURACY_MEAN: _percent("fine-tuned test accuracy", "tuned"),
+    recorded.TUNED_GLOBAL_ACCURACY_MEAN: _percent(
+        "fine-tuned global test accuracy", "tuned global"
+    ),
     VALIDATION: _percent("validation accuracy", "validation"),
     HOLDOUT: _percent("holdout clients' accuracy"),
     recorded.ACCURACY_WORST: _percent("worst client", "worst"),
@@ -65,18 +62,20 @@ COLUMNS = {
     recorded.BYTES_DOWN: Column("sent down", "MB down", 1e-6, "MB", 1),
     recorded.SECONDS: Column("seconds", decimals=1),
     CLUSTERING_ERROR: Column("clustering error"),
-    "overlap_fp": Column("false positives", "false pos.", group=_HALF),
-    "overlap_fn": Column("false negatives", "false neg.", group=_HALF),
-    "equal_fp": Column("false positives", "false pos.", group=_SAME),
-    "equal_fn": Column("false negatives", "false neg.", group=_SAME),
-    "label_correlation": Column("correlation with labels", "labels", group=_ALIKE),
-    "drift_correlation": Column("correlation with drift", "drift", group=_ALIKE),
-    "data_correlation": Column("correlation with both", "both", group=_ALIKE),
-    "uniformity": Column("uniformity (eq. 7)", " ", group="uniformity"),
-    "uniformity_random": Column("uniformity of random clusters", "(random)", group="uniformity"),
-    "uniformity_labels": Column("uniformity by labels", "(of labels)", group="uniformity"),
-    "robustness": Column("robustness"),
-    "robustness_clients": Column("robustness by client"),
+    recorded.OVERLAP_FP: Column("false positives", "false pos.", group=_HALF),
+    recorded.OVERLAP_FN: Column("false negatives", "false neg.", group=_HALF),
+    recorded.EQUAL_FP: Column("false positives", "false pos.", group=_SAME),
+    recorded.EQUAL_FN: Column("false negatives", "false neg.", group=_SAME),
+    recorded.LABEL_CORRELATION: Column("correlation with labels", "labels", group=_ALIKE),
+    recorded.DRIFT_CORRELATION: Column("correlation with drift", "drift", group=_ALIKE),
+    recorded.DATA_CORRELATION: Column("correlation with both", "both", group=_ALIKE),
+    recorded.UNIFORMITY: Column("uniformity (eq. 7)", " ", group="uniformity"),
+    recorded.UNIFORMITY_RANDOM: Column(
+        "uniformity of random clusters", "(random)", group="uniformity"
+    ),
+    recorded.UNIFORMITY_LABELS: Column("uniformity by labels", "(of labels)", group="uniformity"),
+    recorded.ROBUSTNESS: Column("robustness"),
+    recorded.ROBUSTNESS_CLIENTS: Column("robustness by client"),
 }
 # Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
 _FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")

@@ -13,7 +13,11 @@ from flray.report.runs import Experiments, RunRecord
 from flray.report.sheets import Fields, Heading, Sheet, seed_mean, sheet_of
 
 # Accuracies of other protocols have a column where a run recorded them.
-_OTHER_PROTOCOLS = ("global_accuracy_mean", "tuned_accuracy_mean", "tuned_global_accuracy_mean")
+_OTHER_PROTOCOLS = (
+    recorded.GLOBAL_ACCURACY_MEAN,
+    recorded.TUNED_ACCURACY_MEAN,
+    recorded.TUNED_GLOBAL_ACCURACY_MEAN,
+)
 _ACCURACIES = (TEST, *_OTHER_PROTOCOLS, VALIDATION)
 _COLUMNS = (
     *(*_ACCURACIES, recorded.ACCURACY_WORST, recorded.ACCURACY_VARIANCE),
@@ -95,7 +99,9 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     rounds = {"after": after, "end": recorded.ROUNDS}
     cells: dict[tuple[str, str, str], Fields] = {}
     for name, runs in clustered.items():
-        cells[name, "round", "ours"] = {"value": np.mean([run.numbers[after] for run in runs])}
+        cells[name, recorded.ROUND, "ours"] = {
+            "value": np.mean([run.numbers[after] for run in runs])
+        }
         for column in shares:
             for when, key in rounds.items():
                 mine = [_measured(run, int(run.numbers[key]), column) for run in runs]
@@ -107,11 +113,11 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
                     "uses_ground_truth": _use_ground_truth(runs),
                 }
         aris = [known(run.numbers.get(recorded.ARI)) for run in runs]
-        cells[name, "ari", "ours"] = seed_mean([ari for ari in aris if not np.isnan(ari)])
+        cells[name, recorded.ARI, "ours"] = seed_mean([ari for ari in aris if not np.isnan(ari)])
     headings = [
-        Heading("round", "round", decimals=0),
+        Heading(recorded.ROUND, "round", decimals=0),
         *(Heading(f"{c} {when}", when, group) for c, group in shares.items() for when in rounds),
-        Heading("ari", "ARI"),
+        Heading(recorded.ARI, "ARI"),
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
     notes = ["± is the standard deviation over seeds."] * has_spread

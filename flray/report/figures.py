@@ -160,7 +160,11 @@ def efficiency_figure(experiments: Experiments) -> Figure:
     """Mean test accuracy against the bytes sent in both directions until then, over seeds."""
 
     def sent(run: RunRecord) -> pd.DataFrame:
-        so_far = run.rounds.filter(regex="^bytes_(up|down)_").sum(axis=1).cumsum()
+        so_far = (
+            run.rounds.filter(regex=f"^({recorded.BYTES_UP}|{recorded.BYTES_DOWN})_")
+            .sum(axis=1)
+            .cumsum()
+        )
         return run.evaluated().assign(sent=so_far)
 
     data = _joined(experiments, sent)

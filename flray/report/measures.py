@@ -5,20 +5,30 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from flray.records.columns import CLUSTERING, ROUND
-from flray.report.columns import CORRELATIONS, ERRORS, ROBUSTNESS, UNIFORMITY, known
+from flray.records.columns import (
+    CLUSTERING,
+    CORRELATIONS,
+    ERRORS,
+    ROBUSTNESS,
+    ROBUSTNESS_CLIENTS,
+    ROBUSTNESS_SE,
+    ROUND,
+    UNIFORMITIES,
+)
+from flray.report.columns import known
 from flray.report.runs import Experiments, Plain, RunRecord
 from flray.report.sheets import Fields, Sheet, seed_mean, sheet_of
 
+_ROBUST = (ROBUSTNESS, ROBUSTNESS_CLIENTS)
 _NOTES = {  # of keys of a summary; in a row of rounds.parquet they begin with `clustering_`
     ERRORS: "False positives and negatives (FLIS, Fig. 3): wrong and missing companions of a "
     "client, a mean over clients and clusterings, where those with half of its labels, or with the "
     "same labels, belong to it.",
     CORRELATIONS: "Correlation (REPA, Fig. 1): of the cosine of two clients' embeddings with how "
     "alike their labels are, their ways to see images, or both.",
-    UNIFORMITY: "Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one cluster "
-    "are; for as many random clusters, and for k-means of the labels themselves.",
-    ROBUSTNESS: "Robustness (REPA, Alg. 1): how often a client made to resemble one of a cluster "
+    UNIFORMITIES: "Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one "
+    "cluster are; for as many random clusters, and for k-means of the labels themselves.",
+    _ROBUST: "Robustness (REPA, Alg. 1): how often a client made to resemble one of a cluster "
     "lands in it, a mean over clusters.",
 }
 
@@ -59,8 +69,8 @@ def _sheet(first: str, rows: Mapping[str, Sequence[Plain]]) -> Sheet | None:
             values = [value for n in held if not math.isnan(value := known(n.get(key)))]
             if values:
                 cells[name, key, "ours"] = seed_mean(values)
-                if key == ROBUSTNESS[0] and len(values) == 1:
-                    cells[name, key, "ours"]["error"] = held[0].get("robustness_se")
+                if key == ROBUSTNESS and len(values) == 1:
+                    cells[name, key, "ours"]["error"] = held[0].get(ROBUSTNESS_SE)
     measured = {key for _, key, _ in cells}
     shown = [key for keys in _NOTES for key in keys if key in measured]
     notes = [words for keys, words in _NOTES.items() if measured & set(keys)]

@@ -15,7 +15,7 @@ from flray.records import columns as recorded
 from flray.records.columns import CLUSTERS, FOLDER, ROUND, SEED
 from flray.records.run_directory import RunDirectory
 from flray.report import columns, style
-from flray.report.columns import CORRELATIONS, HOLDOUT, TEST, VALIDATION, column_of
+from flray.report.columns import HOLDOUT, TEST, VALIDATION, column_of
 from flray.report.sheets import GROUND_TRUTH
 from flray.report.sweep_tables import mark_of
 from flray.report.sweeps import SPREAD, Sweep, averaged
@@ -35,7 +35,7 @@ CURVES = (
     *(TEST, VALIDATION, HOLDOUT),
     *(CLUSTERS, recorded.ARI, recorded.CLIENTS_REACHING_TARGET),
 )
-REFERENCES = {columns.UNIFORMITY[2]: "--", columns.UNIFORMITY[1]: ":"}
+REFERENCES = {recorded.UNIFORMITY_LABELS: "--", recorded.UNIFORMITY_RANDOM: ":"}
 
 
 def curve_keys(sweep: Sweep) -> list[str]:
@@ -72,18 +72,18 @@ def curve_figure(sweep: Sweep, key: str) -> Figure | None:
 
 def clustering_error_figure(sweep: Sweep, key: str) -> Figure | None:
     """False positives, false negatives and their sum against a number, as FLIS's Fig. 3."""
-    return _curves(sweep, key, (columns.CLUSTERING_ERROR, *columns.ERRORS[:2]))
+    return _curves(sweep, key, (columns.CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN))
 
 
 def correlation_figure(sweep: Sweep, key: str) -> Figure | None:
     """Correlation of embeddings with the similarity of data against a number, as REPA's Fig. 1."""
-    return _curves(sweep, key, CORRELATIONS)
+    return _curves(sweep, key, recorded.CORRELATIONS)
 
 
 def uniformity_figure(sweep: Sweep, key: str) -> Figure | None:
     """Uniformity of clusters against a number, with that of random clusters and of clusters by
     the labels themselves, as REPA's Fig. 2."""
-    return _curves(sweep, key, columns.UNIFORMITY[:1], references=REFERENCES)
+    return _curves(sweep, key, [recorded.UNIFORMITY], references=REFERENCES)
 
 
 def _curves(

@@ -13,7 +13,7 @@ import yaml
 from flray.records import columns as recorded
 from flray.records.columns import FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.records.damage import reading
-from flray.report.columns import CLUSTERING_ERROR, ERRORS, MEASURED, TEST, VALIDATION
+from flray.report.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
 from flray.report.configuration import THRESHOLD
 from flray.sweep.ranking import candidates, ranks
 
@@ -193,7 +193,8 @@ def read_sweep(path: Path) -> Sweep:
     rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
     rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[recorded.RUN])
     rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)  # mean: a share
-    rows[CLUSTERING_ERROR] = rows[list(ERRORS[:2])].sum(axis=1, skipna=False)  # FLIS, Fig. 3
+    overlap = rows[[recorded.OVERLAP_FP, recorded.OVERLAP_FN]]
+    rows[CLUSTERING_ERROR] = overlap.sum(axis=1, skipna=False)  # FLIS, Fig. 3
     return Sweep(path, rows, _read_mapping(path / "sweep.json"), _read_mapping(path / SPACE))
 
 

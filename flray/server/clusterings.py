@@ -15,7 +15,13 @@ from flray.data.similar import Robustness, similar_id
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation, Meter
-from flray.records.columns import CLUSTERING_CLUSTERS, CLUSTERING_OVERLAPPING
+from flray.records.columns import (
+    CLUSTERING,
+    CLUSTERING_CLUSTERS,
+    CLUSTERING_OVERLAPPING,
+    DATA_CORRELATION,
+    DRIFT_CORRELATION,
+)
 from flray.records.run_directory import RunDirectory
 from flray.scores import (
     cosines,
@@ -42,7 +48,7 @@ def record_clusterings(
             scores |= partition_scores(found.labels, arrays["groups"])
         row = {CLUSTERING_CLUSTERS: len(np.unique(found.labels))}
         row |= {CLUSTERING_OVERLAPPING: True} if found.partition.overlapping else {}
-        row |= {f"clustering_{name}": value for name, value in scores.items()}
+        row |= {CLUSTERING + name: value for name, value in scores.items()}
         directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
     return row
 
@@ -65,8 +71,8 @@ def drift_row(found: Clustering, split: Split, drift: Matrix) -> RoundRow:
     embedded, seen = _similarity(found), drift[np.ix_(found.clients, found.clients)]
     both = seen + cosines(split.label_counts(found.clients))
     return {
-        "drift_correlation": pair_correlation(embedded, seen),
-        "data_correlation": pair_correlation(embedded, both),
+        DRIFT_CORRELATION: pair_correlation(embedded, seen),
+        DATA_CORRELATION: pair_correlation(embedded, both),
     }
 
 

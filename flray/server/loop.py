@@ -19,6 +19,7 @@ from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.columns import (
+    CLUSTERING,
     COHORT_SIZE,
     PARAMS_CHANGE,
     ROUND,
@@ -211,7 +212,7 @@ class Server:
         if self.evaluation.robustness is not None:
             options = self.evaluation.robustness
             row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
-        return {f"clustering_{name}": value for name, value in row.items()}
+        return {CLUSTERING + name: value for name, value in row.items()}
 
     def _trained(self, t: int, trained: Trained) -> Callable[[], None]:
         """Score the models that clients have just trained; what is to be written of them."""

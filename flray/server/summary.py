@@ -16,14 +16,24 @@ from flray.records.columns import (
     CLIENT_STEPS,
     CLIENTS_DROPPED,
     CLIENTS_REACHING_TARGET,
+    CLUSTERING,
     CLUSTERING_OVERLAPPING,
     CLUSTERS,
+    CLUSTERS_OVERLAP,
+    CORRELATIONS,
+    ERRORS,
     EVALUATED,
+    GLOBAL_ACCURACY_MEAN,
     GROUND_TRUTH_READS,
     HOLDOUT_LABELS_READ,
+    LAST_TRAINED_ACCURACY_MEAN,
+    NMI,
     PARAMS_CHANGE,
     PARAMS_SHA256,
     PART,
+    ROBUSTNESS,
+    ROBUSTNESS_CLIENTS,
+    ROBUSTNESS_SE,
     ROUND,
     ROUND_AFTER_CLUSTERING,
     ROUNDS,
@@ -31,6 +41,7 @@ from flray.records.columns import (
     SECONDS,
     SPLIT_SHA256,
     TRAIN_LOSS,
+    UNIFORMITIES,
     USES_GROUND_TRUTH,
     VALIDATION_ACCURACY_MEAN,
     of_one_round,
@@ -44,10 +55,10 @@ if TYPE_CHECKING:
 
 BITS = 8  # of a byte
 TOTALS = {
-    BYTES_UP: "^bytes_up",
-    BYTES_DOWN: "^bytes_down",
-    CLIENT_STEPS: "^client_steps$",
-    CLIENTS_DROPPED: "^clients_dropped$",
+    BYTES_UP: f"^{BYTES_UP}",
+    BYTES_DOWN: f"^{BYTES_DOWN}",
+    CLIENT_STEPS: f"^{CLIENT_STEPS}$",
+    CLIENTS_DROPPED: f"^{CLIENTS_DROPPED}$",
 }
 OTHERS = (
     CLUSTERS,
@@ -78,7 +89,7 @@ def summarise_run(
         ROUNDS: last[ROUND],
         "clients": len(timeline.at(last[ROUND]).clients),
         ARI: None,  # where no groups were planted
-        "nmi": None,
+        NMI: None,
         **{key: value for key, value in last.items() if not of_one_round(key)},
         CLUSTERS: int(last[CLUSTERS]),
         ROUNDS_TO_TARGET: None if target is None else rounds_to_target(*reached, target),
@@ -100,7 +111,7 @@ def summary_names() -> list[str]:
     evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
-    names |= {*OF_CLUSTERING, *OF_ALL_CLUSTERINGS}
+    names |= {*OF_CLUSTERING, *ERRORS}
     return sorted(names | {name + AFTER for name in AFTER_CLUSTERING})
 
 
@@ -110,18 +121,18 @@ def _of_other_protocols(
     """When the global model, and the models that clients trained last, reached the target."""
     t = rounds[ROUND].to_numpy()
     courses = {}
-    if "global_accuracy_mean" in rounds:
-        courses["global_"] = rounds["global_accuracy_mean"].to_numpy()
+    if GLOBAL_ACCURACY_MEAN in rounds:
+        courses["global_"] = rounds[GLOBAL_ACCURACY_MEAN].to_numpy()
     found: RoundRow = {}
     last = last_trained_accuracy(directory.clients()).reindex(t, method="ffill")
     if len(last.dropna()):
         courses["last_trained_"] = last.to_numpy()
-        found["last_trained_accuracy_mean"] = float(last.iloc[-1])
+        found[LAST_TRAINED_ACCURACY_MEAN] = float(last.iloc[-1])
     if target is None:
         return found
     for prefix, course in courses.items():
         when = rounds_to_target(t, course, target)
-        found[f"{prefix}rounds_to_target"] = when
+        found[prefix + ROUNDS_TO_TARGET] = when
         for kind in ("", "model_"):
             sent = None if when is None else _megabits(rounds, when, directory, kind)
             found[f"{prefix}{kind}megabits_to_target"] = sent
@@ -154,30 +165,23 @@ def _megabits(rounds: "pd.DataFrame", until: int, directory: RunDirectory, kind:
 
 # Columns of a clustering that a summary has too, without their prefix: those of the last one.
 OF_CLUSTERING = (
-    "label_correlation",
-    "drift_correlation",
-    "data_correlation",
-    "uniformity",
-    "uniformity_random",
-    "uniformity_labels",
-    "robustness",
-    "robustness_se",
-    "robustness_clients",
+    *CORRELATIONS,
+    *UNIFORMITIES,
+    *(ROBUSTNESS, ROBUSTNESS_SE, ROBUSTNESS_CLIENTS),
 )
-# The same as a mean over all clusterings of the run, as FLIS's clustering error is.
-OF_ALL_CLUSTERINGS = ("overlap_fp", "overlap_fn", "equal_fp", "equal_fn")
 
 
 def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
-    columns = (n for n in (*OF_CLUSTERING, *OF_ALL_CLUSTERINGS) if f"clustering_{n}" in rounds)
-    found = {name: rounds[f"clustering_{name}"].dropna() for name in columns}
+    """Numbers of the last clustering; errors are means over all, as FLIS's clustering error is."""
+    columns = (name for name in (*OF_CLUSTERING, *ERRORS) if CLUSTERING + name in rounds)
+    found = {name: rounds[CLUSTERING + name].dropna() for name in columns}
     row: RoundRow = {
-        name: float(values.mean() if name in OF_ALL_CLUSTERINGS else values.iloc[-1])
+        name: float(values.mean() if name in ERRORS else values.iloc[-1])
         for name, values in found.items()
         if len(values)
     }
     is_overlapping = CLUSTERING_OVERLAPPING in rounds
-    return row | ({"clusters_overlap": True} if is_overlapping else {})
+    return row | ({CLUSTERS_OVERLAP: True} if is_overlapping else {})
 
 
 def used_ground_truth(directory: RunDirectory) -> bool:
