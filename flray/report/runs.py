@@ -19,6 +19,7 @@ from flray.records.damage import read_json
 from flray.records.run_directory import RunDirectory, leaves
 from flray.report.configuration import look_up
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
+from flray.server.summary import numbers_so_far
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -56,7 +57,7 @@ class RunRecord:
     @cached_property
     def numbers(self) -> Plain:
         """The summary; of an unfinished run the last evaluation and totals so far."""
-        return _so_far(self.rounds) if self.summary is None else self.summary
+        return numbers_so_far(self.rounds) if self.summary is None else self.summary
 
     @property
     def seed(self) -> int | None:
@@ -217,20 +218,3 @@ def _nothing_in(folder: Path) -> str:
         f"nothing to report in {folder}: expected a run (config.yaml and rounds.parquet), a sweep "
         "(sweep.json and rows.parquet), or a folder with such folders below it"
     )
-
-
-def _so_far(rounds: pd.DataFrame) -> Plain:
-    """Like a summary: the last evaluation, and totals."""
-    totals: dict[str, Any] = {
-        recorded.ROUNDS: int(rounds[recorded.ROUND].max()) if len(rounds) else 0
-    }
-    for name in (recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.CLIENT_STEPS, recorded.SECONDS):
-        pattern = f"^{name}_" if name.startswith(recorded.BYTES) else f"^{name}$"
-        totals[name] = float(rounds.filter(regex=pattern).sum().sum())
-    reads = rounds.filter(items=[recorded.GROUND_TRUTH_READS])
-    totals[recorded.USES_GROUND_TRUTH] = bool(reads.sum().sum())
-    evaluated = rounds.filter(items=[recorded.ACCURACY_MEAN]).dropna()
-    if evaluated.empty:
-        return totals
-    last = rounds.loc[evaluated.index[-1]].dropna()
-    return {str(name): value for name, value in last.items()} | totals

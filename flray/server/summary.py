@@ -60,6 +60,7 @@ TOTALS = {
     CLIENT_STEPS: f"^{CLIENT_STEPS}$",
     CLIENTS_DROPPED: f"^{CLIENTS_DROPPED}$",
 }
+READS = {USES_GROUND_TRUTH: GROUND_TRUTH_READS, HOLDOUT_LABELS_READ: HOLDOUT_LABELS_READ}
 OTHERS = (
     CLUSTERS,
     PARAMS_CHANGE,
@@ -81,9 +82,6 @@ def summarise_run(
     """What summary.json says beside names: numbers of a directory with all its rounds."""
     rounds = directory.rounds()
     last: RoundRow = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
-    totals = {
-        name: int(rounds.filter(regex=pattern).sum().sum()) for name, pattern in TOTALS.items()
-    }
     reached = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
     return {
         ROUNDS: last[ROUND],
@@ -96,13 +94,29 @@ def summarise_run(
         **_of_other_protocols(directory, rounds, target),
         **_of_clustering(rounds),
         **_after_clustering(rounds, directory.clustering_rounds()),
-        **totals,
-        SECONDS: float(rounds[SECONDS].sum()),
-        USES_GROUND_TRUTH: used_ground_truth(directory),
-        HOLDOUT_LABELS_READ: bool(rounds.filter(items=[HOLDOUT_LABELS_READ]).sum().sum()),
+        **_totals(rounds),
         SPLIT_SHA256: timeline.digest(),
         PARAMS_SHA256: params_sha256,
     }
+
+
+def numbers_so_far(rounds: "pd.DataFrame") -> RoundRow:
+    """The numbers of a run that has not finished, by their keys in a summary: its last evaluation
+    and its totals."""
+    evaluated = rounds.filter(items=[ACCURACY_MEAN]).dropna()
+    last = rounds.loc[evaluated.index[-1:]].dropna(axis=1).to_dict("records")
+    return {
+        **{str(key): v for row in last for key, v in row.items() if not of_one_round(str(key))},
+        ROUNDS: int(rounds[ROUND].max()) if len(rounds) else 0,
+        **_totals(rounds),
+    }
+
+
+def _totals(rounds: "pd.DataFrame") -> RoundRow:
+    """What the rounds took, and whether they read what a real server does not know."""
+    counts = {name: int(rounds.filter(regex=each).sum().sum()) for name, each in TOTALS.items()}
+    reads = {name: bool(rounds.filter(items=[each]).sum().sum()) for name, each in READS.items()}
+    return {**counts, SECONDS: float(rounds.filter(items=[SECONDS]).sum().sum()), **reads}
 
 
 def summary_names() -> list[str]:
@@ -182,11 +196,6 @@ def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     }
     is_overlapping = CLUSTERING_OVERLAPPING in rounds
     return row | ({CLUSTERS_OVERLAP: True} if is_overlapping else {})
-
-
-def used_ground_truth(directory: RunDirectory) -> bool:
-    """True if ground truth was read in a round so far, or before the first."""
-    return any(row.get(GROUND_TRUTH_READS) for row in directory.rows())
 
 
 def _after_clustering(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:

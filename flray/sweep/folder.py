@@ -17,22 +17,18 @@ from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
 from flray.records.columns import (
     ACCURACY_MEAN,
-    CLIENT_STEPS,
     ERROR,
     FOLDER,
     HOLDOUT_LABELS_READ,
     MERGE_PLACE,
-    ROUND,
-    ROUNDS,
     ROW,
     RUN,
     STATUS,
     USES_GROUND_TRUTH,
-    of_one_round,
 )
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import RunDirectory, first_difference
-from flray.server.summary import used_ground_truth
+from flray.server.summary import numbers_so_far
 from flray.sweep.keys import canonical
 from flray.sweep.ranking import candidates, ranks
 from flray.sweep.rows import SweepRow
@@ -148,17 +144,9 @@ def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
 
 
 def _numbers(run: RunDirectory) -> dict[str, Any]:
-    """The summary; of a run that stopped before, the last round, in the same words."""
-    summary = run.summary()
-    if summary is not None:
-        return summary
-    rounds = run.rows()
-    if not rounds:
-        return {}
-    steps = sum(row.get(CLIENT_STEPS, 0) for row in rounds)
-    last = {key: value for key, value in rounds[-1].items() if not of_one_round(key)}
-    used = {USES_GROUND_TRUTH: used_ground_truth(run)}
-    return last | {ROUNDS: rounds[-1][ROUND], CLIENT_STEPS: steps} | used
+    """The summary; of a run that stopped before, its numbers so far."""
+    rounds = run.rounds()
+    return run.summary() or (numbers_so_far(rounds) if len(rounds) else {})
 
 
 def write_table(folder: Path, frame: pd.DataFrame) -> None:

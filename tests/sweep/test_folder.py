@@ -39,10 +39,14 @@ def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> N
         directory.append_rounds([row | ({"ground_truth_reads": 1} if used else {})])
         if is_done:
             directory.finish({**row, "uses_ground_truth": used})
+        else:
+            directory.append_rounds([{"round": 2, "seconds": 1.0}])
         states.append(state if is_done else replace(state, status="stopped"))
     states.append(SweepRow(3, {"uses_ground_truth": True}, {}))
     table = table_of(tmp_path, states)
     assert table["uses_ground_truth"].tolist()[:3] == [True, False, True]
+    assert table["rounds"].tolist()[2:3] == [2]
+    assert table["accuracy_mean"].tolist()[2:3] == [0.5]  # of round 1, which was evaluated
     assert pd.isna(table["uses_ground_truth"].iloc[3])
     write_table(tmp_path, table)
     assert pd.read_parquet(tmp_path / "rows.parquet")["uses_ground_truth"].iloc[0] is True
