@@ -82,7 +82,7 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
     grid: list[Axes] = [*panels[:, 0]]
     top = grid[0]
-    colours = _colours(experiments)
+    colours = style.colours_of(experiments)
     has_seeds = any(len(runs) > 1 for runs in experiments.values())
     drawn = {"hue": "experiment", "palette": colours, "hue_order": list(colours), "legend": False}
     drawn |= {"errorbar": "sd" if has_seeds else None}
@@ -126,7 +126,7 @@ def clients_figure(experiments: Experiments) -> Figure:
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.3] + [1] * rows)
     top = figure.add_subplot(grid[0, :])
     handles = []
-    for name, colour in _colours(experiments).items():
+    for name, colour in style.colours_of(experiments).items():
         if name in shown:
             own, label = shown[name], _titled(name, experiments[name])
             percent = np.sort(own["percent"].to_numpy(np.float64))
@@ -173,7 +173,7 @@ def efficiency_figure(experiments: Experiments) -> Figure:
     unit = next((name for name, size in units.items() if mean["sent"].max() >= size), "bytes")
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     axes = figure.subplots()
-    for name, colour in _colours(experiments).items():
+    for name, colour in style.colours_of(experiments).items():
         if name in mean.index:
             x, y = mean.loc[name]["sent"] / units[unit], 100 * mean.loc[name][ACCURACY_MEAN]
             label = _titled(name, experiments[name])
@@ -212,10 +212,6 @@ def _joined(experiments: Experiments, read: Callable[[RunRecord], pd.DataFrame])
     runs = [(name, run) for name, runs in experiments.items() for run in runs]
     frames = [read(run).assign(experiment=name, seed=run.seed) for name, run in runs]
     return pd.concat(frames, ignore_index=True)
-
-
-def _colours(experiments: Experiments) -> dict[str, style.Colour]:
-    return dict(zip(experiments, style.palette(len(experiments)), strict=True))
 
 
 def _marker(points: Sized) -> str:

@@ -1,7 +1,7 @@
 """How figures look: colours that tell categories apart, axes, legends, texts."""
 
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import seaborn as sns
@@ -40,6 +40,12 @@ def palette(num_colours: int, few: Sequence[str] = METHODS) -> list[Colour]:
     """
     hues = [colorsys.hsv_to_rgb(k * GOLDEN_RATIO % 1, 0.55, 0.75) for k in range(num_colours)]
     return [*map(to_rgb, few), *hues][:num_colours]
+
+
+def colours_of(names: Iterable[str]) -> dict[str, Colour]:
+    """A colour for each distinct name, in the order in which they come."""
+    distinct = list(dict.fromkeys(names))
+    return dict(zip(distinct, palette(len(distinct)), strict=True))
 
 
 def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour], dict[int, Colour]]:

@@ -102,7 +102,7 @@ def _curves(
     if not shown:
         return None
     points = _curve_points(sweep, key, facet)
-    colours = _colours(points["label"])
+    colours = style.colours_of(points["label"])
     without = sweep.configurations[sweep.configurations[key].isna()]
     facets = [None] if facet is None else sweep.values(facet)
     places = [(column, value) for column in shown for value in facets]
@@ -146,7 +146,7 @@ def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
     shown = [c for c in (VALIDATION, HOLDOUT) if c in rounds and rounds[c].notna().any()]
     if not shown:
         return None
-    drawn = {"hue": hue, "palette": _colours(rounds[hue]), "errorbar": None}
+    drawn = {"hue": hue, "palette": style.colours_of(rounds[hue]), "errorbar": None}
     drawn["style"] = "others" if rounds["others"].nunique() > 1 else None
     figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
     grid = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
@@ -306,11 +306,6 @@ def _rounds_of(sweep: Sweep, key: str) -> pd.DataFrame:
 def _varied(sweep: Sweep, rows: pd.DataFrame, key: str) -> list[str]:
     """The other settings that differ between rows."""
     return [k for k in sweep.keys if k != key and rows[k].nunique(dropna=False) > 1]
-
-
-def _colours(labels: "pd.Series[str]") -> dict[str, style.Colour]:
-    distinct = list(dict.fromkeys(labels))
-    return dict(zip(distinct, style.palette(len(distinct)), strict=True))
 
 
 def _combination(row: "pd.Series[Any]", keys: Sequence[str]) -> str:

@@ -29,7 +29,8 @@ def describe_space(space: Space) -> str:
     for experiment in experiments:
         key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
         if key not in timelines:
-            timelines[key] = _timeline(experiment)
+            split = deal(experiment, experiment.dataset.build().load())
+            timelines[key] = make_timeline(split, experiment.settings.events)
         steps.append(predicted_steps(experiment, timelines[key]))
     search = space.options.search
     if isinstance(search, OptunaSearch):
@@ -91,8 +92,3 @@ def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
         per_epoch = num_local_steps(split.num_train_examples[split.clients], settings.train)
         total += int(per_epoch.sum()) // settings.train.epochs * epochs
     return total
-
-
-def _timeline(experiment: Experiment) -> Timeline:
-    split = deal(experiment, experiment.dataset.build().load())
-    return make_timeline(split, experiment.settings.events)

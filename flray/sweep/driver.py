@@ -18,6 +18,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
+from flray.config.remarks import encoder_of
 from flray.errors import one_line_message
 from flray.execution.cluster import connected, reachable_nodes
 from flray.execution.shared_pool import start_shared_pool
@@ -132,16 +133,11 @@ def run_sweep(
 
 def _ask_for_data(experiments: Sequence[Experiment]) -> None:
     """Load each dataset and encoder once, so that a missing one is not reported by every trial."""
-    encoders: dict[str, Any] = {}  # Any: encoders of signatures, by what decides them
     distinct = {digest([e.plain["dataset"], e.plain["split"]]): e for e in experiments}
     for experiment in distinct.values():
         deal(experiment, experiment.dataset.build().load())
-    for experiment in experiments:
-        pipeline = getattr(experiment.algorithm.build(), "clustering", None)
-        encoder = getattr(getattr(pipeline, "signature", None), "encoder", None)
-        if encoder is not None:
-            encoders[encoder.key()] = encoder
-    for encoder in encoders.values():
+    encoders = filter(None, map(encoder_of, experiments))
+    for encoder in {each.key(): each for each in encoders}.values():
         encoder.kind()  # reads the encoder's record, or else its dataset
 
 
