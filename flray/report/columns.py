@@ -1,4 +1,4 @@
-"""The numbers that runs record: what they are called, in what unit and how precisely shown."""
+"""The numbers that runs record: their titles, units and decimals."""
 
 import math
 import re

@@ -136,7 +136,7 @@ def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
         cell["error"] = None
     elif column == TEST and len(runs) == 1:
         cell["error"] = shown(TEST, runs[0].numbers.get(recorded.ACCURACY_SE_CLIENTS))
-    # What knowing the groups improves is marked.
+    # Numbers are marked that ground truth can improve.
     improves = column_of(column).unit.startswith("%")
     return cell | {"uses_ground_truth": improves and _use_ground_truth(runs)}
 

@@ -16,7 +16,7 @@ _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 
 
 def figure_source(name: str, *held: object) -> tuple[str, int] | None:
-    """The figure of a name, drawn from what is held, as a data URL, and its width in pixels.
+    """The figure of this name, drawn from `held`, as a data URL, and its width in pixels.
 
     It is SVG, or WebP where SVG would be large; None if nothing can be drawn.
     """

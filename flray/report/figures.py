@@ -31,7 +31,7 @@ FEW_POINTS = 20  # are marked one by one
 
 
 def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
-    """Draw everything that the run directories hold into PNGs; returns their paths."""
+    """Draw all figures of the experiments as PNG files; returns their paths."""
     stems = {name: _file_name(name) for name, runs in experiments.items() if runs[0].clusterings}
     alike = [name for name in stems if Counter(stems.values())[stems[name]] > 1]
     if alike:
@@ -50,7 +50,7 @@ def figures_of(run: Path) -> list[Path]:
 
 
 def _figures(experiments: Experiments) -> Iterator[tuple[str, Figure]]:
-    """What can be drawn, by file name; one at a time, since figures are large."""
+    """The figures with their file names; one at a time, since figures are large."""
     every = [run for runs in experiments.values() for run in runs]
     if any(run.is_evaluated for run in every):
         yield "accuracy", accuracy_figure(experiments)
@@ -202,7 +202,7 @@ def error_figure(errors: pd.DataFrame) -> Figure:
         axes.set_title(f"right companions hold {told}", fontsize=10)
         style.whole_rounds(axes)
         style.plain(axes)
-    grid[0].set_ylabel("clients, for each client")
+    grid[0].set_ylabel("companions per client")
     style.legend_below(figure, grid[0].get_legend_handles_labels()[0])
     return figure
 
@@ -296,7 +296,7 @@ def _titled(name: str, runs: Sequence[RunRecord]) -> str:
 
 
 def _file_name(name: str) -> str:
-    """What of a run's name a file name can hold.
+    """The name of a run, as far as a file name can hold it.
 
     >>> _file_name("flhc/mnist seed=0")
     'flhc_mnist_seed=0'

@@ -1,4 +1,4 @@
-"""Where the clients of a clustering are drawn: orders, a plane, a tree, layouts of a graph."""
+"""Positions of the clients of a clustering in figures: orders, a plane, a tree, graphs."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def principal_plane(points: Matrix) -> tuple[Matrix, float]:
 
 
 def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
-    """Points (n, 2), the place in `clients` of each, and how they came about."""
+    """Points (n, 2), the place in `clients` of each, and how they were computed."""
     points, owner, full = clustering.points, clustering.point_owner, clustering.projected_from
     if points is None or owner is None or (full is None and points.shape[1] < 2):
         flat, share = classical_scaling(np.asarray(clustering.D, np.float64))
@@ -80,7 +80,7 @@ def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
 
 
 def _projection_note(clustering: ClusteringRecord, num_kept: int) -> str:
-    """How the points were recorded, where that is not as they were clustered."""
+    """How the recorded points differ from those that were clustered, if they do."""
     if clustering.variance_kept is None:
         return ""
     if clustering.variance_kept < 1:

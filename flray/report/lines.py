@@ -1,4 +1,4 @@
-"""A run while it goes on: a line for each round. Without pandas, whose import delays a start."""
+"""A line for each round of a run in progress. Imports no pandas, which would delay a start."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # added 
 def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML
     """The row of a round with the range of merges of its clustering, which the run's folder keeps.
 
-    Not a column of its own: rows of a sweep with equal clusters share a run, whatever their trees.
+    It is no recorded column: rows of a sweep with equal clusters share a run, whatever their trees.
     """
     files = clustering_files(run) if row.get(recorded.CLUSTERING_CLUSTERS) is not None else {}
     file = files.get(row[recorded.ROUND]) or files.get(0)

@@ -1,6 +1,6 @@
 """One self-contained HTML page of a run, of several runs, of a sweep, or of all of them.
 
-The templates say what stands where; `page_run` and `sweep_tables` compute what they cannot.
+Templates define layout and wording; `page_run` and `sweep_tables` compute what templates cannot.
 """
 
 import functools
@@ -35,7 +35,7 @@ _FUNCTIONS = (  # what the templates call by name
 
 
 def write_page(folders: Sequence[Path], out: Path) -> None:
-    """Everything in and below the folders on one page."""
+    """Write one page of all runs and sweeps in and below the folders."""
     page = render_page(*find_runs(folders))
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, page)
@@ -81,7 +81,7 @@ def _environment() -> Environment:
 
 
 def typed(path: Path) -> str:
-    """A path as it is typed where the page is written: relative below the current folder."""
+    """A path to type in a shell: relative if it lies below the current folder."""
     absolute = path.absolute()
     below = absolute.is_relative_to(Path.cwd())
     return shlex.quote(str(absolute.relative_to(Path.cwd()) if below else absolute))

@@ -1,4 +1,4 @@
-"""What the page shows of runs, where its templates cannot compute it themselves."""
+"""What pages show of runs and templates cannot compute themselves."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ def clusters(found: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.
 
 
 def at_the_end(run: RunRecord) -> ClusteringRecord | None:
-    """Who uses which model at the last evaluation; None if there is one or each has its own."""
+    """Which client uses which model at the last evaluation; None for one model, or one each."""
     last = run.last_test()
     if not 1 < last[MODEL].nunique() < len(last):
         return None
@@ -77,7 +77,7 @@ def environments(run: RunRecord) -> list[dict[str, object]]:
 
 
 def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
-    """The parts of bytes or seconds in each round, a column for each kind that ever was."""
+    """The parts of bytes or seconds in each round, a column for each kind that occurs."""
     columns = [str(name) for name in rounds if str(name).startswith(f"{total}_")]
     named = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
     kinds = rounds[list(named)].fillna(0).rename(columns=named)

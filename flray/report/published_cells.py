@@ -21,7 +21,7 @@ def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
     number as the papers do, where there was a choice; `paper`; and the `difference` to it.
 
     Beside the columns of every sheet are `varied`, the keys in which the runs to choose from
-    differ, and `left_out`, the runs that were no candidates since a seed of theirs is missing.
+    differ, and `left_out`, runs that were no candidates since their configuration lacks a seed.
     """
     cells: dict[tuple[int, str, str], Fields] = {}
     has_ratios = table.has_ratios

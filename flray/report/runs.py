@@ -80,7 +80,7 @@ class RunRecord:
 
     @property
     def uses_ground_truth(self) -> bool:
-        """True if the run read ground truth; an old run did not record it: if it was allowed to."""
+        """True if the run read ground truth; for old runs, which do not record it, if it might."""
         allowed = self.config.get(recorded.USES_GROUND_TRUTH) is True
         return bool(self.numbers.get(recorded.USES_GROUND_TRUTH, allowed))
 
@@ -169,13 +169,13 @@ def collect_runs(folder: Path) -> list[RunRecord]:
 
 
 def holds_run(path: Path) -> bool:
-    """A run that has only begun has no rounds yet, but an environment."""
+    """True for a run directory; a run that has just started has an environment, but no rounds."""
     files = (path / "rounds.parquet", path / "environment.json")
     return RunDirectory(path).holds_run() and any(file.is_file() for file in files)
 
 
 def experiment_names(runs: Sequence[Path]) -> list[str]:
-    """The folder above seeds, from where such folders begin to differ.
+    """The experiment of each run: the folder above its seeds, from where such folders differ.
 
     >>> experiment_names([Path("x/a/seed_0"), Path("x/a/seed_1"), Path("x/b")])
     ['a', 'a', 'b']

@@ -1,4 +1,4 @@
-"""One shape for every table: a long DataFrame of numbers, and how it is laid out."""
+"""The one form of every table: a long DataFrame of numbers, and its layout."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class Sheet:
 
     @property
     def runs(self) -> list[str]:
-        """Lines that say which runs are behind [1], [2], ..."""
+        """A line for each of [1], [2], ... with the runs behind it."""
         joined = [[", ".join(map(str, paths)) for paths in pair] for pair in self.behind]
         return [f"{runs}; FedAvg: {base}" if base else runs for runs, base in joined]
 

@@ -1,4 +1,4 @@
-"""How figures look: colours that tell categories apart, axes, legends, texts."""
+"""The style of figures: colours of categories, axes, legends, texts."""
 
 import colorsys
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour],
 def for_figure(text: str, length: int = 40) -> str:
     r"""Text that fits and that matplotlib shows as it is: a dollar would begin a formula.
 
-    What tells names apart tends to stand at their end.
+    Long texts lose their beginning: names tend to differ at their end.
 
     >>> for_figure("$5"), for_figure("experiments/flt/seed=3", 8)
     ('\\$5', '…/seed=3')

@@ -39,7 +39,7 @@ REFERENCES = {recorded.UNIFORMITY_LABELS: "--", recorded.UNIFORMITY_RANDOM: ":"}
 
 
 def curve_keys(sweep: Sweep) -> list[str]:
-    """Numbers that were varied enough to be an axis."""
+    """Numeric settings with enough values to be an axis."""
     return [k for k in sweep.keys if sweep.is_number(k) and len(sweep.values(k)) >= MIN_CURVE]
 
 
@@ -47,7 +47,7 @@ def heatmap_pairs(sweep: Sweep) -> list[tuple[str, str]]:
     """Pairs of settings of few values each, pairs of names before those with numbers."""
 
     def is_drawn(key: str) -> bool:
-        """True if every row has a value of its own, as random draws have."""
+        """True if every configuration has another value, as random draws have."""
         return sweep.is_number(key) and len(sweep.values(key)) >= len(sweep.configurations) > 4
 
     def is_crossed(pair: tuple[str, str]) -> bool:
@@ -140,7 +140,7 @@ def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
     """Accuracy by round, a colour for each value of a setting, as REPA's Figs. 4 and 5: on the
     validation part of the clients that train (VAL), and of holdout clients (HO).
 
-    Other settings have dashes of their own. None where the runs are not there any more.
+    Other settings have dashes of their own. None if the runs are no longer available.
     """
     rounds, hue = _rounds_of(sweep, key), sweep.names[key]
     shown = [c for c in (VALIDATION, HOLDOUT) if c in rounds and rounds[c].notna().any()]
@@ -244,7 +244,7 @@ def _scale(axes: Axes, numbers: "pd.Series[float]") -> None:
 
 
 def _facet_key(sweep: Sweep, key: str) -> str | None:
-    """The setting for whose values the number is of other magnitudes, as for L1 and cosine."""
+    """The setting whose values differ in the magnitude of the number, as L1 and cosine do."""
     rows = sweep.configurations.dropna(subset=[key])
     for other in sweep.telling:
         if other in sweep.keys and 1 < rows[other].nunique() <= MAX_FACETS and other != key:
@@ -281,7 +281,7 @@ def _draw_line(axes: Axes, line: pd.DataFrame, key: str, column: str, colour: st
 def _draw_dashed(
     axes: Axes, sweep: Sweep, configurations: pd.DataFrame, column: str
 ) -> dict[str, Line2D]:
-    """Configurations that are the same at every place of the axis, by their names."""
+    """Lines of configurations that do not depend on the axis, by their names."""
     drawn = {}
     for place, (_, row) in enumerate(configurations.dropna(subset=[column]).iterrows()):
         label, dashes = _combination(row, sweep.keys) or "without", DASHES[place % len(DASHES)]

@@ -54,7 +54,7 @@ def mark_of(configuration: "pd.Series[Any]") -> str:
 
 
 def measured(configuration: "pd.Series[Any]", column: str) -> str:
-    """A number of a configuration with its spread over seeds and its marks."""
+    """A number of a configuration with its standard deviation over seeds and its marks."""
     text = columns.with_unit(column, configuration[column], configuration[column + SPREAD])
     return text + mark_of(configuration)
 

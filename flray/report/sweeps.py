@@ -1,4 +1,4 @@
-"""A sweep's folder as figures and the page read it: rows, what was varied, what came out best."""
+"""A sweep's folder as figures and pages read it: rows, what was varied, what was best."""
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """What the best row has the best of; test accuracy chooses nothing unless told to."""
+        """What ranks configurations: the space's metric, else validation, else test accuracy."""
         wanted = (self.space.get("metric", VALIDATION), VALIDATION)
         return next((str(m) for m in wanted if m in self.rows and self.rows[m].notna().any()), TEST)
 
@@ -61,7 +61,7 @@ class Sweep:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """What the keys are called on pages and in figures."""
+        """The names of the keys on pages and in figures."""
         return short_names(self.keys)
 
     @cached_property
@@ -167,7 +167,7 @@ class Sweep:
         return pd.api.types.is_numeric_dtype(self.rows[key])
 
     def values(self, key: str) -> list[Any]:  # Any: numbers or text
-        """What a setting was, ascending, or as it came where it is text."""
+        """The distinct values of a setting: numbers ascending, text in the order of rows."""
         found = self.rows[key].dropna().unique().tolist()
         return sorted(found) if self.is_number(key) else found
 
@@ -227,12 +227,12 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
-    """What to group rows by, also where there are no keys."""
+    """The columns to group rows by; one group if there are no keys."""
     return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
 
 
 def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Numbers stay; anything else is text, or a number where all of it reads as one."""
+    """Numbers as they are; other columns as numbers if all values are, else as text."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return column
     text = column.map(_text, na_action="ignore").astype(object)
@@ -248,7 +248,7 @@ def _text(value: Hashable) -> str:
 
 
 def _name_of(value: Any) -> str:  # Any: YAML
-    """A component by its name, a mapping by that in it."""
+    """The name of a component that is given by its name or as a mapping."""
     return str(value.get("name")) if isinstance(value, dict) else str(value)
 
 

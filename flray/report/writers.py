@@ -75,7 +75,7 @@ def to_markdown(sheet: Sheet) -> str:
 
 
 def _bold(text: str) -> str:
-    """With the number in front of spread and ratio in bold."""
+    """The text with its number in bold, without spread and ratio."""
     number, space, rest = text.partition(" ")
     return text if text == MISSING else f"**{number}**{space}{rest}"
 

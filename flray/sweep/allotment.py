@@ -1,4 +1,4 @@
-"""What a trial may use: bundles of CPUs and GPUs, refused with the arithmetic if none ever fits."""
+"""Resources of a trial: bundles of CPUs and GPUs; what can never fit is refused with numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bund
 
 
 def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
-    """What the pool of a sweep asks for; all its experiments must ask for the same."""
+    """Resources of the shared pool; all experiments of the sweep must ask for the same."""
     asked = {
         (execution.executor, execution.actors, execution.threads): experiment
         for experiment in experiments

@@ -23,12 +23,12 @@ from flray.sweep.cache import Cache, OutOfTime
 
 PREFIX = "prefix"
 NEVER_ENDS = 1_000_000_000  # rounds: a prefix is no finished run, wherever it is left
-OF_EVALUATION = "_evaluation"  # how those end that are not of the round itself
-METRICS = frozenset({TRAIN_LOSS})  # of a round, that follow from what is kept of its clients
+OF_EVALUATION = "_evaluation"  # ends the costs of evaluating, which are not the round's own
+METRICS = frozenset({TRAIN_LOSS})  # of a round; computed again from the records of its clients
 
 
 def branches(experiment: Experiment) -> bool:
-    """True if it is FedAvg up to a clustering that it comes to."""
+    """True if the experiment is FedAvg up to a clustering, and has enough rounds to reach it."""
     algorithm = experiment.algorithm.build()
     if not isinstance(algorithm, Branching):
         return False
@@ -37,10 +37,10 @@ def branches(experiment: Experiment) -> bool:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The entries `prefix/<key>-<n>`: run directories of FedAvg after the n rounds that are wanted.
+    """The entries `prefix/<key>-<n>`: run directories of FedAvg after n rounds.
 
-    Each goes on from the one before. It holds the checkpoints of its last two rounds: a branch
-    starts after round n - 1, so that the server's own loop records round n.
+    Each continues the one of fewer rounds. It holds the checkpoints of its last two rounds: a
+    branch starts after round n - 1, so that the server's own loop records round n.
     """
 
     key: str
@@ -75,7 +75,10 @@ class Prefix:
         return sum(row.get(CLIENT_STEPS, 0) for row in self._after(n).rows()) if n else 0
 
     def begin(self, directory: RunDirectory, n: int, t: int) -> None:
-        """Let a new run directory stand after round t of the prefix of n rounds, if n > 0."""
+        """Give a new run directory records and state after round t of the prefix of n rounds.
+
+        Does nothing if n is 0.
+        """
         if not n:
             return
         if t:
@@ -89,7 +92,7 @@ class Prefix:
         known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
         before = max((t for t in known if t < n), default=0)
         if not self.cache.path(PREFIX, key).exists():
-            self.require(before)  # now: whoever holds a claim must not wait
+            self.require(before)  # before claiming: a process that holds a claim must not wait
         return RunDirectory(
             self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
         )
@@ -112,12 +115,12 @@ class Prefix:
 
 
 class OwnMetrics(Exception):
-    """A round returned metrics that neither FedAvg's prefix nor components have."""
+    """A round returned metrics that are recorded neither in the prefix nor for components."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Stands for a branching algorithm from the round of its clustering on.
+    """Replaces a branching algorithm from the round of its clustering on.
 
     The server's own loop records and evaluates that round, as it would in a run alone.
     """
@@ -127,7 +130,7 @@ class Branch:
     clustering: Clustering
     counts: Counter[str]  # of the clustering
     row: RoundRow  # the prefix's, of the round of the clustering
-    are_metrics_known: bool  # refuse metrics that the prefix or components lack
+    are_metrics_known: bool  # raise OwnMetrics for metrics that prefix or components lack
 
     @property
     def gradient(self) -> Gradient:

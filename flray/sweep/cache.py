@@ -37,16 +37,16 @@ class OutOfTime(Exception):
 class Cache:
     root: Path
     sweep: str  # names the sweep that computes, for its costs
-    session: str  # names this start of it: what failed is not tried again before the next
+    session: str  # names this start of the sweep: what failed is tried again at the next start
     deadline: float = float("inf")  # by the clock
-    wish: Path | None = None  # this file exists once the sweep is to stop
-    alive: Path | None = None  # this file is touched whenever a trial shows that it goes on
+    wish: Path | None = None  # a file that exists once the sweep has to stop
+    alive: Path | None = None  # a file that a trial touches as long as it makes progress
 
     def path(self, kind: str, key: str) -> Path:
         return self.root / kind / key
 
     def claim(self, kind: str, key: str) -> AbstractContextManager[bool]:
-        """Try to become the one who computes an entry; True if nobody else does."""
+        """Claim an entry in order to compute it; True if no other process holds the claim."""
         return claimed(self.root / kind / f"{key}.lock")
 
     def obtain(self, kind: str, key: str, compute: Callable[[Path], int]) -> Path:
@@ -89,13 +89,13 @@ class Cache:
         return {key: each[self.sweep] for key, each in steps.items() if self.sweep in each}
 
     def wait(self) -> None:
-        """Wait a moment for another process; raises OutOfTime once the sweep is to stop."""
+        """Wait a moment for another process; raises OutOfTime once the sweep has to stop."""
         if self.is_over():
             raise OutOfTime
         sleep(POLL_S)
 
     def is_over(self) -> bool:
-        """True once the sweep is to stop; a trial asks after each round and while it waits."""
+        """True once the sweep has to stop; a trial asks after each round and while it waits."""
         if self.alive is not None:
             self.alive.touch()
         return self.is_late()

@@ -56,7 +56,7 @@ def clients_of(components: Components) -> Ids:
 
 @dataclass(frozen=True)
 class ComponentRecorder:
-    """Keeps what a partial federation hears, and at the end an entry for each of its components."""
+    """Records what a partial federation hears; at the end, writes an entry for each component."""
 
     fed: PartialFederation
     directory: RunDirectory
@@ -106,7 +106,7 @@ def _read(folder: Path) -> Frames:
 
 
 def tables_of(cache: Cache, components: Components) -> Frames:
-    """What was kept of components, whoever trained them, in the order of their clients."""
+    """The records of components, whichever run trained them, in the order of their clients."""
     entries = [_read(cache.path(KIND, key)) for key in components]
     joined = {name: pd.concat([each[name] for each in entries]) for name in TABLES}
     return {
@@ -181,7 +181,7 @@ class Assembly:
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
         row = evaluation_row(found, self.partition, split, settings.evaluate.target)
         tuning = settings.evaluate.tuning(settings.train)
-        if tuning is not None:  # all clients are there, and none was dropped
+        if tuning is not None:  # all clients are present, and none was dropped
             steps = num_local_steps(split.num_train_examples, tuning)
             row[CLIENT_STEPS_EVALUATION] = int(steps.sum())
         return row

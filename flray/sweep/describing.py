@@ -1,4 +1,4 @@
-"""What a sweep would be, before anything has trained: its rows and their client steps."""
+"""What a sweep will run, before anything is trained: its rows and their client steps."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from flray.wording import counted
 
 
 def describe_space(space: Space) -> str:
-    """What a sweep would be, in a sentence; deals the data, but trains nothing."""
+    """One sentence on what a sweep will run. Deals the data, but trains nothing."""
     experiments = [parse_experiment(row.plain) for row in possible(space)]
     check_metric(space, experiments)
     timelines: dict[str, Timeline] = {}
@@ -51,7 +51,7 @@ def describe_space(space: Space) -> str:
 
 
 def _if_clusters_draw(branching: Sequence[Experiment]) -> str:
-    """On what a prediction depends where the clusters that will be found draw cohorts."""
+    """The condition for a prediction to hold, where clusters sample cohorts of their own."""
     if all(experiment.settings.participation == 1 for experiment in branching):
         return ""
     return " if clients end in one cluster (every cluster draws at least one client a round)"

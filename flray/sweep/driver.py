@@ -51,19 +51,19 @@ from flray.sweep.trial import Job
 from flray.sweep.tuning import TrialWatch, run_trials, scheduler_of
 from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
-STOP = "stop.wish"  # in the sweep's folder: it is to stop
+STOP = "stop.wish"  # a file in the sweep's folder that asks it to stop
 STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is, in rows."""
+    """The progress of a sweep, in rows."""
 
     rows: int
     done: int = 0  # shared ones included
     failed: int = 0
     running: int = 0
-    shared: int = 0  # without a run of their own
+    shared: int = 0  # copied from the run of another row
     best: float | None = None  # of the metric, so far
 
 
@@ -93,7 +93,7 @@ def run_sweep(
     max_minutes: float | None = None,
     watch: Watch = WATCH_NOTHING,
 ) -> SweepResult:
-    """Run a sweep into the folder `out`; with resume, go on where it stopped."""
+    """Run a sweep into the folder `out`; with resume, continue where it stopped."""
     deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
     begin = perf_counter()
     experiments = [parse_experiment(row.plain) for row in possible(space)]
@@ -153,7 +153,7 @@ class _Sweep:
 
     @cached_property
     def known(self) -> tuple[SweepRow, ...]:
-        """The rows that are known before anything runs; those that are suggested come after."""
+        """The rows that are known before anything runs; suggested rows have higher numbers."""
         return expand(self.space)
 
     @cached_property
@@ -170,18 +170,18 @@ class _Sweep:
         return self.suggestions.num_left if self.suggestions else 0
 
     def rows(self) -> list[SweepRow]:
-        """Every row that is known by now, as it stands, in the order of their numbers."""
+        """Every row that is known by now, in its current state, in the order of their numbers."""
         suggested = self.suggestions.rows if self.suggestions else []
         found = {row.number: row for row in [*self.known, *suggested]} | read_rows(self.folder)
         return [found[number] for number in sorted(found)]
 
     def summaries(self, rows: Sequence[SweepRow]) -> dict[int, dict[str, Any]]:  # Any: JSON
-        """Of the rows that are done, by number."""
+        """The summaries of the rows that are done, by number."""
         done = [row.number for row in rows if row.is_done]
         return {n: RunDirectory(self.folder / run_path(n)).summary() or {} for n in done}
 
     def run(self, scheduler: TrialScheduler | None) -> None:
-        """Bring every row to its end, or to the scheduler's decision; failures are tried again."""
+        """Run every row that is not done or stopped by a scheduler; failures are tried again."""
         rows = self.rows()
         if self.suggestions is not None:
             metric, found = self.space.options.metric, self.summaries(rows)
@@ -201,7 +201,7 @@ class _Sweep:
                 self._record_end(row.number, result)
 
     def _record_end(self, number: int, result: tune.Result) -> None:
-        """Record what the trial itself could not: a dead process, a scheduler's decision."""
+        """Record what the trial could not: that its process died or a scheduler stopped it."""
         row = read_rows(self.folder, number).get(number)
         if row is None or row.status != "unfinished":
             return
@@ -227,7 +227,7 @@ class _Sweep:
         )
 
     def report(self, seconds: float) -> SweepResult:
-        """Write table and report, and mirror what W&B does not have yet."""
+        """Write table and report, and send to W&B what it does not have yet."""
         rows, options, before = self.rows(), self.space.options, read_report(self.folder)
         self._mirror(rows)
         frame = table_of(self.folder, rows)
@@ -258,7 +258,7 @@ class _Sweep:
     def _mirror(self, rows: Sequence[SweepRow]) -> None:
         """Send runs that were put together to W&B, if the experiment asks for it.
 
-        Only when all is trained: an upload takes seconds, for which a trial would have to wait.
+        Called when everything is trained: a trial would have to wait seconds for an upload.
         """
         for row in rows:
             if row.components and row.status == "done":
@@ -268,7 +268,7 @@ class _Sweep:
                     pass
 
     def _costs(self, rows: Sequence[SweepRow], frame: pd.DataFrame) -> dict[str, Any]:
-        """How much of everything was computed, and the client steps of every row run on its own."""
+        """Numbers of computed entries; client steps trained, and if every row had run alone."""
         kinds = ("prefix", "observation", "distance", "tree", COMPONENT)
         costs = {kind: self.job.cache.costs(kind) for kind in kinds}
         trained = sum(sum(each.values()) for each in costs.values())
@@ -288,7 +288,7 @@ class _Sweep:
         }
 
     def _steps_of(self, row: SweepRow) -> int:
-        """What the row's own run trained, finished or not, without what is in the cache."""
+        """Client steps of the row's own run, finished or not, without those of cached entries."""
         if row.components or row.status == "shared":
             return row.steps_placed
         rounds = RunDirectory(self.folder / run_path(row.number)).rows()
@@ -297,7 +297,7 @@ class _Sweep:
 
 
 def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
-    """The rows in turns of their prefixes, so that trials at a time do not wait for one prefix."""
+    """The rows, their prefixes taking turns, so that parallel trials wait less for one prefix."""
     turns: Counter[str] = Counter()
     placed = []
     for row in rows:
@@ -309,7 +309,7 @@ def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
 
 @contextmanager
 def _client_actors(space: Space, experiments: Sequence[Experiment]) -> Iterator[Any]:
-    """The dispatcher of one pool for all trials, if the space asks for it; gone at the end."""
+    """The dispatcher of one pool for all trials, if the space asks for it; ended on exit."""
     if space.options.client_actors == "own":
         yield None
         return

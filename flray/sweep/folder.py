@@ -45,7 +45,7 @@ def run_path(number: int) -> str:
 
 
 def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
-    """Refuse a folder that holds anything but this sweep or nothing."""
+    """Refuse a folder that holds anything other than this sweep."""
     if (path / SPACE).is_file():
         _check_same(path, space, code)
         if not resume:
@@ -102,7 +102,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def write_row(folder: Path, row: SweepRow) -> None:
-    """Record what has become of a row."""
+    """Write the state of a row."""
     replace_text(folder / ROWS / f"{row.number:04d}.json", json.dumps(asdict(row), indent=1))
 
 
@@ -125,14 +125,14 @@ def read_rows(folder: Path, number: int | None = None) -> dict[int, SweepRow]:
 
 
 def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
-    """One row for each configuration: what it sets, what became of it, every number of its run."""
+    """One line for each row: its settings, its status and every number of its run."""
     records = []
     for row in rows:
         path = None if row.run is None else run_path(row.number)
         own = {ROW: row.number, STATUS: row.status, RUN: row.run, FOLDER: path, ERROR: row.error}
         unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
         numbers = {} if path is None else _numbers(RunDirectory(folder / path))
-        # Whether ground truth was used is a result, even where rows differ in being allowed to.
+        # This column tells whether ground truth was used, not whether a row was allowed to use it.
         sets = {k: _cell(v) for k, v in row.overrides.items() if k != USES_GROUND_TRUTH}
         place = {MERGE_PLACE: row.merge_point.place} if row.merge_point else {}
         records.append(unknown | numbers | own | sets | place)
@@ -183,12 +183,12 @@ def best_of(
 
 
 def _cell(value: Any) -> Any:
-    """A value of YAML as one of a table: what is nested is written out."""
+    """A value of YAML as a cell of a table: lists and mappings become JSON."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _one_kind(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Parquet holds one type a column: numbers beside names become text."""
+    """Parquet holds one type per column: numbers beside names become text."""
     kinds = {type(value) for value in column.dropna()}
     if len(kinds) < 2 or kinds <= {int, float}:
         return column

@@ -19,7 +19,7 @@ from flray.records.run_directory import deciding
 
 SHORT = 12  # characters of a name: 2^48 of them
 LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
-SHOWING = ("cli", "published", "report", "tracking")  # rooms that change no number
+SHOWING = ("cli", "published", "report", "tracking")  # packages that change no number
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def digest(value: object) -> str:
 
 @cache
 def code_version() -> Mapping[str, str]:
-    """What computes: results of two versions do not belong in one sweep."""
+    """Versions of sources and libraries: results of two versions do not belong in one sweep."""
     sources = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         name = path.relative_to(_PACKAGE)
@@ -68,19 +68,19 @@ def state_digest(state: object) -> str:
 
 
 def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -> str:
-    """Of FedAvg's rounds that experiments share which differ in algorithm and rounds alone."""
+    """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone."""
     own = ("algorithm", "rounds")
     shared = {key: v for key, v in deciding(experiment.plain).items() if key not in own}
     return digest([shared, dict(code), device_of(experiment, has_gpu)])
 
 
 def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
-    """Of a run that begins with round 1."""
+    """The key of a run that starts with round 1."""
     return digest([prefix, plain["algorithm"], plain["rounds"]])
 
 
 def observation_key(prefix: str, plain: Plain, algorithm: Branching[Any]) -> str:
-    """Of the signatures of all clients; by the fields that matter before they have answered."""
+    """The key of all clients' signatures, by the fields of the algorithm that `observe` reads."""
     own = {name: plain["algorithm"][name] for name in ("name", *algorithm.observed_by)}
     signature = plain["algorithm"]["clustering"]["signature"]
     return digest([prefix, algorithm.rounds_before, own, signature])
@@ -89,7 +89,7 @@ def observation_key(prefix: str, plain: Plain, algorithm: Branching[Any]) -> str
 def branch_key(
     prefix: str, plain: Mapping[str, Any], algorithm: Branching[Any], start: object
 ) -> str:
-    """Rows with one key go on alike after the clustering, and have the same records.
+    """The key of what follows a clustering: rows with equal keys have equal records.
 
     Args:
         start: digests of the state to go on from, and of what else the records depend on.

@@ -37,13 +37,13 @@ STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A configuration of a sweep, and what has become of it so far."""
+    """A configuration of a sweep and its state so far."""
 
     number: int
     overrides: Mapping[str, Any]  # Any: YAML; without a threshold that is still to be found
     plain: Plain  # resolved; with a stand-in for such a threshold
     merge_point: MergePoint | None = None  # the threshold, where the row's own tree decides it
-    status: str = "unfinished"  # then done, shared (with the run of another row), failed or stopped
+    status: str = "unfinished"  # later done, shared (copied from another row), failed or stopped
     error: str | None = None
     run: str | None = None  # the key of its run, which rows may share
     is_whole: bool = False  # its algorithm has metrics that prefix and components lack
@@ -62,7 +62,7 @@ class SweepRow:
         return {**self.overrides, **point}
 
     def but_for_the_seed(self) -> dict[str, Any]:
-        """What rows that differ in their seed alone have in common."""
+        """The settings without the seed: equal for rows that differ in their seed alone."""
         sets = {key: value for key, value in self.overrides.items() if key != "seed"}
         if self.merge_point is None:
             return sets
@@ -196,7 +196,7 @@ def _baselines(space: Space) -> Iterator[SweepRow]:
 
 
 def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
-    """Does a baseline set this key, or the component it is a field of?
+    """True if a baseline sets this key or the component it is a field of.
 
     >>> [_is_replaced(key, {"algorithm": "fedavg"}) for key in ("algorithm.mu", "seed")]
     [True, False]
@@ -205,7 +205,7 @@ def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
 
 
 def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
-    """A value for each key; draws repeat with every combination of the lists."""
+    """Mappings with a value for each key: all combinations of the lists, each with all draws."""
     lists = {key: ends_of(v) for key, v in varied.items() if not isinstance(v, Domain)}
     for values in itertools.product(*lists.values()):
         for drawn in _draws(space, varied):
@@ -233,7 +233,7 @@ def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any
     search = space.options.search
     num_samples = search.samples if type(search) is RandomSearch else 1
     for sample in range(num_samples):
-        # All keys are drawn whether they apply or not: a baseline meets the same values.
+        # All keys are drawn whether they apply or not, so that a baseline has the same values.
         rng = generator(getattr(search, "seed", 0), "search", sample)
         drawn = {k: _draw(v, rng) for k, v in space.varied.items() if isinstance(v, Domain)}
         yield {key: value for key, value in drawn.items() if key in varied}

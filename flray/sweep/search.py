@@ -19,7 +19,7 @@ MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
 
 
 class RowSearch(Searcher):
-    """Hands out rows that are known, then asks for suggestions, if there are any."""
+    """Returns the rows that are known, then those that Optuna suggests, if it is used."""
 
     def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RowSearch(Searcher):
             self._suggestions.tell(trial_id, result or {}, error)
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: a sweep goes on by its folder."""
+        """Do nothing: a sweep is resumed from its folder."""
 
 
 class Suggestions:
@@ -49,12 +49,12 @@ class Suggestions:
     def __init__(
         self, space: Space, rounds: Collection[int], first: int, before: Iterable[SweepRow]
     ) -> None:
-        """Go on after earlier starts of the sweep.
+        """Continue after earlier starts of the sweep.
 
         Args:
             rounds: after which rows may cluster.
             first: the number of the first row that is suggested.
-            before: rows that were; a kill may have left one of a suggestion without the others.
+            before: rows suggested earlier; a kill may have left only some of a suggestion.
         """
         search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -67,7 +67,7 @@ class Suggestions:
             TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._free.items()}),
             metric=options.metric,
             mode=options.mode,
-            seed=search.seed + len(self._suggested),  # or it would begin with the same ones
+            seed=search.seed + len(self._suggested),  # or it would suggest the same values again
         )
         self._names: dict[str, str] = {}  # by which Optuna knows trials
 
@@ -116,7 +116,7 @@ class Suggestions:
             self._optuna.on_trial_complete(name, dict(result), error)
 
     def _rows(self, place: int, chosen: Mapping[str, Any]) -> list[SweepRow]:
-        """A row for each seed; none for a combination that is left out or cannot be."""
+        """A row for each seed; none for a combination that is left out or not valid."""
         first = self._first + place * len(self._seeds)
         each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
         if any(is_excluded(self._space, sets) for sets in each):
@@ -137,7 +137,7 @@ def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
 
 
 def _domain(values: Values) -> Any:  # Any: Tune leaves its domains untyped
-    """What Optuna draws from: a range, or places in a list; thresholds have an order."""
+    """What Optuna draws from: a range, or places in a list; thresholds are ordered."""
     if isinstance(values, BetweenMerges):
         return tune.randint(0, values.number)
     return tune.choice(list(range(len(ends_of(values))))) if _is_listed(values) else values

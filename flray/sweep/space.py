@@ -73,7 +73,7 @@ class Asha:
     """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a run."""
 
     grace: int = 1  # rounds that every trial gets
-    reduction: int = 3  # one of so many goes on at each rung
+    reduction: int = 3  # one in this many trials continues at each rung
 
     def __post_init__(self) -> None:
         _require_at_least("grace", self.grace, 1)
@@ -98,7 +98,7 @@ class Options:
     search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
     scheduler: Annotated[Any, "scheduler", SCHEDULERS] = field(default_factory=NoScheduler)
     concurrency: int | None = None  # trials at a time; null: as many as fit
-    # With executor ray: has each trial client actors of its own, or do all share one pool?
+    # With executor ray: client actors of its own for each trial, or one pool for all.
     client_actors: Literal["own", "shared"] = "own"
     cache: str | None = None  # a folder to share with other sweeps; null: below the sweep's own
 
@@ -118,7 +118,7 @@ class Space:
 
     @property
     def is_scheduled(self) -> bool:
-        """A scheduler stops trials by their rank: each row must have a run of its own."""
+        """True if a scheduler stops trials by their rank; each row then has a run of its own."""
         return not isinstance(self.options.scheduler, NoScheduler)
 
 
@@ -158,7 +158,7 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
 
 
 def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
-    """The space with what it is told, and what is left for the experiments."""
+    """The space with its own overrides set, and the overrides of its experiments."""
     varied = dict(_require_mapping("space", plain.get("space", {})))
     own: list[str] = []
     rest: list[str] = []
@@ -203,7 +203,7 @@ def _beside(file: str, folder: Path) -> str | Path:
 
 
 def _is_experiment(given: Mapping[str, Any]) -> bool:
-    """Or several by name, as a resolved space has them."""
+    """True for the keys of one experiment; a resolved space has several by name."""
     return "dataset" in given or not all(isinstance(each, Mapping) for each in given.values())
 
 

@@ -1,4 +1,4 @@
-"""A pipeline whose stages are looked up by their configuration and the key of their input."""
+"""A pipeline whose stages are cached by their configuration and the key of their input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""A trial: the run of one row of a sweep, which looks up before it computes.
+"""A trial: the run of one row of a sweep, which takes from the cache what others have computed.
 
 A branching row takes the prefix, the signatures and the stages of its clustering from the cache, or
 puts them there. After the clustering it trains the components that nobody has trained and takes
@@ -106,7 +106,7 @@ def _prepared(text: str) -> Prepared:
 
 
 class Trial:
-    """The run of one row; `row` is what has become of it so far."""
+    """The run of one row; `row` is its current state."""
 
     def __init__(self, row: SweepRow, job: Job, on_round: Callable[[RoundRow], None]) -> None:
         cache = replace(job.cache, alive=alive_file(job.folder, row.number))
@@ -118,7 +118,7 @@ class Trial:
         self.part_folder = job.folder / "parts" / self.directory.path.name
 
     def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
-        """Record what has become of the row."""
+        """Change the state of the row and write it."""
         self.row = replace(self.row, **changes)
         write_row(self.job.folder, self.row)
 
@@ -135,7 +135,7 @@ class Trial:
 
     @cached_property
     def parts(self) -> Prepared:
-        """Data and module; the module is a copy, for whoever trains changes it."""
+        """Data and module; the module is a copy, since training changes it."""
         found = _prepared(canonical(self.row.plain | {"algorithm": "fedavg", "tracking": "none"}))
         module = copy.deepcopy(found.payload.module)
         return replace(found, payload=replace(found.payload, module=module))
@@ -155,7 +155,7 @@ class Trial:
         return start_executor(self.parts, self.job.pool)
 
     def _run_whole(self) -> None:
-        """Run from round 1; FedAvg begins with as much of the prefix as others need."""
+        """Run from round 1; FedAvg starts with as many rounds of the prefix as other rows need."""
         is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
         rounds = self.experiment.settings.rounds
         n = max((n for n in self.job.wanted if is_fedavg and n < rounds), default=0)
@@ -236,16 +236,18 @@ class Trial:
         return branch, steps_observed
 
     def _may_be_divided(self, algorithm: Branching[Any]) -> bool:
-        """True if components may be trained once for several rows: nobody comes or goes."""
+        """True if rows may share components: no client joins, leaves or may be dropped."""
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         everybody = len(split.clients) == split.num_clients and not settings.events
-        everybody = everybody and not settings.evaluate.last_trained  # components keep no such part
+        everybody = (
+            everybody and not settings.evaluate.last_trained
+        )  # which components do not record
         goes_on = settings.rounds > algorithm.rounds_before
         is_shared = not self.job.is_scheduled and isinstance(algorithm, Separable)
         return is_shared and goes_on and everybody and settings.on_client_failure == "raise"
 
     def _components(self, branch: Branch) -> Components:
-        """Clients that hear nobody else after the clustering, by all that decides them."""
+        """Clients that hear nobody else after the clustering, by a key of all that decides them."""
         algorithm = branch.algorithm
         if not self._may_be_divided(algorithm) or not isinstance(algorithm, Separable):
             return {}
@@ -261,13 +263,13 @@ class Trial:
     def _settle(
         self, key: str, make: Callable[[], None], clustering: Clustering | None = None
     ) -> None:
-        """Fill the row's folder: by its own run, or with the records of a row that goes on alike.
+        """Fill the row's folder: by its own run, or with the records of a row with the same key.
 
         Args:
-            make: brings the run in the row's folder to its end.
+            make: completes the run in the row's folder.
             clustering: the row's own, whose evidence may differ from that of the other row.
         """
-        if self.row.run != key:  # what is in the folder led elsewhere
+        if self.row.run != key:  # the folder holds another run
             shutil.rmtree(self.directory.path, ignore_errors=True)
             shutil.rmtree(self.part_folder, ignore_errors=True)
         self.note(run=key)
@@ -295,7 +297,7 @@ class Trial:
         self.note(status="done" if is_own else "shared")
 
     def _opened(self, path: Path, fill: Callable[[RunDirectory], None]) -> RunDirectory:
-        """A run directory, made in full or not at all where there is none yet."""
+        """A run directory; a new one appears complete or not at all."""
         if not path.exists():
             temporary = path.with_name(f".{path.name}")
             shutil.rmtree(temporary, ignore_errors=True)
@@ -306,7 +308,7 @@ class Trial:
         return RunDirectory(path)
 
     def _train(self, server: Server) -> None:
-        """Run everything that is left of a run of all clients."""
+        """Run the remaining rounds of a run that trains all clients."""
         directory, group = server.directory, self.job.folder.name
         following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
         with following as on_round:
@@ -320,7 +322,7 @@ class Trial:
             raise OutOfTime
 
     def _train_components(self, branch: Branch, components: Components) -> None:
-        """Train the components that nobody has, wait for the others, put the records together."""
+        """Train the components that no other row trains, wait for the others, join the records."""
 
         def is_missing(key: str) -> bool:
             return not self.cache.path(KIND, key).exists()
@@ -354,7 +356,7 @@ class Trial:
             PartRecords(new.path).start(mine)
 
         directory = self._opened(self.part_folder / digest(sorted(mine)), fill)
-        if directory.summary() is None:  # not killed before it was moved
+        if directory.summary() is None:  # else it was killed before it was moved
             fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
             server = assemble(self.experiment, self.parts, fed, directory)
             recorder = ComponentRecorder(fed, directory, self.cache)

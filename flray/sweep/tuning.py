@@ -30,7 +30,7 @@ from flray.sweep.trial import Job, run_row
 
 FOLDER = "tune"  # Tune's own files, of no use once it has ended
 SHOW_EVERY_S = 1.0
-SIGN = "sign"  # of a trial that goes on: the end of a round, or a moment of waiting for another
+SIGN = "sign"  # of progress of a trial: the end of a round, or a moment of waiting for another
 LATE_S = 60.0
 MOST_PENDING = 16  # trials that wait for a place
 
@@ -44,11 +44,11 @@ ENVIRONMENT = {
 
 
 class TrialWatch(TrialProgressCallback):
-    """Stands in for Tune's own progress, which prints.
+    """Replaces Tune's own progress callback, which prints.
 
-    Shows how many trials are at work, tells them to stop, and ends those that hang. A trial that
-    hangs is one whose process shows no sign of going on for far longer than any trial took between
-    two signs. Tune starts it once more, which after the end of the sweep's time does nothing.
+    Shows how many trials are running, asks them to stop, and ends those that hang. A trial hangs if
+    its process shows no sign of progress for far longer than any trial took between two signs. Tune
+    starts it once more; after the end of the sweep's time such a start does nothing.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TrialWatch(TrialProgressCallback):
         self._next = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Tune writes its callbacks down to restore them, which nobody will; a terminal cannot be.
+        # Tune pickles its callbacks to restore them, which is not needed; a terminal cannot be.
         return tune.Callback, ()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -90,13 +90,13 @@ class TrialWatch(TrialProgressCallback):
         self.show(len(running))
 
     def allowed_s(self, is_late: bool) -> float:
-        """How long a trial may go without a sign; once the time is over, about two rounds."""
+        """How long a trial may show no sign; once the sweep's time is over, about two rounds."""
         if not is_late:
             return self.patience.of(SIGN)
         return max(LATE_S, 2 * self.patience.longest_s.get(SIGN, 0.0))
 
     def _sign(self, trial: Any) -> float:
-        """When the trial last showed that it goes on; when it was seen first, if it has not."""
+        """When the trial last showed a sign; when it was first seen, if it has shown none."""
         before = self.signs.get(trial.trial_id)
         if before is None:
             return time()
@@ -110,7 +110,7 @@ class TrialWatch(TrialProgressCallback):
 def run_trials(
     search: RowSearch, options: Options, scheduler: TrialScheduler | None, watch: TrialWatch
 ) -> list[tune.Result]:
-    """Run what the search hands out, watched over now and then."""
+    """Run the trials that the search returns; `watch` looks at them now and then."""
     job, nodes = watch.job, reachable_nodes()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
@@ -162,9 +162,9 @@ def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any
 
 
 def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
-    """What tells Tune of each round, with the metric as it was when it was last evaluated.
+    """A function that reports each round to Tune, with the last value of the metric.
 
-    The last round is not reported: Tune may end a trial for a report, and this one is to write its
+    The last round is not reported: Tune may end a trial after a report, before it has written its
     summary.
     """
     known: dict[str, float] = {}
@@ -200,7 +200,7 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
 
 @contextmanager
 def _quiet(pending: int) -> Iterator[None]:
-    """Tune without log lines, which would run through our progress lines."""
+    """Silence the log lines of Tune, which would mix with our progress lines."""
     logger = logging.getLogger("ray.tune")
     settings = ENVIRONMENT | {"TUNE_MAX_PENDING_TRIALS_PG": str(pending)}
     level, before = logger.level, {key: os.environ.get(key) for key in settings}

@@ -265,7 +265,7 @@ class TestRun:
     @pytest.mark.usefixtures("undrawn")
     def test_of_many_clusterings_three_are_drawn_and_all_listed(self, tmp_path):
         read = is_sound(page_of(write_run(tmp_path / "a", events=(0, 1, 2, 3, 4))))
-        assert "Drawn are 3 of 5: after rounds 0, 2, 4." in read.text
+        assert "3 of 5 clusterings are drawn: after rounds 0, 2, 4." in read.text
         assert "before the first round" in read.text
         assert read.tags.count("figure") == 2 + 9 + 1
 
@@ -365,7 +365,7 @@ class TestSeveralRuns:
     def test_of_many_runs_the_first_are_shown_one_by_one(self, tmp_path, monkeypatch):
         monkeypatch.setattr("flray.report.page_run.MAX_DETAILED", 2)
         read = is_sound(page_of(self.folder(tmp_path)))
-        assert "Shown are 2 of 4 runs" in read.text
+        assert "2 of 4 runs are shown" in read.text
         assert read.ids.count("runs-run1") == 1
         assert "runs-run2" not in read.ids
 
