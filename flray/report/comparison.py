@@ -30,7 +30,7 @@ SAME = 1e-9  # points; differences that are equal but for rounding have no sprea
 def comparison_sheet(experiments: Experiments) -> Sheet:
     """A row for each experiment, a mean over its seeds; differences are paired by seed."""
     first, *others = experiments
-    num_seeds = max(map(len, experiments.values()))
+    numbers = sorted({len(runs) for runs in experiments.values()})  # of seeds
     known_keys = {key for runs in experiments.values() for run in runs for key in run.numbers}
     columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in known_keys]
     cells = {
@@ -47,9 +47,12 @@ def comparison_sheet(experiments: Experiments) -> Sheet:
     for name in others:
         pairs = _differences(experiments[name], experiments[first])
         cells[name, "vs", "difference"] = _paired(pairs)
-    if num_seeds == 1:
-        spread = "± is the standard error over clients"
-    title = f"mean over {num_seeds} seeds" if num_seeds > 1 else ""
+    title = f"mean over {numbers[0] if len(numbers) == 1 else 'n'} seeds"
+    if numbers == [1]:
+        title, spread = "", "± is the standard error over clients"
+        for name, (run,) in experiments.items():
+            error = run.numbers.get(recorded.ACCURACY_SE_CLIENTS)
+            cells[name, TEST, "ours"]["error"] = shown(TEST, error)
     notes = (f"{spread}.", *paired_tests(experiments))
     return sheet_of(title, _labels(experiments), headings, cells, notes)
 
@@ -134,8 +137,8 @@ def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
     cell = seed_mean([shown(column, run.numbers.get(column)) for run in runs])
     if column not in _ACCURACIES:
         cell["error"] = None
-    elif column == TEST and len(runs) == 1:
-        cell["error"] = shown(TEST, runs[0].numbers.get(recorded.ACCURACY_SE_CLIENTS))
+    if column == TEST:
+        cell["seeds"] = tuple(run.seed for run in runs)
     # Numbers are marked that ground truth can improve.
     improves = column_of(column).unit.startswith("%")
     return cell | {"uses_ground_truth": improves and _use_ground_truth(runs)}

@@ -105,6 +105,19 @@ def test_other_protocols_have_columns_where_a_run_has_them() -> None:
     assert [lines["a", key]["ours"] for key in keys] == ["–", "–"]
 
 
+def test_an_experiment_with_fewer_seeds_than_others_is_no_mean_over_as_many() -> None:
+    """A seed of b failed: its accuracy has no spread over seeds, and clients have another one."""
+    two = [compared(0, accuracy_mean=0.8), compared(1, accuracy_mean=0.5)]
+    sheet = comparison_sheet({"a": two, "b": two[:1]})
+    lines = sheet.lines()
+    assert lines["a", "accuracy_mean"]["ours"] == "65.00 ± 21.21 n=2"
+    assert lines["b", "accuracy_mean"]["ours"] == "80.00 n=1"
+    assert sheet.title == "mean over n seeds"
+    whole = comparison_sheet({"a": two, "b": two})
+    assert whole.lines()["b", "accuracy_mean"]["ours"] == "65.00 ± 21.21"
+    assert whole.title == "mean over 2 seeds"
+
+
 def test_means_and_paired_differences_are_over_seeds() -> None:
     """Differences of 10 and 20 points: mean 15, standard error 5 sqrt(2) / sqrt(2)."""
     first = [compared(0, accuracy_mean=0.8), compared(1, accuracy_mean=0.5)]
