@@ -15,7 +15,8 @@ GROUND_TRUTH_NOTE = (
     f"{GROUND_TRUTH} uses ground truth: labels or groups that a real server does not know."
 )
 INCOMPLETE_NOTE = (
-    f"{INCOMPLETE} a seed of this configuration failed or did not finish: the number is of others."
+    f"{INCOMPLETE} a seed of this configuration failed or did not finish: "
+    "the number is of its other seeds."
 )
 
 Fields = dict[str, Any]  # Any: fields of a cell

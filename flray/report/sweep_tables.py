@@ -41,6 +41,8 @@ def top_sheet(sweep: Sweep) -> Sheet:
     }
     over = ", a mean ± standard deviation over seeds" if sweep.has_seeds else ""
     notes = [f"Ranked by {sweep.metric}{over}."]
+    if sweep.num_left_out:
+        notes.append(f"Configurations with {INCOMPLETE} rank after complete ones.")
     if sweep.num_tied > 1:
         notes.append(f"{sweep.num_tied} configurations tie for the best; the first is taken.")
     title = f"the best {min(TOP, len(ranked))} of {len(ranked)} configurations"

@@ -455,6 +455,7 @@ class TestSweep:
         shown = [lines[row, VALIDATION]["ours"] for row in sheet.labels.index]
         assert ["‡" in text for text in shown] == [False, False, True, True, True]
         assert (sweep.num_tied, sweep.num_left_out) == (1, 10)
+        assert "Configurations with ‡ rank after complete ones." in sheet.notes
 
     def test_a_failed_seed_is_marked_at_the_metric_whatever_it_is(self, tmp_path):
         rows = self.with_failed(lambda row: row["seed"] == 1)
