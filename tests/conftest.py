@@ -1,19 +1,17 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests. They import flray when they are used: the process that only hands tests
+out to others reads this file too, and torch would take it seconds."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import settings
 
-from flray.config.build import Result, run_experiment
-from flray.config.experiment import override, parse_experiment
-from flray.execution.cluster import connected
-
-from scenarios import TINY
+if TYPE_CHECKING:
+    from flray.config.build import Result
 
 # The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
 # new ones.
@@ -36,24 +34,51 @@ def _skip_without_data(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """One Ray cluster for all sweeps of a test process: starting one takes seconds."""
+    from flray.execution.cluster import connected
+
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with connected():
         yield
 
 
 @pytest.fixture
-def tiny_run(tmp_path: Path) -> Callable[..., Result]:
+def tiny_run(tmp_path: Path) -> Callable[..., "Result"]:
     """Run the tiny experiment (ragged clients) with overrides, each in a folder of its own."""
     count = iter(range(1000))
 
-    def run(*overrides: str, **keywords: Any) -> Result:
+    def run(*overrides: str, **keywords: Any) -> "Result":
         out = keywords.pop("out", tmp_path / f"run_{next(count)}")
-        return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)
+        return _run_tiny(overrides, out, **keywords)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result"]:
+    """The same with each overrides once for all tests of a process: what others are compared with.
+
+    Not for a test that patches flray before, or that changes what is on disk.
+    """
+
+    @functools.cache
+    def run(*overrides: str) -> "Result":
+        return _run_tiny(overrides, tmp_path_factory.mktemp("known") / "run")
+
+    return run
+
+
+def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
+    from flray.config.build import run_experiment
+    from flray.config.experiment import override, parse_experiment
+
+    from scenarios import TINY
+
+    return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)

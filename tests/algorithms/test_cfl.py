@@ -168,9 +168,9 @@ NEVER = ["algorithm=cfl", "algorithm.rounds_joint=0", "algorithm.mean_norm=0"]
 
 
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
-def test_a_cluster_that_is_never_split_is_fedavg(tiny_run, unheard) -> None:
+def test_a_cluster_that_is_never_split_is_fedavg(tiny_run, known_run, unheard) -> None:
     aggregate = f"aggregate.unheard={unheard}"
-    cfl, fedavg = tiny_run(*NEVER, aggregate), tiny_run(aggregate)
+    cfl, fedavg = tiny_run(*NEVER, aggregate), known_run(aggregate)
     for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps"):
         assert cfl.summary[key] == fedavg.summary[key]
 

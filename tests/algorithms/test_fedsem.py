@@ -90,9 +90,9 @@ def test_clients_that_were_not_heard_are_clustered_by_their_last_models() -> Non
 
 
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
-def test_one_cluster_is_fedavg(tiny_run, unheard) -> None:
+def test_one_cluster_is_fedavg(tiny_run, known_run, unheard) -> None:
     aggregate = f"aggregate.unheard={unheard}"
-    one, fedavg = tiny_run("algorithm={name: fedsem, number: 1}", aggregate), tiny_run(aggregate)
+    one, fedavg = tiny_run("algorithm={name: fedsem, number: 1}", aggregate), known_run(aggregate)
     for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps", "clusters"):
         assert one.summary[key] == fedavg.summary[key]
     assert read_clusterings(one.path) == {}
@@ -169,7 +169,7 @@ def test_nobody_there_changes_nothing() -> None:
 
 
 SWAPPED = [
-    "dataset=digits",
+    "dataset={name: digits, size: 8}",
     "split={name: label_swap, clients: 20, groups: 4}",
     "model=mlp200",
     "train={lr: 0.1, epochs: 3}",

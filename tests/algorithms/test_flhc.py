@@ -9,14 +9,14 @@ from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 
 SWAPPED = [
-    "dataset=digits",
+    "dataset={name: digits, size: 8}",
     "split={name: label_swap, clients: 20, groups: 4}",
     "model=mlp200",
     "train={lr: 0.1, epochs: 3}",
 ]
 FLHC = [
     "algorithm={name: flhc, rounds_before: 3}",
-    "algorithm.clustering.partition={name: hierarchical, threshold: 2.0}",
+    "algorithm.clustering.partition={name: hierarchical, threshold: 1.5}",
 ]
 
 
@@ -25,18 +25,18 @@ def sha(result) -> str:
 
 
 @pytest.mark.parametrize("distance", ["l1", "l2", "cosine"])
-def test_an_infinite_threshold_is_fedavg(tiny_run, distance) -> None:
+def test_an_infinite_threshold_is_fedavg(tiny_run, known_run, distance) -> None:
     """One cluster of everybody: the cohorts are FedAvg's, and so is every bit."""
     endless = "{name: hierarchical, linkage: complete, threshold: .inf}"
     clustering = f"{{distance: {distance}, partition: {endless}}}"
     flhc = tiny_run(f"algorithm={{name: flhc, rounds_before: 2, clustering: {clustering}}}")
-    assert sha(flhc) == sha(tiny_run())
+    assert sha(flhc) == sha(known_run())
     assert list(read_clusterings(flhc.path)) == [2]
 
 
-def test_until_the_clustering_it_is_fedavg(tiny_run) -> None:
+def test_until_the_clustering_it_is_fedavg(tiny_run, known_run) -> None:
     late = "algorithm={name: flhc, rounds_before: 4}"
-    assert sha(tiny_run(late)) == sha(tiny_run())
+    assert sha(tiny_run(late)) == sha(known_run())
 
 
 def test_a_threshold_of_zero_makes_everybody_its_own_cluster(tiny_run) -> None:
@@ -69,10 +69,10 @@ def test_it_finds_label_groups(tiny_run) -> None:
     assert found.summary["clusters"] == 5
 
 
-def test_the_pass_counts_steps_and_bytes_but_no_round(tiny_run) -> None:
+def test_the_pass_counts_steps_and_bytes_but_no_round(tiny_run, known_run) -> None:
     """6 clients train once more, each gets a model and sends one."""
     flhc = tiny_run("algorithm={name: flhc, rounds_before: 4}")
-    fedavg = tiny_run()
+    fedavg = known_run()
     model = fedavg.summary["bytes_up"] // (3 * 4)  # 3 of 6 clients in 4 rounds
     assert flhc.summary["bytes_up"] - fedavg.summary["bytes_up"] == 6 * model
     assert flhc.rounds["bytes_up_signature"].sum() == 6 * model
@@ -94,7 +94,7 @@ def test_rounds_of_a_clustering_are_evaluated_whatever_the_interval(tiny_run) ->
 
 
 def test_what_is_kept_of_a_clustering(tiny_run) -> None:
-    result = tiny_run(*SWAPPED, *FLHC, "rounds=4")
+    result = tiny_run(*SWAPPED, "dataset.size=28", *FLHC, "rounds=3")
     found = read_clusterings(result.path)[3]
     assert found.D.shape == (20, 20)
     assert found.linkage.shape == (19, 4)
@@ -109,14 +109,17 @@ def test_what_is_kept_of_a_clustering(tiny_run) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_clusters(tiny_run, tmp_path) -> None:
-    whole = tiny_run(*SWAPPED, *FLHC, "rounds=5")
+    """Stopped before the clustering, right after it, and a round later."""
+    two = "algorithm.clustering.partition={name: hierarchical, number: 2}"
+    command = (FLHC[0], two, "rounds=5")
+    whole = tiny_run(*command)
+    assert whole.summary["clusters"] == 2
     for stopped_after in (2, 3, 4):
         out, seen = tmp_path / f"stopped_{stopped_after}", []
 
         def stop(seen=seen, n=stopped_after) -> bool:
             return len(seen) >= n
 
-        command = (*SWAPPED, *FLHC, "rounds=5")
         tiny_run(*command, out=out, on_round=seen.append, should_stop=stop)
         assert len(seen) == stopped_after
         again = tiny_run(*command, out=out, resume=True)

@@ -89,10 +89,10 @@ class TestAgreement:
 
 class TestDc:
     @pytest.mark.parametrize("beta", [0, -1])
-    def test_with_beta_0_it_is_fedavg(self, tiny_run, beta) -> None:
+    def test_with_beta_0_it_is_fedavg(self, tiny_run, known_run, beta) -> None:
         flis = tiny_run(ALIKE, f"algorithm={{name: flis_dc, beta: {beta}}}")
-        fedavg = tiny_run(ALIKE)
-        assert sha(flis) == sha(fedavg) != sha(tiny_run(ALIKE, DC))
+        fedavg = known_run(ALIKE)
+        assert sha(flis) == sha(fedavg) != sha(known_run(ALIKE, DC))
         for total in ("bytes_up", "bytes_down", "client_steps"):
             assert flis.summary[total] == fedavg.summary[total] > 0
 
@@ -199,10 +199,10 @@ class TestDc:
 
 
 class TestHc:
-    def test_at_threshold_1_it_is_fedavg(self, tiny_run) -> None:
+    def test_at_threshold_1_it_is_fedavg(self, tiny_run, known_run) -> None:
         """β = 0"""
         flis = tiny_run(ALIKE, *HC, f"{THRESHOLD}=1")
-        assert sha(flis) == sha(tiny_run(ALIKE)) != sha(tiny_run(ALIKE, *HC))
+        assert sha(flis) == sha(known_run(ALIKE)) != sha(known_run(ALIKE, *HC))
 
     def test_at_threshold_0_it_is_local(self, tiny_run) -> None:
         """β = 1: together are only models that agree everywhere, of which there are none."""
@@ -210,8 +210,8 @@ class TestHc:
         assert flis.summary["clusters"] == 6
         assert sha(flis) == sha(tiny_run(ALIKE, "algorithm=local"))
 
-    def test_clusters_are_those_of_average_linkage(self, tiny_run) -> None:
-        result = tiny_run(ALIKE, *HC)
+    def test_clusters_are_those_of_average_linkage(self, known_run) -> None:
+        result = known_run(ALIKE, *HC)
         (found,) = read_clusterings(result.path).values()
         tree = linkage(squareform(found.D), "average")
         expected = by_smallest_member(fcluster(tree, 0.7, "distance"))

@@ -24,19 +24,19 @@ def sha(result) -> str:
 
 @pytest.mark.parametrize("case", ["rows", "clusters"])
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
-def test_an_infinite_gamma_is_fedavg(tiny_run, case, unheard) -> None:
+def test_an_infinite_gamma_is_fedavg(tiny_run, known_run, case, unheard) -> None:
     common = f"aggregate.unheard={unheard}"
     flt = tiny_run(*gamma(".inf"), f"algorithm.case={case}", common)
-    assert sha(flt) == sha(tiny_run(common))
+    assert sha(flt) == sha(known_run(common))
 
 
 @pytest.mark.parametrize("case", ["rows", "clusters"])
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
-def test_a_tiny_gamma_is_local(tiny_run, case, unheard) -> None:
+def test_a_tiny_gamma_is_local(tiny_run, known_run, case, unheard) -> None:
     common = f"aggregate.unheard={unheard}"
     flt = tiny_run(*gamma("1.0e-12"), f"algorithm.case={case}", common)
-    assert sha(flt) == sha(tiny_run("algorithm=local", common))
-    assert sha(flt) != sha(tiny_run(common))
+    assert sha(flt) == sha(known_run("algorithm=local", common))
+    assert sha(flt) != sha(known_run(common))
 
 
 def test_pca_km_hc_is_flt_with_other_stages(tiny_run) -> None:
@@ -157,7 +157,7 @@ def test_steps_count_fine_tuning_in_the_round_it_happens_in(
 
 
 GROUPS = [
-    "dataset=digits",
+    "dataset={name: digits, size: 8}",
     "split={name: label_groups, clients: 20, groups: 5}",
     "train={lr: 0.1, epochs: 2}",
     "participation=1",
@@ -180,11 +180,11 @@ MIXED = f"events=[{EXCHANGES}]"
 
 
 class TestChange:
-    def run(self, tiny_run, *overrides: str):
-        return tiny_run(*GROUPS, *ORACLE, MIXED, "rounds=8", *overrides)
+    def run(self, known_run, *overrides: str):
+        return known_run(*GROUPS, *ORACLE, MIXED, "rounds=8", *overrides)
 
-    def test_without_dynamic_clustering_it_does_not_recover(self, tiny_run) -> None:
-        result = self.run(tiny_run)
+    def test_without_dynamic_clustering_it_does_not_recover(self, known_run) -> None:
+        result = self.run(known_run)
         before, after = result.rounds["accuracy_mean"].iloc[[2, -1]]
         assert before > 0.95
         assert after < before - 0.05
@@ -201,26 +201,26 @@ class TestChange:
             "{every: 4}",
         ],
     )
-    def test_with_it_the_groups_are_found_again(self, tiny_run, dynamic) -> None:
-        result = self.run(tiny_run, f"algorithm.dynamic={dynamic}")
+    def test_with_it_the_groups_are_found_again(self, known_run, dynamic) -> None:
+        result = self.run(known_run, f"algorithm.dynamic={dynamic}")
         assert result.summary["ari"] == 1.0
         assert result.rounds["accuracy_mean"].iloc[-1] > 0.95
         assert 4 in read_clusterings(result.path)
 
-    def test_too_few_flags_change_nothing(self, tiny_run) -> None:
+    def test_too_few_flags_change_nothing(self, known_run) -> None:
         """15 of the 20 clients got other data."""
-        result = self.run(tiny_run, "algorithm.dynamic={flags: events, more_than: 15}")
+        result = self.run(known_run, "algorithm.dynamic={flags: events, more_than: 15}")
         assert list(read_clusterings(result.path)) == [0]
-        assert sha(result) == sha(self.run(tiny_run))
+        assert sha(result) == sha(self.run(known_run))
 
-    def test_flags_come_down_after_a_clustering(self, tiny_run) -> None:
-        result = self.run(tiny_run, "algorithm.dynamic={flags: events}")
+    def test_flags_come_down_after_a_clustering(self, known_run) -> None:
+        result = self.run(known_run, "algorithm.dynamic={flags: events}")
         assert list(read_clusterings(result.path)) == [0, 4]
 
     @pytest.mark.long
-    def test_resume_keeps_flags_and_centres(self, tiny_run, tmp_path) -> None:
+    def test_resume_keeps_flags_and_centres(self, tiny_run, known_run, tmp_path) -> None:
         common = ("algorithm.dynamic={flags: loss, more_than: 5}",)
-        whole = self.run(tiny_run, *common)
+        whole = self.run(known_run, *common)
         for stopped_after in (3, 4, 5):
             out, seen = tmp_path / f"stopped_{stopped_after}", []
             command = (*GROUPS, *ORACLE, MIXED, "rounds=8", *common)
@@ -237,8 +237,8 @@ class TestNewcomers:
     JOIN = "events=[{round: 3, kind: join, clients: [0, 9, 19]}]"
 
     @pytest.mark.parametrize("way", ["fcr", "mean_embedding"])
-    def test_they_train_from_the_round_after(self, tiny_run, way) -> None:
-        result = tiny_run(*GROUPS, *ORACLE, self.JOIN, f"algorithm.newcomers={way}", "rounds=5")
+    def test_they_train_from_the_round_after(self, known_run, way) -> None:
+        result = known_run(*GROUPS, *ORACLE, self.JOIN, f"algorithm.newcomers={way}", "rounds=5")
         assert result.rounds["cohort_size"].tolist() == [17] * 3 + [20] * 2
         again = [3] if way == "fcr" else []
         assert list(read_clusterings(result.path)) == [0, *again]
@@ -265,8 +265,8 @@ class TestNewcomers:
         assert sha(joined) == sha(before)  # one model, of everybody
         assert sha(anew) != sha(joined)
 
-    def test_a_new_fcr_puts_them_where_they_belong(self, tiny_run) -> None:
-        result = tiny_run(*GROUPS, *ORACLE, self.JOIN, "algorithm.newcomers=fcr", "rounds=5")
+    def test_a_new_fcr_puts_them_where_they_belong(self, known_run) -> None:
+        result = known_run(*GROUPS, *ORACLE, self.JOIN, "algorithm.newcomers=fcr", "rounds=5")
         assert result.summary["ari"] == 1.0
 
     def test_holdout_clients_get_the_model_of_their_group(self, tiny_run) -> None:

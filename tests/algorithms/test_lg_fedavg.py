@@ -50,21 +50,21 @@ def test_two_rounds_by_hand() -> None:
 
 
 @pytest.mark.parametrize("aggregate", ["{}", "{unheard: stale}", "{server_lr: 0.5}"])
-def test_sharing_all_layers_is_fedavg(tiny_run, aggregate) -> None:
+def test_sharing_all_layers_is_fedavg(tiny_run, known_run, aggregate) -> None:
     how = f"aggregate={aggregate}"
-    all_layers, fedavg = tiny_run(how, "algorithm=lg_fedavg"), tiny_run(how)
+    all_layers, fedavg = tiny_run(how, "algorithm=lg_fedavg"), known_run(how)
     assert sha(all_layers) == sha(fedavg)
     assert all_layers.summary["bytes_up"] == fedavg.summary["bytes_up"]
 
 
-def test_sharing_no_layer_is_local(tiny_run) -> None:
-    none, local = tiny_run(LG, "algorithm.global_layers=0"), tiny_run("algorithm=local")
+def test_sharing_no_layer_is_local(tiny_run, known_run) -> None:
+    none, local = tiny_run(LG, "algorithm.global_layers=0"), known_run("algorithm=local")
     assert sha(none) == sha(local)
     assert none.summary["bytes_up"] == none.summary["bytes_down"] == 0
 
 
-def test_sharing_some_layers_is_neither(tiny_run) -> None:
-    others = {sha(tiny_run()), sha(tiny_run("algorithm=local"))}
+def test_sharing_some_layers_is_neither(tiny_run, known_run) -> None:
+    others = {sha(known_run()), sha(known_run("algorithm=local"))}
     assert sha(tiny_run(LG)) not in others
 
 

@@ -28,9 +28,11 @@ def state_of(result):
 
 @pytest.mark.parametrize("name", ["repa", "wd"])
 @pytest.mark.parametrize("pretrain_rounds", [0, 2, 9])
-def test_one_cluster_without_proximal_term_is_fedavg(tiny_run, name, pretrain_rounds) -> None:
+def test_one_cluster_without_proximal_term_is_fedavg(
+    tiny_run, known_run, name, pretrain_rounds
+) -> None:
     one = f"algorithm={{name: {name}, mu: 0, pretrain_rounds: {pretrain_rounds}}}"
-    result, fedavg = tiny_run(one, NUMBER + "1"), tiny_run()
+    result, fedavg = tiny_run(one, NUMBER + "1"), known_run()
     assert result.summary["params_sha256"] == fedavg.summary["params_sha256"]
     assert bool(read_clusterings(result.path)) == (pretrain_rounds < 9)
 
@@ -283,12 +285,13 @@ def test_an_encoder_may_be_pretrained_centrally(tiny_run, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "lightning"])
-def test_engines_agree_on_the_loss_of_the_classifier_alone(tiny_run, engine) -> None:
+def test_engines_agree_on_the_loss_of_the_classifier_alone(tiny_run, known_run, engine) -> None:
     """After the clustering the hook asks for another of the module's losses."""
     tiny = ["model={name: repa_net, latent: 4}", "train={lr: 0.05, epochs: 1, momentum: 0.5}"]
     common = [*EARLY, *tiny, "algorithm.pretrain_rounds=1", "execution.precision=float64"]
     reference, other = (
-        tiny_run(*common, f"execution.engine={each}", "rounds=3") for each in ("loop", engine)
+        run(*common, f"execution.engine={each}", "rounds=3")
+        for run, each in ((known_run, "loop"), (tiny_run, engine))
     )
     losses = [run.clients.query("part == 'test'")["loss"].to_numpy() for run in (reference, other)]
     assert np.abs(losses[0] - losses[1]).max() < 1e-10

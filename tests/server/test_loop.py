@@ -108,8 +108,8 @@ def test_a_diverging_client_is_dropped_and_counted(tiny_run) -> None:
     assert np.isfinite(result.summary["loss_mean"])  # the model stayed as it was
 
 
-def test_stopping_in_time_and_resuming_is_as_one_run(tiny_run, tmp_path: Path) -> None:
-    whole = tiny_run("algorithm=local")
+def test_stopping_in_time_and_resuming_is_as_one_run(tiny_run, known_run, tmp_path: Path) -> None:
+    whole = known_run("algorithm=local")
     out = tmp_path / "parts"
     for expected in (1, 2, 3):
         part = tiny_run("algorithm=local", out=out, resume=expected > 1, should_stop=lambda: True)
@@ -151,10 +151,10 @@ def test_sigkill_in_the_middle_of_a_round_then_resume(tiny_run, tmp_path: Path) 
 
 @pytest.mark.parametrize("nth_write", [3, 7, 10])
 def test_a_full_disk_is_one_error_and_loses_one_round(
-    tiny_run, tmp_path: Path, monkeypatch, nth_write: int
+    tiny_run, known_run, tmp_path: Path, monkeypatch, nth_write: int
 ) -> None:
     """The disk is full at one write of config, records, data or manifest, and has room later."""
-    whole = tiny_run()
+    whole = known_run()
     writes = iter(range(1, 1000))
     replace = os.replace
 
@@ -209,7 +209,9 @@ def test_rounds_are_readable_while_a_run_goes_on(tiny_run, tmp_path: Path) -> No
     assert recorded[-1] >= 3
 
 
-def test_what_is_written_late_ends_the_run_when_it_fails(tiny_run, monkeypatch, tmp_path) -> None:
+def test_what_is_written_late_ends_the_run_when_it_fails(
+    tiny_run, known_run, monkeypatch, tmp_path
+) -> None:
     """The disk is full in round 2: the run ends in round 3 at the latest and can go on."""
     write = CheckpointStore.write
 
@@ -225,7 +227,7 @@ def test_what_is_written_late_ends_the_run_when_it_fails(tiny_run, monkeypatch, 
     assert seen in ([1, 2], [1, 2, 3])
     monkeypatch.setattr(CheckpointStore, "write", write)
     done = tiny_run(out=tmp_path / "full", resume=True)
-    assert done.summary["params_sha256"] == tiny_run().summary["params_sha256"]
+    assert done.summary["params_sha256"] == known_run().summary["params_sha256"]
     assert done.rounds["round"].tolist() == [1, 2, 3, 4]
 
 

@@ -285,7 +285,7 @@ def test_absent_clients_are_not_tuned(tiny_run) -> None:
         assert scored.to_dict() == {1: [0, 1, 2, 3, 4, 5], 2: [1, 2, 3, 5]}
 
 
-def test_a_client_whose_tuned_model_diverges_is_named_or_dropped(tiny_run) -> None:
+def test_a_client_whose_tuned_model_diverges_is_named_or_dropped(tiny_run, known_run) -> None:
     diverging = ["evaluate.fine_tune={epochs: 2, lr: 1e30}", "rounds=2"]
     with pytest.raises(
         ClientFailure, match=r"round 1 client 0 failed.*lower evaluate.fine_tune.lr"
@@ -297,7 +297,7 @@ def test_a_client_whose_tuned_model_diverges_is_named_or_dropped(tiny_run) -> No
     assert result.summary["clients_dropped"] == 0  # of training
     assert "clients_dropped_evaluation" not in result.summary  # which is of a round
     assert "tuned_accuracy_mean" not in result.rounds
-    assert result.summary["params_sha256"] == tiny_run("rounds=2").summary["params_sha256"]
+    assert result.summary["params_sha256"] == known_run("rounds=2").summary["params_sha256"]
 
 
 @pytest.mark.parametrize(
