@@ -17,7 +17,7 @@ ENCODERS = sorted((EXPERIMENTS / "encoders").glob("*.yaml"))
 DEMO = sorted((EXPERIMENTS / "demo").glob("*.yaml"))
 FILES = sorted({*EXPERIMENTS.rglob("*.yaml")} - {*ENCODERS, *DEMO})
 TOY = [
-    "dataset={name: synthetic, num_train: 400, num_test: 500, num_groups: 10, size: 16}",
+    "dataset={name: synthetic, num_train: 200, num_test: 100, num_groups: 10, size: 16}",
     "split.clients=10",
     "rounds=1",
     "train.epochs=1",
@@ -42,13 +42,12 @@ TOY_OF = {
 # Few images without colours.
 TOY_SPLIT = {
     "image_shift": [
-        "split.samples_per_client=30",
-        "split.test_size=30",
+        "split.samples_per_client=10",
         "split.pipelines=[identity, invert]",
     ]
 }
-# Where an experiment says it: fewer images of the server and unseen clients.
-FEWER = {"server": 20, "holdout": 2}
+# Where an experiment says it: fewer images of the server, test images and unseen clients.
+FEWER = {"server": 20, "test_size": 10, "holdout": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)

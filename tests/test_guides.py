@@ -11,12 +11,14 @@ from click.testing import CliRunner
 
 from flray.algorithms import ALGORITHMS
 from flray.cli import cli, concluding
+from flray.report import embed
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# (\S+\.(?:yaml|py))\n")
 # What is shown and makes a run short.
 SMALLER = {
+    "dataset: digits": "dataset: {name: digits, size: 8}",
     "rounds: 20": "rounds: 7",
     "clients: 20": "clients: 8",
     "epochs: 3": "epochs: 1",
@@ -55,7 +57,9 @@ def commands(block: str) -> list[list[str]]:
 def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(concluding, "write_figures", lambda *_: [])  # seconds for each run
+    # Figures take seconds for each run, and tests/report draws them.
+    monkeypatch.setattr(concluding, "write_figures", lambda *_: [])
+    monkeypatch.setattr(embed, "figure_source", lambda *_: None)
     done = 0
     for language, text in BLOCK.findall((ROOT / guide).read_text(encoding="utf-8")):
         named = NAMED.match(text)

@@ -88,18 +88,21 @@ class TestEveryAlgorithm:
         rounds = 2 + PASSES_BEFORE.get(name, 0)
         assert result.summary["client_steps"] == 5 * 2 * rounds * steps  # clients, epochs
 
-    def test_a_resumed_run_ends_alike(self, name, tiny_run, tmp_path) -> None:
-        whole = tiny_run(*named(name))
-        seen = []
+    def test_a_resumed_run_ends_alike(self, name, tiny_run, known_run, tmp_path) -> None:
+        command = (*named(name), "rounds=3")
+        whole, seen = known_run(*command), []
         out = tmp_path / "stopped"
-        tiny_run(*named(name), out=out, on_round=seen.append, should_stop=lambda: len(seen) >= 2)
-        again = tiny_run(*named(name), out=out, resume=True)
+        tiny_run(*command, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= 2)
+        assert len(seen) == 2
+        again = tiny_run(*command, out=out, resume=True)
         assert again.summary["params_sha256"] == whole.summary["params_sha256"]
 
-    def test_its_resolved_config_runs_again_to_the_same_result(self, name, tiny_run) -> None:
-        first = tiny_run(*named(name), "rounds=2")
+    def test_its_resolved_config_runs_again_to_the_same_result(
+        self, name, known_run, tmp_path
+    ) -> None:
+        first = known_run(*named(name), "rounds=3")
         config = yaml.safe_load((first.path / "config.yaml").read_text())
-        again = run_experiment(parse_experiment(config), first.path.parent / "again")
+        again = run_experiment(parse_experiment(config), tmp_path / "again")
         assert again.summary["params_sha256"] == first.summary["params_sha256"]
         assert yaml.safe_load((again.path / "config.yaml").read_text()) == config
 

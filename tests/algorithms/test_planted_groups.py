@@ -17,7 +17,7 @@ BASE = {
 }
 ENCODER = "algorithm.clustering.signature.encoder="
 FOREIGN = ENCODER + "{dataset: {name: synthetic, num_train: 1000}, model: conv_ae, epochs: 10}"
-KNOWN = ENCODER + "{dataset: digits, model: conv_ae, epochs: 10}"
+KNOWN = ENCODER + "{dataset: {name: digits, size: 12}, model: conv_ae, epochs: 10}"
 # Digits are few: 250 to 100 centres where MNIST has 500, so UMAP looks at fewer neighbours and γ is
 # smaller. Chosen after looking at four seeds (all ARI 1.0); with the paper's 15 and 1.0 min pair
 # links everybody on these data.
@@ -29,7 +29,9 @@ MIN_PAIR = [
     "algorithm.clustering.embed={name: umap, n_neighbors: 3}",
     "algorithm.clustering.relate.gamma=0.2",
 ]
+# Seeds 0 to 3 had ARI 1.0, 0.95, 1.0 and 1.0.
 MATCHING = [
+    "dataset={name: digits, size: 12}",
     KNOWN,
     "split.clients=25",
     "algorithm.clustering.signature.k=2",

@@ -218,10 +218,15 @@ def engines(case: Case) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
-@pytest.mark.parametrize("gradient", [FirstOrderMaml(), SecondBatchFirst()])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("model", ["mlp200", "lenet5"])
+@pytest.mark.parametrize(
+    ("model", "optimizer", "gradient", "augment"),
+    pairwise(
+        ["mlp200", "lenet5"],
+        ["momentum", "adam"],
+        [FirstOrderMaml(), SecondBatchFirst()],
+        ["none", "crop_flip"],
+    ),
+)
 def test_engines_agree_on_steps_of_two_batches(model, optimizer, gradient, augment) -> None:
     """RAGGED is 1, 3, 9 and 40 samples: no step, a batch in halves, an odd batch left out."""
     training = OPTIMIZERS[optimizer].paired()

@@ -45,7 +45,8 @@ def _one_cache(tmp_path_factory):
 
 def federation(*overrides: str) -> Federation:
     """Six ragged clients, one with few examples."""
-    experiment = parse_experiment(override(TINY, overrides))
+    fewer = ["dataset.num_train=120", "dataset.num_test=40", "split.alpha=0.1"]
+    experiment = parse_experiment(override(TINY, [*fewer, *overrides]))
     parts = prepare(experiment)
     return build_federation(experiment, parts, start_executor(parts))
 
@@ -172,10 +173,10 @@ def test_images_of_another_shape_are_refused_before_anything_is_trained(monkeypa
 
 
 class Stubborn(ConvAe):
-    """Cannot stand more than 40 images at a time."""
+    """Cannot stand more than 20 images at a time."""
 
     def encode(self, x):
-        if len(x) > 40:
+        if len(x) > 20:
             raise ArithmeticError("too many")
         return super().encode(x)
 
@@ -185,7 +186,7 @@ def test_a_client_that_fails_is_named_or_left_out(fine_tune) -> None:
     encoder = replace(ENCODER, model=functools.partial(Stubborn, latent=6))
     encoder = replace(encoder, dataset=replace(encoder.dataset, num_test=40))
     signature = EncoderCentres(encoder, k=3, fine_tune=fine_tune, epochs=1)
-    large = np.flatnonzero(federation().num_examples > 40)
+    large = np.flatnonzero(federation().num_examples > 20)
     assert 0 < len(large) < 6
     one_of_them = "|".join(map(str, large))  # in turn: the first to be met
     with pytest.raises(ClientFailure, match=rf"client ({one_of_them}) failed: ArithmeticError"):

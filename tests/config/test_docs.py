@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.cli import main
+from flray.cli import concluding, main
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 
@@ -26,7 +26,8 @@ def unpack(guide: str, folder: Path) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Callable[..., RunDirectory]:
-    """The command of a guide, given in the folder of its files."""
+    """The command of a guide, given in the folder of its files; figures take seconds."""
+    monkeypatch.setattr(concluding, "write_figures", lambda *_: [])
 
     def run_here(*arguments: str) -> RunDirectory:
         monkeypatch.chdir(tmp_path)
