@@ -34,7 +34,7 @@ long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/pytest -m long
 
 quick: $(STAMP)  ## the tests that take no more than a minute together
-	$(BIN)/pytest -m 'not gpu and not slow and not long'
+	$(BIN)/pytest -m 'not gpu and not slow and not long' --numprocesses 2 --dist loadfile
 
 lint: $(STAMP)  ## format, lint and types
 	$(BIN)/ruff format --check .

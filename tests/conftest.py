@@ -3,6 +3,7 @@ out to others reads this file too, and torch would take it seconds."""
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from flray.config.build import Result
 
+RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
+
 # The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
 # new ones.
 settings.register_profile("same", derandomize=True)
@@ -20,10 +23,18 @@ settings.register_profile("explore")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first: one that starts last keeps one process busy while the other has no work."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Tests with a whole run are slow: there are hundreds, which together take minutes.
+
+    Files with most slow tests come first: one that starts last keeps one process busy while the
+    others have no work.
+    """
+    for item in items:
+        if not RUNS.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

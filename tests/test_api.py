@@ -23,6 +23,8 @@ from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 
 class Small(LightningModule):
     """Knows nothing of flray."""

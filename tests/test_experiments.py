@@ -12,6 +12,8 @@ from flray.config.pretrain import parse_encoder
 from flray.config.shipped import demo_files
 from flray.data.split import Split
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ENCODERS = sorted((EXPERIMENTS / "encoders").glob("*.yaml"))
 DEMO = sorted((EXPERIMENTS / "demo").glob("*.yaml"))

@@ -77,6 +77,7 @@ def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
     assert done >= least
 
 
+@pytest.mark.slow
 def test_the_tour_in_python(tmp_path, monkeypatch) -> None:
     blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     (tour,) = [text for language, text in blocks if language == "python"]

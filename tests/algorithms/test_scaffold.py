@@ -82,6 +82,7 @@ def test_a_part_of_the_clients_moves_the_servers_control_variate_by_its_share() 
     np.testing.assert_allclose(flat(state.c_i.of_clients(fed.clients)), c_i, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_it_reaches_the_joint_optimum_where_fedavg_stops_short() -> None:
     """Two clients with other optima and other curvature, five steps on all their data a round."""
     clients = [[(0, 0), (1, 3)], [(1, 1), (3, 2)]]

@@ -20,6 +20,8 @@ from flray.records.run_directory import RunDirectory
 from mutations import damaged, mutated
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 CLUSTERED = override(TINY, ["algorithm={name: flhc, rounds_before: 1}", "rounds=3"])
 BASES = [

@@ -24,6 +24,8 @@ from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def flray(monkeypatch, capsys, tmp_path):

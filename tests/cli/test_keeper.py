@@ -18,6 +18,8 @@ from flray.server import actor
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 RAY = override(TINY, ["execution.executor=ray", "execution.block=2"])
 
 

@@ -20,6 +20,8 @@ from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 ALGORITHMS = ("fedavg", "local", "{name: fedprox, mu: 0.1}")
 
 

@@ -33,6 +33,8 @@ from flray.models.supervised_ae import SupervisedAe
 
 from scenarios import noise_dataset, ragged_split
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (1, 8, 8)
 SIZES = (1, 3, 9, 40, 40)
 K = 4

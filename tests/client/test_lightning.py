@@ -18,6 +18,8 @@ from flray.models.bank import build_seeded
 
 from scenarios import RAGGED, TINY, block_of, noise_dataset, place, ragged_split
 
+pytestmark = pytest.mark.slow
+
 TRAININGS = {
     "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=4),
     "adam": Training(optimizer="adam", lr=0.001, epochs=2, batch_size=4),

@@ -26,6 +26,8 @@ from flray.models.dropout import KeyedDropout
 
 from scenarios import RAGGED, block_of, noise_dataset, pairwise, place, ragged_split
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 6  # two dummies beside the four clients
 FIVE_STEPS = {"epochs": 2, "batch_size": 4}  # 2 epochs of at most 10 batches: 2 to 20 steps
 

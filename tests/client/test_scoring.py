@@ -13,6 +13,8 @@ from flray.models.bank import build_seeded, params_of, stack
 
 from scenarios import noise_dataset, ragged_split
 
+pytestmark = pytest.mark.slow
+
 SIZES = (1, 0, PIECE, 7, PIECE + 1, PIECE * MOST_PIECES + 3, 30, 2)
 MODELS_OF = {"mlp200": {"hidden": 20, "dropout": 0.5}, "lenet5": {}, "conv_ae": None}
 

@@ -19,6 +19,8 @@ from flray.models.bank import Params, build_seeded, params_of, stack
 
 from scenarios import RAGGED, noise_dataset, ragged_split
 
+pytestmark = pytest.mark.slow
+
 TRAINING = Training(lr=0.05, momentum=0.9, epochs=2, batch_size=4)
 
 

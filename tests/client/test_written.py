@@ -31,6 +31,8 @@ from flray.models.dropout import KeyedDropout
 
 from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (2, 9, 8)
 STEPS = {"epochs": 2, "batch_size": 4}
 

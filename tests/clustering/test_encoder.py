@@ -21,6 +21,8 @@ from flray.models.conv_ae import ConvAe
 from flray.models.mlp200 import Mlp200
 from flray.models.residual_conv_ae import ResidualConvAe
 
+pytestmark = pytest.mark.slow
+
 SMALL = functools.partial(ConvAe, latent=8)
 TINY = Encoder(Synthetic(num_train=96, num_test=32, size=8), SMALL, epochs=2, lr=1e-2)
 

@@ -24,6 +24,8 @@ from flray.models.conv_ae import ConvAe
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 FINE_TUNE = ["none", "sequential", "independent", "central"]
 ENCODER = Encoder(
     Synthetic(num_train=64, num_test=32, size=8, seed=5),
@@ -230,7 +232,6 @@ def test_what_cannot_be_is_refused(wrong, message) -> None:
         PcaCentres(components=0)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_on_actors_as_in_process() -> None:
     """Encoder, carried state and centres go through memory that processes share."""

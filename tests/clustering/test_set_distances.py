@@ -61,7 +61,7 @@ def test_min_pair_is_the_nearest_pair(sizes):
     assert_pairwise(MinPair()(points), sets, lambda a, b: cdist(a, b).min())
 
 
-@pytest.mark.parametrize("sizes", [(k,) * 4 for k in (1, 2, 3, 4, 5, 7)] + [RAGGED, (2, 7, 3)])
+@pytest.mark.parametrize("sizes", [(k,) * 4 for k in (1, 2, 3, 4, 5)] + [(7, 7), RAGGED, (2, 7, 3)])
 def test_matching_is_the_best_permutation(sizes):
     sets, points = sets_of(sizes)
     assert_pairwise(Matching()(points), sets, brute_matching)

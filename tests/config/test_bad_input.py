@@ -68,7 +68,7 @@ def test_a_changed_experiment_is_accepted_or_refused(plain) -> None:
 
 @FEW
 @given(trees)
-def test_any_tree_is_refused(plain) -> None:
+def test_any_tree_is_accepted_or_refused(plain) -> None:
     accept_or_refuse(plain)
 
 

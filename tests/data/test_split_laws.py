@@ -24,6 +24,8 @@ from flray.data.splits.pathological import Pathological
 from flray.data.splits.power_law_groups import PowerLawGroups
 from flray.data.splits.rotation import Rotation
 
+pytestmark = pytest.mark.slow
+
 
 def coloured_dataset_of_writers() -> Dataset:
     """60 + 20 images of each of 10 labels; 20 people wrote the first 600, others the last 200."""

@@ -21,6 +21,8 @@ from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Hosts:

@@ -16,6 +16,8 @@ from flray.forecast.sampling import Rate, Sampling, some_steps
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 
 def forecast_of(*overrides: str, **keywords) -> Forecast:
     return forecast(parse_experiment(override(TINY, overrides)), **keywords)

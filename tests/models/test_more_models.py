@@ -20,6 +20,8 @@ from flray.models.resnet9 import Residual
 
 from scenarios import block_of, noise_dataset, place, ragged_split
 
+pytestmark = pytest.mark.slow
+
 GRADIENT = FedAvg().gradient
 
 

@@ -509,6 +509,7 @@ class TestGraph:
         assert numbers_in(figure.axes[2].get_title()) == [200, 40 * 39 / 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [distance_figure, embedding_figure, graph_figure])
 @pytest.mark.parametrize(
     "found",

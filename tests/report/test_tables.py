@@ -28,6 +28,8 @@ from flray.report.runs import collect_runs
 from flray.report.sheets import numbers
 from flray.report.writers import Format
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[..., Path]
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

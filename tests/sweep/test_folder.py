@@ -129,5 +129,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path) -> None:
 def test_a_start_that_was_killed_before_it_was_a_sweep_is_no_obstacle(tmp_path) -> None:
     open_folder(tmp_path, SPACE, {})
     check_folder(tmp_path, SPACE, {}, resume=True)
+    with pytest.raises(ExperimentError, match="--resume"):
+        check_folder(tmp_path, SPACE, {}, resume=False)
     (tmp_path / "space.yaml").rename(tmp_path / "space.yaml.tmp")  # what is written last
     check_folder(tmp_path, SPACE, {}, resume=False)

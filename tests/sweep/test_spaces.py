@@ -85,6 +85,7 @@ def test_a_space_opens_with_its_command(path: Path) -> None:
     assert re.match(command, path.read_text()), "and says what it shows"
 
 
+@pytest.mark.slow
 @by_name
 def test_every_combination_and_every_baseline_adds_a_row(path: Path) -> None:
     """Rows that repeat are folded into one: a key without effect would make fewer of them."""

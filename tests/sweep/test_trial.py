@@ -28,6 +28,8 @@ from flray.sweep.trial import Job, Trial, run_row
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 DISTANCE = "algorithm.clustering.distance"
 LINKAGE = "algorithm.clustering.partition.linkage"
 GAMMA = "algorithm.clustering.relate.gamma"
@@ -148,7 +150,6 @@ EVERY_ROUND = {
 AT_THE_ENDS = {"algorithm.rounds_before": [3, 1], THRESHOLD: {"linspace": [0.2, 1.2, 3]}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "varied"),
     [(1, EVERY_ROUND), pytest.param(3, AT_THE_ENDS, marks=pytest.mark.long)],
@@ -163,7 +164,6 @@ def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
     assert len(hashes) > 2
 
 
-@pytest.mark.slow
 def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
     """A holdout client and one who joins later: the metric decides where they go."""
     joins = [{"round": 3, "kind": "join", "clients": [5]}]
@@ -175,7 +175,6 @@ def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
 
 
-@pytest.mark.slow
 def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     """Clustering before the first round: what it cost is in the first row."""
     clustering = {"signature": {"name": "pca_centres", "components": 4, "k": 2}, "embed": "none"}
@@ -199,7 +198,6 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     assert len(set(runs[6:])) == 2  # who clusters again will need to know
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounds_before", [0, 1])
 def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) -> None:
     """Label counts find one cluster, as a high threshold does: one state, but only one has read."""
@@ -469,7 +467,6 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     assert state.status == "done"
 
 
-@pytest.mark.slow
 def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path) -> None:
     evaluate = {"on": "global", "fine_tune": {"epochs": 1}}
     space = space_of(FLHC_1 | {"rounds": 3, "evaluate": evaluate}, {THRESHOLD: [1e9, 0.0]})

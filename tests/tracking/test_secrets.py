@@ -12,6 +12,8 @@ from flray.tracking.mirrors import tracked
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     *("WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("GOOGLE_API_KEY", "HF_TOKEN", "GITHUB_TOKEN", "RAY_AUTH_TOKEN", "DATABASE_PASSWORD"),

@@ -33,6 +33,8 @@ from flray.tracking.wandb_run import MARK, chosen_mode, without_secrets
 
 from scenarios import TINY
 
+pytestmark = pytest.mark.slow
+
 KEY = "0123456789abcdef0123456789abcdef01234567"
 OFFLINE = "tracking={name: wandb, mode: offline, group: ours, tags: [tiny]}"
 FLHC = (
