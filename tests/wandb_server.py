@@ -15,6 +15,16 @@ ENTITY = "someone"
 JSON = dict[str, Any]  # Any: whatever JSON holds
 
 
+def teardown() -> None:
+    """Wait for W&B's service to write what it was told, and end it.
+
+    W&B is imported here: it takes seconds, which only those processes spend that test it.
+    """
+    import wandb
+
+    wandb.teardown()
+
+
 @dataclass(frozen=True)
 class Request:
     """What came in, as it came in."""

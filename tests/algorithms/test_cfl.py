@@ -15,6 +15,8 @@ from flray.records.clusterings import read_clusterings
 
 from scenarios import line_federation
 
+pytestmark = pytest.mark.slow
+
 # Four groups on a line, which two levels of splits tell apart; their members and weights differ.
 Y = np.array([0, 6, 3, 9, 0, 6, 3, 9])
 SIZES = np.array([1, 2, 1, 2, 1, 3, 1, 2])

@@ -51,6 +51,8 @@ from flray.report.sweep_tables import top_sheet
 from flray.report.sweeps import read_sweep
 from flray.scores import ClientScores
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "link", "img", "input", "br"}
 
 
@@ -277,7 +279,6 @@ class TestRun:
         # Clients 2, 3 of group 3 and 4 of group 7, mean of 0.8, 0.7, 0.6.
         assert "1 3 2 3 4 group 3: 2 group 7: 1 70.00 %" in text
 
-    @pytest.mark.slow
     def test_the_graph_of_a_hundred_clients_is_small(self):
         rng, labels = np.random.default_rng(0), np.arange(100) % 4
         points = rng.normal(size=(100, 8)) + 9 * np.eye(8)[labels]
@@ -697,7 +698,6 @@ class TestFolders:
         assert not (path / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_figures_of_runs_and_sweeps_are_drawn_on_one_page(drawn_page):
     page = drawn_page.read_text(encoding="utf-8")
     read = is_sound(page)
@@ -716,7 +716,6 @@ def browse(page, *options):
     return [line for line in done.stderr.splitlines() if "CONSOLE" in line], done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 class TestBrowser:
     def test_a_fault_would_be_seen(self, tmp_path):

@@ -32,6 +32,8 @@ from flray.sweep.space import (
     read_space,
 )
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tune_spaces").rglob("*.yaml"))
 OF_TABLES = [path for path in FILES if re.fullmatch(r"\w+_table\d+", path.stem)]
@@ -85,7 +87,6 @@ def test_a_space_opens_with_its_command(path: Path) -> None:
     assert re.match(command, path.read_text()), "and says what it shows"
 
 
-@pytest.mark.slow
 @by_name
 def test_every_combination_and_every_baseline_adds_a_row(path: Path) -> None:
     """Rows that repeat are folded into one: a key without effect would make fewer of them."""

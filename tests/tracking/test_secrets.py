@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-import wandb
 
 from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.tracking.mirrors import tracked
 
 from scenarios import TINY
+from wandb_server import teardown
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_nothing_of_a_run_and_of_its_mirror_has_them(tmp_path) -> None:
     out = tmp_path / "run"
     with tracked(experiment, out) as on_round:
         run_experiment(experiment, out, on_round=on_round)
-    wandb.teardown()
+    teardown()
     assert list(out.rglob("*.wandb"))
     assert files_with_secrets(out) == []
     (out / "leak.txt").write_text(os.environ["HF_TOKEN"])

@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
-import wandb
 import yaml
-from wandb.proto.wandb_internal_pb2 import Record
 
 from flray.config.build import Result, run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment
@@ -32,6 +30,10 @@ from flray.tracking.mirrors import track_table, tracked
 from flray.tracking.wandb_run import MARK, chosen_mode, without_secrets
 
 from scenarios import TINY
+from wandb_server import teardown
+
+if TYPE_CHECKING:
+    from wandb.proto.wandb_internal_pb2 import Record
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +58,7 @@ def _no_wandb_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="module", autouse=True)
 def _end_of_the_service() -> Iterator[None]:
     yield
-    wandb.teardown()
+    teardown()
 
 
 def experiment_of(*overrides: str) -> Experiment:
@@ -73,8 +75,10 @@ def run_tracked(out: Path, *overrides: str, rounds: int = 4, **keywords: Any) ->
         )
 
 
-def records(file: Path) -> Iterator[Record]:
+def records(file: Path) -> Iterator["Record"]:
     """What a .wandb file holds: a LevelDB log of protobuf records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     data = file.read_bytes()
     assert data[:4] == b":W&B"
     block, at, whole = 32 * 1024, 7, b""
@@ -91,14 +95,14 @@ def records(file: Path) -> Iterator[Record]:
     assert whole == b""
 
 
-def segments(folder: Path) -> list[list[Record]]:
+def segments(folder: Path) -> list[list["Record"]]:
     """The records of every .wandb file below a folder, in the order they were begun."""
-    wandb.teardown()  # a run that is finished may not be written yet
+    teardown()  # a run that is finished may not be written yet
     files = sorted(folder.glob("wandb/*run-*/*.wandb"), key=lambda file: file.stat().st_ctime_ns)
     return [list(records(file)) for file in files]
 
 
-def history(segment: list[Record]) -> list[dict[str, Any]]:
+def history(segment: list["Record"]) -> list[dict[str, Any]]:
     """Everything that was logged, a dict a step, wandb's own keys left out."""
     found = []
     for record in segment:
@@ -113,13 +117,13 @@ def history(segment: list[Record]) -> list[dict[str, Any]]:
     return found
 
 
-def config_of(segment: list[Record]) -> dict[str, Any]:
+def config_of(segment: list["Record"]) -> dict[str, Any]:
     run = next(r.run for r in segment if r.WhichOneof("record_type") == "run")
     values = {update.key: json.loads(update.value_json) for update in run.config.update}
     return {key: value for key, value in values.items() if key != "_wandb"}
 
 
-def summary_of(segment: list[Record]) -> dict[str, Any]:
+def summary_of(segment: list["Record"]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for record in segment:
         if record.WhichOneof("record_type") == "summary":
@@ -356,7 +360,7 @@ class LostRun:
 def test_a_service_that_dies_turns_tracking_off_with_one_warning(
     tmp_path, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(wandb, "init", lambda **_: LostRun())
+    monkeypatch.setattr("wandb.init", lambda **_: LostRun())
     result = run_tracked(tmp_path / "run", OFFLINE)
     assert result.summary is not None
     assert [r.getMessage()[:35] for r in caplog.records] == ["tracking is off (Connection lost): "]
@@ -366,7 +370,7 @@ def test_a_service_that_dies_turns_tracking_off_with_one_warning(
 def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch, caplog) -> None:
     answer = Event()
     seen = []
-    monkeypatch.setattr(wandb, "init", lambda **_: answer.wait(30) and LostRun())
+    monkeypatch.setattr("wandb.init", lambda **_: answer.wait(30) and LostRun())
     monkeypatch.setattr(tracking, "CLOSE_TIMEOUT_S", 0.2)
     experiment = experiment_of(OFFLINE)
     with tracked(experiment, tmp_path / "run", seen.append) as on_round:
@@ -417,12 +421,12 @@ def test_the_mode_is_what_was_asked_for_or_else_by_key(
 ) -> None:
     if in_environment:
         monkeypatch.setenv("WANDB_MODE", in_environment)
-    monkeypatch.setattr(wandb, "login", lambda **_: has_key)
+    monkeypatch.setattr("wandb.login", lambda **_: has_key)
     assert chosen_mode(Wandb(mode=asked)) == mode
 
 
 def test_what_cannot_be_tracked_is_refused_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(wandb, "login", lambda **_: False)
+    monkeypatch.setattr("wandb.login", lambda **_: False)
     with pytest.raises(ExperimentError, match="no key of W&B: `wandb login`"):
         run_tracked(tmp_path / "run", "tracking={name: wandb, mode: online}")
     with pytest.raises(ExperimentError, match=r"tracking: .*project"):

@@ -17,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import wandb
 import yaml
 
 from flray.config.build import Result, run_experiment
@@ -31,7 +30,7 @@ from flray.tracking.mirrors import tracked
 from flray.tracking.wandb_run import MARK
 
 from scenarios import TINY
-from wandb_server import ReceivedRun, Request, WandbServer, wandb_server
+from wandb_server import ReceivedRun, Request, WandbServer, teardown, wandb_server
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,7 +71,7 @@ def environment(server: WandbServer, folder: Path) -> dict[str, str]:
 @contextmanager
 def online(folder: Path, finish_timeout_s: float = 60.0) -> Iterator[WandbServer]:
     """A server, and this process as one that W&B has not been used in."""
-    wandb.teardown()
+    teardown()
     with wandb_server() as server, pytest.MonkeyPatch.context() as patch:
         given = environment(server, folder)
         for name in os.environ.keys() - given.keys():
@@ -83,7 +82,7 @@ def online(folder: Path, finish_timeout_s: float = 60.0) -> Iterator[WandbServer
         patch.setattr(tracking, "FINISH_TIMEOUT_S", finish_timeout_s)
         patch.setattr(tracking, "CLOSE_TIMEOUT_S", 120.0)
         yield server
-        wandb.teardown()
+        teardown()
     assert server.faults == []
     assert places_of(KEY, server.requests) == {"Authorization"}
 
@@ -262,7 +261,7 @@ def test_a_stopped_run_goes_on_in_the_same_run(tmp_path) -> None:
     with online(tmp_path) as server:
         assert run_tracked(out, rounds=2).summary is None
         assert [row["step"] for row in the_run(server).rows()] == [1, 2]
-        wandb.teardown()  # as if in another process
+        teardown()  # as if in another process
         result = run_tracked(out)
     run = the_run(server)
     assert run.id == json.loads((out / MARK).read_text())["id"]
@@ -286,7 +285,7 @@ def test_a_failed_run_says_so_and_goes_on_with_the_round_that_was_not_logged(tmp
             run_tracked(out, on_round=fail)
         run = the_run(server)
         assert ([row["step"] for row in run.rows()], run.exit_codes) == ([1, 2], [1])
-        wandb.teardown()
+        teardown()
         run_tracked(out)
     assert_same_rounds(the_run(server).rows(), out)
     assert the_run(server).places == [0, 1, 2, 3]
@@ -338,25 +337,27 @@ def test_a_server_that_goes_away_is_not_missed(tmp_path, untracked, then, caplog
 def test_a_service_that_is_killed_is_not_missed(
     tmp_path, untracked, when, monkeypatch, caplog
 ) -> None:
-    finish = wandb.Run.finish
+    from wandb import Run
+
+    finish = Run.finish
 
     def kill_in_round_3(row: RoundRow) -> None:
         if row["round"] == 3:
             wait_for_history(server)
             signal_services(signal.SIGKILL)
 
-    def finish_and_kill(run: wandb.Run, exit_code: int) -> None:
+    def finish_and_kill(run: Run, exit_code: int) -> None:
         signal_services(signal.SIGSTOP)  # so that `finish` waits for an answer
         Timer(0.5, signal_services, [signal.SIGKILL]).start()
         finish(run, exit_code)
 
     if when == "at the end":
-        monkeypatch.setattr(wandb.Run, "finish", finish_and_kill)
+        monkeypatch.setattr(Run, "finish", finish_and_kill)
     with online(tmp_path) as server:
         on_round = kill_in_round_3 if when == "in round 3" else ignore
         result = run_tracked(tmp_path / "run", on_round=on_round)
         with suppress(OSError):  # of a service that is gone
-            wandb.teardown()
+            teardown()
     assert result.summary["params_sha256"] == untracked.summary["params_sha256"]
     (warning,) = warnings_of(caplog)
     assert re.match(r"tracking is off \(.+\): .*`wandb sync ", warning)
