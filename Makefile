@@ -33,7 +33,7 @@ tests: $(STAMP)
 long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/pytest -m long
 
-quick: $(STAMP)  ## the tests that take no more than a minute together
+quick: $(STAMP)  ## the tests without whole runs, in less than a minute
 	$(BIN)/pytest -m 'not gpu and not slow and not long' --numprocesses 2 --dist loadfile
 
 lint: $(STAMP)  ## format, lint and types
