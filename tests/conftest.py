@@ -5,6 +5,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,27 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
+def _kept_cluster() -> Iterator[ExitStack]:
+    with ExitStack() as kept:
+        yield kept
+
+
+@pytest.fixture(scope="module")
+def cluster(_kept_cluster: ExitStack) -> None:
     """One Ray cluster for all sweeps of a test process: starting one takes seconds."""
+    import ray
+
     from flray.execution.cluster import connected
 
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    with connected():
-        yield
+    if not ray.is_initialized():
+        _kept_cluster.enter_context(connected())
+
+
+@pytest.fixture
+def without_cluster(_kept_cluster: ExitStack) -> None:
+    """Ends that cluster, for a test that connects to one of its own."""
+    _kept_cluster.close()
 
 
 @pytest.fixture

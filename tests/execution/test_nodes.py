@@ -23,6 +23,7 @@ HARD = ["algorithm=fedprox", "train.momentum=0.9", "model.dropout=0.5", "executi
 @pytest.fixture
 def three_nodes(request, monkeypatch):
     """One CPU each; the head, where the driver is, has as many as the test says."""
+    request.getfixturevalue("without_cluster")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     head = {"num_cpus": getattr(request, "param", 1)}
     cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -66,7 +66,8 @@ def configuration(address: str) -> dict:
 
 
 @pytest.fixture
-def growing(tmp_path, monkeypatch) -> Iterator[None]:
+def growing(request, tmp_path, monkeypatch) -> Iterator[None]:
+    request.getfixturevalue("without_cluster")
     sockets = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # their paths must be short
     with socket.socket() as free:
         free.bind(("", 0))
