@@ -55,7 +55,7 @@ def num_parts(inputs: Tensor, dy: Tensor) -> int:
 
 
 def sum_of_products(inputs: Tensor, dy: Tensor, parts: int) -> Tensor:
-    """(K, n, m) of inputs^T dy; a number of parts that divides the rows."""
+    """inputs^T dy as (K, n, m), its sums over rows taken in `parts`, which divide the rows."""
     if parts == 1:
         return torch.bmm(inputs.transpose(1, 2), dy)
     num_clients, num_rows = inputs.shape[:2]

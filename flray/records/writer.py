@@ -14,15 +14,16 @@ from flray.records.run_directory import RunDirectory
 # third of a short round.
 SWITCH_INTERVAL_S = 0.0005
 
+Row = dict[str, Any]  # Any: one value per column
 Write = Callable[[], None]
 
 
 class RoundWriter:
-    """Writes rounds in their order, several with one checkpoint where they end faster than that.
+    """Writes rounds in their order; those that end during a write share the next checkpoint.
 
-    A round that ends during a write waits and is written with the next one, so that computing never
-    waits for a disk; a kill loses the rounds that were computed during one write. Leaving the
-    context, for whatever reason, writes all complete rounds.
+    So the next round begins without waiting for a disk, unless a round asks for a checkpoint of its
+    own. A kill loses the rounds that were computed during one write. Leaving the context, for
+    whatever reason, writes all complete rounds.
 
     An error of a write is raised by a later call of `add` or on leaving the context.
     """
@@ -31,13 +32,11 @@ class RoundWriter:
         self._directory, self._store = directory, store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._in_progress: Future[None] | None = None
-        self._rows: list[dict[str, Any]] = []  # of complete rounds that wait; Any: one value each
+        self._rows: list[Row] = []  # of complete rounds that wait for a checkpoint
         self._records: list[Write] = []
         self._state: object = None  # after the last of them
 
-    def add(
-        self, row: dict[str, Any], records: Sequence[Write], state: object, at_once: bool = False
-    ) -> None:
+    def add(self, row: Row, records: Sequence[Write], state: object, at_once: bool = False) -> None:
         """Take a complete round, whose state is never changed in place.
 
         Args:
@@ -57,9 +56,7 @@ class RoundWriter:
         self._records, self._rows = [], []
         self._in_progress = self._thread.submit(self._commit, *told)
 
-    def _commit(
-        self, records: list[Write], rows: list[dict[str, Any]], snapshot: Snapshot
-    ) -> None:  # Any: one value each
+    def _commit(self, records: list[Write], rows: list[Row], snapshot: Snapshot) -> None:
         """The checkpoint comes last: a resumed run drops records that have none."""
         for write in records:
             write()

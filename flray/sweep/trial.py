@@ -239,9 +239,8 @@ class Trial:
         """True if rows may share components: no client joins, leaves or may be dropped."""
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         everybody = len(split.clients) == split.num_clients and not settings.events
-        everybody = (
-            everybody and not settings.evaluate.last_trained
-        )  # which components do not record
+        # Components do not record what `last_trained` scores.
+        everybody = everybody and not settings.evaluate.last_trained
         goes_on = settings.rounds > algorithm.rounds_before
         is_shared = not self.job.is_scheduled and isinstance(algorithm, Separable)
         return is_shared and goes_on and everybody and settings.on_client_failure == "raise"
