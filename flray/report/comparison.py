@@ -113,7 +113,7 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
                     **seed_mean([100 * each.value for each in mine]),
                     "ratio": ratio,
                     "has_ratio": True,
-                    "uses_ground_truth": _use_ground_truth(runs),
+                    **_marks(runs),
                 }
         aris = [known(run.numbers.get(recorded.ARI)) for run in runs]
         cells[name, recorded.ARI, "ours"] = seed_mean([ari for ari in aris if not np.isnan(ari)])
@@ -139,9 +139,8 @@ def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
         cell["error"] = None
     if column == TEST:
         cell["seeds"] = tuple(run.seed for run in runs)
-    # Numbers are marked that ground truth can improve.
-    improves = column_of(column).unit.startswith("%")
-    return cell | {"uses_ground_truth": improves and _use_ground_truth(runs)}
+    # Numbers are marked that ground truth can improve, and by which experiments are ranked.
+    return cell | (_marks(runs) if column_of(column).unit.startswith("%") else {})
 
 
 def _paired(differences: Sequence[float]) -> Fields:
@@ -163,5 +162,8 @@ def _measured(run: RunRecord, t: int, column: str) -> Measured:
     return Measured(run, t, known(run.at(t).get(column)))
 
 
-def _use_ground_truth(runs: Sequence[RunRecord]) -> bool:
-    return any(run.uses_ground_truth for run in runs)
+def _marks(runs: Sequence[RunRecord]) -> Fields:
+    return {
+        "uses_ground_truth": any(run.uses_ground_truth for run in runs),
+        "missing_seeds": max(run.missing_seeds for run in runs),
+    }

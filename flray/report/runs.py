@@ -120,10 +120,17 @@ Experiments = Mapping[str, Sequence[RunRecord]]  # the seeds of each, by name
 
 
 def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs of each experiment in the order of seeds, told how many of them are missing."""
     grouped: dict[str, list[RunRecord]] = {}
     for run in runs:
         grouped.setdefault(run.name, []).append(run)
-    return {name: sorted(seeds, key=lambda run: run.seed or 0) for name, seeds in grouped.items()}
+    return {name: _in_order(seeds) for name, seeds in grouped.items()}
+
+
+def _in_order(seeds: Sequence[RunRecord]) -> list[RunRecord]:
+    missing = sum(run.summary is None for run in seeds)
+    ordered = sorted(seeds, key=lambda run: run.seed or 0)
+    return [replace(run, missing_seeds=missing) for run in ordered]
 
 
 def read_run(path: Path, name: str = "") -> RunRecord:

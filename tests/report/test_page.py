@@ -355,6 +355,16 @@ class TestSeveralRuns:
         assert "1 of 3" in read.text
         assert "40.00 %" in read.text
 
+    def test_a_mean_without_the_seeds_that_did_not_finish_is_marked(self, tmp_path):
+        for name in ("a", "b"):
+            write_run(tmp_path / "x" / name / "seed_0", ())
+            ended = None if name == "b" else SUMMARY
+            write_run(tmp_path / "x" / name / "seed_1", (), ended, rounds=ROUNDS[:2], seed=1)
+        words = " ".join(is_sound(page_of(tmp_path / "x")).text.split())
+        assert re.search(r"\bb [\d.]+‡ n=1", words)
+        assert words.count("a seed of this configuration failed or did not finish") == 1
+        assert not re.search(r"\ba [\d.]+‡", words)
+
     def test_a_seed_that_did_not_cluster_and_a_summary_with_gaps_are_no_hindrance(self, tmp_path):
         for seed in (0, 1):
             write_run(tmp_path / "x" / "a" / f"seed_{seed}", events=(), seed=seed)
