@@ -49,6 +49,13 @@ class RoundWriter:
         if at_once or self._in_progress is None or self._in_progress.done():
             self._start()
 
+    def flush(self) -> None:
+        """Return once all rounds that were added are written."""
+        self._wait()
+        if self._rows:
+            self._start()
+            self._wait()
+
     def _start(self) -> None:
         self._wait()
         snapshot = self._store.snapshot(self._rows[-1][ROUND], self._state)
@@ -84,10 +91,7 @@ class RoundWriter:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._wait()
-            if self._rows:
-                self._start()
-                self._wait()
+            self.flush()
         finally:
             self._thread.shutdown()
             sys.setswitchinterval(self._interval_before)

@@ -80,7 +80,8 @@ class Server:
     directory: RunDirectory
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
     device: str
-    on_round: Callable[[RoundRow], None] = ignore  # its records may still be on their way
+    on_round: Callable[[RoundRow], None] = ignore
+    is_written_first: bool = False  # False: on_round may hear of a round before the disk does
     should_stop: Callable[[], bool] = never
     stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
@@ -118,6 +119,8 @@ class Server:
             with self.fed.meter.phase("checkpoint"):
                 # Branches of a sweep go on from either of the last two rounds.
                 writer.add(row, records, state, at_once=t >= last - 1)
+                if self.is_written_first:
+                    writer.flush()
             self.on_round(row)
             if t < self.num_rounds and self.should_stop():
                 break

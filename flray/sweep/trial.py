@@ -311,7 +311,9 @@ class Trial:
         directory, group = server.directory, self.job.folder.name
         following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
         with following as on_round:
-            self._run_rounds(replace(server, on_round=on_round))
+            # A scheduler may end the process as soon as it has heard of a round.
+            is_written_first = self.job.is_scheduled
+            self._run_rounds(replace(server, on_round=on_round, is_written_first=is_written_first))
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 

@@ -64,6 +64,18 @@ def test_a_round_may_ask_for_a_checkpoint_of_its_own(directory):
     assert rounds_of(directory) == list(range(1, 30))
 
 
+def test_flushing_writes_the_rounds_that_wait_too(directory):
+    store = SlowStore(directory.checkpoints)
+    with RoundWriter(directory, store) as writer:
+        add(writer, 1)
+        assert store.begun.wait(timeout=20)
+        add(writer, 2)
+        store.may_write.set()
+        writer.flush()
+        assert rounds_of(directory) == [1, 2]
+        assert store.written == [1, 2]
+
+
 def test_complete_rounds_are_written_whatever_ends_the_run(directory):
     store = SlowStore(directory.checkpoints)
 

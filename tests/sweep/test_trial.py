@@ -14,6 +14,7 @@ from flray.config.build import Result, run_experiment
 from flray.config.experiment import parse_experiment
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import squared_changes
+from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweep import cache as cache_module
@@ -326,15 +327,29 @@ def test_two_sweeps_share_one_cache(tmp_path) -> None:
     assert Cache(tmp_path / "cache", "third", "").costs(KIND) == {}
 
 
-def test_a_scheduled_row_has_a_run_of_its_own_and_reports_its_rounds(tmp_path) -> None:
-    space = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: [1e8, 1e9]})
+def test_a_scheduled_row_has_a_run_of_its_own_and_reports_rounds_that_are_written(
+    tmp_path, monkeypatch
+) -> None:
+    """However slow the disk is: a scheduler may end the process when a round is reported."""
+    write = CheckpointStore.write
+
+    def slowly(self, snapshot):
+        time.sleep(0.1)
+        write(self, snapshot)
+
+    monkeypatch.setattr(CheckpointStore, "write", slowly)
+    space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e8, 1e9]})
     job = job_of(space, tmp_path / "sweep", is_scheduled=True)
-    reported = []
-    states = [
-        run_row(row, job, lambda each: reported.append(each["round"])) for row in expand(space)
-    ]
+    reported, states = [], []
+    for row in expand(space):
+        directory = RunDirectory(job.folder / run_path(row.number))
+
+        def report(found, directory=directory) -> None:
+            reported.append((found["round"], len(directory.rounds())))
+
+        states.append(run_row(row, job, report))
     assert len({state.run for state in states}) == 2
-    assert reported == [1, 2, 3] * 2
+    assert reported == [(t, t) for t in (1, 2, 3, 4)] * 2
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
     assert len(costs(tmp_path / "sweep", "observation")) == 1
 
