@@ -4,7 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter, time
@@ -146,6 +146,9 @@ class _Sweep:
     space: Space
     job: Job
     watch: Watch
+    # Rows that are done and their summaries, by number: they do not change, and are read once.
+    done: dict[int, SweepRow] = field(default_factory=dict)
+    found: dict[int, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
 
     @property
     def folder(self) -> Path:
@@ -172,13 +175,17 @@ class _Sweep:
     def rows(self) -> list[SweepRow]:
         """Every row that is known by now, in its current state, in the order of their numbers."""
         suggested = self.suggestions.rows if self.suggestions else []
-        found = {row.number: row for row in [*self.known, *suggested]} | read_rows(self.folder)
-        return [found[number] for number in sorted(found)]
+        read = read_rows(self.folder, but=self.done)
+        self.done.update({number: row for number, row in read.items() if row.is_done})
+        current = {row.number: row for row in [*self.known, *suggested]} | read | self.done
+        return [current[number] for number in sorted(current)]
 
     def summaries(self, rows: Sequence[SweepRow]) -> dict[int, dict[str, Any]]:  # Any: JSON
         """The summaries of the rows that are done, by number."""
-        done = [row.number for row in rows if row.is_done]
-        return {n: RunDirectory(self.folder / run_path(n)).summary() or {} for n in done}
+        for n in (row.number for row in rows if row.is_done):
+            if n not in self.found:
+                self.found[n] = RunDirectory(self.folder / run_path(n)).summary() or {}
+        return self.found
 
     def run(self, scheduler: TrialScheduler | None) -> None:
         """Run every row that is not done or stopped by a scheduler; failures are tried again."""

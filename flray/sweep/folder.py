@@ -1,7 +1,7 @@
 """A sweep's folder: its space, its rows one by one and as a table, and its report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,19 @@ def alive_file(folder: Path, number: int) -> Path:
     return folder / ROWS / f"{number:04d}.alive"
 
 
-def read_rows(folder: Path, number: int | None = None) -> dict[int, SweepRow]:
-    """All rows that had a trial, or the one of this number, as they were last recorded."""
+def read_rows(
+    folder: Path, number: int | None = None, but: Container[int] = ()
+) -> dict[int, SweepRow]:
+    """All rows that had a trial, or the one of this number, as they were last recorded.
+
+    Args:
+        but: numbers of rows to leave out.
+    """
     name = "*.json" if number is None else f"{number:04d}.json"
     found = {}
     for file in sorted((folder / ROWS).glob(name)):
+        if int(file.stem) in but:
+            continue
         with reading(file):
             held = read_json(file)
             point = held["merge_point"] and MergePoint(**held["merge_point"])
