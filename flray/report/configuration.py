@@ -6,10 +6,10 @@ from typing import Any
 THRESHOLD = "algorithm.clustering.partition.threshold"
 
 
-def look_up(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stands there
+def value_at(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stands there
     """The value of a dotted key, None where there is none; a bare name is a component's `name`.
 
-    >>> look_up({"split": {"name": "iid"}, "model": "mlp200"}, "model.name")
+    >>> value_at({"split": {"name": "iid"}, "model": "mlp200"}, "model.name")
     'mlp200'
     """
     node: Any = config

@@ -6,7 +6,7 @@ from typing import Any
 
 from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files, read_clustering
-from flray.report.configuration import THRESHOLD, look_up
+from flray.report.configuration import THRESHOLD, value_at
 
 Row = Mapping[str, Any]  # of rounds.parquet; Any: one value a column
 _LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # added to a row
@@ -22,7 +22,7 @@ def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any
     tree = None if file is None else read_clustering(file).linkage
     if tree is None or not len(tree):
         return dict(row)
-    return {**row, _LOWEST: tree[0, 2], _HIGHEST: tree[-1, 2], _CUT: look_up(config, THRESHOLD)}
+    return {**row, _LOWEST: tree[0, 2], _HIGHEST: tree[-1, 2], _CUT: value_at(config, THRESHOLD)}
 
 
 def round_line(row: Row, num_rounds: int) -> str:

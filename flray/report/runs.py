@@ -17,7 +17,7 @@ from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
 from flray.records.damage import read_json
 from flray.records.run_directory import RunDirectory, leaves
-from flray.report.configuration import look_up
+from flray.report.configuration import value_at
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
 from flray.server.summary import numbers_so_far
 
@@ -87,7 +87,7 @@ class RunRecord:
     def value(self, key: str) -> Any:  # Any: YAML and JSON
         """The value of a dotted key of the configuration or of summary.KEY, None without one."""
         first, _, rest = key.partition(".")
-        return (self.summary or {}).get(rest) if first == "summary" else look_up(self.config, key)
+        return (self.summary or {}).get(rest) if first == "summary" else value_at(self.config, key)
 
     def row(self, t: int | None) -> Plain:
         """What rounds.parquet holds of round t, {} where it holds nothing."""

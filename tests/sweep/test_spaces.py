@@ -18,8 +18,9 @@ from flray.cli.tables import tables_listing
 from flray.clustering import STAGES
 from flray.config.experiment import with_value
 from flray.published import find_table, load_tables
+from flray.report.configuration import value_at
 from flray.report.published_cells import fits
-from flray.report.runs import RunRecord, look_up
+from flray.report.runs import RunRecord
 from flray.sweep.keys import canonical
 from flray.sweep.rows import SweepRow, _baselines, _varied, possible
 from flray.sweep.space import (
@@ -138,7 +139,7 @@ def test_a_parameter_is_varied_while_everything_else_stays(key: str) -> None:
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_every_registered_stage_is_compared_while_the_others_stay(stage: str) -> None:
     key = f"{CLUSTERING}.{stage}"
-    names = [{look_up(row.plain, f"{key}.name") for row in rows} for rows in differing_in(key)]
+    names = [{value_at(row.plain, f"{key}.name") for row in rows} for rows in differing_in(key)]
     assert set().union(*(found for found in names if len(found) > 1)) == set(STAGES[stage])
 
 
@@ -147,7 +148,7 @@ def test_spaces_that_say_so_need_no_download() -> None:
     assert len(embedded) > len(OF_PARAMETERS) / 2
     for row in itertools.chain(*map(rows_of, embedded)):
         keys = ("dataset.name", f"{CLUSTERING}.signature.encoder.dataset.name")
-        assert {look_up(row.plain, key) for key in keys} <= EMBEDDED | {None}
+        assert {value_at(row.plain, key) for key in keys} <= EMBEDDED | {None}
 
 
 def differing_in(key: str) -> list[list[SweepRow]]:
@@ -165,7 +166,7 @@ def value_of(row: SweepRow, key: str) -> str:
     """What the row says; for a threshold between merges something stands in for what is found."""
     if key == THRESHOLD and row.merge_point is not None:
         return str(row.merge_point)
-    return canonical(look_up(row.plain, key))
+    return canonical(value_at(row.plain, key))
 
 
 # --- tables
@@ -182,7 +183,7 @@ def cells(key: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 def would_fit(row: SweepRow, conditions: dict[str, Any]) -> bool:
     """As far as can be said before it is run: of a summary only the number of clients is known."""
-    clients = look_up(row.plain, "split.clients")
+    clients = value_at(row.plain, "split.clients")
     summary = {} if clients is None else {"clients": clients}
     known = {
         key: wanted
@@ -195,7 +196,7 @@ def would_fit(row: SweepRow, conditions: dict[str, Any]) -> bool:
 def is_divisor(row: SweepRow, fitting: list[SweepRow]) -> bool:
     """Is it the FedAvg run of the same problem, to which the table gives ratios?"""
     problems = [{**each.plain, "algorithm": None} for each in fitting]
-    is_fedavg = look_up(row.plain, "algorithm.name") == "fedavg"
+    is_fedavg = value_at(row.plain, "algorithm.name") == "fedavg"
     return is_fedavg and {**row.plain, "algorithm": None} in problems
 
 
