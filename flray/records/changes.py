@@ -3,7 +3,8 @@
 A checkpoint's data and the records come before its manifest, and nothing is removed before that.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +20,21 @@ Marks = dict[str, tuple[int, int]]  # size and time of change by relative path
 
 def marks_of(folder: Path) -> Marks:
     """The files of a folder. Manifests come first: what they refer to is there by then."""
-    manifests = list(folder.rglob(MANIFESTS))
-    others = [path for path in folder.rglob("*") if not path.match(MANIFESTS)]
+    manifests = [path for path in _files(folder) if path.match(MANIFESTS)]
+    others = [path for path in _files(folder) if not path.match(MANIFESTS)]
     found = {}
     for path in [*manifests, *others]:
-        if path.is_file() and not path.name.endswith(LEFT_OUT):
+        if not path.name.endswith(LEFT_OUT):
             with suppress(FileNotFoundError):  # a run puts new files in the place of old ones
                 stat = path.stat()
                 found[path.relative_to(folder).as_posix()] = (stat.st_size, stat.st_mtime_ns)
     return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder; `os.walk` passes over folders that a run has just removed."""
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)
 
 
 def in_turn(names: Iterable[str]) -> list[str]:

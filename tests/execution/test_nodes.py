@@ -56,15 +56,16 @@ def test_a_node_that_is_lost_and_one_that_joins_change_no_bit(three_nodes, tmp_p
     plain = override(TINY, [*HARD, f"rounds={rounds}", "evaluate.every=40"])
     pool = "execution={executor: ray, block: 1, actors: {count: 3, num_cpus: 1}}"
     lost = next(iter(three_nodes.worker_nodes))
-    done: dict[str, int] = {}  # how many rounds were, when something had happened
+    done: dict[str, int] = {}  # rounds that were known to be done when something had happened
 
     def lose_and_join(row) -> None:
         if row["round"] == 2:
             three_nodes.remove_node(lost, allow_graceful=False)
-            done["lost"] = len(directory.rows())
+            done["lost"] = max(row["round"], len(directory.rows()))
         elif "joined" not in done and row["round"] > done.get("lost", rounds) + 2:
             three_nodes.add_node(num_cpus=1)
-            done["joined"] = len(directory.rows())
+            assert directory.summary() is None  # the run is still going on
+            done["joined"] = row["round"]
 
     disturbed = run_experiment(
         parse_experiment(override(plain, [pool])), directory.path, on_round=lose_and_join

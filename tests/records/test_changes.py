@@ -1,5 +1,6 @@
 """Copies of a run directory on another machine, made from its changes."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -37,6 +38,28 @@ def test_applying_changes_one_after_another_gives_the_folder(tmp_path) -> None:
     assert CheckpointStore(there / "checkpoints").load_latest().round == 3
     again, _ = changes_since(here, seen)
     assert (again.files, again.gone) == ([], [])
+
+
+def test_a_folder_may_vanish_while_it_is_looked_at(tmp_path, monkeypatch) -> None:
+    """A run that finishes joins the scores of its clients and removes their folder."""
+    parts = tmp_path / "checkpoints" / "clients"
+    parts.mkdir(parents=True)
+    for path in (parts / "scores", tmp_path / "rounds.parquet"):
+        path.write_text("held")
+    _, seen = changes_since(tmp_path, {})
+    scandir = os.scandir
+
+    def vanishing(path):
+        if Path(path) == parts and parts.is_dir():
+            (parts / "scores").unlink()
+            parts.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    changes, here = changes_since(tmp_path, seen)
+    assert not parts.exists()
+    assert (changes.files, changes.gone) == ([], ["checkpoints/clients/scores"])
+    assert list(here) == ["rounds.parquet"]
 
 
 def test_what_is_of_one_machine_is_not_sent(tmp_path) -> None:
