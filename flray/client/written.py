@@ -45,6 +45,7 @@ NOT_TRACEABLE = (
     TypeError,
     ValueError,
 )
+WITH_WEIGHTS = Linear | Convolution
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,17 @@ class Written:
             return torch.empty_like(leaf, memory_format=torch.contiguous_format)
         matrix = kind.matrix(torch.empty_like(leaf, memory_format=torch.contiguous_format))
         return kind.leaf(torch.empty_like(matrix, memory_format=torch.contiguous_format), leaf)
+
+    @property
+    def leaves(self) -> set[str]:
+        """Names of the leaves that the loss depends on."""
+        found = [(each.weight, each.bias) for each in self.layers if isinstance(each, WITH_WEIGHTS)]
+        return {name for pair in found for name in pair if name is not None}
+
+    def seen_by_sinks(self, w: Params) -> Params:
+        """The leaves that the loss depends on, weights as matrices."""
+        kinds = self.weights
+        return {n: kinds[n].matrix(w[n]) if n in kinds else w[n] for n in w if n in self.leaves}
 
     @property
     def is_dense(self) -> bool:
@@ -176,26 +188,41 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Descent:
-    """A sink that takes the step of SGD at once: w <- (1 - lr decay) w - lr g.
+    """A sink that takes the step of SGD at once: v <- momentum v + g + decay w, w <- w - lr v.
 
-    In one product, unless the gradient is a sum of several.
+    A product adds its gradient g to v, or without momentum, where v is g, steps w itself; unless
+    the gradient is a sum of several products.
     """
 
     lr: float
     weight_decay: float
+    momentum: float = 0.0
+    velocity: Params = field(default_factory=dict)  # v of matrices and vectors, with momentum
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
         parts = num_parts(inputs, dy)
         if parts > 1:
             self.vector(name, matrix, sum_of_products(inputs, dy, parts))
-            return
-        kept = 1 - self.lr * self.weight_decay
-        matrix.baddbmm_(inputs.transpose(1, 2), dy, beta=kept, alpha=-self.lr)
+        elif self.momentum:
+            v = self.velocity[name]
+            v.baddbmm_(inputs.transpose(1, 2), dy, beta=self.momentum)
+            self._step(matrix, v)
+        else:
+            kept = 1 - self.lr * self.weight_decay
+            matrix.baddbmm_(inputs.transpose(1, 2), dy, beta=kept, alpha=-self.lr)
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
+        if self.momentum:
+            self._step(leaf, self.velocity[name].mul_(self.momentum).add_(gradient))
+            return
         if self.weight_decay:
             leaf.mul_(1 - self.lr * self.weight_decay)
         leaf.sub_(gradient, alpha=self.lr)
+
+    def _step(self, leaf: Tensor, v: Tensor) -> None:
+        if self.weight_decay:
+            v.add_(leaf, alpha=self.weight_decay)
+        leaf.sub_(v, alpha=self.lr)
 
 
 def write_out(module: LightningModule, loss: str) -> Written | None:
@@ -290,18 +317,14 @@ class _Translation:
         return self._written(_pooled_before_relu(layers))
 
     def _written(self, layers: list[Layer]) -> Written | None:
-        with_weights = [
-            n for n, each in enumerate(layers) if isinstance(each, Linear | Convolution)
-        ]
+        with_weights = [n for n, each in enumerate(layers) if isinstance(each, WITH_WEIGHTS)]
         if not with_weights or any(isinstance(each, Relu) for each in layers[: with_weights[0]]):
             return None  # Relu overwrites its input, which must not be the images
         last = layers[with_weights[-1]]
-        names = [each.weight for each in layers if isinstance(each, Linear | Convolution)]
+        names = [each.weight for each in layers if isinstance(each, WITH_WEIGHTS)]
         if not isinstance(last, Linear) or len(set(names)) < len(names) or not _shapes_fit(layers):
             return None
-        kinds = {
-            each.weight: type(each) for each in layers if isinstance(each, Linear | Convolution)
-        }
+        kinds = {each.weight: type(each) for each in layers if isinstance(each, WITH_WEIGHTS)}
         num_classes = len(dict(self.module.named_parameters())[last.weight])
         return Written(tuple(layers), num_classes, kinds)
 

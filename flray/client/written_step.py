@@ -99,8 +99,8 @@ class WrittenStep:
     """The step of a tile, or of a block; batches of several steps are gathered at once.
 
     The algorithm's hook runs under `vmap`, the gradient it asks for does not. For the plain
-    gradient there is no hook; and plain SGD needs no optimiser either: each layer takes its step
-    while the gradient passes.
+    gradient there is no hook; and SGD needs no optimiser either: each layer takes its step while
+    the gradient passes.
     """
 
     def __init__(
@@ -125,11 +125,23 @@ class WrittenStep:
             self.memo = self._in_layout(like.memo, num_slots)
         self.descent: Descent | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        if self.hook is None and training.optimizer == "sgd" and not training.momentum:
-            self.descent = Descent(training.lr, training.weight_decay)
+        if self._layers_step(training):
+            moving = self.written.seen_by_sinks(self.trained) if training.momentum else {}
+            velocity = {name: torch.empty_like(leaf) for name, leaf in moving.items()}
+            options = (training.lr, training.weight_decay, training.momentum)
+            self.descent = Descent(*options, velocity)
         else:
             capturable = device.type == "cuda"
             self.optimizer = elementwise_optimizer(training, net, self.trained, capturable)
+
+    def _layers_step(self, training: Training) -> bool:
+        """True if each layer takes its step while the gradient passes."""
+        if self.hook is not None or training.optimizer != "sgd":
+            return False
+        if training.weight_decay and self.trained.keys() - self.written.leaves:
+            return False  # leaves of no layer decay too
+        # With momentum, torch's optimiser steps all leaves in a few kernels of a GPU.
+        return not training.momentum or self.module.examples.device.type == "cpu"
 
     def _in_layout(self, leaves: Params, num_slots: int) -> Params:
         """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
@@ -147,6 +159,9 @@ class WrittenStep:
     def _fill(self, block: Block) -> None:
         for name, leaf in block.w0.items():
             fill(self.w[name], leaf)
+        if self.descent is not None:
+            for v in self.descent.velocity.values():
+                v.zero_()
         if self.hook is not None:
             for name, leaf in block.w0.items():
                 fill(self.w0[name], leaf)

@@ -159,6 +159,29 @@ class Dense(Classifier):
         return 3 * self.example_losses(batch)
 
 
+class Spare(Dense):
+    """With a layer that its loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("optimizer", TRAININGS)
+@pytest.mark.parametrize("hook", ["fedavg", "fedprox"])
+def test_leaves_of_no_layer_decay_as_in_loop(optimizer, hook) -> None:
+    training = TRAININGS[optimizer]
+    module = build_seeded(Spare, 0)
+    examples, block = case(module, training)
+    engine = Vectorized(module, examples, num_slots=6)
+    assert engine.written is not None
+    found = engine.train(block, training, HOOKS[hook])
+    expected = Loop(module, examples).train(block, training, HOOKS[hook])
+    assert largest_gap(expected.params, found.params) < 1e-10
+    is_moved = not torch.equal(expected.params["spare.weight"], block.w0["spare.weight"])
+    assert is_moved == (training.weight_decay > 0)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("hook", ["fedavg", "fedprox", "scaffold", "other_loss"])
 @pytest.mark.parametrize("model", [Dense, TwoLosses])
