@@ -190,8 +190,8 @@ class Gradients:
 class Descent:
     """A sink that takes the step of SGD at once: v <- momentum v + g + decay w, w <- w - lr v.
 
-    A product adds its gradient g to v, or without momentum, where v is g, steps w itself; unless
-    the gradient is a sum of several products.
+    The product that computes the gradient g of a weight adds it to v; without momentum there is no
+    v, and the product steps w. Only a gradient that is a sum of several products is computed first.
     """
 
     lr: float

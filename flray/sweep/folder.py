@@ -1,7 +1,7 @@
 """A sweep's folder: its space, its rows one by one and as a table, and its report."""
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def alive_file(folder: Path, number: int) -> Path:
 
 
 def read_rows(
-    folder: Path, number: int | None = None, but: Container[int] = ()
+    folder: Path, number: int | None = None, but: Iterable[int] = ()
 ) -> dict[int, SweepRow]:
     """All rows that had a trial, or the one of this number, as they were last recorded.
 
@@ -120,9 +120,10 @@ def read_rows(
         but: numbers of rows to leave out.
     """
     name = "*.json" if number is None else f"{number:04d}.json"
+    left_out = {f"{each:04d}.json" for each in but}
     found = {}
     for file in sorted((folder / ROWS).glob(name)):
-        if int(file.stem) in but:
+        if file.name in left_out:
             continue
         with reading(file):
             held = read_json(file)
