@@ -139,7 +139,7 @@ def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
         cell["error"] = None
     if column == TEST:
         cell["seeds"] = tuple(run.seed for run in runs)
-    # Numbers are marked that ground truth can improve, and by which experiments are ranked.
+    # Shares alone are marked: ground truth can improve them, and experiments are ranked by them.
     return cell | (_marks(runs) if column_of(column).unit.startswith("%") else {})
 
 

@@ -81,7 +81,7 @@ class Server:
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
     device: str
     on_round: Callable[[RoundRow], None] = ignore
-    is_written_first: bool = False  # False: on_round may hear of a round before the disk does
+    is_written_first: bool = False  # each round, before `on_round` is called with its row
     should_stop: Callable[[], bool] = never
     stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
