@@ -31,8 +31,8 @@ from typing import Any
 
 CASES = {  # model, clients, cohort, images of each client, rounds
     "A": ("mlp200", 100, 20, 600, 10),
-    "B": ({"name": "flhc_cnn", "padding": "same"}, 100, 20, 120, 4),
-    "B600": ({"name": "flhc_cnn", "padding": "same"}, 100, 20, 600, 6),
+    "B": ("flhc_cnn", 100, 20, 120, 4),
+    "B600": ("flhc_cnn", 100, 20, 600, 6),
     "C": ("mlp200", 1000, 100, 60, 10),
 }
 PHASES = ("train", "mix", "checkpoint")

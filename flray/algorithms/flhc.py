@@ -5,9 +5,10 @@ training on non-IID data. IJCNN 2020, arXiv 2004.11791. Algorithm 1.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 
 from flray.algorithms.algorithm import Outcome, cluster
 from flray.client.training import plain_gradient
@@ -15,6 +16,7 @@ from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
+from flray.clustering.update import Update
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
@@ -47,12 +49,22 @@ class Flhc:
     placed, who then go on with the models of the clusters they join.
     """
 
-    rounds_before: int = 10  # n
+    rounds_before: int = 10  # n, rounds of FedAvg before the clustering
     clustering: UpdateClustering = field(default_factory=UpdateClustering)
+    # Clients of a cluster that train in a round: the share alpha of all clients, at most the whole
+    # cluster, or the share alpha of the cluster
+    cohort_size: Literal["of_all", "of_cluster"] = "of_all"
+    # Clusters start from the mean of the models that their members trained to be clustered
+    keep_pass: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds_before < 0:
             raise ValueError(f"rounds_before must be >= 0, got {self.rounds_before}")
+        if self.keep_pass and not isinstance(self.clustering.signature, Update):
+            raise ValueError(
+                "keep_pass needs the trained models that clustering.signature=update sends, got "
+                f"signature {type(self.clustering.signature).__name__}"
+            )
 
     def init(self, fed: Federation) -> Outcome[FlhcState]:
         bank = fed.initial_bank()
@@ -63,8 +75,9 @@ class Flhc:
     gradient = staticmethod(plain_gradient)  # l. 30: w <- w - η ∇L(w; b)
 
     def cohort(self, state: FlhcState, t: int, fed: Federation) -> Cohort:
-        # l. 14, 19-20: max(α |K_c|, 1) clients of each cluster
-        return Cohort(t, fed.sample_clusters(t, state.labels))
+        # l. 14, 19-20: m <- max(α K, 1) clients of each cluster, K the number of all clients
+        m = fed.cohort_size if self.cohort_size == "of_all" else None
+        return Cohort(t, fed.sample_clusters(t, state.labels, m))
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
         # l. 24, in each cluster: w_{c,t+1} <- sum_{k in K_c} n_k / n w^k_{t+1}
@@ -85,7 +98,10 @@ class Flhc:
         return state.labels
 
     observed_by = ()
-    state_decides = True
+
+    @property
+    def state_decides(self) -> bool:
+        return self.cohort_size == "of_all"  # rows with other cohorts keep to themselves
 
     def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
         # l. 7-9: Δw^k of every client, which is not a round
@@ -97,6 +113,8 @@ class Flhc:
         labels = np.full(fed.num_clients, -1, np.int64)
         labels[found.clients] = found.labels  # l. 10: C <- HC(Δw, P)
         state = FlhcState(bank.split(labels), labels)  # l. 12: w_{c,0} <- w
+        if self.keep_pass:
+            state = replace(state, bank=_with_pass(state, observed[0], fed))
         if len(found.clients) == fed.num_clients:
             return state
         means = observed[0].cluster_means(found.labels)
@@ -128,3 +146,17 @@ class Flhc:
         members = np.flatnonzero(state.labels >= 0)
         bank = state.bank.joined(deltas.clients, labels, members)
         return replace(state, labels=labels, bank=bank)
+
+
+def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:
+    """The bank in which each cluster has made one step: w_c + sum_{k in K_c} n_k / n Δw^k."""
+    labels = state.labels[deltas.clients]
+    _, first = np.unique(labels, return_index=True)
+    rows = torch.from_numpy(state.bank.owner[deltas.clients[first]])
+    means = deltas.cluster_means(labels, fed.weights()[deltas.clients])  # (C, p)
+    params = {name: leaf.clone() for name, leaf in state.bank.params.items()}
+    leaves = [params[name] for name in sorted(params)]  # as updates are flattened
+    parts = means.split([leaf[0].numel() for leaf in leaves], dim=1)
+    for leaf, part in zip(leaves, parts, strict=True):
+        leaf[rows] += part.view(len(rows), *leaf.shape[1:])
+    return replace(state.bank, params=params)

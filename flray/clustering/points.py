@@ -13,6 +13,7 @@ from flray.clustering.projection import by_covariance, by_gram
 from flray.data.dataset import Ids
 
 Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,19 @@ class Points:
         """(m, e) the mean of each client's points."""
         return _means(self.values, self.owner)
 
-    def cluster_means(self, labels: Ids) -> Tensor:
-        """(C, e) the mean over each cluster's clients of their means; labels 0 to C - 1."""
-        return _means(self.means(), labels)
+    def cluster_means(self, labels: Ids, weights: Vector | None = None) -> Tensor:
+        """(C, e) the mean over each cluster's clients of their means; labels 0 to C - 1.
+
+        Args:
+            weights: (m,) how much each client counts, by default all alike.
+        """
+        means = self.means()
+        if weights is None:
+            return _means(means, labels)
+        shares = weights / np.bincount(labels, weights)[labels]  # of the cluster, sum to 1
+        of_cluster = np.zeros((labels.max() + 1, len(labels)))
+        of_cluster[labels, np.arange(len(labels))] = shares
+        return torch.from_numpy(of_cluster).to(means) @ means
 
     def of(self, clients: Ids) -> "Points":
         """The points of some of the clients only."""

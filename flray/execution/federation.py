@@ -251,15 +251,31 @@ class Federation:
     def generator(self, purpose: str, *where: int) -> np.random.Generator:
         return generator(self.seed, purpose, *where)
 
-    def sample(self, t: int, members: Ids) -> Ids:
-        """A cohort of max(rho |members|, 1) of the members; of no members nobody is drawn."""
-        return sample_cohort(members, self.participation, self.seed, t)
+    def sample(self, t: int, members: Ids, size: int | None = None) -> Ids:
+        """A cohort of `size` of the members, at most all of them; of no members nobody is drawn.
 
-    def sample_clusters(self, t: int, labels: Ids) -> Ids:
-        """A sample of each cluster; labels (M,) of all clients, of which -1 are in none."""
-        own = labels[self.clients]
-        clusters = [self.clients[own == c] for c in np.unique(own[own >= 0])]
-        return np.sort(np.concatenate([nobody(), *(self.sample(t, each) for each in clusters)]))
+        Args:
+            size: number of clients, by default max(rho |members|, 1).
+        """
+        if size is None:
+            size = cohort_size(len(members), self.participation)
+        return sample_cohort(members, size, self.seed, t)
+
+    def sample_clusters(self, t: int, labels: Ids, size: int | None = None) -> Ids:
+        """A sample of each cluster; labels (M,) of all clients, of which -1 are in none.
+
+        Args:
+            size: number of clients of each cluster, by default max(rho |cluster|, 1).
+        """
+        present = labels[self.clients]
+        clusters = [self.clients[present == c] for c in np.unique(present[present >= 0])]
+        cohorts = [self.sample(t, members, size) for members in clusters]
+        return np.sort(np.concatenate([nobody(), *cohorts]))
+
+    @property
+    def cohort_size(self) -> int:
+        """max(rho K, 1), where K is the number of clients that may train."""
+        return cohort_size(len(self.clients), self.participation)
 
     def weights(self) -> NDArray[np.float64]:
         """(M,) how much each client counts in a mean: n_k, or 1."""
@@ -593,13 +609,12 @@ class Federation:
         )
 
 
-def sample_cohort(members: Ids, participation: float, seed: int, t: int) -> Ids:
-    """The members that take part in round t, keyed by the round and the smallest member."""
+def sample_cohort(members: Ids, size: int, seed: int, t: int) -> Ids:
+    """At most `size` members that take part in round t, keyed by it and the smallest member."""
     if not len(members):
         return members
-    size = cohort_size(len(members), participation)
-    chosen = generator(seed, "cohort", t, int(members.min())).choice(members, size, replace=False)
-    return np.sort(chosen)
+    rng = generator(seed, "cohort", t, int(members.min()))
+    return np.sort(rng.choice(members, min(size, len(members)), replace=False))
 
 
 def cohort_size(num_clients: int, participation: float) -> int:

@@ -12,7 +12,7 @@ class FlhcCnn(Classifier):
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        padding: Literal["valid", "same"] = "valid",  # the paper does not say
+        padding: Literal["valid", "same"] = "same",  # as McMahan's; the paper does not say
     ) -> None:
         super().__init__()
         channels, height, width = image_shape

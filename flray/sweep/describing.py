@@ -10,7 +10,7 @@ from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.events import Timeline, make_timeline
 from flray.errors import ExperimentError
-from flray.execution.federation import sample_cohort
+from flray.execution.federation import cohort_size, sample_cohort
 from flray.server.summary import summary_names
 from flray.sweep.branching import branches
 from flray.sweep.keys import code_version, digest, prefix_key
@@ -83,7 +83,8 @@ def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
     total = 0
     for t in range(1, settings.rounds + 1):
         split = timeline.at(t)
-        cohort = sample_cohort(split.clients, settings.participation, settings.seed, t)
+        size = cohort_size(len(split.clients), settings.participation)
+        cohort = sample_cohort(split.clients, size, settings.seed, t)
         total += int(num_local_steps(split.num_train_examples[cohort], settings.train).sum())
     signature = getattr(getattr(algorithm, "clustering", None), "signature", None)
     if branches(experiment) and isinstance(signature, Update | Weights):  # which all clients train

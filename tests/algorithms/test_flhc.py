@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist, squareform
 
-from flray.algorithms.flhc import Flhc
+from flray.algorithms.flhc import Flhc, UpdateClustering
+from flray.clustering.update import Weights
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
+from flray.sweep.keys import branch_key
 
 SWAPPED = [
     "dataset={name: digits, size: 8}",
@@ -46,6 +48,68 @@ def test_a_threshold_of_zero_makes_everybody_its_own_cluster(tiny_run) -> None:
     )
     assert result.summary["clusters"] == 6
     assert (result.rounds["cohort_size"] == [3, 6, 6, 6]).all()  # max(0.5 * 1, 1) of each cluster
+
+
+@pytest.mark.parametrize(
+    ("cohort_size", "participation", "size"),
+    [("of_all", 0.5, 20), ("of_cluster", 0.5, 8), ("of_all", 0.1, 8), ("of_cluster", 0.1, 4)],
+)
+def test_cohorts_of_clusters(tiny_run, cohort_size, participation, size) -> None:
+    """Four clusters of five: min(max(α 20, 1), 5) clients of each, or max(α 5, 1)."""
+    result = tiny_run(
+        *SWAPPED,
+        *FLHC,
+        "rounds=4",
+        f"algorithm.cohort_size={cohort_size}",
+        f"participation={participation}",
+        "algorithm.clustering.partition={name: hierarchical, number: 4, threshold: null}",
+    )
+    assert result.rounds["cohort_size"].tolist() == [*3 * [20 * participation], size]
+
+
+def test_a_kept_pass_is_one_more_round_of_fedavg(tiny_run) -> None:
+    """With one cluster, everybody heard and one batch per client, so that order does not matter."""
+    common = [
+        "participation=1",
+        "train={lr: 0.1, epochs: 1, batch_size: 2000}",
+        "execution.precision=float64",
+    ]
+    everybody = "clustering: {partition: {name: hierarchical, number: 1, threshold: null}}"
+    kept, discarded = (
+        tiny_run(
+            *common,
+            "rounds=3",
+            f"algorithm={{name: flhc, rounds_before: 2, keep_pass: {keep}, {everybody}}}",
+        )
+        for keep in ("true", "false")
+    )
+    fedavg = tiny_run(*common, "rounds=4")
+    losses = [
+        r.clients.query("part == 'test'").groupby("round")["loss"].mean()
+        for r in (kept, discarded, fedavg)
+    ]
+    assert losses[0][3] == pytest.approx(losses[2][4], rel=1e-12)
+    assert losses[1][3] == pytest.approx(losses[2][3], rel=1e-12)
+    assert losses[2][4] < losses[2][3]
+
+
+def test_only_updates_have_a_pass_to_keep() -> None:
+    with pytest.raises(ValueError, match="keep_pass needs the trained models"):
+        Flhc(keep_pass=True, clustering=UpdateClustering(signature=Weights()))
+
+
+def test_rows_of_a_sweep_with_other_cohorts_share_no_training() -> None:
+    """The state after the clustering is the same, what follows is not."""
+    plain = {"algorithm": {"name": "flhc"}, "events": [], "rounds": 5}
+    keys = {
+        branch_key("prefix", _with_cohorts(plain, size), Flhc(cohort_size=size), "state")
+        for size in ("of_all", "of_cluster")
+    }
+    assert len(keys) == 2
+
+
+def _with_cohorts(plain, size):
+    return plain | {"algorithm": plain["algorithm"] | {"cohort_size": size}}
 
 
 def test_clustering_before_the_first_round(tiny_run) -> None:

@@ -37,9 +37,11 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FLHC: dict[str, Any] = {
     "dataset": {"name": "mnist"},
     "split": {"name": "pathological", "clients": 100, "holdout": 0},
-    "model": {"name": "flhc_cnn"},
+    "model": {"name": "flhc_cnn", "padding": "same"},
     "algorithm": {
         "name": "flhc",
+        "cohort_size": "of_all",
+        "keep_pass": False,
         "rounds_before": 10,
         "clustering": {
             "signature": {"name": "update"},
