@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from flray import __version__
+from flray.cli.arguments import TakingKeys
 from flray.errors import ClientFailure, ExperimentError, ServerLost
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
@@ -53,7 +54,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
 @click.option(
     "--out",
@@ -100,7 +101,7 @@ def run(
         run_all(runs, _console(), resume, max_minutes, mirror, together)
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
 @click.option(
     "--out",
@@ -136,7 +137,7 @@ def sweep(
         sweep(arguments, folder, resume, max_minutes, _console(), mirror)
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument(
     "arguments",
     nargs=-1,
@@ -157,7 +158,7 @@ def check(arguments: tuple[str, ...]) -> None:
         sys.exit(BAD_EXPERIMENT)
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
 @click.option("--gpus", type=click.FloatRange(min=0), help="GPUs of a node for client actors.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)

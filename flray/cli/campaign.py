@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.drawing import Finished, conclude, draw_figures
 from flray.cli.keeper import dismiss
 from flray.cli.stopping import noticing_sigterm
@@ -100,8 +101,8 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     With resume, what the command was told before is told again; without a file, the runs are those
     that the folder holds.
     """
-    files = [Path(a) for a in arguments if "=" not in a]
-    overrides = [a for a in arguments if "=" in a]
+    given, overrides = files_and_overrides(arguments)
+    files = [Path(file) for file in given]
     if resume and not files and out is not None:
         return _held_runs(out, overrides)
     files = files or demo_files()

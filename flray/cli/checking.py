@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import campaign_runs, describe
 from flray.cli.sweeping import describe_space, is_space, read_space
 from flray.config.binding import read_mapping
@@ -18,8 +19,7 @@ NOTE = "   note: "
 
 def check_files(arguments: Sequence[str], console: Console, own: click.Group) -> int:
     """Say of each file what it would run or why it cannot; the number of files that cannot."""
-    files = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    files, overrides = files_and_overrides(arguments)
     wrong = 0
     for file in files:
         try:

@@ -13,8 +13,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import YAML_FILES
+from flray.config.shipped import SPACES
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.records.mirror import Mirror
@@ -44,13 +46,13 @@ def sweep(
     mirror: Mirror | None = None,
 ) -> None:
     """Run the space among the arguments; the others are `key=value`."""
-    files = [argument for argument in arguments if "=" not in argument]
+    files, overrides = files_and_overrides(arguments, SPACES)
     if len(files) != 1:
         raise ExperimentError(f"flray sweep takes one space file, got {files or 'none'}")
     path = Path(files[0])
-    space = read_space(path, [argument for argument in arguments if "=" in argument])
+    space = read_space(path, overrides)
     folder = out or _default_folder(path.stem, resume)
-    typed = [str(path), *(argument for argument in arguments if "=" in argument)]
+    typed = [str(path), *overrides]
     place = str(folder) if mirror is None else mirror.url
     again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)

@@ -19,6 +19,7 @@ from flray.config.binding import (
 )
 from flray.config.objects import is_object, object_component
 from flray.config.reading import parse_yaml
+from flray.config.reference import SYNONYMS, keys_meant
 from flray.config.shipped import require_file
 from flray.config.tracking import TRACKING, MLflow, NoTracking, TensorBoard, Wandb
 from flray.data import DATASETS, SPLITS
@@ -106,11 +107,29 @@ def parse_experiment(plain: Plain) -> Experiment:
         for kind, registry in COMPONENTS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in COMPONENTS}
+    _refuse_misnamed(rest)
     settings, plain_rest = bind_dataclass(Settings, rest, "")
     for kind in ("dataset", "split", "algorithm"):
         parts[kind].build()  # its own checks, now rather than after the data was loaded
     resolved = {kind: part.plain for kind, part in parts.items()} | plain_rest
     return Experiment(**parts, settings=settings, plain=resolved)
+
+
+def _refuse_misnamed(settings: Plain) -> None:
+    """Name the key that was meant by one that other tools have, or that lacks its section."""
+    fields = Settings.__dataclass_fields__
+    names = [str(key) for key in settings if key not in fields]
+    for section, values in settings.items():
+        for key in values if section in fields and isinstance(values, dict) else ():
+            synonym = SYNONYMS.get(key, "")
+            if synonym.startswith(f"{section}.") and synonym != f"{section}.{key}":
+                names.append(f"{section}.{key}")
+    for name in names:
+        if meant := [key for key in keys_meant(name) if key != name]:
+            raise ExperimentError(
+                f"unknown key {name!r} (did you mean {' or '.join(meant)}?); `flray keys` shows "
+                "every key"
+            )
 
 
 def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:

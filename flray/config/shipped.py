@@ -1,9 +1,10 @@
 """Experiments and spaces that come with the package, found by name from any folder."""
 
-import difflib
 from pathlib import Path
 
+from flray.config.reference import names as component_names
 from flray.errors import ExperimentError
+from flray.wording import suggestion
 
 _PACKAGE = Path(__file__).parents[1]
 EXPERIMENTS, SPACES = "experiments", "tune_spaces"  # folders of the package
@@ -32,12 +33,19 @@ def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
     found = find_file(given, kind)
     if found is not None:
         return found
-    wanted = Path(given).as_posix().removesuffix(_SUFFIX)
-    close = difflib.get_close_matches(wanted, names(kind), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    path = Path(given)
+    if path.is_dir():
+        raise ExperimentError(
+            f"{given} is a folder; expected a YAML file, as in {path / 'mine.yaml'}"
+        )
+    suffix = _SUFFIX if path.suffix == _SUFFIX else ""
+    nearby = [str(file.with_suffix(suffix)) for file in sorted(path.parent.glob(f"*{_SUFFIX}"))]
+    meant = suggestion(str(path), [*nearby, *(f"{name}{suffix}" for name in names(kind))])
+    is_method = kind == EXPERIMENTS and path.name in component_names("algorithm")
     raise ExperimentError(
-        f"no {KINDS[kind]} file {given} (looked for from {Path.cwd()}){hint}; "
-        f"`flray list {LISTED[kind]}` names those that come with flray, `flray init` writes one"
+        f"no {KINDS[kind]} file {given}{meant}, looked for from {Path.cwd()}; `flray list "
+        f"{LISTED[kind]}` names those that come with flray, `flray init{f' {path}' * is_method}` "
+        "writes one"
     )
 
 

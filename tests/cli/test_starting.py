@@ -94,8 +94,49 @@ def test_keys_are_listed_by_prefix_and_by_component() -> None:
     assert "train.lr" not in under
     assert "rounds_before" in flray("keys", "flhc")
     assert "linkage" in flray("keys", "partition.hierarchical")
+    assert "must be given" in flray("keys", "split.clients")
     with pytest.raises(ExperimentError, match="unknown key or component"):
         flray("keys", "trian")
+
+
+MEANT = [
+    ("run mine.yaml train.lr 0.1", "type train.lr=0.1"),
+    ("run mine.yaml train.lr = 0.1", "type train.lr=0.1"),
+    ("run mine.yaml train.lr= 0.1", "type train.lr=0.1"),
+    ("run mine.yaml rounds --out x", "type rounds=VALUE"),
+    ("run mine.yaml --train.lr=0.1", "type train.lr=0.1"),
+    ("run mine.yaml --train.lr 0.1", "type train.lr=0.1"),
+    ("check mine.yaml --linkage ward", "type algorithm.clustering.partition.linkage=ward"),
+    ("sweep flhc_digits --seed 3", "type seed=3"),
+    ("plan mine.yaml -lr 0.1", "type train.lr=0.1"),
+    ("run mine.yaml learning_rate=0.1", "did you mean train.lr?"),
+    ("run mine.yaml train.learning_rate=0.1", "did you mean train.lr?"),
+    ("run mine.yaml num_clients=9", "did you mean split.clients?"),
+    ("run mine.yaml num_rounds=9", "did you mean rounds?"),
+    ("run mine.yaml fraction=0.1", "did you mean participation?"),
+    ("run mine.yaml alpha=0.1", "did you mean split.alpha or algorithm.alpha?"),
+    ("run min.yaml", "did you mean 'mine.yaml'?"),
+    ("run min", "did you mean 'mine'?"),
+    ("run mnist_label_swap", "did you mean 'flhc/mnist_label_swap'?"),
+    ("run flhc", "`flray init flhc` writes one"),
+    ("run .", ". is a folder; expected a YAML file"),
+    ("keys flch", "did you mean 'flhc'?"),
+    ("keys lr", "did you mean 'train.lr'?"),
+    ("init flch", "did you mean 'flhc'?"),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), MEANT, ids=[command for command, _ in MEANT])
+def test_what_was_meant_is_named(folder, command, expected) -> None:
+    (folder / "mine.yaml").write_text(experiment_text(METHODS["flhc"], Path("mine.yaml")))
+    with pytest.raises(ExperimentError) as caught:
+        flray(*command.split())
+    assert expected in str(caught.value)
+
+
+def test_options_that_are_no_keys_are_left_to_click() -> None:
+    done = CliRunner().invoke(cli, ["run", "mine.yaml", "--oot", "x"])
+    assert "Did you mean '--out'?" in done.output
 
 
 def test_lists_name_shipped_files() -> None:
