@@ -198,6 +198,36 @@ def test_a_run_of_objects_needs_them_again_for_its_models(tmp_path) -> None:
         wrong.model(0)
 
 
+def test_a_folder_of_several_runs_is_a_mapping_of_them_by_name(tmp_path) -> None:
+    given = ["fedavg", {"name": "flhc", "rounds_before": 1}]
+    results = flray.run(TINY, tmp_path / "both", algorithm=given)
+    loaded = flray.load(tmp_path / "both")
+    assert list(results) == list(loaded) == ["fedavg", "flhc"]
+    assert loaded["flhc"].path == tmp_path / "both" / "flhc" / "seed_0"
+    assert loaded["flhc"].summary == results["flhc"].summary
+    assert loaded["flhc"].summary != loaded["fedavg"].summary
+    alone = flray.run(TINY, algorithm="fedavg").summary
+    assert loaded["fedavg"].summary["params_sha256"] == alone["params_sha256"]
+    assert loaded.table["accuracy_mean"].to_dict() == {
+        name: result.summary["accuracy_mean"] for name, result in loaded.items()
+    }
+    assert "both" in flray.report(loaded).read_text()
+    with pytest.raises(KeyError, match="there are: fedavg, flhc"):
+        loaded["flch"]
+    with pytest.raises(ExperimentError, match="holds no run"):
+        flray.load(tmp_path / "absent")
+
+
+def test_names_of_several_seeds_have_the_seed(tmp_path) -> None:
+    results = flray.run(TINY, tmp_path / "seeds", seed=3, seeds=2, rounds=1)
+    assert list(results) == ["experiment/seed_3", "experiment/seed_4"]
+    assert results.table["seed"].tolist() == [3, 4]
+    one, two = results.values()
+    assert one.summary["params_sha256"] != two.summary["params_sha256"]
+    done = CliRunner().invoke(cli, ["export", str(results.path), "--client", "0", "x.ckpt"])
+    assert "holds 2 runs; name the folder of one" in str(done.exception)
+
+
 def test_a_report_of_results(clustered, tmp_path) -> None:
     page = flray.report(clustered, out=tmp_path / "page.html")
     assert "label_swap" in page.read_text()

@@ -45,6 +45,7 @@ def cli() -> None:
     flray run                                  the embedded demo, no download
     flray run a.yaml b.yaml seeds=3            compare two experiments over three seeds
     flray run a.yaml train.lr=0.1 rounds=20    any key can be set as it stands in the file
+    flray run a.yaml "algorithm=[fedavg, flhc]"   compare methods
     flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
     flray plan a.yaml                          how long will it take, and what binds?
     flray table flhc.4 · flray report runs/x   the paper's table, a page
@@ -226,15 +227,15 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     In Python: Module.load_from_checkpoint("client3.ckpt"), or
     torch.load("client3.ckpt", weights_only=True)["state_dict"].
     """
-    from flray.result import load
+    from flray.result import load_one
 
     if (client is None) == (table is None):
         raise click.UsageError("give one of --client and --table")
-    found = load(run)
+    result = load_one(run)
     if client is not None:
-        found.export(client, file)
+        result.export(client, file)
     else:
-        (found.rounds if table == "rounds" else found.clients).to_csv(file, index=False)
+        (result.rounds if table == "rounds" else result.clients).to_csv(file, index=False)
     _console().print(f"written: {file}", soft_wrap=True, markup=False)
 
 

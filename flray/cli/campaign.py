@@ -37,6 +37,7 @@ from flray.config.experiment import (
     read_yaml,
 )
 from flray.config.remarks import remarks
+from flray.config.several import named_experiments
 from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
@@ -96,7 +97,7 @@ def resume_command(root: Path | str) -> str:
 
 
 def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[CampaignRun]:
-    """Every file with every seed, each with a folder of its own.
+    """Every file with every listed component and seed, each with a folder of its own.
 
     With resume, what the command was told before is told again; without a file, the runs are those
     that the folder holds.
@@ -112,32 +113,17 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
         raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
     if resume:
         overrides = [*_read_command(root).get("overrides", []), *overrides]
+    plain = {
+        name: override(read_yaml(path), overrides) for name, path in zip(names, files, strict=True)
+    }
+    named = named_experiments(plain)
     runs = [
-        run
-        for name, path in zip(names, files, strict=True)
-        for run in _seeds_of(name, read_yaml(path), overrides, root, len(files) == 1)
+        CampaignRun(each.name, each.experiment, root / each.folder if len(named) > 1 else root)
+        for each in named
     ]
     together = evaluated_together([run.experiment for run in runs])
     runs = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
     return [replace(run, command=Command(root, tuple(overrides), tuple(runs))) for run in runs]
-
-
-def _seeds_of(
-    name: str, plain: Plain, overrides: Sequence[str], root: Path, is_only_file: bool
-) -> list[CampaignRun]:
-    """The runs of one experiment; `seeds`, in the file or as an override, is their number."""
-    plain = override(plain, overrides)
-    num_seeds = _number_of_seeds(plain.pop("seeds", 1))
-    first = parse_experiment(plain).settings.seed
-    alone = is_only_file and num_seeds == 1
-    return [
-        CampaignRun(
-            name,
-            parse_experiment({**plain, "seed": seed}),
-            root if alone else root / name / f"seed_{seed}",
-        )
-        for seed in range(first, first + num_seeds)
-    ]
 
 
 def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
@@ -404,12 +390,6 @@ def _campaign_of(out: Path) -> tuple[Path, str, int]:
             here = Path(os.path.relpath(root))
             return here if here.parts[:1] != ("..",) else root, mine[0]["name"], left
     return out, out.name, 0
-
-
-def _number_of_seeds(given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ExperimentError(f"seeds must be a whole number >= 1, got {given!r}, as in seeds=3")
-    return given
 
 
 def _names(files: Sequence[Path]) -> list[str]:

@@ -100,6 +100,11 @@ def parse_experiment(plain: Plain) -> Experiment:
                 f"missing key {kind!r}: an experiment names a dataset, a split, a model and an "
                 f"algorithm; known: {', '.join(sorted(registry))}"
             )
+        if is_list_of_components(plain[kind]):
+            raise ExperimentError(
+                f"{kind} must be one component here, got a list: a list means several experiments "
+                "of `flray run` and flray.run; in a space it belongs below `space:`"
+            )
     parts = {
         kind: object_component(kind, registry, plain[kind])
         if is_object(plain[kind])
@@ -113,6 +118,11 @@ def parse_experiment(plain: Plain) -> Experiment:
         parts[kind].build()  # its own checks, now rather than after the data was loaded
     resolved = {kind: part.plain for kind, part in parts.items()} | plain_rest
     return Experiment(**parts, settings=settings, plain=resolved)
+
+
+def is_list_of_components(given: object) -> bool:
+    """True for a list of names and mappings, which means one experiment for each."""
+    return isinstance(given, list) and all(isinstance(each, str | dict) for each in given)
 
 
 def _refuse_misnamed(settings: Plain) -> None:
@@ -198,6 +208,11 @@ def _value(item: str, text: str) -> Any:
 def _set(node: Plain, path: list[str], value: object) -> None:
     for key in path[:-1]:
         child = node.get(key)
+        if isinstance(child, list):
+            raise ExperimentError(
+                f"{'.'.join(path)} cannot be set because {key} is a list; set it inside the list, "
+                "as in algorithm=[{name: flhc, rounds_before: 3}, fedavg]"
+            )
         if not isinstance(child, dict):
             child = {"name": child} if isinstance(child, str) else {}
             node[key] = child
