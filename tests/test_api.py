@@ -218,6 +218,12 @@ def test_a_folder_of_several_runs_is_a_mapping_of_them_by_name(tmp_path) -> None
         flray.load(tmp_path / "absent")
 
 
+def test_a_space_file_beside_runs_hides_none_of_them(tmp_path) -> None:
+    (tmp_path / "space.yaml").write_text("experiment: mine.yaml\n")
+    flray.run(TINY, tmp_path / "runs" / "mine", rounds=1)
+    assert list(flray.load(tmp_path / "runs")) == ["mine"]
+
+
 def test_names_of_several_seeds_have_the_seed(tmp_path) -> None:
     results = flray.run(TINY, tmp_path / "seeds", seed=3, seeds=2, rounds=1)
     assert list(results) == ["experiment/seed_3", "experiment/seed_4"]

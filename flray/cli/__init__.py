@@ -381,8 +381,13 @@ def main() -> None:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        advice = f" See {context.command_path} --help." if context else ""
+        errors.print(f"error: {error.format_message()}{advice}", style="red", soft_wrap=True)
         sys.exit(error.exit_code)
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)

@@ -38,7 +38,7 @@ from flray.config.experiment import (
 )
 from flray.config.remarks import remarks
 from flray.config.several import named_experiments
-from flray.config.shipped import demo_files
+from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
@@ -106,11 +106,20 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     files = [Path(file) for file in given]
     if resume and not files and out is not None:
         return _held_runs(out, overrides)
+    for file in files:
+        if is_space(find_file(file) or file):
+            raise ExperimentError(f"{file} is a space, not an experiment; type flray sweep {file}")
     files = files or demo_files()
     names = _names(files)
     root = out or _default_folder("+".join(names), resume)
     if resume and not root.is_dir():
-        raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
+        where = (
+            f"there is no folder {root}" if out else f"no run of {root.parent.name} below {RUNS}"
+        )
+        raise ExperimentError(
+            f"nothing to resume: {where}; leave out --resume, or type the folder of the run, as in "
+            f"{resume_command(RUNS / 'mine')}"
+        )
     if resume:
         overrides = [*_read_command(root).get("overrides", []), *overrides]
     plain = {
@@ -346,7 +355,9 @@ def attach_to(out: Path, console: Console) -> None:
     """Watch a run by its directory until it ends; then its table, or how to go on."""
     directory = RunDirectory(out)
     if not directory.holds_run():
-        raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
+        held = [str(out / each["folder"]) for each in _read_command(out).get("runs", [])]
+        one = f"it holds several: {', '.join(held)}" if held else "one that `flray run` made"
+        raise ExperimentError(f"{out} is no run; expected the folder of a run: {one}")
     config = directory.config()
     if not isinstance(config.get("rounds"), int):
         raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")
@@ -398,6 +409,8 @@ def _names(files: Sequence[Path]) -> list[str]:
     >>> _names([Path("a/x.yaml"), Path("b/x.yaml"), Path("b/y.yaml")])
     ['a_x', 'b_x', 'y']
     """
+    if repeated := [str(path) for path in files if files.count(path) > 1]:
+        raise ExperimentError(f"{repeated[0]} is given twice; for several seeds type seeds=2")
     stems = [path.stem for path in files]
     names = [
         path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}_{path.stem}"
