@@ -130,8 +130,11 @@ def report(
     *runs: "str | Path | Result | Results | SweepResult", out: str | Path | None = None
 ) -> Path:
     """One self-contained HTML page of runs and sweeps; its path, in the first folder by default."""
+    from flray.errors import ExperimentError
     from flray.report.page import write_page
 
+    if not runs:
+        raise ExperimentError("expected a folder or a result, as in flray.report('runs/mine')")
     folders = [Path(each) if isinstance(each, str | Path) else each.path for each in runs]
     path = Path(out) if out is not None else folders[0] / "report.html"
     write_page(folders, path)

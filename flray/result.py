@@ -239,10 +239,13 @@ def _run_names(folders: Sequence[Path]) -> list[str]:
 
     >>> _run_names([Path("x/a/seed_0"), Path("x/b/seed_0")])
     ['a', 'b']
-    >>> _run_names([Path("x/a/seed_0"), Path("x/a/seed_1"), Path("x/b/seed_0")])
-    ['a/seed_0', 'a/seed_1', 'b/seed_0']
+    >>> _run_names([Path("x/a/seed_0"), Path("x/a/seed_1"), Path("x/b/seed_0"), Path("x/c")])
+    ['a/seed_0', 'a/seed_1', 'b/seed_0', 'c']
     """
     names = experiment_names(folders)
     if len(set(names)) == len(names):
         return names
-    return [f"{name}/{folder.name}" for name, folder in zip(names, folders, strict=True)]
+    return [
+        name if Path(name).name == folder.name else f"{name}/{folder.name}"
+        for name, folder in zip(names, folders, strict=True)
+    ]

@@ -218,6 +218,29 @@ def test_a_folder_of_several_runs_is_a_mapping_of_them_by_name(tmp_path) -> None
         flray.load(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"overrides": "rounds=1"}, r"overrides must be a list, as in \['rounds=1'\]"),
+        ({"lr": 0.1}, "did you mean train.lr"),
+        ({"dataset": IMAGES}, "a dataset is a name.*got 1 values of Tensor"),
+        ({"model": torch.nn.Linear(2, 2)}, "must be a LightningModule, got .*Linear"),
+        ({"model": [torch.nn.Linear(2, 2)]}, "model must be a name"),
+        ({"algorithm": ["fedavg", "fedavg"]}, "'fedavg' twice"),
+    ],
+    ids=["overrides", "lr", "images", "module", "modules", "twice"],
+)
+def test_mistakes_are_one_message(keys, expected) -> None:
+    with pytest.raises(ExperimentError, match=expected) as caught:
+        flray.run(TINY, **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="expected a folder or a result"):
+        flray.report()
+
+
 def test_a_space_file_beside_runs_hides_none_of_them(tmp_path) -> None:
     (tmp_path / "space.yaml").write_text("experiment: mine.yaml\n")
     flray.run(TINY, tmp_path / "runs" / "mine", rounds=1)

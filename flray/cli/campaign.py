@@ -355,9 +355,12 @@ def attach_to(out: Path, console: Console) -> None:
     """Watch a run by its directory until it ends; then its table, or how to go on."""
     directory = RunDirectory(out)
     if not directory.holds_run():
-        held = [str(out / each["folder"]) for each in _read_command(out).get("runs", [])]
-        one = f"it holds several: {', '.join(held)}" if held else "one that `flray run` made"
-        raise ExperimentError(f"{out} is no run; expected the folder of a run: {one}")
+        if held := [str(out / each["folder"]) for each in _read_command(out).get("runs", [])]:
+            folders = ", ".join(held)
+            raise ExperimentError(
+                f"{out} holds {len(held)} runs; name the folder of one: {folders}"
+            )
+        raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
     config = directory.config()
     if not isinstance(config.get("rounds"), int):
         raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")

@@ -175,6 +175,8 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
     >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
     {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
     """
+    if isinstance(overrides, str):
+        raise ExperimentError(f"overrides must be a list, as in [{overrides!r}], got text")
     result: Plain = _copied(plain)
     for item in overrides:
         key, separator, text = item.partition("=")

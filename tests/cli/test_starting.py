@@ -124,7 +124,7 @@ MEANT = [
     ("sweep mine.yaml", "type flray run mine.yaml"),
     ("run mine.yaml mine.yaml", "mine.yaml is given twice"),
     ("run mine.yaml --resume", "no run of mine below runs"),
-    ("attach several", "it holds several: several/a/seed_0"),
+    ("attach several", "holds 2 runs; name the folder of one: several/a/seed_0"),
     ("bench mlp200 --device gpu", "device must be auto, cpu, cuda"),
     ("keys flch", "did you mean 'flhc'?"),
     ("keys lr", "did you mean 'train.lr'?"),
@@ -137,7 +137,9 @@ def test_what_was_meant_is_named(folder, command, expected) -> None:
     (folder / "mine.yaml").write_text(experiment_text(METHODS["flhc"], Path("mine.yaml")))
     (folder / "space.yaml").write_text("experiment: mine.yaml\n")
     (folder / "several").mkdir()
-    (folder / "several" / "command.json").write_text('{"runs": [{"folder": "a/seed_0"}]}')
+    (folder / "several" / "command.json").write_text(
+        '{"runs": [{"folder": "a/seed_0"}, {"folder": "b"}]}'
+    )
     with pytest.raises(ExperimentError) as caught:
         flray(*command.split())
     assert expected in str(caught.value)
