@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from flray.config.experiment import Experiment
     from flray.data.dataset import Dataset
-    from flray.result import Result
+    from flray.result import Result, Results
     from flray.sweep.driver import SweepResult
 
 __version__ = "0.1.0"
@@ -31,8 +32,12 @@ def run(
     on_round: Callable[[dict[str, Any]], None] | None = None,  # Any: one value a column
     progress: bool = False,
     **keys: Any,  # Any: YAML and objects
-) -> "Result":
+) -> "Result | Results":
     """Run an experiment and return what it found.
+
+    With `seeds=3`, or a list of names or mappings in the place of a component, as in
+    `algorithm=["fedavg", {"name": "flhc", "rounds_before": 3}]`, several experiments run, one after
+    another, and their results come by name, as `flray.load` gives those of a folder.
 
     Args:
         experiment: a YAML file, the name of a shipped experiment, or a mapping of keys.
@@ -48,19 +53,39 @@ def run(
     """
     import tempfile
 
+    from flray.config.experiment import evaluated_together, override, read_yaml
+    from flray.config.several import named_experiments
+    from flray.result import Results
+
+    if experiment is None or isinstance(experiment, Mapping):
+        name, given = "experiment", dict(experiment or {})
+    else:
+        name, given = Path(experiment).stem, read_yaml(experiment)
+    named = named_experiments({name: override(given | keys, overrides)})
+    folder = Path(tempfile.mkdtemp(prefix="flray-") if out is None else out)
+    shown = (on_round, progress)
+    if len(named) == 1:
+        return _run_one(named[0].experiment, folder, resume, *shown)
+    together = evaluated_together([each.experiment for each in named])
+    runs = [
+        _run_one(parsed, folder / each.folder, resume, *shown)
+        for each, parsed in zip(named, together, strict=True)
+    ]
+    return Results(folder, runs)
+
+
+def _run_one(
+    parsed: "Experiment",
+    folder: Path,
+    resume: bool,
+    on_round: Callable[[dict[str, Any]], None] | None,
+    progress: bool,
+) -> "Result":
     import torch
 
     from flray.config.build import run_experiment
-    from flray.config.experiment import override, parse_experiment, read_yaml
     from flray.report.lines import round_line, with_merges
     from flray.result import Result
-
-    if experiment is None or isinstance(experiment, Mapping):
-        given = dict(experiment or {})
-    else:
-        given = read_yaml(experiment)
-    parsed = parse_experiment(override(given | keys, overrides))
-    folder = Path(tempfile.mkdtemp(prefix="flray-") if out is None else out)
 
     def show(row: dict[str, Any]) -> None:
         if progress:
@@ -101,18 +126,27 @@ def sweep(
     return run_sweep(parsed, folder, resume, max_minutes)
 
 
-def report(*runs: "str | Path | Result | SweepResult", out: str | Path | None = None) -> Path:
+def report(
+    *runs: "str | Path | Result | Results | SweepResult", out: str | Path | None = None
+) -> Path:
     """One self-contained HTML page of runs and sweeps; its path, in the first folder by default."""
+    from flray.errors import ExperimentError
     from flray.report.page import write_page
 
+    if not runs:
+        raise ExperimentError("expected a folder or a result, as in flray.report('runs/mine')")
     folders = [Path(each) if isinstance(each, str | Path) else each.path for each in runs]
     path = Path(out) if out is not None else folders[0] / "report.html"
     write_page(folders, path)
     return path
 
 
-def load(path: str | Path, **objects: Any) -> "Result":  # Any: components
-    """The run in a folder, finished or not.
+def load(path: str | Path, **objects: Any) -> "Result | Results":  # Any: components
+    """The run in a folder, finished or not; of a folder with several runs a mapping of them.
+
+    `flray.load("runs/both")["flhc"]` is the run of flhc.yaml and, where there are several seeds,
+    `flray.load("runs/both")["flhc/seed_1"]` that of seed 1; `flray.load("runs/both").table` is a
+    data frame with a row for each run. A sweep's folder gives the runs of its rows by number.
 
     Args:
         objects: components that were given as objects when it ran; only its models need them.

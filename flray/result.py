@@ -1,7 +1,7 @@
 """What a user takes away from a run: numbers, clusters, figures, and the model of each client."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -24,7 +24,8 @@ from flray.records.run_directory import RunDirectory
 from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
 from flray.report.configuration import THRESHOLD
 from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, when
-from flray.report.runs import read_run
+from flray.report.runs import experiment_names, holds_run, read_run
+from flray.report.sweeps import enclosing_sweep
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
 OF_A_CLUSTERING = ("distance", "embedding", "graph")
@@ -42,6 +43,11 @@ class Result:
     def summary(self) -> dict[str, Any]:  # Any: JSON
         """The numbers of summary.json; empty when the run stopped before its last round."""
         return self._directory.summary() or {}
+
+    @property
+    def seed(self) -> int:
+        """The seed of the experiment."""
+        return int(self._directory.config()["seed"])
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -162,11 +168,84 @@ class Result:
         return component.arguments(image_shape=dataset.image_shape, num_classes=dataset.num_classes)
 
 
-def load(path: str | Path, **objects: Any) -> Result:  # Any: components
-    """The run in a folder; components that were given as objects are given again."""
-    if not RunDirectory(path).holds_run():
-        raise ExperimentError(f"{path} holds no run; expected a folder that `flray run` made")
+class Results(Mapping[str, Result]):
+    """Several runs of a folder by name, as `flray.load` and `flray.run` give them.
+
+    A name is that of the experiment in tables and pages; where an experiment has several seeds, it
+    ends in the seed: `results["flhc"]`, or `results["flhc/seed_1"]`.
+    """
+
+    def __init__(self, path: Path, runs: Sequence[Result]) -> None:
+        self.path = path
+        self._runs = dict(zip(_run_names([run.path for run in runs]), runs, strict=True))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each run: its name, its seed and the numbers of its summary."""
+        rows = [{"name": name, "seed": run.seed, **run.summary} for name, run in self.items()]
+        return pd.DataFrame(rows).set_index("name")
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self._runs:
+            raise KeyError(f"no run {name!r} in {self.path}; there are: {', '.join(self)}")
+        return self._runs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"Results({str(self.path)!r}: {', '.join(self)})"
+
+
+def load(path: str | Path, **objects: Any) -> Result | Results:  # Any: components
+    """The run that a folder is, or else all runs below it.
+
+    Args:
+        objects: components that were given as objects when they ran.
+    """
     unknown = sorted(set(objects) - set(COMPONENTS))
     if unknown:
         raise ExperimentError(f"unknown {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
-    return Result(Path(path), objects=objects)
+    folder = Path(path)
+    if RunDirectory(folder).holds_run():
+        return Result(folder, objects=objects)
+    runs = [Result(run, objects=objects) for run in _runs_below(folder)]
+    if not runs:
+        raise ExperimentError(f"{path} holds no run; expected a folder that `flray run` made")
+    return Results(folder, runs)
+
+
+def load_one(path: str | Path) -> Result:
+    """The run in a folder, which must be one."""
+    loaded = load(path)
+    if isinstance(loaded, Results):
+        folders = ", ".join(str(run.path) for run in loaded.values())
+        raise ExperimentError(f"{path} holds {len(loaded)} runs; name the folder of one: {folders}")
+    return loaded
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The folders of runs; of a sweep those of its rows, without what its cache keeps."""
+    folders = [file.parent for file in sorted(folder.rglob("config.yaml"))]
+    sweeps = {path: enclosing_sweep(path.resolve()) for path in folders if holds_run(path)}
+    return [path for path, sweep in sweeps.items() if sweep in (None, path.resolve().parent.parent)]
+
+
+def _run_names(folders: Sequence[Path]) -> list[str]:
+    """The name of each run: of its experiment, with the seed where an experiment has several.
+
+    >>> _run_names([Path("x/a/seed_0"), Path("x/b/seed_0")])
+    ['a', 'b']
+    >>> _run_names([Path("x/a/seed_0"), Path("x/a/seed_1"), Path("x/b/seed_0"), Path("x/c")])
+    ['a/seed_0', 'a/seed_1', 'b/seed_0', 'c']
+    """
+    names = experiment_names(folders)
+    if len(set(names)) == len(names):
+        return names
+    return [
+        name if Path(name).name == folder.name else f"{name}/{folder.name}"
+        for name, folder in zip(names, folders, strict=True)
+    ]

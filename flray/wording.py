@@ -1,4 +1,7 @@
-"""Words of messages that depend on numbers."""
+"""Words of messages: numbers with their nouns, names that were misspelt."""
+
+import difflib
+from collections.abc import Iterable
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -8,3 +11,18 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     ('1 row', '1,200 client steps', '2 prefixes')
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one resembles most; None: none is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'lr'?)" where a known name is close, else nothing.
+
+    >>> suggestion("flch", ["fedavg", "flhc"]), suggestion("x", ["fedavg", "flhc"])
+    (" (did you mean 'flhc'?)", '')
+    """
+    close = closest(name, known)
+    return f" (did you mean {close!r}?)" if close else ""

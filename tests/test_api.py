@@ -198,6 +198,65 @@ def test_a_run_of_objects_needs_them_again_for_its_models(tmp_path) -> None:
         wrong.model(0)
 
 
+def test_a_folder_of_several_runs_is_a_mapping_of_them_by_name(tmp_path) -> None:
+    given = ["fedavg", {"name": "flhc", "rounds_before": 1}]
+    results = flray.run(TINY, tmp_path / "both", algorithm=given)
+    loaded = flray.load(tmp_path / "both")
+    assert list(results) == list(loaded) == ["fedavg", "flhc"]
+    assert loaded["flhc"].path == tmp_path / "both" / "flhc" / "seed_0"
+    assert loaded["flhc"].summary == results["flhc"].summary
+    assert loaded["flhc"].summary != loaded["fedavg"].summary
+    alone = flray.run(TINY, algorithm="fedavg").summary
+    assert loaded["fedavg"].summary["params_sha256"] == alone["params_sha256"]
+    assert loaded.table["accuracy_mean"].to_dict() == {
+        name: result.summary["accuracy_mean"] for name, result in loaded.items()
+    }
+    assert "both" in flray.report(loaded).read_text()
+    with pytest.raises(KeyError, match="there are: fedavg, flhc"):
+        loaded["flch"]
+    with pytest.raises(ExperimentError, match="holds no run"):
+        flray.load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"overrides": "rounds=1"}, r"overrides must be a list, as in \['rounds=1'\]"),
+        ({"lr": 0.1}, "did you mean train.lr"),
+        ({"dataset": IMAGES}, "a dataset is a name.*got 1 values of Tensor"),
+        ({"model": torch.nn.Linear(2, 2)}, "must be a LightningModule, got .*Linear"),
+        ({"model": [torch.nn.Linear(2, 2)]}, "model must be a name"),
+        ({"algorithm": ["fedavg", "fedavg"]}, "'fedavg' twice"),
+    ],
+    ids=["overrides", "lr", "images", "module", "modules", "twice"],
+)
+def test_mistakes_are_one_message(keys, expected) -> None:
+    with pytest.raises(ExperimentError, match=expected) as caught:
+        flray.run(TINY, **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="expected a folder or a result"):
+        flray.report()
+
+
+def test_a_space_file_beside_runs_hides_none_of_them(tmp_path) -> None:
+    (tmp_path / "space.yaml").write_text("experiment: mine.yaml\n")
+    flray.run(TINY, tmp_path / "runs" / "mine", rounds=1)
+    assert list(flray.load(tmp_path / "runs")) == ["mine"]
+
+
+def test_names_of_several_seeds_have_the_seed(tmp_path) -> None:
+    results = flray.run(TINY, tmp_path / "seeds", seed=3, seeds=2, rounds=1)
+    assert list(results) == ["experiment/seed_3", "experiment/seed_4"]
+    assert results.table["seed"].tolist() == [3, 4]
+    one, two = results.values()
+    assert one.summary["params_sha256"] != two.summary["params_sha256"]
+    done = CliRunner().invoke(cli, ["export", str(results.path), "--client", "0", "x.ckpt"])
+    assert "holds 2 runs; name the folder of one" in str(done.exception)
+
+
 def test_a_report_of_results(clustered, tmp_path) -> None:
     page = flray.report(clustered, out=tmp_path / "page.html")
     assert "label_swap" in page.read_text()

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from flray import __version__
+from flray.cli.arguments import TakingKeys
 from flray.errors import ClientFailure, ExperimentError, ServerLost
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
@@ -44,6 +45,7 @@ def cli() -> None:
     flray run                                  the embedded demo, no download
     flray run a.yaml b.yaml seeds=3            compare two experiments over three seeds
     flray run a.yaml train.lr=0.1 rounds=20    any key can be set as it stands in the file
+    flray run a.yaml "algorithm=[fedavg, flhc]"   compare methods
     flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
     flray plan a.yaml                          how long will it take, and what binds?
     flray table flhc.4 · flray report runs/x   the paper's table, a page
@@ -53,7 +55,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
 @click.option(
     "--out",
@@ -100,7 +102,7 @@ def run(
         run_all(runs, _console(), resume, max_minutes, mirror, together)
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
 @click.option(
     "--out",
@@ -136,7 +138,7 @@ def sweep(
         sweep(arguments, folder, resume, max_minutes, _console(), mirror)
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument(
     "arguments",
     nargs=-1,
@@ -157,7 +159,7 @@ def check(arguments: tuple[str, ...]) -> None:
         sys.exit(BAD_EXPERIMENT)
 
 
-@cli.command()
+@cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
 @click.option("--gpus", type=click.FloatRange(min=0), help="GPUs of a node for client actors.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
@@ -225,15 +227,15 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     In Python: Module.load_from_checkpoint("client3.ckpt"), or
     torch.load("client3.ckpt", weights_only=True)["state_dict"].
     """
-    from flray.result import load
+    from flray.result import load_one
 
     if (client is None) == (table is None):
         raise click.UsageError("give one of --client and --table")
-    found = load(run)
+    result = load_one(run)
     if client is not None:
-        found.export(client, file)
+        result.export(client, file)
     else:
-        (found.rounds if table == "rounds" else found.clients).to_csv(file, index=False)
+        (result.rounds if table == "rounds" else result.clients).to_csv(file, index=False)
     _console().print(f"written: {file}", soft_wrap=True, markup=False)
 
 
@@ -379,8 +381,13 @@ def main() -> None:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        advice = f" See {context.command_path} --help." if context else ""
+        errors.print(f"error: {error.format_message()}{advice}", style="red", soft_wrap=True)
         sys.exit(error.exit_code)
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)

@@ -15,12 +15,14 @@ from flray.client.engine import Block, Engine
 from flray.client.host import EngineName, HostSettings, default_threads, start_host
 from flray.client.plan import plan_client
 from flray.client.training import Training, plain_gradient
+from flray.config.binding import bind_dataclass
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline
 from flray.data.split import Split
 from flray.data.splits.iid import Iid
 from flray.errors import ExperimentError
+from flray.execution.settings import Execution
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, params_of
 
@@ -49,7 +51,7 @@ def bench(
     models: Sequence[str], blocks: Sequence[int], steps: int, device: str, console: Console
 ) -> None:
     """Print a row for each engine, model and block as soon as it is measured."""
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = bind_dataclass(Execution, {"device": device}, "--device")[0].resolve_device()
     if unknown := sorted(set(models) - set(MODELS)):
         raise ExperimentError(f"unknown model {unknown[0]!r}; known: {', '.join(sorted(MODELS))}")
     table = Table(title=_title(device, steps), title_justify="left")

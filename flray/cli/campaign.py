@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.drawing import Finished, conclude, draw_figures
 from flray.cli.keeper import dismiss
 from flray.cli.stopping import noticing_sigterm
@@ -36,7 +37,8 @@ from flray.config.experiment import (
     read_yaml,
 )
 from flray.config.remarks import remarks
-from flray.config.shipped import demo_files
+from flray.config.several import named_experiments
+from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
@@ -95,48 +97,42 @@ def resume_command(root: Path | str) -> str:
 
 
 def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> list[CampaignRun]:
-    """Every file with every seed, each with a folder of its own.
+    """Every file with every listed component and seed, each with a folder of its own.
 
     With resume, what the command was told before is told again; without a file, the runs are those
     that the folder holds.
     """
-    files = [Path(a) for a in arguments if "=" not in a]
-    overrides = [a for a in arguments if "=" in a]
+    given, overrides = files_and_overrides(arguments)
+    files = [Path(file) for file in given]
     if resume and not files and out is not None:
         return _held_runs(out, overrides)
+    for file in files:
+        if is_space(find_file(file) or file):
+            raise ExperimentError(f"{file} is a space, not an experiment; type flray sweep {file}")
     files = files or demo_files()
     names = _names(files)
     root = out or _default_folder("+".join(names), resume)
     if resume and not root.is_dir():
-        raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
+        where = (
+            f"there is no folder {root}" if out else f"no run of {root.parent.name} below {RUNS}"
+        )
+        raise ExperimentError(
+            f"nothing to resume: {where}; leave out --resume, or type the folder of the run, as in "
+            f"{resume_command(RUNS / 'mine')}"
+        )
     if resume:
         overrides = [*_read_command(root).get("overrides", []), *overrides]
+    plain = {
+        name: override(read_yaml(path), overrides) for name, path in zip(names, files, strict=True)
+    }
+    named = named_experiments(plain)
     runs = [
-        run
-        for name, path in zip(names, files, strict=True)
-        for run in _seeds_of(name, read_yaml(path), overrides, root, len(files) == 1)
+        CampaignRun(each.name, each.experiment, root / each.folder if len(named) > 1 else root)
+        for each in named
     ]
     together = evaluated_together([run.experiment for run in runs])
     runs = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
     return [replace(run, command=Command(root, tuple(overrides), tuple(runs))) for run in runs]
-
-
-def _seeds_of(
-    name: str, plain: Plain, overrides: Sequence[str], root: Path, is_only_file: bool
-) -> list[CampaignRun]:
-    """The runs of one experiment; `seeds`, in the file or as an override, is their number."""
-    plain = override(plain, overrides)
-    num_seeds = _number_of_seeds(plain.pop("seeds", 1))
-    first = parse_experiment(plain).settings.seed
-    alone = is_only_file and num_seeds == 1
-    return [
-        CampaignRun(
-            name,
-            parse_experiment({**plain, "seed": seed}),
-            root if alone else root / name / f"seed_{seed}",
-        )
-        for seed in range(first, first + num_seeds)
-    ]
 
 
 def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
@@ -359,6 +355,11 @@ def attach_to(out: Path, console: Console) -> None:
     """Watch a run by its directory until it ends; then its table, or how to go on."""
     directory = RunDirectory(out)
     if not directory.holds_run():
+        if held := [str(out / each["folder"]) for each in _read_command(out).get("runs", [])]:
+            folders = ", ".join(held)
+            raise ExperimentError(
+                f"{out} holds {len(held)} runs; name the folder of one: {folders}"
+            )
         raise ExperimentError(f"{out} holds no run; expected a folder that `flray run` made")
     config = directory.config()
     if not isinstance(config.get("rounds"), int):
@@ -405,18 +406,14 @@ def _campaign_of(out: Path) -> tuple[Path, str, int]:
     return out, out.name, 0
 
 
-def _number_of_seeds(given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ExperimentError(f"seeds must be a whole number >= 1, got {given!r}, as in seeds=3")
-    return given
-
-
 def _names(files: Sequence[Path]) -> list[str]:
     """A name for each file: its stem, with folders in front where stems repeat.
 
     >>> _names([Path("a/x.yaml"), Path("b/x.yaml"), Path("b/y.yaml")])
     ['a_x', 'b_x', 'y']
     """
+    if repeated := [str(path) for path in files if files.count(path) > 1]:
+        raise ExperimentError(f"{repeated[0]} is given twice; for several seeds type seeds=2")
     stems = [path.stem for path in files]
     names = [
         path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}_{path.stem}"

@@ -6,10 +6,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import campaign_runs, describe
-from flray.cli.sweeping import describe_space, is_space, read_space
+from flray.cli.sweeping import describe_space, read_space
 from flray.config.binding import read_mapping
 from flray.config.remarks import remarks
+from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.tracking.mirrors import tracking_remarks
 
@@ -18,8 +20,7 @@ NOTE = "   note: "
 
 def check_files(arguments: Sequence[str], console: Console, own: click.Group) -> int:
     """Say of each file what it would run or why it cannot; the number of files that cannot."""
-    files = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    files, overrides = files_and_overrides(arguments)
     wrong = 0
     for file in files:
         try:
@@ -46,7 +47,7 @@ def _is_cluster_file(path: Path) -> bool:
 
 def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[str]:
     path = Path(file)
-    if is_space(path):
+    if is_space(find_file(file) or find_file(file, SPACES) or path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
     if _is_cluster_file(path):
         from flray.execution.cluster_file import check_cluster_file, tool_of  # slow: Ray's own

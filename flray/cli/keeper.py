@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flray.cli.arguments import files_and_overrides
 from flray.config.shipped import require_file
 from flray.errors import ExperimentError
 
@@ -38,7 +39,7 @@ def start_early(arguments: Sequence[str]) -> None:
 
     A file that is not there is refused here, before anything takes seconds.
     """
-    files = [require_file(each) for each in arguments if "=" not in each]
+    files = [require_file(file) for file in files_and_overrides(arguments)[0]]
     texts = [file.read_text(errors="replace") for file in files]
     if any(ON_RAY.search(text) for text in (*arguments, *texts)):
         _waiting.append(_start())

@@ -12,10 +12,14 @@ from flray.config.reference import (
     Key,
     component_keys,
     components,
+    every_key,
     experiment_keys,
+    keys_meant,
 )
+from flray.config.reference import names as component_names
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, first_comment, names
 from flray.errors import ExperimentError
+from flray.wording import suggestion
 
 REQUIRED = "(must be given)"
 
@@ -39,11 +43,11 @@ def shipped_table(kind: str) -> Table:
 
 def key_tables(prefix: str | None) -> list[Table]:
     """The keys of every experiment; of one key and those below it; or of a component by name."""
-    found = experiment_keys()
     if prefix is None:
-        return [_keys("keys of an experiment", found)]
-    if below := [k for k in found if k.name == prefix or k.name.startswith(f"{prefix}.")]:
-        return [_keys(prefix, below)]
+        return [_keys("keys of an experiment", experiment_keys())]
+    for found in (experiment_keys(), every_key()):
+        if below := [k for k in found if k.name == prefix or k.name.startswith(f"{prefix}.")]:
+            return [_keys(prefix, below)]
     # algorithm.flhc is the component flhc, and so is flhc
     kind, _, name = prefix.rpartition(".")
     described = [
@@ -55,12 +59,19 @@ def key_tables(prefix: str | None) -> list[Table]:
     ]
     if not described:
         raise ExperimentError(
-            f"unknown key or component {prefix!r}; `flray keys` shows the keys of every "
-            "experiment, `flray list` the components"
+            f"unknown key or component {prefix!r}{_meant(prefix)}; `flray keys` shows the keys of "
+            "every experiment, `flray list` the components"
         )
     return [
         _keys(f"{each} {one.name}: {one.purpose}", component_keys(one)) for each, one in described
     ]
+
+
+def _meant(given: str) -> str:
+    if meant := keys_meant(given):
+        return f" (did you mean {' or '.join(map(repr, meant))}?)"
+    every_name = [name for kind in REGISTRIES for name in component_names(kind)]
+    return suggestion(given, [*every_name, *(key.name for key in every_key())])
 
 
 def _components(title: str, kind: str) -> Table:

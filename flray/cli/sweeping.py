@@ -13,8 +13,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.stopping import noticing_sigterm
-from flray.config.binding import YAML_FILES
+from flray.config.binding import read_mapping
+from flray.config.shipped import SPACES, find_file
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.records.mirror import Mirror
@@ -28,7 +30,7 @@ from flray.sweep.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
 from flray.sweep.space import read_space
 from flray.wording import counted
 
-__all__ = ["describe_space", "is_space", "read_space", "sweep"]
+__all__ = ["describe_space", "read_space", "sweep"]
 
 RUNS = Path("runs")
 FAILURES_SHOWN = 5
@@ -44,13 +46,16 @@ def sweep(
     mirror: Mirror | None = None,
 ) -> None:
     """Run the space among the arguments; the others are `key=value`."""
-    files = [argument for argument in arguments if "=" not in argument]
+    files, overrides = files_and_overrides(arguments, SPACES)
     if len(files) != 1:
         raise ExperimentError(f"flray sweep takes one space file, got {files or 'none'}")
     path = Path(files[0])
-    space = read_space(path, [argument for argument in arguments if "=" in argument])
+    file = find_file(path, SPACES)
+    if file is not None and "algorithm" in read_mapping(file, "the space"):
+        raise ExperimentError(f"{path} is an experiment, not a space; type flray run {path}")
+    space = read_space(path, overrides)
     folder = out or _default_folder(path.stem, resume)
-    typed = [str(path), *(argument for argument in arguments if "=" in argument)]
+    typed = [str(path), *overrides]
     place = str(folder) if mirror is None else mirror.url
     again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
     console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
@@ -71,14 +76,6 @@ def sweep(
         console.print(f"interrupted; go on with: {again}", soft_wrap=True, markup=False)
         raise click.Abort from None
     _conclude(result, console, again, str(result.path) if mirror is None else mirror.url)
-
-
-def is_space(path: Path) -> bool:
-    """Does this file hold a space, which names an experiment, rather than one itself?"""
-    if path.suffix not in YAML_FILES or not path.is_file():
-        return False
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.startswith("experiment:") for line in lines)
 
 
 def progress_line(progress: Progress, metric: str, seconds: float) -> str:

@@ -19,6 +19,7 @@ from flray.config.binding import (
 )
 from flray.config.objects import is_object, object_component
 from flray.config.reading import parse_yaml
+from flray.config.reference import SYNONYMS, keys_meant
 from flray.config.shipped import require_file
 from flray.config.tracking import TRACKING, MLflow, NoTracking, TensorBoard, Wandb
 from flray.data import DATASETS, SPLITS
@@ -99,6 +100,11 @@ def parse_experiment(plain: Plain) -> Experiment:
                 f"missing key {kind!r}: an experiment names a dataset, a split, a model and an "
                 f"algorithm; known: {', '.join(sorted(registry))}"
             )
+        if is_list_of_components(plain[kind]):
+            raise ExperimentError(
+                f"{kind} must be one component here, got a list: a list means several experiments "
+                "of `flray run` and flray.run; in a space it belongs below `space:`"
+            )
     parts = {
         kind: object_component(kind, registry, plain[kind])
         if is_object(plain[kind])
@@ -106,11 +112,34 @@ def parse_experiment(plain: Plain) -> Experiment:
         for kind, registry in COMPONENTS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in COMPONENTS}
+    _refuse_misnamed(rest)
     settings, plain_rest = bind_dataclass(Settings, rest, "")
     for kind in ("dataset", "split", "algorithm"):
         parts[kind].build()  # its own checks, now rather than after the data was loaded
     resolved = {kind: part.plain for kind, part in parts.items()} | plain_rest
     return Experiment(**parts, settings=settings, plain=resolved)
+
+
+def is_list_of_components(given: object) -> bool:
+    """True for a list of names and mappings, which means one experiment for each."""
+    return isinstance(given, list) and all(isinstance(each, str | dict) for each in given)
+
+
+def _refuse_misnamed(settings: Plain) -> None:
+    """Name the key that was meant by one that other tools have, or that lacks its section."""
+    fields = Settings.__dataclass_fields__
+    names = [str(key) for key in settings if key not in fields]
+    for section, values in settings.items():
+        for key in values if section in fields and isinstance(values, dict) else ():
+            synonym = SYNONYMS.get(key, "")
+            if synonym.startswith(f"{section}.") and synonym != f"{section}.{key}":
+                names.append(f"{section}.{key}")
+    for name in names:
+        if meant := [key for key in keys_meant(name) if key != name]:
+            raise ExperimentError(
+                f"unknown key {name!r} (did you mean {' or '.join(meant)}?); `flray keys` shows "
+                "every key"
+            )
 
 
 def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
@@ -146,6 +175,8 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
     >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
     {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
     """
+    if isinstance(overrides, str):
+        raise ExperimentError(f"overrides must be a list, as in [{overrides!r}], got text")
     result: Plain = _copied(plain)
     for item in overrides:
         key, separator, text = item.partition("=")
@@ -179,6 +210,11 @@ def _value(item: str, text: str) -> Any:
 def _set(node: Plain, path: list[str], value: object) -> None:
     for key in path[:-1]:
         child = node.get(key)
+        if isinstance(child, list):
+            raise ExperimentError(
+                f"{'.'.join(path)} cannot be set because {key} is a list; set it inside the list, "
+                "as in algorithm=[{name: flhc, rounds_before: 3}, fedavg]"
+            )
         if not isinstance(child, dict):
             child = {"name": child} if isinstance(child, str) else {}
             node[key] = child

@@ -38,12 +38,18 @@ def is_object(given: object) -> bool:
 
 def object_component(kind: str, registry: Registry, given: Any) -> Component:  # Any: from a user
     """The component of an object; config.yaml has its name and a digest of what it holds."""
+    if kind == "dataset" and hasattr(given, "shape"):
+        given = (given,)  # images without labels
     if kind == "dataset" and isinstance(given, Sequence):
         given = from_tensors(*_tensors(given))
     if kind == "dataset" and isinstance(given, Dataset):
         plain = {"name": given.name, OBJECT: digest_of(given)}
         return Component(kind, given.name, Given(given), {}, plain)
     if kind == "model" and isinstance(given, Module):  # of pytorch_lightning or of lightning
+        if not hasattr(given, "training_step"):
+            raise ExperimentError(
+                f"model must be a LightningModule, got {_name(type(given))} without a training_step"
+            )
         name, params = _name(type(given)), stack([params_of(cast(LightningModule, given))])
         plain = {"name": name, OBJECT: digest(params, 0)}
         return Component(kind, name, Given(given), {}, plain)

@@ -64,9 +64,19 @@ def parse_yaml(text: str) -> Any:  # Any: YAML
             raise yaml.YAMLError(f"more than {MOST_VALUES} values")
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:
         raise yaml.YAMLError(str(error)) from error  # of a tag, as in `!!int x`
+    except yaml.MarkedYAMLError as error:
+        raise yaml.YAMLError(_on_one_line(error)) from error
     except RecursionError as error:
         raise yaml.YAMLError("too many lists or mappings inside each other") from error
     return value
+
+
+def _on_one_line(error: yaml.MarkedYAMLError) -> str:
+    """What PyYAML found wrong and where, without the lines that it quotes."""
+    mark = error.problem_mark or error.context_mark
+    place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+    problem = error.problem or error.context or "it cannot be read"
+    return f"{place}{problem}" + ("; indent with spaces, not tabs" if "\\t" in problem else "")
 
 
 def read_text(path: Path) -> str:

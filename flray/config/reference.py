@@ -34,10 +34,30 @@ REGISTRIES: Mapping[str, str] = {
     "search": "flray.sweep.space:SEARCHES",
     "scheduler": "flray.sweep.space:SCHEDULERS",
 }
+COMPONENTS = ("dataset", "split", "model", "algorithm")
 STAGES = ("signature", "embed", "distance", "relate", "partition")
 SETTINGS = "flray.config.experiment:Settings"
 ENCODER = "flray.clustering.encoder:Encoder"
 OPTIONS = "flray.sweep.space:Options"  # of a space
+SEEDS = "seeds"
+
+# What other tools call a key, and short names that several sections have.
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("lr", "learning_rate", "step_size", "eta"), "train.lr"),
+    **dict.fromkeys(("epochs", "num_epochs", "local_epochs"), "train.epochs"),
+    **dict.fromkeys(("batch_size", "batch", "bs"), "train.batch_size"),
+    **dict.fromkeys(("optim", "opt"), "train.optimizer"),
+    **dict.fromkeys(("clients", "num_clients", "n_clients", "num_users"), "split.clients"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "comm_rounds", "global_rounds"), "rounds"),
+    **dict.fromkeys(("fraction", "frac", "client_fraction", "sample_rate"), "participation"),
+    **dict.fromkeys(("random_seed", "random_state"), "seed"),
+    **dict.fromkeys(("data", "data_set"), "dataset"),
+    **dict.fromkeys(("method", "algo"), "algorithm"),
+    **dict.fromkeys(("network", "net"), "model"),
+    **dict.fromkeys(("gpus", "num_gpus"), "execution.actors.num_gpus"),
+    **dict.fromkeys(("cpus", "num_cpus"), "execution.actors.num_cpus"),
+    **dict.fromkeys(("actors", "num_actors"), "execution.actors.count"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,10 +100,40 @@ def names(kind: str) -> list[str]:
 
 def experiment_keys() -> list[Key]:
     """The keys of every experiment, whatever its components; those of mappings follow them."""
-    four = ("dataset", "split", "model", "algorithm")
     told = "a name, or a mapping with `name` and the keys of that component"
-    own = [Key(kind, _component_values(kind), None, told, kind=kind) for kind in four]
+    own = [Key(kind, _component_values(kind), None, told, kind=kind) for kind in COMPONENTS]
     return [*own, *_with_those_below(keys(SETTINGS))]
+
+
+def keys_meant(given: str) -> list[str]:
+    """The dotted keys that a name may stand for: itself, a synonym, or keys of that last name.
+
+    >>> keys_meant("learning_rate"), keys_meant("train.learning_rate"), keys_meant("linkage")
+    (['train.lr'], ['train.lr'], ['algorithm.clustering.partition.linkage'])
+    """
+    names = [key.name for key in every_key()]
+    if given in names:
+        return [given]
+    section, _, last = given.rpartition(".")
+    if section and section not in names:
+        return []
+    below = [name for name in names if not section or name.startswith(f"{section}.")]
+    if SYNONYMS.get(last) in below:
+        return [SYNONYMS[last]]
+    return list(dict.fromkeys(name for name in below if name.rpartition(".")[2] == last))
+
+
+@cache
+def every_key() -> tuple[Key, ...]:
+    """The keys of experiments with any registered component; one with several defaults repeats."""
+    found = [Key(SEEDS, "whole number", "1", "runs, with seeds from `seed` on")]
+    found += experiment_keys()
+    prefixes = {kind: kind for kind in COMPONENTS}
+    prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
+    for kind, prefix in prefixes.items():
+        inner = [key for described in components(kind) for key in component_keys(described)]
+        found += [replace(key, name=f"{prefix}.{key.name}") for key in inner]
+    return tuple(dict.fromkeys(found))
 
 
 def component_keys(described: Described) -> list[Key]:

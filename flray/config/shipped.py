@@ -1,9 +1,11 @@
 """Experiments and spaces that come with the package, found by name from any folder."""
 
-import difflib
+import os
 from pathlib import Path
 
+from flray.config.reference import names as component_names
 from flray.errors import ExperimentError
+from flray.wording import closest
 
 _PACKAGE = Path(__file__).parents[1]
 EXPERIMENTS, SPACES = "experiments", "tune_spaces"  # folders of the package
@@ -32,13 +34,27 @@ def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
     found = find_file(given, kind)
     if found is not None:
         return found
-    wanted = Path(given).as_posix().removesuffix(_SUFFIX)
-    close = difflib.get_close_matches(wanted, names(kind), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    path = Path(given)
+    if os.path.isdir(path):  # False for names that no folder can have
+        raise ExperimentError(f"{given} is a folder; expected a YAML file, as in {path / 'x.yaml'}")
+    suffix = _SUFFIX if path.suffix == _SUFFIX else ""
+    nearby = [str(file.with_suffix("")) for file in sorted(path.parent.glob(f"*{_SUFFIX}"))]
+    close = closest(str(path).removesuffix(suffix), [*nearby, *names(kind)])
+    meant = f" (did you mean {close + suffix!r}?)" if close else ""
+    method = f" {path}" if path.name in component_names("algorithm") else ""
+    written = f", `flray init{method}` writes one" if kind == EXPERIMENTS else ""
     raise ExperimentError(
-        f"no {KINDS[kind]} file {given} (looked for from {Path.cwd()}){hint}; "
-        f"`flray list {LISTED[kind]}` names those that come with flray, `flray init` writes one"
+        f"no {KINDS[kind]} file {given}{meant}, looked for from {Path.cwd()}; `flray list "
+        f"{LISTED[kind]}` names those that come with flray{written}"
     )
+
+
+def is_space(path: Path) -> bool:
+    """True for a YAML file of a space, which names an experiment, rather than one itself."""
+    if path.suffix not in (_SUFFIX, ".yml") or not os.path.isfile(path):
+        return False
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.startswith("experiment:") for line in lines)
 
 
 LISTED = {EXPERIMENTS: "experiments", SPACES: "spaces"}

@@ -2,13 +2,12 @@
 
 import contextlib
 import copy
-import difflib
 import io
 import json
 import logging
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
 from flray.errors import ExperimentError
-from flray.wording import counted
+from flray.wording import counted, suggestion
 
 Plain = Mapping[str, Any]  # Any: YAML
 Tool = Mapping[str, Sequence[str]]  # the options of each command of a command line
@@ -79,7 +78,7 @@ def _said(error: jsonschema.ValidationError) -> str:
     if error.validator != "additionalProperties":
         return f"{where}: {error.message}"
     unknown = [key for key in error.instance if key not in known]
-    meant = _meant(str(unknown[0]), known)
+    meant = suggestion(str(unknown[0]), known)
     return f"{where}: unknown key {unknown[0]!r}{meant}; known here: {', '.join(sorted(known))}"
 
 
@@ -117,19 +116,14 @@ def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> N
         return
     name, called = Path(words[0]).name, words[1]
     if called not in tool:
-        meant = _meant(called, tool)
+        meant = suggestion(called, tool)
         raise ExperimentError(f"{where}: `{name}` has no command {called!r}{meant}")
     known = tool[called]
     for word in words[2:]:
         option = word.partition("=")[0]
         if option.startswith("--") and option not in known:
-            meant = _meant(option, known)
+            meant = suggestion(option, known)
             raise ExperimentError(f"{where}: `{name} {called}` has no option {option!r}{meant}")
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _check_token(plain: Plain) -> None:

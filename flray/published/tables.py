@@ -1,6 +1,5 @@
 """The papers' tables in one shape, however their YAML is laid out."""
 
-import difflib
 import functools
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ import yaml
 from flray.errors import ExperimentError
 from flray.published.costs import Cost, cost_of
 from flray.published.matching import Matcher
+from flray.wording import suggestion
 
 FOLDER = Path(__file__).parent
 
@@ -169,9 +169,8 @@ def find_table(name: str) -> Table:
     key = f"{paper}.{number if number.isdigit() else _from_roman(number)}"
     if key in tables:
         return tables[key]
-    close = difflib.get_close_matches(key, list(tables), n=1)
-    suggestion = f" (did you mean {close[0]!r}?)" if close else ""
-    raise ExperimentError(f"unknown table {name!r}{suggestion}; known: {', '.join(tables)}")
+    meant = suggestion(key, tables)
+    raise ExperimentError(f"unknown table {name!r}{meant}; known: {', '.join(tables)}")
 
 
 def parse_table(key: str, raw: Raw, cost: Cost) -> Table:

@@ -183,8 +183,13 @@ def holds_sweep(path: Path) -> bool:
 
 
 def enclosing_sweep(run: Path) -> Path | None:
-    """The folder of the sweep that a run is part of; it may have no table yet."""
-    return next((path for path in run.parents if (path / SPACE).is_file()), None)
+    """The folder of the sweep that a run is part of; it may have no table yet.
+
+    A user's own space.yaml beside runs makes no sweep.
+    """
+    spaces = (path for path in run.parents if (path / SPACE).is_file())
+    records = ("sweep.json", "rows.parquet")
+    return next((p for p in spaces if any((p / file).is_file() for file in records)), None)
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -140,6 +140,35 @@ def test_two_experiments_and_seeds_end_in_one_paired_table(flray) -> None:
     assert names == {f"{n}/seed_{s}" for n in ("tiny", "local") for s in (0, 1)}
 
 
+def test_a_list_of_components_is_an_experiment_for_each(flray) -> None:
+    methods = "algorithm=[fedavg, {name: fedprox, mu: 0.5}, fedprox]"
+    code, out, err = flray("run", "tiny.yaml", methods, "rounds=1", "--out", "cmp")
+    assert (code, err) == (0, "")
+    names = {p.parent.parent.name for p in Path("cmp").rglob("summary.json")}
+    assert names == {"fedavg", "fedprox_mu_0.5", "fedprox"}
+    assert "vs fedavg" in out
+    code, out, _ = flray("run", "--out", "cmp", "--resume", "rounds=2")
+    assert (code, out.count("round 2/2")) == (0, 3)
+    models = "model=[mlp200, {name: mlp200, hidden: 8}]"
+    code, out, _ = flray("check", "tiny.yaml", models, "algorithm=[fedavg, local]")
+    assert (code, out.count("ok mlp200_hidden_8_"), out.count("_local: ")) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["algorithm=[]"], "algorithm is an empty list"),
+        (["algorithm=[fedavg, fedavg]"], "algorithm has 'fedavg' twice"),
+        (["algorithm=[fedavg, fedprx]"], "did you mean 'fedprox'"),
+        (["algorithm=[fedprox, fedavg]", "algorithm.mu=1"], "set it inside the list"),
+        (["train=[1, 2]"], "train must be a mapping"),
+    ],
+)
+def test_a_wrong_list_of_components_is_one_message(flray, arguments, expected) -> None:
+    code, _, err = flray("run", "tiny.yaml", *arguments)
+    assert (code, expected in err) == (2, True), err
+
+
 def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
     code, out, _ = flray("run", "tiny.yaml", "--out", "timed", "--max-minutes", "0")
     assert code == 0

@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from flray.algorithms import ALGORITHMS
-from flray.cli import cli
+from flray.cli import cli, main
 from flray.cli.starting import experiment_text
 from flray.config.build import describe
 from flray.config.experiment import parse_experiment, read_yaml
@@ -94,8 +94,77 @@ def test_keys_are_listed_by_prefix_and_by_component() -> None:
     assert "train.lr" not in under
     assert "rounds_before" in flray("keys", "flhc")
     assert "linkage" in flray("keys", "partition.hierarchical")
+    assert "must be given" in flray("keys", "split.clients")
     with pytest.raises(ExperimentError, match="unknown key or component"):
         flray("keys", "trian")
+
+
+MEANT = [
+    ("run mine.yaml train.lr 0.1", "type train.lr=0.1"),
+    ("run mine.yaml train.lr = 0.1", "type train.lr=0.1"),
+    ("run mine.yaml train.lr= 0.1", "type train.lr=0.1"),
+    ("run mine.yaml rounds --out x", "type rounds=VALUE"),
+    ("run mine.yaml --train.lr=0.1", "type train.lr=0.1"),
+    ("run mine.yaml --train.lr 0.1", "type train.lr=0.1"),
+    ("check mine.yaml --linkage ward", "type algorithm.clustering.partition.linkage=ward"),
+    ("sweep flhc_digits --seed 3", "type seed=3"),
+    ("plan mine.yaml -lr 0.1", "type train.lr=0.1"),
+    ("run mine.yaml learning_rate=0.1", "did you mean train.lr?"),
+    ("run mine.yaml train.learning_rate=0.1", "did you mean train.lr?"),
+    ("run mine.yaml num_clients=9", "did you mean split.clients?"),
+    ("run mine.yaml num_rounds=9", "did you mean rounds?"),
+    ("run mine.yaml fraction=0.1", "did you mean participation?"),
+    ("run mine.yaml alpha=0.1", "did you mean split.alpha or algorithm.alpha?"),
+    ("run min.yaml", "did you mean 'mine.yaml'?"),
+    ("run min", "did you mean 'mine'?"),
+    ("run mnist_label_swap", "did you mean 'flhc/mnist_label_swap'?"),
+    ("run flhc", "`flray init flhc` writes one"),
+    ("run .", ". is a folder; expected a YAML file"),
+    ("run space.yaml", "type flray sweep space.yaml"),
+    ("sweep mine.yaml", "type flray run mine.yaml"),
+    ("run mine.yaml mine.yaml", "mine.yaml is given twice"),
+    ("run mine.yaml --resume", "no run of mine below runs"),
+    ("attach several", "holds 2 runs; name the folder of one: several/a/seed_0"),
+    ("bench mlp200 --device gpu", "device must be auto, cpu, cuda"),
+    ("keys flch", "did you mean 'flhc'?"),
+    ("keys lr", "did you mean 'train.lr'?"),
+    ("init flch", "did you mean 'flhc'?"),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), MEANT, ids=[command for command, _ in MEANT])
+def test_what_was_meant_is_named(folder, command, expected) -> None:
+    (folder / "mine.yaml").write_text(experiment_text(METHODS["flhc"], Path("mine.yaml")))
+    (folder / "space.yaml").write_text("experiment: mine.yaml\n")
+    (folder / "several").mkdir()
+    (folder / "several" / "command.json").write_text(
+        '{"runs": [{"folder": "a/seed_0"}, {"folder": "b"}]}'
+    )
+    with pytest.raises(ExperimentError) as caught:
+        flray(*command.split())
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "--oot"], ["rn"], ["report", "absent"], ["plan", "--gpus", "two"]]
+)
+def test_what_click_refuses_is_one_line_that_names_the_help(arguments, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["flray", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    message = capsys.readouterr().err
+    assert (stop.value.code, message.count("\n")) == (2, 1)
+    assert message.startswith("error: ")
+    assert message.endswith("--help.\n")
+
+
+def test_a_space_that_comes_with_flray_is_checked_by_name() -> None:
+    assert "ok flhc_digits: " in flray("check", "flhc_digits")
+
+
+def test_options_that_are_no_keys_are_left_to_click() -> None:
+    done = CliRunner().invoke(cli, ["run", "mine.yaml", "--oot", "x"])
+    assert "Did you mean '--out'?" in done.output
 
 
 def test_lists_name_shipped_files() -> None:

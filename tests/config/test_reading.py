@@ -74,3 +74,17 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path) -> None:
 def test_a_merged_mapping_may_be_overridden() -> None:
     text = "{a: &a {x: 1, y: 2}, b: &b {<<: *a, x: 3}, c: {<<: *b, y: 4}}"
     assert parse_yaml(text)["c"] == {"x": 3, "y": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("dataset: digits\n\tsplit: iid\n", "line 2, column 1: .*indent with spaces, not tabs"),
+        ("split: {name: iid clients: 2}\n", "line 1, column 26: expected ',' or '}'"),
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' is given twice"),
+    ],
+)
+def test_what_is_no_yaml_is_said_on_one_line(text, expected) -> None:
+    with pytest.raises(yaml.YAMLError, match=expected) as caught:
+        parse_yaml(text)
+    assert "\n" not in str(caught.value)

@@ -122,6 +122,9 @@ def test_missing_dataset_says_where_it_looked_and_what_to_do(
         assert part in str(caught.value)
 
 
+IDX = ("images-idx3", "labels-idx1")
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -130,6 +133,12 @@ def test_missing_dataset_says_where_it_looked_and_what_to_do(
         ("svhn_recut", "svhn_recut.npz"),
         ("mnist_writers", "mnist_writers.npz"),
         ("femnist", "femnist/train/*.json"),
+        ("mnist", "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"),
+        ("fashion_mnist", "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"),
+        ("emnist", "EMNIST/raw/emnist-balanced-{train,test}-{images-idx3,labels-idx1}-ubyte"),
+        ("cifar10", "cifar-10-batches-py/{data_batch_1,"),
+        ("cifar100", "cifar-100-python/{train,test,meta}"),
+        ("svhn", "{train,test}_32x32.mat"),
     ],
 )
 def test_missing_file_is_named(
@@ -140,6 +149,28 @@ def test_missing_file_is_named(
         DATASETS[name]().load()
     for part in (f"dataset {name} was not found", str(tmp_path), "FLRAY_DATA", file):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("usps", ["usps.npz"]),
+        ("femnist", ["femnist/train/all.json", "femnist/test/all.json"]),
+        ("mnist", [f"MNIST/raw/{p}-{f}-ubyte" for p in ("train", "t10k") for f in IDX]),
+    ],
+)
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"PK\x03\x04", b"\x00\x00\x08\x01\x00\x00\x00\x09x"]
+)
+def test_damaged_file_is_named(
+    name: str, files: list[str], content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(ExperimentError, match=f"dataset {name}: .*cannot be read.*FLRAY_DATA"):
+        DATASETS[name]().load()
 
 
 @pytest.mark.parametrize(

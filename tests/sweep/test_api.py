@@ -30,6 +30,9 @@ def test_a_sweep_of_a_mapping_gives_its_table_its_best_and_its_runs(tmp_path, ca
     assert found.report["best"]["sets"]["train.lr"] == best["train.lr"]
     loaded = flray.load(found.path / best["folder"])
     assert loaded.summary["seed"] == 3
+    rows = flray.load(found.path)
+    assert len(rows) == 2
+    assert rows[Path(best["folder"]).name].summary == loaded.summary
     alone = flray.run(space["experiment"], overrides=["seed=3", f"train.lr={best['train.lr']}"])
     assert loaded.summary["params_sha256"] == alone.summary["params_sha256"]
     again = flray.sweep(space, tmp_path / "sweep", ["seed=3"], resume=True)

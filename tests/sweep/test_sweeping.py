@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from flray.cli import sweeping
-from flray.config.shipped import demo_files
+from flray.config.shipped import demo_files, is_space
 from flray.errors import ClientFailure, ExperimentError
 from flray.sweep.driver import Progress, SweepResult
 
@@ -110,9 +110,9 @@ def test_a_sweep_out_of_time_says_how_to_go_on(said) -> None:
 def test_spaces_and_experiments_are_told_apart(tmp_path) -> None:
     spaces = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
     assert len(spaces) > 0
-    assert all(sweeping.is_space(path) for path in spaces)
+    assert all(is_space(path) for path in spaces)
     assert len(demo_files()) > 0
-    assert not any(sweeping.is_space(path) for path in demo_files())
+    assert not any(is_space(path) for path in demo_files())
     with pytest.raises(ExperimentError, match="takes one space file"):
         sweeping.sweep(["a=1"], tmp_path, False, None, Console())
 

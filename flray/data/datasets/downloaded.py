@@ -7,7 +7,7 @@ import numpy as np
 
 from flray.data.checks import check_choice
 from flray.data.dataset import Dataset, Normalization
-from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found, reading
 from flray.data.options import Normalize, PixelOptions, measured
 
 # FLIS normalises Fashion-MNIST with MNIST's mean and std, and so do we.
@@ -107,6 +107,17 @@ class Svhn(PixelOptions):
 
 _Choice = dict[str, Any]  # Any: torchvision ships no types
 _BY_TRAIN: list[_Choice] = [{"train": True}, {"train": False}]
+_NOT_THERE = "Dataset not found"  # how torchvision's messages start; or a checksum differs
+_IDX = "{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte"
+# What torchvision reads, below FLRAY_DATA; braces hold alternatives, as in a shell.
+_FILES = {
+    "mnist": f"MNIST/raw/{_IDX}",
+    "fashion_mnist": f"FashionMNIST/raw/{_IDX}",
+    "emnist": "EMNIST/raw/emnist-{split}-{{train,test}}-{{images-idx3,labels-idx1}}-ubyte",
+    "cifar10": "cifar-10-batches-py/{{data_batch_1,...,data_batch_5,test_batch,batches.meta}}",
+    "cifar100": "cifar-100-python/{{train,test,meta}}",
+    "svhn": "{{train,test}}_32x32.mat",
+}
 
 
 def _read(
@@ -115,12 +126,18 @@ def _read(
     """Training rows and test rows; `choices` are the arguments that ask torchvision for each."""
     import torchvision.datasets  # seconds to import, and the actors never load a dataset
 
-    read = getattr(torchvision.datasets, torchvision_name)
-    try:
-        parts = [read(data_folder(), download=download, **choice) for choice in choices]
-    except (RuntimeError, OSError) as error:
-        asked = f"the download failed: {error}" if download else "or say dataset.download=true"
-        raise not_found(name, "it", asked) from error
+    read, folder = getattr(torchvision.datasets, torchvision_name), data_folder()
+    files = _FILES[name].format(**choices[0])
+    with reading(name, folder / files):
+        try:
+            parts = [read(folder, download=download, **choice) for choice in choices]
+        except (RuntimeError, OSError) as error:
+            told = " ".join(str(error).split())
+            if download:
+                raise not_found(name, files, f"; the download failed: {told}") from error
+            if told.startswith(_NOT_THERE):
+                raise not_found(name, files, ", or type dataset.download=true") from error
+            raise
     return [
         LabelledImages(
             np.asarray(part.data), part.targets if hasattr(part, "targets") else part.labels

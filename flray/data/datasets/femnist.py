@@ -5,13 +5,14 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found, reading
 from flray.data.options import PixelOptions, measured
 from flray.errors import ExperimentError
 
@@ -52,7 +53,7 @@ class Femnist(PixelOptions):
             raise not_found(
                 "femnist",
                 "femnist/train/*.json and femnist/test/*.json",
-                "which LEAF's `preprocess.sh -s niid -t sample` writes",
+                ", which LEAF's `preprocess.sh -s niid -t sample` writes",
             )
         return [writer for file in files[: self.shards] for writer in _read(file)]
 
@@ -74,16 +75,17 @@ def _natural(file: Path) -> list[tuple[str, int]]:
 
 
 def _read(file: Path) -> list[_Writer]:
-    content = json.loads(file.read_text())
-    found = []
-    for name in content["users"]:
-        data = content["user_data"][name]
-        pixels = np.array(data["x"], dtype=np.float64).reshape(-1, _SIZE, _SIZE)
-        labels = np.array(data["y"], dtype=np.int64)
-        if len(pixels) != len(labels):
-            raise ExperimentError(
-                f"dataset femnist: writer {name} has {len(pixels)} images and {len(labels)} labels "
-                f"in {file}; preprocess LEAF's data again"
-            )
-        found.append(_Writer(name, np.rint(pixels * 255).astype(np.uint8), labels))
-    return found
+    with reading("femnist", file):
+        content = json.loads(file.read_text())
+        return [_writer(name, content["user_data"][name], file) for name in content["users"]]
+
+
+def _writer(name: str, data: dict[str, list[Any]], file: Path) -> _Writer:  # Any: JSON
+    pixels = np.array(data["x"], dtype=np.float64).reshape(-1, _SIZE, _SIZE)
+    labels = np.array(data["y"], dtype=np.int64)
+    if len(pixels) != len(labels):
+        raise ExperimentError(
+            f"dataset femnist: writer {name} has {len(pixels)} images and {len(labels)} labels "
+            f"in {file}; preprocess LEAF's data again"
+        )
+    return _Writer(name, np.rint(pixels * 255).astype(np.uint8), labels)

@@ -1,8 +1,12 @@
 """The folder FLRAY_DATA: finding a dataset's files there, and joining what they hold."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,11 +28,38 @@ def data_folder() -> Path:
     return Path(os.environ.get("FLRAY_DATA", "~/.cache/flray")).expanduser()
 
 
-def not_found(name: str, what: str, remedy: str) -> ExperimentError:
+def not_found(name: str, files: str, end: str) -> ExperimentError:
+    """The error of a dataset whose files, as paths below the data folder, are not there.
+
+    Args:
+        end: of the message, with its punctuation: what else can be done.
+    """
+    source = "FLRAY_DATA" if "FLRAY_DATA" in os.environ else "the default without FLRAY_DATA"
     return ExperimentError(
-        f"dataset {name} was not found in {data_folder()}; "
-        f"set FLRAY_DATA to the folder that holds {what}, {remedy}"
+        f"dataset {name} was not found: looked for {files} in {data_folder()} ({source}); "
+        f"set FLRAY_DATA to the folder that holds them{end}"
     )
+
+
+_OF_DAMAGE = (
+    *(OSError, EOFError, BadZipFile, ZlibError),
+    *(ValueError, TypeError, LookupError, RuntimeError, AssertionError),  # torchvision's too
+)
+
+
+@contextmanager
+def reading(name: str, files: Path) -> Iterator[None]:
+    """Turn what readers raise of damaged files into an error that names them."""
+    try:
+        yield
+    except ExperimentError:
+        raise
+    except _OF_DAMAGE as cause:
+        told = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise ExperimentError(
+            f"dataset {name}: {files} cannot be read ({told}); replace it, or set FLRAY_DATA to "
+            "another folder"
+        ) from cause
 
 
 def join_rows(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset
 from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD
-from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found, reading
 from flray.data.options import Normalize, PixelOptions, measured
 from flray.data.resize import bilinear
 from flray.errors import ExperimentError
@@ -64,8 +64,8 @@ def read_arrays(name: str, keys: tuple[str, ...]) -> list[NDArray[np.generic]]:
     """The arrays of NAME.npz called `keys`."""
     file = data_folder() / f"{name}.npz"
     if not file.is_file():
-        raise not_found(name, file.name, "there is no download for it")
-    with np.load(file) as stored:
+        raise not_found(name, file.name, "; there is no download for it")
+    with reading(name, file), np.load(file) as stored:
         missing = [key for key in keys if key not in stored.files]
         if missing:
             raise ExperimentError(

@@ -1,0 +1,95 @@
+"""Several experiments of one mapping of keys: a list of components, and `seeds`."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flray.config.binding import Plain
+from flray.config.experiment import COMPONENTS, Experiment, is_list_of_components, parse_experiment
+from flray.config.reference import SEEDS
+from flray.errors import ExperimentError
+from flray.records.run_directory import leaves
+
+
+@dataclass(frozen=True)
+class NamedExperiment:
+    """One of the experiments that a command runs; those that differ in seed share a name."""
+
+    name: str
+    experiment: Experiment
+
+    @property
+    def folder(self) -> Path:
+        """Where its run is, from the folder of all of them."""
+        return Path(self.name, f"seed_{self.experiment.settings.seed}")
+
+
+def named_experiments(given: Mapping[str, Plain]) -> list[NamedExperiment]:
+    """Each variant of each mapping of keys, with each of its seeds.
+
+    Args:
+        given: keys by name; a variant of the only mapping has the variant's name, of one among
+            several both names.
+    """
+    found: dict[str, list[Experiment]] = {}
+    for name, plain in given.items():
+        for variant, keys in _variants(plain).items():
+            parts = (name, variant) if len(given) > 1 or not variant else (variant,)
+            full_name = "_".join(part for part in parts if part)
+            if full_name in found:
+                raise ExperimentError(f"two experiments have the name {full_name!r}: rename a file")
+            found[full_name] = _with_seeds(keys)
+    return [NamedExperiment(name, each) for name, seeds in found.items() for each in seeds]
+
+
+def _variants(plain: Plain) -> dict[str, Plain]:
+    """One mapping for each combination of listed components, by name; by "" if none is listed.
+
+    >>> sorted(_variants({"algorithm": ["fedavg", "ifca"], "model": "mlp200"}))
+    ['fedavg', 'ifca']
+    """
+    listed = {kind: plain[kind] for kind in COMPONENTS if is_list_of_components(plain.get(kind))}
+    for kind, components in listed.items():
+        if not components:
+            raise ExperimentError(f"{kind} is an empty list; expected a name, or names")
+    labels = [_labels(kind, components) for kind, components in listed.items()]
+    combinations = product(*listed.values())
+    return {
+        "_".join(names): plain | dict(zip(listed, components, strict=True))
+        for names, components in zip(product(*labels), combinations, strict=True)
+    }
+
+
+def _labels(kind: str, components: Sequence[Any]) -> list[str]:  # Any: YAML
+    """The name of each component, with the keys in which it differs from others of that name.
+
+    >>> _labels("algorithm", ["fedavg", {"name": "flhc", "rounds_before": 3}, "flhc"])
+    ['fedavg', 'flhc_rounds_before_3', 'flhc']
+    """
+    mappings = [{"name": each} if isinstance(each, str) else each for each in components]
+    names = [str(mapping.get("name")).rpartition(":")[2] for mapping in mappings]
+    settings = [dict(leaves(mapping)) for mapping in mappings]
+    labels = []
+    for name, own in zip(names, settings, strict=True):
+        others = [each for other, each in zip(names, settings, strict=True) if other == name]
+        differing = [k for k in own if any(each.get(k, "") != own[k] for each in others)]
+        parts = (f"_{key.rpartition('.')[2]}_{own[key]}" for key in differing)
+        labels.append(re.sub(r"[^\w.-]+", "_", name + "".join(parts)))
+    repeated = [label for label, count in Counter(labels).items() if count > 1]
+    if repeated:
+        raise ExperimentError(f"{kind} has {repeated[0]!r} twice in its list: leave one out")
+    return labels
+
+
+def _with_seeds(plain: Plain) -> list[Experiment]:
+    """The experiment for each seed; `seeds` is their number, `seed` the first."""
+    keys = {key: value for key, value in plain.items() if key != SEEDS}
+    number = plain.get(SEEDS, 1)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ExperimentError(f"seeds must be a whole number >= 1, got {number!r}, as in seeds=3")
+    first = parse_experiment(keys).settings.seed
+    return [parse_experiment({**keys, "seed": seed}) for seed in range(first, first + number)]
