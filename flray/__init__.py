@@ -48,8 +48,7 @@ def run(
     """
     import tempfile
 
-    import torch
-
+    from flray.client.host import restored_torch_settings
     from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment, read_yaml
     from flray.report.lines import round_line, with_merges
@@ -69,11 +68,8 @@ def run(
         if on_round is not None:
             on_round(row)
 
-    threads = torch.get_num_threads()
-    try:
+    with restored_torch_settings():
         run_experiment(parsed, folder, resume, show)
-    finally:
-        torch.set_num_threads(threads)  # a host fixes them, for the bits of its results
     return Result(folder, parsed)
 
 

@@ -43,8 +43,10 @@ class ScaffoldState:
 
 @dataclass(frozen=True)
 class Scaffold:
-    def init(self, fed: Federation) -> Outcome[ScaffoldState]:
+    def require(self, fed: Federation) -> None:
         require_sgd(fed.training, "scaffold")
+
+    def init(self, fed: Federation) -> Outcome[ScaffoldState]:
         learned = {n: leaf for n, leaf in fed.initial.items() if n not in fed.buffers}
         zeros = {name: torch.zeros_like(leaf) for name, leaf in learned.items()}
         c = {name: leaf[0] for name, leaf in zeros.items()}

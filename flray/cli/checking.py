@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from flray.cli.campaign import campaign_runs, describe
+from flray.cli.campaign import campaign_runs
 from flray.cli.sweeping import describe_space, is_space, read_space
 from flray.config.binding import read_mapping
+from flray.config.rehearsal import describe
 from flray.config.remarks import remarks
 from flray.errors import ExperimentError
 from flray.tracking.mirrors import tracking_remarks
