@@ -282,7 +282,7 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
     if not any(len(split.test[i]) for i in split.clients):
         raise ExperimentError(
             f"no client has test examples (split.test={experiment.split.plain.get('test')!r}): "
-            "give clients more samples or choose split.test=proportional"
+            "give clients more samples or set split.test=proportional"
         )
     return split
 
