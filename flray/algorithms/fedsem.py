@@ -26,7 +26,7 @@ from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable
-from flray.models.mixing import HeldModels
+from flray.models.mixing import ClientModels, HeldModels
 
 MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their square
 
@@ -84,10 +84,9 @@ class FedSem:
         found = _recorded(points, labels, state.labels)
         hears = (labels == np.arange(self.number)[:, None]).astype(np.float64)  # (K, M)
         # In each cluster: w_k <- sum_i n_i / n w_i
-        if self.mean_of == "members":
-            bank = fed.mix_rows(hears, fed.clients, HeldModels(last), state.bank)
-        else:
-            bank = fed.mix_rows(hears, trained.clients, trained.models, state.bank)
+        is_heard = self.mean_of == "heard"
+        averaged = trained if is_heard else ClientModels(fed.clients, HeldModels(last))
+        bank = fed.mix_rows(hears, averaged, state.bank)
         labels = self._place(labels, centres, state.bank, fed)
         bank = replace(bank, owner=np.maximum(labels, 0))
         return Outcome(FedSemState(bank, labels, models, centres), trained.metrics(), found)

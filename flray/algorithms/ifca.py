@@ -82,7 +82,7 @@ class Ifca:
         self._count(bank, len(cohort.clients), len(trained.clients), fed)
         hears = (chosen == np.arange(bank.num_rows)[:, None]).astype(np.float64)  # s (k, M)
         # θ_j <- sum_i s_ij θ̃_i / sum_i s_ij, with n_i; a model that nobody chose stays
-        mixed = fed.mix_rows(hears, trained.clients, trained.models, bank)
+        mixed = fed.mix_rows(hears, trained, bank)
         # Weight decay and running statistics move leaves whose gradient is zero: put them back.
         params = {n: leaf if n in own else bank.params[n] for n, leaf in mixed.params.items()}
         state = IfcaState(replace(mixed, params=params), chosen)

@@ -48,7 +48,7 @@ from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, T
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import (
     Aggregation,
-    Models,
+    ClientModels,
     Relation,
     Weights,
     expected_terms,
@@ -498,16 +498,18 @@ class Federation:
     def _weighted(self, relation: Relation) -> Relation:
         return Relation(relation.rows * self._mixing_weights(), relation.of)
 
-    def mix_rows(self, hears: Weights, clients: Ids, models: Models, bank: ModelBank) -> ModelBank:
+    def mix_rows(
+        self, hears: Weights, trained: Trained | ClientModels, bank: ModelBank
+    ) -> ModelBank:
         """The bank whose row u is the mean of the clients it hears, with strength hears[u, j] n_j.
 
-        `models` are those of `clients`, in their order. A row that hears nobody keeps its model,
-        whether a client uses it or not; who uses which row stays as it is.
+        A row that hears nobody keeps its model, whether a client uses it or not; who uses which
+        row stays as it is.
         """
         with self.meter.phase("mix"):
             weighted = hears * self._mixing_weights()
-            rows = mixing_rows(weighted, clients, bank, self.aggregation)
-            return replace(bank, params=mix(rows, models, bank.params))
+            rows = mixing_rows(weighted, trained.clients, bank, self.aggregation)
+            return replace(bank, params=mix(rows, trained.models, bank.params))
 
     def _mixing_weights(self) -> Weights:
         """(M,) n_k or 1 of the clients that may train, 0 for the others."""

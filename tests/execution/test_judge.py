@@ -78,7 +78,7 @@ def test_a_model_that_hears_nobody_stays_whether_it_is_used_or_not() -> None:
     trained = Trained(clients, HeldModels(models), np.zeros(2), np.ones(2, np.int64))
     hears = np.zeros((2, fed.num_clients))
     hears[0] = 1.0
-    mixed = fed.mix_rows(hears, trained.clients, trained.models, bank)
+    mixed = fed.mix_rows(hears, trained, bank)
     n = fed.num_examples[clients] / fed.num_examples[clients].sum()
     for name, leaf in fed.initial.items():
         expected = leaf[0] + 1 * n[0] + 3 * n[1]
