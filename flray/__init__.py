@@ -81,8 +81,7 @@ def _run_one(
     on_round: Callable[[dict[str, Any]], None] | None,
     progress: bool,
 ) -> "Result":
-    import torch
-
+    from flray.client.host import restored_torch_settings
     from flray.config.build import run_experiment
     from flray.report.lines import round_line, with_merges
     from flray.result import Result
@@ -94,11 +93,8 @@ def _run_one(
         if on_round is not None:
             on_round(row)
 
-    threads = torch.get_num_threads()
-    try:
+    with restored_torch_settings():
         run_experiment(parsed, folder, resume, show)
-    finally:
-        torch.set_num_threads(threads)  # a host fixes them, for the bits of its results
     return Result(folder, parsed)
 
 

@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule
 
+from flray.client.host import restored_torch_settings
 from flray.config.build import deployed_models
 from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
@@ -152,11 +153,8 @@ class Result:
 
     @cached_property
     def _deployed(self) -> tuple[LightningModule, ModelBank]:
-        threads = torch.get_num_threads()
-        try:
+        with restored_torch_settings():
             return deployed_models(self._experiment, self._directory)
-        finally:
-            torch.set_num_threads(threads)
 
     def _arguments(self, module: LightningModule) -> dict[str, Any]:  # Any: YAML
         """What the module's class is built with again."""

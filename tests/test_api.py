@@ -269,12 +269,26 @@ def test_python_is_silent_unless_asked(capsys, tmp_path) -> None:
     assert "round 1/1" in capsys.readouterr().out
 
 
-def test_threads_of_the_process_are_left_as_they_were(clustered) -> None:
+def settings_of_torch() -> tuple[object, ...]:
+    cudnn = torch.backends.cudnn
+    flags = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+    return (*flags, torch.get_num_threads(), torch.get_float32_matmul_precision())
+
+
+def test_settings_of_torch_are_left_as_they_were(clustered, monkeypatch) -> None:
+    """A host fixes others, for the bits of its results."""
+    for name in ("benchmark", "allow_tf32"):
+        monkeypatch.setattr(torch.backends.cudnn, name, True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     torch.set_num_threads(2)
+    before = settings_of_torch()
+    inside: list[tuple[object, ...]] = []
     try:
-        flray.run(TINY, rounds=1)
+        flray.run(TINY, rounds=1, on_round=lambda _: inside.append(settings_of_torch()))
+        assert inside[0][:3] == (False, True, False)
+        assert settings_of_torch() == before
         flray.load(clustered.path).model(0)
-        assert torch.get_num_threads() == 2
+        assert settings_of_torch() == before
     finally:
         torch.set_num_threads(1)
     assert np.isfinite(clustered.summary["accuracy_mean"])

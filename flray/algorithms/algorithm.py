@@ -1,6 +1,6 @@
 """What an algorithm is: five methods over a state that is data."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from flray.client.training import Gradient
@@ -117,6 +117,24 @@ class Places(Protocol):
         Nothing changes by it. Ids may be those of clients made up to resemble others.
         """
         ...
+
+
+@runtime_checkable
+class Requires(Protocol):
+    """An algorithm or a stage that does not work with every experiment."""
+
+    def require(self, fed: Federation) -> None:
+        """Raise an ExperimentError if the experiment lacks what it needs. Asks no client."""
+        ...
+
+
+def check_requirements(component: object, fed: Federation) -> None:
+    """Refuse an experiment that lacks what the algorithm or one of its stages needs."""
+    if isinstance(component, Requires):
+        component.require(fed)
+    if is_dataclass(component):
+        for each in fields(component):
+            check_requirements(getattr(component, each.name), fed)
 
 
 def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> Outcome[State]:

@@ -6,12 +6,20 @@ import numpy as np
 
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Federation
+from flray.execution.federation import TEST_DATA, Cohort, Federation
 from flray.models.bank import ModelBank
 
 # The loss on the client's validation or training part; or, what FLIS's code does, the accuracy on
 # its test part, which needs `uses_ground_truth: true`.
 ChooseBy = Literal["validation", "train", "test_accuracy"]
+
+
+def require_choice(by: ChooseBy, fed: Federation) -> None:
+    """Refuse an experiment in which clients cannot choose so."""
+    if by == "test_accuracy":
+        fed.require_ground_truth(TEST_DATA)
+    else:
+        fed.require_example_losses()
 
 
 def choose(bank: ModelBank, clients: Ids, by: ChooseBy, fed: Federation) -> tuple[Ids, Ids]:

@@ -29,14 +29,13 @@ from flray.models.mixing import MixingRow, Relation, mix
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    def init(self, fed: Federation) -> Outcome[FedAvgState]:
+    def require(self, fed: Federation) -> None:
         require_sgd(fed.training, "fednova")
         if fed.aggregation.unheard != "ignore":
             raise ExperimentError(
                 "fednova normalises the updates of the clients it hears, others have none: set "
                 f"aggregate.unheard=ignore, got {fed.aggregation.unheard}"
             )
-        return super().init(fed)
 
     def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
         trained = fed.train(state.bank, cohort, self.gradient)

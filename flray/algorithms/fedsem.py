@@ -1,4 +1,4 @@
-"""FedSEM: k-means on the clients' models in every round, then FedAvg inside the clusters.
+"""FedSEM: k-means on the clients' models in every round, then their means inside the clusters.
 
 Xie, Long, Shen, Zhou, Wang, Jiang, Zhang: Multi-Center Federated Learning. arXiv 2005.01026
 (FeSEM), in the version of FLT's baseline (Jamali-Rad et al., IEEE TNNLS 2022, arXiv 2103.15947).
@@ -26,6 +26,7 @@ from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable
+from flray.models.mixing import ClientModels, HeldModels
 
 MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their square
 
@@ -42,7 +43,7 @@ class FedSemState:
 class FedSem:
     """A client trains from its cluster's model. Then all clients that are there are clustered by
     the models they trained last, however long ago; those never heard have the initial model, as do
-    clients that join later.
+    clients that join later. The model of a cluster is the mean of the same models of its members.
 
     A clustering is recorded in rounds that change the partition. A holdout client trains once, not
     as a round, from the mean of the models that clients use, and stays with the nearest centre.
@@ -50,6 +51,9 @@ class FedSem:
 
     number: int = 5  # K; FLT has 10 in scenario 4
     space: Literal["all", "last_layer"] = "all"  # the layers that are compared
+    # members: a cluster's model is the mean of its members' last trained models. heard: of those
+    # heard in the round; aggregate.unheard then decides whether the others count.
+    mean_of: Literal["members", "heard"] = "members"
     first_starts: int = 20  # of the first k-means; later ones start at the centres before
 
     def __post_init__(self) -> None:
@@ -74,12 +78,15 @@ class FedSem:
         trained = fed.train(state.bank, cohort, self.gradient)
         fed.count_models(state.bank, cohort, trained)
         models = state.models.updated(trained.clients, trained.params)
-        points = Points.vectors(fed.clients, self._vectors(models.of_clients(fed.clients), fed))
+        last = models.of_clients(fed.clients)  # w_i of all clients that are there
+        points = Points.vectors(fed.clients, self._vectors(last, fed))
         labels, centres = self._clusters(state, points, fed)
         found = _recorded(points, labels, state.labels)
         hears = (labels == np.arange(self.number)[:, None]).astype(np.float64)  # (K, M)
-        # In each cluster: w_k <- sum_i n_i / n w_i, over those heard
-        bank = fed.mix_rows(hears, trained, state.bank)
+        # In each cluster: w_k <- sum_i n_i / n w_i
+        is_heard = self.mean_of == "heard"
+        averaged = trained if is_heard else ClientModels(fed.clients, HeldModels(last))
+        bank = fed.mix_rows(hears, averaged, state.bank)
         labels = self._place(labels, centres, state.bank, fed)
         bank = replace(bank, owner=np.maximum(labels, 0))
         return Outcome(FedSemState(bank, labels, models, centres), trained.metrics(), found)

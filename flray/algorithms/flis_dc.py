@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.choosing import ChooseBy, choose
+from flray.algorithms.choosing import ChooseBy, choose, require_choice
 from flray.client.tasks import PredictionKind
 from flray.client.training import plain_gradient
 from flray.clustering.distances import Disagreement
@@ -51,8 +51,11 @@ class FlisDc:
 
     gradient = staticmethod(plain_gradient)
 
-    def init(self, fed: Federation) -> Outcome[FlisDcState]:
+    def require(self, fed: Federation) -> None:
         fed.require_public()
+        require_choice(self.choose_by, fed)
+
+    def init(self, fed: Federation) -> Outcome[FlisDcState]:
         return Outcome(FlisDcState(fed.initial_bank(), np.full(fed.num_clients, -1, np.int64)))
 
     def cohort(self, state: FlisDcState, t: int, fed: Federation) -> Cohort:

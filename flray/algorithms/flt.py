@@ -73,12 +73,14 @@ class Flt:
         if self.stages < 1:
             raise ValueError(f"stages must be >= 1, got {self.stages}")
 
-    def init(self, fed: Federation) -> Outcome[FltState]:
+    def require(self, fed: Federation) -> None:
         if self.stages > len(fed.clients):
             raise ExperimentError(
                 f"stages must be at most the {len(fed.clients)} clients, got {self.stages}: "
                 "each stage hears at least one"
             )
+
+    def init(self, fed: Federation) -> Outcome[FltState]:
         return cluster(self, fed.initial_bank(), fed)  # l. 2
 
     gradient = staticmethod(plain_gradient)  # l. 9: w_m <- w_m - η ∇F_m(w_m)

@@ -58,6 +58,10 @@ class Ifca:
 
     gradient = staticmethod(plain_gradient)
 
+    def require(self, fed: Federation) -> None:
+        if self.number > 1:
+            fed.require_example_losses()
+
     def init(self, fed: Federation) -> Outcome[IfcaState]:
         joint = fed.initial_bank()
         if self.pretrain_rounds:

@@ -37,6 +37,9 @@ class LgFedAvg:
         if self.global_layers < 0:
             raise ValueError(f"global_layers must be >= 0, got {self.global_layers}")
 
+    def require(self, fed: Federation) -> None:
+        last_layers(fed.initial, self.global_layers)  # refuses more layers than the model has
+
     def init(self, fed: Federation) -> Outcome[LgFedAvgState]:
         names = last_layers(fed.initial, self.global_layers)
         private = {name: leaf for name, leaf in fed.initial.items() if name not in names}

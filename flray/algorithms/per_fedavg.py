@@ -9,7 +9,8 @@ the mean (`clients_skipped`). Every client, newcomers and holdout clients too, i
 global model; `evaluate.fine_tune` personalises it, as for any other method.
 
 Deviates: the batch D'' of the Hessian is D again, and not a third one. Outer steps alone have
-momentum; public code shares its buffer between inner and outer steps.
+momentum; public code shares its buffer between inner and outer steps. Models are averaged with n_k;
+the paper's unweighted mean is aggregate.weights: uniform.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,8 @@ Federated Learning. ICML 2020, arXiv 1910.06378. Algorithm 1, option II; K is th
 number of steps, eta_l is train.lr and eta_g is aggregate.server_lr.
 
 N is the number of clients that may train in the round: holdout and absent clients are not part of
-the objective. Weight decay is a part of the client's gradient.
+the objective. Where clients leave or join, c becomes the mean of c_i over those that are present.
+Weight decay is a part of the client's gradient.
 
 Deviates: models are averaged as aggregate.weights says, by default with n_k; the paper has
 aggregate.weights: uniform. Control variates always have 1/N, so that the objective is the paper's
@@ -14,8 +15,9 @@ as far (`effective_steps`), or control variates would be too large by 1 / (1 - r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
@@ -28,23 +30,28 @@ from flray.models.bank import ModelBank, Params, num_bytes
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
 
+ROWS_AT_ONCE = 1000  # control variates copied at a time for their mean
+
 
 @dataclass(frozen=True)
 class ScaffoldState:
     bank: ModelBank  # x, one row
     c: Params  # the server's control variate, leaves (...)
     c_i: ClientTable  # those of the clients
+    members: Ids  # the clients whose mean c is, ascending
 
 
 @dataclass(frozen=True)
 class Scaffold:
-    def init(self, fed: Federation) -> Outcome[ScaffoldState]:
+    def require(self, fed: Federation) -> None:
         require_sgd(fed.training, "scaffold")
+
+    def init(self, fed: Federation) -> Outcome[ScaffoldState]:
         learned = {n: leaf for n, leaf in fed.initial.items() if n not in fed.buffers}
         zeros = {name: torch.zeros_like(leaf) for name, leaf in learned.items()}
         c = {name: leaf[0] for name, leaf in zeros.items()}
         c_i = ClientTable.empty(zeros, fed.num_clients)
-        return Outcome(ScaffoldState(fed.initial_bank(), c, c_i))
+        return Outcome(ScaffoldState(fed.initial_bank(), c, c_i, fed.clients))
 
     def cohort(self, state: ScaffoldState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))  # l. 4
@@ -64,6 +71,7 @@ class Scaffold:
     def round(
         self, state: ScaffoldState, cohort: Cohort, fed: Federation
     ) -> Outcome[ScaffoldState]:
+        state = _among_present(state, fed)
         own = _named("c_i", state.c_i.of_clients(cohort.clients))
         shared = _named("c", state.c)
         trained = fed.train(state.bank, cohort, self.gradient, own, shared=shared)
@@ -73,7 +81,7 @@ class Scaffold:
         # l. 16-17: x <- x + eta_g mean Δy_i
         bank = fed.mix(Relation.joint(fed.num_clients), trained, state.bank)
         c, c_i = _updated_controls(state, trained.with_steps(), fed)
-        return Outcome(ScaffoldState(bank, c, c_i), trained.metrics())
+        return Outcome(replace(state, bank=bank, c=c, c_i=c_i), trained.metrics())
 
     def deploy(self, state: ScaffoldState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -82,10 +90,27 @@ class Scaffold:
         return state.bank.owner
 
 
+def _among_present(state: ScaffoldState, fed: Federation) -> ScaffoldState:
+    """The state with c = (1/N) sum_i c_i over the clients that are present, if they have changed.
+
+    The update of line 17 keeps this mean as long as nobody leaves or joins.
+    """
+    if not len(fed.clients) or np.array_equal(state.members, fed.clients):
+        return state
+    c = {name: torch.zeros_like(leaf) for name, leaf in state.c.items()}
+    heard = np.intersect1d(fed.clients, state.c_i.clients)  # c_i is zero for all others
+    for start in range(0, len(heard), ROWS_AT_ONCE):
+        rows = state.c_i.of_clients(heard[start : start + ROWS_AT_ONCE])
+        c = {name: leaf + rows[name].sum(0) / len(fed.clients) for name, leaf in c.items()}
+    return replace(state, c=c, members=fed.clients)
+
+
 def _updated_controls(
     state: ScaffoldState, heard: Trained, fed: Federation
 ) -> tuple[Params, ClientTable]:
     """c and c_i after the round; those of clients that were not heard stay as they are."""
+    if not len(heard.clients):
+        return state.c, state.c_i
     before = state.c_i.of_clients(heard.clients)
     way = fed.training.lr * effective_steps(heard.num_steps, fed.training.momentum)  # K eta_l
     after, c = {}, {}

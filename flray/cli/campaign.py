@@ -28,7 +28,7 @@ from flray.cli.watching import (
     watch,
 )
 from flray.config.binding import Plain
-from flray.config.build import describe, run_experiment
+from flray.config.build import run_experiment
 from flray.config.experiment import (
     Experiment,
     evaluated_together,
@@ -49,7 +49,7 @@ from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.tracking.mirrors import tracked, tracking_remarks
 
-__all__ = ["CampaignRun", "attach_to", "campaign_runs", "describe", "run_all"]
+__all__ = ["CampaignRun", "attach_to", "campaign_runs", "run_all"]
 
 RUNS = Path("runs")
 Summary = dict[str, Any]  # Any: JSON

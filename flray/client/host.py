@@ -1,6 +1,8 @@
 """A host: what a process keeps to run any client's task. A cache, never an owner of state."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -79,6 +81,21 @@ def default_threads(engine: EngineName, module: LightningModule, device: str) ->
 def usable_cores() -> int:
     """Those that this process may use, or OMP_NUM_THREADS, which Ray sets for its workers."""
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
+@contextmanager
+def restored_torch_settings() -> Iterator[None]:
+    """Give torch's settings of this process, which `start_host` fixes, back as they were."""
+    cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    threads, is_benchmark = torch.get_num_threads(), cudnn.benchmark
+    is_deterministic, has_tf32 = cudnn.deterministic, cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        cudnn.benchmark, cudnn.deterministic = is_benchmark, is_deterministic
+        cudnn.allow_tf32 = has_tf32
 
 
 def start_host(

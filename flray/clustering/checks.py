@@ -1,5 +1,6 @@
 """What a stage asks of its input, said before the arithmetic says it worse."""
 
+import numpy as np
 import torch
 
 from flray.clustering.chunks import chunk_length
@@ -7,6 +8,8 @@ from flray.clustering.points import Matrix, Points
 from flray.clustering.related import Related
 
 LARGEST = 1e150  # squares of larger numbers leave float64
+ASYMMETRY = 1e-6  # of the largest distance, which two orders of summation may differ by
+ROWS_AT_ONCE = 1000  # rows of D that are compared at a time
 
 
 def require_finite(points: Points) -> None:
@@ -28,6 +31,33 @@ def require_finite(points: Points) -> None:
         f"client {points.clients[place]} must send finite numbers, got NaN, infinity or "
         f"> {LARGEST} in {int(wrong[own].sum())} of {int(own.sum()) * points.values.shape[1]}"
     )
+
+
+def require_distances(distance: Matrix, points: Points, stage: object) -> None:
+    """Raise if D is not symmetric, has another shape or holds NaN, naming the distance stage.
+
+    >>> points = Points.vectors(np.array([4, 9]), torch.zeros(2, 1))
+    >>> require_distances(np.zeros((2, 3)), points, points)
+    Traceback (most recent call last):
+    ValueError: distance Points must be (2, 2), a row for each client, got the shape (2, 3)
+    """
+    name, m = f"distance {type(stage).__name__}", points.num_clients
+    if np.shape(distance) != (m, m):
+        raise ValueError(
+            f"{name} must be {(m, m)}, a row for each client, got the shape {np.shape(distance)}"
+        )
+    for start in range(0, m, ROWS_AT_ONCE):
+        rows = distance[start : start + ROWS_AT_ONCE]
+        back = distance[:, start : start + ROWS_AT_ONCE].T
+        bound = ASYMMETRY * np.abs(rows[np.isfinite(rows)]).max(initial=0.0)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            is_alike = (rows == back) | (np.abs(rows - back) <= bound)  # never for NaN
+        if not is_alike.all():
+            i, j = np.argwhere(~is_alike)[0]
+            raise ValueError(
+                f"{name} must be symmetric and without NaN, got {rows[i, j]} from client "
+                f"{points.clients[start + i]} to {points.clients[j]} and {back[i, j]} back"
+            )
 
 
 def require_relation(related: Related, who: str) -> Matrix:

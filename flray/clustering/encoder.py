@@ -38,6 +38,7 @@ from flray.client.embedding import (
     run_epoch,
     seeded_generator,
 )
+from flray.client.host import restored_torch_settings
 from flray.data import DATASETS
 from flray.data.dataset import Dataset, Ids
 from flray.data.pixels import Examples, tensor_over
@@ -411,13 +412,9 @@ def same_bits(seed: int, device: torch.device) -> Iterator[None]:
     exact = torch.backends.cudnn.flags(
         enabled=True, benchmark=False, deterministic=True, allow_tf32=False
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # their number changes the last bits of a convolution on a CPU
-    try:
-        with seeded_generator(seed, device), exact:
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with restored_torch_settings(), seeded_generator(seed, device), exact:
+        torch.set_num_threads(1)  # their number changes the last bits of a convolution on a CPU
+        yield
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

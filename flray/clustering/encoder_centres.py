@@ -30,7 +30,7 @@ from flray.clustering.points import Points
 from flray.data.datasets.downloaded import FashionMnist
 from flray.errors import ExperimentError
 from flray.execution.counted import CLIENT_STEPS
-from flray.execution.federation import Cohort, Federation
+from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
 from flray.models.conv_ae import ConvAe
 from flray.randomness import torch_seed
@@ -63,6 +63,10 @@ class EncoderCentres:
             raise ValueError(
                 f"epochs must be >= 1, got {self.epochs}; fine_tune: none does without"
             )
+
+    def require(self, fed: Federation) -> None:
+        if self.k == "label_count":
+            fed.require_ground_truth(GROUND_TRUTH)
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params

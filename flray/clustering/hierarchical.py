@@ -1,7 +1,7 @@
 """Agglomerative hierarchical clustering (FL+HC, Briggs 2020, arXiv:2004.11791; FLT with HC)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
@@ -20,6 +20,8 @@ class Hierarchical:
     Deviates from FLT's code, which lists a cluster's members in the order of the dendrogram's
     leaves: here they are the clients that bear its label.
     """
+
+    exclusive: ClassVar[tuple[str, ...]] = ("threshold", "number")  # naming one unsets the other
 
     linkage: Literal["single", "complete", "average", "ward"] = "ward"  # ward: L2 only
     threshold: float | None = None  # T: no merge above it; .inf: one cluster

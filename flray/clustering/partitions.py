@@ -11,6 +11,7 @@ from flray.clustering.checks import require_at_most_clients, require_relation
 from flray.clustering.points import Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
+from flray.execution.federation import GROUND_TRUTH, Federation
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,9 @@ class Random:
 @dataclass(frozen=True)
 class LabelCounts:
     """Clients that hold the same set of labels. Reads the ground truth: a reference."""
+
+    def require(self, fed: Federation) -> None:
+        fed.require_ground_truth(GROUND_TRUTH)
 
     def __call__(self, related: Related) -> Partition:
         return Partition(equal_rows(related.label_counts() > 0))

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
+from flray.clustering.checks import require_distances
 from flray.clustering.distances import L2
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
@@ -138,6 +139,8 @@ class Pipeline:
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         embedded: Points = self.embed(points, fed.seed)
         distance: Matrix = self.distance(embedded)
+        stage = getattr(self.distance, "stage", self.distance)  # of a sweep's cache: what it keeps
+        require_distances(distance, embedded, stage)
         relation: Matrix | None = self.relate(distance)
         related = Related(
             points=embedded,

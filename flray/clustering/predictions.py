@@ -15,6 +15,9 @@ class PublicPredictions:
 
     kind: PredictionKind = "hard"  # one-hot rows; soft: class probabilities
 
+    def require(self, fed: Federation) -> None:
+        fed.require_public()
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:

@@ -143,6 +143,7 @@ def bind(
     """Check `given` against the target's parameters: (arguments to call it with, plain values).
 
     What is not given comes from `base`, an instance of the target, or is the target's default.
+    Keys that the target calls `exclusive` come from `base` only if none of them is given.
     """
     hints = _hints(target)
     parameters = {
@@ -155,6 +156,9 @@ def bind(
                 f"known here: {', '.join(sorted(parameters)) or 'none'}"
             )
     kept, own = {} if base is None else _values_of(base), _defaults(target)
+    exclusive: tuple[str, ...] = getattr(target, "exclusive", ())
+    if any(given.get(name) is not None for name in exclusive):
+        kept = {name: value for name, value in kept.items() if name not in exclusive}
     defaults = own | kept
     arguments = {name: value for name, value in kept.items() if name in parameters}
     plain: Plain = {}

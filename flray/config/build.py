@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pytorch_lightning import LightningModule
 
+from flray.algorithms.algorithm import check_requirements
 from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, choose_engine, default_threads, start_host
-from flray.client.vectorized import check_stackable
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.objects import Given
@@ -38,7 +38,6 @@ from flray.records.run_directory import RunDirectory
 from flray.server.actor import Run, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
-from flray.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
@@ -100,11 +99,10 @@ def build_server(
     """
     experiment = with_recorded_block(experiment, directory)
     parts = prepare(experiment, None if pool else experiment.settings.execution.actors)
-    open_directory(experiment, parts, directory)
     fed = build_federation(experiment, parts, start_executor(parts, pool, clients))
-    return replace(
-        assemble(experiment, parts, fed, directory), on_round=on_round, should_stop=should_stop
-    )
+    server = assemble(experiment, parts, fed, directory)
+    open_directory(experiment, parts, directory)
+    return replace(server, on_round=on_round, should_stop=should_stop)
 
 
 def with_recorded_block(experiment: Experiment, directory: RunDirectory) -> Experiment:
@@ -139,8 +137,10 @@ def assemble(
     if settings.evaluate.drift is not None:
         split = experiment.split.build()
         drift = settings.evaluate.drift.between_clients(split, dataset, settings.seed)
+    algorithm = experiment.algorithm.build()
+    check_requirements(algorithm, fed)
     return Server(
-        algorithm=experiment.algorithm.build(),
+        algorithm=algorithm,
         fed=fed,
         timeline=parts.payload.timeline,
         evaluation=settings.evaluate,
@@ -282,7 +282,7 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
     if not any(len(split.test[i]) for i in split.clients):
         raise ExperimentError(
             f"no client has test examples (split.test={experiment.split.plain.get('test')!r}): "
-            "give clients more samples or choose split.test=proportional"
+            "give clients more samples or set split.test=proportional"
         )
     return split
 
@@ -306,6 +306,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         seed=settings.seed,
         on_client_failure=settings.on_client_failure,
         ground_truth=Oracle(split) if settings.uses_ground_truth else None,
+        has_example_losses=hasattr(parts.payload.module, "example_losses"),
         buffers=buffers_of(parts.payload.module),
         draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),
     )
@@ -334,24 +335,6 @@ def deployed_models(
     bank = server.deployed(found.state, found.round)
     params = {name: leaf.cpu() for name, leaf in bank.params.items()}
     return parts.payload.module.cpu(), ModelBank(params, bank.owner)
-
-
-def describe(experiment: Experiment) -> str:
-    """Prepare everything but start nothing: what the experiment would be, in a sentence."""
-    parts = prepare(experiment, experiment.settings.execution.actors)
-    payload, split = parts.payload, parts.payload.timeline.at(1)
-    engine = choose_engine(payload.settings.engine, payload.module, payload.settings.device)
-    if engine == "vectorized":
-        check_stackable(payload.module)
-    sizes = split.num_train_examples[split.clients]
-    num_params = sum(p.numel() for p in payload.module.parameters())
-    text = (
-        f"{counted(experiment.settings.rounds, 'round')} of {experiment.algorithm.name} with "
-        f"{counted(len(split.clients), 'client')} of {sizes.min()} to {sizes.max()} training "
-        f"examples, {counted(num_params, 'parameter')}, engine {engine}, blocks of "
-        f"{payload.settings.num_slots}"
-    )
-    return f"{text}; {parts.plan}" if parts.plan else text
 
 
 def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:

@@ -9,6 +9,7 @@ from yaml import YAMLError
 
 from flray.algorithms import ALGORITHMS
 from flray.client.training import Training
+from flray.clustering.hierarchical import Hierarchical
 from flray.config.binding import (
     Component,
     Plain,
@@ -172,23 +173,36 @@ def _injected(kind: str) -> tuple[str, ...]:
 def override(plain: Plain, overrides: Sequence[str]) -> Plain:
     """Set dotted keys; a component given as a bare name becomes a mapping when a field is set.
 
+    A partition's threshold and number exclude each other: one that is set here unsets the other
+    where that is not set here too.
+
     >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
     {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
+    >>> override({"partition": {"threshold": 3.0}}, ["partition.number=auto"])
+    {'partition': {'number': 'auto'}}
     """
     if isinstance(overrides, str):
         raise ExperimentError(f"overrides must be a list, as in [{overrides!r}], got text")
-    result: Plain = _copied(plain)
+    values: Plain = {}
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
             raise ExperimentError(f"expected key=value, got {item!r}, as in train.lr=0.1")
-        _set(result, key.split("."), _value(item, text))
+        values.pop(key, None)  # the last of equal keys, in its own place
+        values[key] = _value(item, text)
+    result: Plain = _copied(plain)
+    for key, value in values.items():
+        if value is not None:
+            _unset_rivals(result, key.split("."), values)
+        _set(result, key.split("."), value)
     return result
 
 
 def with_value(plain: Plain, key: str, value: object) -> Plain:
     """A copy in which one dotted key is set, as `override` does."""
     result: Plain = _copied(plain)
+    if value is not None:
+        _unset_rivals(result, key.split("."), {})
     _set(result, key.split("."), value)
     return result
 
@@ -205,6 +219,21 @@ def _value(item: str, text: str) -> Any:
         return parse_yaml(f"value: {text}")["value"]
     except YAMLError as error:
         raise ExperimentError(f"{item!r}: the value is not valid YAML: {error}") from error
+
+
+def _unset_rivals(node: Plain, path: list[str], kept: Collection[str]) -> None:
+    """Remove what excludes the key of a partition that is set next, but not the keys `kept`."""
+    *parents, name = path
+    if parents[-1:] != ["partition"] or name not in Hierarchical.exclusive:
+        return
+    for key in parents:
+        child = node.get(key)
+        if not isinstance(child, dict):
+            return
+        node = child
+    for rival in Hierarchical.exclusive:
+        if rival != name and ".".join([*parents, rival]) not in kept:
+            node.pop(rival, None)
 
 
 def _set(node: Plain, path: list[str], value: object) -> None:

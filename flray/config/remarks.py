@@ -1,10 +1,16 @@
 """What an experiment says that will not happen, or will happen first: shown before it runs."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from flray.clustering.encoder import Encoder
+from flray.config.build import draw_module
 from flray.config.experiment import Experiment
 from flray.execution.resources import Actors
+from flray.models.bank import layers_of, params_of
+
+# Keys of algorithms for the rounds in which all clients share a model.
+JOINT_ROUNDS = ("rounds_before", "pretrain_rounds", "rounds_joint")
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
@@ -16,6 +22,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         yield f"events of round {told} never happen: the last round is {settings.rounds}"
     if settings.execution.executor == "inline" and settings.execution.actors != Actors():
         yield "execution.actors does nothing in process: set execution.executor=ray"
+    yield from _method_remarks(experiment)
     encoder = encoder_of(experiment)
     if encoder is not None and not encoder.is_cached():
         done = encoder.epochs_done()
@@ -24,6 +31,30 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"an encoder is trained first, once: {encoder.epochs} epochs{went} of "
             f"{encoder.dataset_name}; kept in {encoder.folder}"
         )
+
+
+def _method_remarks(experiment: Experiment) -> Iterator[str]:
+    """What makes a method another one."""
+    algorithm, settings = experiment.algorithm.build(), experiment.settings
+    values = {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}
+    for key in JOINT_ROUNDS:
+        if values.get(key, 0) >= settings.rounds:
+            yield (
+                f"no cluster is trained: algorithm.{key}={values[key]} leaves no round after it, "
+                f"the last is {settings.rounds}; lower algorithm.{key} or raise rounds"
+            )
+    if values.get("mean_of") == "members" and settings.aggregate.unheard != "ignore":
+        yield (
+            f"aggregate.unheard={settings.aggregate.unheard} does nothing where all members of a "
+            "cluster count: set algorithm.mean_of=heard"
+        )
+    if "global_layers" in values:
+        layers = layers_of(params_of(draw_module(experiment, experiment.dataset.build().load())))
+        if values["global_layers"] == len(layers):
+            yield (
+                f"this is FedAvg: algorithm.global_layers={len(layers)} shares all layers of the "
+                f"model ({', '.join(layers)}); lower it"
+            )
 
 
 def encoder_of(experiment: Experiment) -> Encoder | None:

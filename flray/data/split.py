@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -72,6 +73,17 @@ class Split:
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
         own = (self.labels[self.train[i]] for i in clients)
         return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
+
+    @cached_property
+    def has_label_groups(self) -> bool:
+        """True if the sets of labels that clients hold tell them apart.
+
+        That is so where a client that may train holds less than half of the labels of another
+        (FLIS, Fig. 3), and not where all hold the same set, or lack a label by chance.
+        """
+        held = np.unique(self.label_counts(self.clients) > 0, axis=0)  # (sets, labels)
+        held = held[held.any(1)]
+        return any(bool((2 * (held & own).sum(1) < own.sum()).any()) for own in held)
 
     def part_of(self, client: int, part: Part) -> Ids:
         """The examples that a client's model is judged on: its own, or the global test set."""

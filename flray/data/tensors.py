@@ -21,7 +21,7 @@ def from_tensors(
 
     Images are (N, channels, height, width), (N, height, width) or (N, features). Bytes are divided
     by 255, floats reach the model as they are. Without a test part every split must cut one off
-    (`split.test=own`).
+    (`split.test=own_split`).
 
     >>> data = from_tensors(torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 1]))
     >>> data.image_shape, data.num_classes, data.num_train

@@ -21,7 +21,8 @@ def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: i
         if not there[row > 0].any():
             raise ExperimentError(
                 f"client {client} would have no test data: the dataset has no test images of the "
-                f"labels it trains on; use test: own_split"
+                "labels it trains on; set split.test=own_split, which takes split.test_fraction of "
+                "each client's own data, or give the dataset a test part"
             )
     if options.test == "all_of_labels":
         return [np.concatenate([images[kind] for kind in np.flatnonzero(row)]) for row in trained]

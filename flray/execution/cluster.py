@@ -18,6 +18,7 @@ from typing import Any
 import ray
 import yaml
 from ray._private import ray_constants
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
 from flray.errors import ExperimentError
 from flray.execution.forking import kept_forking_python
@@ -113,6 +114,13 @@ def whole_nodes() -> list[dict[str, float]]:
     """What each node has in all, taken or free."""
     ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.total_resources_per_node
     return list(ask().values())
+
+
+def this_machine() -> dict[str, float]:
+    """What a local cluster would have on this machine, by Ray's own arithmetic; starts nothing."""
+    spec = ResourceAndLabelSpec().resolve(is_head=True, node_ip_address="127.0.0.1")
+    ask: Callable[[], dict[str, float]] = spec.to_resource_dict
+    return ask()
 
 
 def coming_nodes() -> list[dict[str, float]]:

@@ -48,6 +48,7 @@ from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, T
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import (
     Aggregation,
+    ClientModels,
     Relation,
     Weights,
     expected_terms,
@@ -63,6 +64,9 @@ SCORE_TOGETHER, MOST_TOGETHER = 5000, 50_000
 SCORE_GROUPS = 16
 # Of sums that hosts send with their training: more would be much to send where they are not used.
 EXPECTED_SUMS_BYTES = 4 << 20
+
+GROUND_TRUTH = "ground truth (labels or groups a real server never sees)"
+TEST_DATA = "the test data of clients"
 
 OnClientFailure = Literal["raise", "drop"]
 
@@ -186,6 +190,7 @@ class Federation:
     holdout: Ids = field(default_factory=nobody)  # those that are there and never train
     changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
     num_public: int = 0  # examples of the server
+    has_example_losses: bool = True  # the module tells the loss of each example
     ground_truth: Oracle | None = None  # None: not for this experiment
     t: int = 1  # the round whose clients and data these are
     draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
@@ -216,16 +221,29 @@ class Federation:
     @property
     def oracle(self) -> Oracle:
         """Ground truth, if the experiment allows it. Accesses are counted, which marks the run."""
-        return self._ground_truth("ground truth (labels or groups a real server never sees)")
+        return self._ground_truth(GROUND_TRUTH)
 
     def _ground_truth(self, what: str) -> Oracle:
+        self.require_ground_truth(what)
+        assert self.ground_truth is not None
+        self.meter.counts[GROUND_TRUTH_READS] += 1
+        return self.ground_truth
+
+    def require_ground_truth(self, what: str) -> None:
+        """Refuse an experiment that does not allow `what` to be read."""
         if self.ground_truth is None:
             raise ExperimentError(
                 f"this method reads {what}; say `uses_ground_truth: true` in the experiment, whose "
                 "results are marked, or choose an option that does without"
             )
-        self.meter.counts[GROUND_TRUTH_READS] += 1
-        return self.ground_truth
+
+    def require_example_losses(self) -> None:
+        """Refuse a module that does not tell the loss of each example."""
+        if not self.has_example_losses:
+            raise ExperimentError(
+                "clients of this method choose among models by their losses: the model must define "
+                "example_losses(batch) -> (B,)"
+            )
 
     def require_public(self) -> None:
         """Refuse an experiment whose server has no public examples."""
@@ -356,7 +374,7 @@ class Federation:
         """
         self._count_labels_read(cohort)
         if part == "test":
-            self._ground_truth("the test data of clients")
+            self._ground_truth(TEST_DATA)
         with self.meter.phase("judge"):
             answers = self.map(Judge(part, cohort.t), cohort, bank.params)
         shape = len(answers), bank.num_rows
@@ -496,7 +514,9 @@ class Federation:
     def _weighted(self, relation: Relation) -> Relation:
         return Relation(relation.rows * self._mixing_weights(), relation.of)
 
-    def mix_rows(self, hears: Weights, trained: Trained, bank: ModelBank) -> ModelBank:
+    def mix_rows(
+        self, hears: Weights, trained: Trained | ClientModels, bank: ModelBank
+    ) -> ModelBank:
         """The bank whose row u is the mean of the clients it hears, with strength hears[u, j] n_j.
 
         A row that hears nobody keeps its model, whether a client uses it or not; who uses which
@@ -569,10 +589,12 @@ class Federation:
         """Stop, or go on without the clients that failed and count them."""
         first = min(failed)
         if self.on_client_failure == "raise":
+            remedy = "set on_client_failure=drop to go on without such clients"
+            if len(failed) == len(asked) > 1:
+                remedy = "where everybody fails, the cause is the model, its training or the data"
             raise ClientFailure(
                 f"in round {t} client {first} failed: {failed[first].reason} "
-                f"({len(failed)} of {len(asked)} clients failed: {sorted(failed)[:10]}); "
-                "set on_client_failure=drop to go on without such clients"
+                f"({len(failed)} of {len(asked)} clients failed: {sorted(failed)[:10]}); {remedy}"
             ) from failed[first].error
         self.meter.counts[counter] += len(failed)
 

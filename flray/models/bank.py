@@ -47,15 +47,28 @@ def last_layers(names: Iterable[str], number: int) -> frozenset[str]:
     >>> sorted(last_layers(["0.weight", "0.bias", "2.weight", "2.bias"], 1))
     ['2.bias', '2.weight']
     """
-    layer_of = {name: name.rpartition(".")[0] for name in names}
-    layers = list(dict.fromkeys(layer_of.values()))
+    names = list(names)
+    layers = layers_of(names)
     if number > len(layers):
         raise ExperimentError(
             f"the last {number} layers were asked for, but this model has {len(layers)}: "
             f"{', '.join(layers)}"
         )
     chosen = layers[len(layers) - number :]
-    return frozenset(name for name, layer in layer_of.items() if layer in chosen)
+    return frozenset(name for name in names if _layer(name) in chosen)
+
+
+def layers_of(names: Iterable[str]) -> list[str]:
+    """The layers of these leaves, in their order.
+
+    >>> layers_of(["0.weight", "0.bias", "2.weight"])
+    ['0', '2']
+    """
+    return list(dict.fromkeys(map(_layer, names)))
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:

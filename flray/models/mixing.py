@@ -260,6 +260,14 @@ class HeldModels:
         return terms(self.params)
 
 
+@dataclass(frozen=True)
+class ClientModels:
+    """A model of each of the clients, in their order."""
+
+    clients: Ids  # (K,)
+    models: Models
+
+
 def largest_values(models: Params) -> dict[str, Weights]:
     """(K,) by leaf, the largest absolute value of each model; NaN where one is.
 

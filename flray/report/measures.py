@@ -44,8 +44,12 @@ def run_sheet(run: RunRecord, drawn: Sequence[int]) -> Sheet | None:
 def experiments_sheet(experiments: Experiments) -> Sheet | None:
     """The measures of each experiment, as its summaries have them, a mean over its seeds."""
     rows = {name: [run.numbers for run in runs] for name, runs in experiments.items()}
-    clustered = {name: held for name, held in rows.items() if any(ERRORS[0] in n for n in held)}
+    clustered = {name: held for name, held in rows.items() if any(map(_is_measured, held))}
     return _sheet("experiment", clustered)
+
+
+def _is_measured(numbers: Plain) -> bool:
+    return any(key in numbers for keys in _NOTES for key in keys)
 
 
 def errors_by_round(run: RunRecord) -> pd.DataFrame:

@@ -37,12 +37,17 @@ from flray.server.evaluation import RoundRow
 def record_clusterings(
     directory: RunDirectory, timeline: Timeline, t: int, clusterings: Sequence[Clustering]
 ) -> RoundRow:
-    """Keep what clusterings after round t were decided by; scores of the last by the truth."""
+    """Keep what clusterings after round t were decided by; scores of the last by the truth.
+
+    Errors that compare clusters with sets of labels are left out where these define no groups.
+    """
     split = timeline.at(max(t, 1))
     row: RoundRow = {}
     for number, found in enumerate(clusterings):
         arrays = found.evidence()
-        scores = overlap_errors(found.together, split.label_counts(found.clients))
+        scores: dict[str, float] = {}
+        if split.has_label_groups:
+            scores |= overlap_errors(found.together, split.label_counts(found.clients))
         if split.groups is not None:
             arrays |= {"groups": split.groups[found.clients]}
             scores |= partition_scores(found.labels, arrays["groups"])

@@ -13,6 +13,7 @@ from flray.client.tasks import Train
 from flray.clustering.points import by_smallest_member
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
+from flray.models.mixing import Aggregation
 from flray.records.clusterings import read_clusterings
 
 from scenarios import line_federation
@@ -89,10 +90,48 @@ def test_clients_that_were_not_heard_are_clustered_by_their_last_models() -> Non
     assert centres == pytest.approx(sorted([own, 4.0]))
 
 
+def of_clusters(state: FedSemState) -> list[float]:
+    """The first weight of the clusters that have members, in ascending order."""
+    return sorted(set(models_of(state)[:, 0].tolist()))
+
+
+def heard_in(fed: Federation, t: int) -> int:
+    return int(FedSem().cohort(None, t, fed).clients[0])
+
+
+@pytest.mark.parametrize(("mean_of", "unheard"), [("members", 0), ("heard", 0), ("heard", 1)])
+def test_the_mean_of_a_cluster_by_hand(mean_of, unheard) -> None:
+    """One cluster of two clients with targets 8 and 0 and three and one examples, one of whom is
+    heard: a step from w goes to (w + target) / 2, and w0 is 4. The other one has w0 at first."""
+    fed = line_federation([(1, 0)] * 2, [8, 0], [3, 1], [[4.0, 0.0]], LR)
+    aggregation = Aggregation(unheard="stale" if unheard else "ignore")
+    fed = replace(fed, participation=0.5, aggregation=aggregation)
+    target, n, last, w = [8, 0], np.array([3, 1]), np.array([4.0, 4.0]), 4.0
+    states = rounds(FedSem(number=1, mean_of=mean_of), fed, 4)
+    for t in range(1, 5):
+        i = heard_in(fed, t)
+        last[i] = (w + target[i]) / 2
+        before = w
+        w = float(np.average(last, weights=n)) if mean_of == "members" else last[i]
+        if unheard:
+            w = float(np.average([last[i], before], weights=[n[i], n[1 - i]]))
+        assert of_clusters(states[t]) == pytest.approx([w], rel=1e-12)
+    assert {heard_in(fed, t) for t in range(1, 5)} == {0, 1}
+
+
+def test_members_and_those_heard_are_the_same_where_everybody_is_heard(tiny_run) -> None:
+    members, heard = (
+        tiny_run(f"algorithm={{name: fedsem, number: 2, mean_of: {by}}}", "participation=1")
+        for by in ("members", "heard")
+    )
+    assert members.summary["params_sha256"] == heard.summary["params_sha256"]
+
+
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
 def test_one_cluster_is_fedavg(tiny_run, known_run, unheard) -> None:
     aggregate = f"aggregate.unheard={unheard}"
-    one, fedavg = tiny_run("algorithm={name: fedsem, number: 1}", aggregate), known_run(aggregate)
+    one = tiny_run("algorithm={name: fedsem, number: 1, mean_of: heard}", aggregate)
+    fedavg = known_run(aggregate)
     for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps", "clusters"):
         assert one.summary[key] == fedavg.summary[key]
     assert read_clusterings(one.path) == {}

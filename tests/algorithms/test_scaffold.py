@@ -1,15 +1,18 @@
 """SCAFFOLD: control variates."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from flray.algorithms import scaffold
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.scaffold import Scaffold, ScaffoldState
 from flray.client.training import Training
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort
+from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Aggregation
 from flray.records.checkpoint import CheckpointStore
@@ -35,11 +38,16 @@ def flat(params: Params) -> np.ndarray:
     return torch.stack([slope, offset], dim=-1).numpy().reshape(-1, 2).squeeze()
 
 
-def by_hand(cohorts: list[list[int]], p: list[float], momentum: float):
-    """x, c and c_i after rounds with these cohorts, Algorithm 1 line by line in numpy."""
+def by_hand(cohorts: list[list[int]], p: list[float], momentum: float, present=None):
+    """x, c and c_i after rounds with these cohorts, Algorithm 1 line by line in numpy.
+
+    present: the clients of each round; by default both.
+    """
     lr, tau = 0.1, [2, 6]
     x, c, c_i = START, np.zeros(2), np.zeros((2, 2))
-    for cohort in cohorts:
+    for cohort, members in zip(cohorts, present or [[0, 1]] * len(cohorts), strict=True):
+        if present:
+            c = c_i[members].mean(0)
         trained, after = {}, c_i.copy()
         for i in cohort:
             y, velocity, way = x, np.zeros(2), 0.0
@@ -51,7 +59,7 @@ def by_hand(cohorts: list[list[int]], p: list[float], momentum: float):
             after[i] = c_i[i] - c + (x - y) / way
         total = sum(p[i] for i in cohort)
         x = sum(p[i] / total * trained[i] for i in cohort)
-        c = c + (after - c_i).sum(0) / 2
+        c = c + (after - c_i).sum(0) / len(members)
         c_i = after
     return x, c, c_i
 
@@ -82,17 +90,66 @@ def test_a_part_of_the_clients_moves_the_servers_control_variate_by_its_share() 
     np.testing.assert_allclose(flat(state.c_i.of_clients(fed.clients)), c_i, rtol=1e-11)
 
 
+def rounds_among(fed: Federation, state: ScaffoldState, present: list[list[int]]) -> ScaffoldState:
+    """The state after a round for each of the lists of clients that are there in it."""
+    for t, members in enumerate(present, start=1):
+        now = replace(fed, clients=np.array(members), t=t)
+        state = Scaffold().round(state, Scaffold().cohort(state, t, now), now).state
+    return state
+
+
+PRESENT = {
+    "leave": [[0, 1], [0, 1], [1]],
+    "leave and join again": [[0, 1], [1], [1], [0, 1]],
+    "join": [[0], [0, 1], [0, 1]],
+    "take turns": [[0], [1], [0]],
+}
+
+
+@pytest.mark.parametrize("present", PRESENT.values(), ids=PRESENT.keys())
+def test_the_servers_control_variate_is_the_mean_over_those_present(present) -> None:
+    fed = linear_federation(CLIENTS, Training(lr=0.1, epochs=2, batch_size=2))
+    first = replace(fed, clients=np.array(present[0]))
+    state = rounds_among(fed, Scaffold().init(first).state, present)
+    x, c, c_i = by_hand(present, [0.25, 0.75], 0.0, present)
+    np.testing.assert_allclose(vector(state.bank), x, rtol=1e-12)
+    np.testing.assert_allclose(flat(state.c), c, rtol=1e-11)
+    np.testing.assert_allclose(flat(state.c_i.of_clients(fed.clients)), c_i, rtol=1e-11)
+
+
+def test_the_mean_does_not_depend_on_how_many_rows_are_copied_at_a_time(monkeypatch) -> None:
+    fed = linear_federation([[(1, 2)], [(2, 1)], [(3, 1)]], Training(lr=0.1))
+    present = [[0, 1, 2], [0, 2]]
+    whole = rounds_among(fed, Scaffold().init(fed).state, present)
+    monkeypatch.setattr(scaffold, "ROWS_AT_ONCE", 1)
+    parts = rounds_among(fed, Scaffold().init(fed).state, present)
+    np.testing.assert_allclose(flat(parts.c), flat(whole.c), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_it_reaches_the_optimum_of_those_present() -> None:
+    """Client 1 alone has the line through (1, 1) and (3, 2): slope 1/2, offset 1/2."""
+    clients = [[(0, 0), (1, 3)], [(1, 1), (3, 2)]]
+    fed = linear_federation(clients, Training(lr=0.2, epochs=5, batch_size=2))
+    joint = rounds_among(fed, Scaffold().init(fed).state, [[0, 1]] * 40)
+    alone = rounds_among(fed, joint, [[1]] * 40)
+    again = rounds_among(fed, alone, [[0, 1]] * 40)
+    np.testing.assert_allclose(vector(alone.bank), [0.5, 0.5], atol=1e-3)
+    for state in (joint, again):
+        np.testing.assert_allclose(vector(state.bank), optimum(clients), atol=1e-3)
+
+
 @pytest.mark.slow
 def test_it_reaches_the_joint_optimum_where_fedavg_stops_short() -> None:
     """Two clients with other optima and other curvature, five steps on all their data a round."""
     clients = [[(0, 0), (1, 3)], [(1, 1), (3, 2)]]
     fed = linear_federation(clients, Training(lr=0.2, epochs=5, batch_size=2))
-    scaffold, fedavg = (
+    own, fedavg = (
         [vector(state.bank) for state in run_rounds(method, fed, 50)]
         for method in (Scaffold(), FedAvg())
     )
     best = optimum(clients)
-    np.testing.assert_allclose(scaffold[-1], best, atol=1e-8)
+    np.testing.assert_allclose(own[-1], best, atol=1e-8)
     np.testing.assert_allclose(fedavg[-1], fedavg[-10], atol=1e-4)  # it has stopped
     assert np.abs(fedavg[-1] - best).max() > 0.1
 
@@ -120,6 +177,8 @@ def test_the_servers_control_variate_is_the_mean_over_all_clients(tiny_run) -> N
     (heard,) = (with_holdout.c_i.clients,)
     assert len(heard) == 4
     assert_is_mean(with_holdout, heard)
+    events = "events=[{round: 2, kind: leave, clients: [0]}, {round: 2, kind: join, clients: [5]}]"
+    assert_is_mean(state_of(tiny_run(*common, events, "rounds=3")), np.arange(1, 6))
 
 
 def test_a_dropped_client_keeps_its_control_variate(tiny_run, fails_in_training) -> None:
@@ -144,9 +203,9 @@ def test_a_client_without_steps_keeps_its_control_variate() -> None:
 
 
 def test_twice_a_model_travels_each_way(tiny_run, known_run) -> None:
-    scaffold, fedavg = tiny_run("algorithm=scaffold").summary, known_run().summary
-    assert scaffold["bytes_up"] == 2 * fedavg["bytes_up"]
-    assert scaffold["bytes_down"] == 2 * fedavg["bytes_down"]
+    own, fedavg = tiny_run("algorithm=scaffold").summary, known_run().summary
+    assert own["bytes_up"] == 2 * fedavg["bytes_up"]
+    assert own["bytes_down"] == 2 * fedavg["bytes_down"]
 
 
 def test_statistics_have_no_control_variate() -> None:

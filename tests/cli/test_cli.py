@@ -126,7 +126,8 @@ def test_a_diverging_client_is_one_message_and_exit_1(flray) -> None:
     code, _, err = flray("run", "tiny.yaml", "train.lr=1e30")
     assert code == 1
     assert "client" in err
-    assert "on_client_failure=drop" in err
+    assert "where everybody fails, the cause is the model, its training or the data" in err
+    assert "on_client_failure=drop" not in err
     assert "Traceback" not in err
 
 
@@ -239,6 +240,14 @@ def test_seeds_may_stand_in_the_file(flray, tmp_path) -> None:
 NOTES = [
     ("events=[{round: 9, kind: leave, clients: [0]}]", "events of round 9 never happen"),
     ("execution.actors.count=4", "execution.actors does nothing in process"),
+    (
+        "algorithm={name: flhc, rounds_before: 4}",
+        "no cluster is trained: algorithm.rounds_b",
+    ),
+    ("algorithm={name: cfl, rounds_joint: 9}", "no cluster is trained: algorithm.rounds_joint=9"),
+    ("algorithm={name: repa, pretrain_rounds: 4}", "no cluster is trained: algorithm.pretrain_r"),
+    ("algorithm={name: wd, pretrain_rounds: 5}", "no cluster is trained: algorithm.pretrain_r"),
+    ("algorithm={name: lg_fedavg, global_layers: 2}", "this is FedAvg: algorithm.global_layers=2"),
     ("tracking=wandb", "no key for W&B"),
 ]
 
@@ -250,8 +259,23 @@ def test_what_will_not_happen_is_said_before(flray, monkeypatch, argument, expec
     assert code == 0
     assert expected in out
     assert "note" not in flray("check", "tiny.yaml")[1]
-    if "wandb" not in argument:
+    if argument.startswith(("events", "execution", "algorithm={name: lg")):
         assert expected in flray("run", "tiny.yaml", "rounds=1", argument)[1]
+
+
+QUIET = [
+    "algorithm={name: flhc, rounds_before: 3}",
+    "algorithm={name: cfl, rounds_joint: 3}",
+    "algorithm={name: lg_fedavg, global_layers: 1}",
+    "algorithm=fedsem",
+]
+
+
+def test_methods_that_do_what_they_are_for_have_no_notes(flray) -> None:
+    for argument in QUIET:
+        code, out, _ = flray("check", "tiny.yaml", argument)
+        assert (code, "note" in out) == (0, False)
+    assert "does nothing" in flray("check", "tiny.yaml", QUIET[-1], "aggregate.unheard=stale")[1]
 
 
 def test_check_mentions_an_encoder_that_is_trained_first(flray, monkeypatch, tmp_path) -> None:

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from flray.algorithms import ALGORITHMS
 from flray.cli import cli, main
 from flray.cli.starting import experiment_text
-from flray.config.build import describe
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.reference import components
+from flray.config.rehearsal import describe
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, names
 from flray.errors import ExperimentError
 from flray.sweep.space import read_space

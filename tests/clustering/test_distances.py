@@ -8,9 +8,14 @@ from scipy.spatial.distance import cdist
 
 from flray.clustering import checks, distances, gram, set_distances
 from flray.clustering.distances import L1, L2, Cosine, has_compiler
+from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.l1_tiles import l1_in_tiles
+from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
+from flray.errors import ExperimentError
+
+from scenarios import line_federation
 
 OF_VECTORS = [(L1(), "cityblock"), (L2(), "euclidean"), (Cosine(), "cosine")]
 OF_SETS = [MinPair(), Matching(), Wasserstein()]
@@ -269,3 +274,44 @@ def test_distances_on_a_gpu_are_those_of_the_cpu(distance):
     assert_laws(on_gpu)
     assert on_gpu[5, 9] == 0
     np.testing.assert_allclose(on_gpu, distance(vectors(values)), rtol=1e-11)
+
+
+class Table:
+    """A distance stage that returns what it is given."""
+
+    euclidean = False
+
+    def __init__(self, values) -> None:
+        self.values = np.array(values, dtype=np.float64)
+
+    def __call__(self, points: Points) -> np.ndarray:
+        return self.values
+
+
+TRIANGLE = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
+WRONG = {
+    "of pairs": (TRIANGLE[:2], r"must be \(3, 3\), a row for each client, got the shape \(2, 3\)"),
+    "condensed": ([1.0, 2.0, 3.0], r"got the shape \(3,\)"),
+    "one way": (np.triu(TRIANGLE), "got 1.0 from client 10 to 20 and 0.0 back"),
+    "NaN": (np.where(TRIANGLE == 3, np.nan, TRIANGLE), "got nan from client 20 to 30"),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_distance_that_is_none_is_refused_by_its_name(values, message) -> None:
+    partition = Hierarchical("average", number=2)
+    points = Points.vectors(np.array([10, 20, 30]), torch.zeros(3, 1))
+    fed = line_federation([(1, 0)] * 3, [1] * 3, [1] * 3, [[0.0, 0.0]], 0.1)
+    with pytest.raises(ExperimentError, match=f"after round 2: distance Table .*{message}"):
+        Pipeline(distance=Table(values), partition=partition).decide(points, fed, 2)
+    rounded = TRIANGLE + np.triu(np.full((3, 3), 1e-9), 1)  # another order of summation
+    found = Pipeline(distance=Table(rounded), partition=partition).decide(points, fed, 2)
+    assert found.labels.tolist() == [0, 0, 1]
+
+
+def test_rows_are_compared_in_parts(monkeypatch) -> None:
+    monkeypatch.setattr(checks, "ROWS_AT_ONCE", 2)
+    points = Points.vectors(np.array([10, 20, 30]), torch.zeros(3, 1))
+    checks.require_distances(TRIANGLE, points, points)
+    with pytest.raises(ValueError, match=r"got 1.0 from client 10 to 20 and 0.0 back"):
+        checks.require_distances(np.triu(TRIANGLE), points, points)

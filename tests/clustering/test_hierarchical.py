@@ -12,7 +12,10 @@ from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
 from flray.clustering.relations import Threshold
 from flray.config.binding import bind_component
+from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
+
+from scenarios import TINY
 
 LINKAGES = ["single", "complete", "average", "ward"]
 
@@ -177,6 +180,40 @@ def test_more_clusters_than_clients_are_refused():
 def test_on_relation_needs_a_relation():
     with pytest.raises(ValueError, match="got relate: none; choose threshold or kernel"):
         Hierarchical(number=2, on="relation")(related(distance=equidistant(3)))
+
+
+PARTITION = "algorithm.clustering.partition"
+FILE = {"name": "hierarchical", "threshold": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("in_the_file", "typed", "expected"),
+    [
+        (None, ["number=auto"], (None, "auto")),  # instead of FL+HC's 3.0
+        (None, ["number=4", "threshold=null"], (None, 4)),
+        (None, ["number=null"], (3.0, None)),
+        (FILE, ["number=4"], (None, 4)),
+        ({"number": 4}, [], (None, 4)),
+        ({"number": 4}, ["threshold=1.5"], (1.5, None)),
+        ({"number": 4}, ["threshold=null"], (None, 4)),
+    ],
+)
+def test_naming_threshold_or_number_unsets_the_other(in_the_file, typed, expected):
+    clustering = {} if in_the_file is None else {"partition": in_the_file}
+    plain = {**TINY, "algorithm": {"name": "flhc", "clustering": clustering}}
+    parsed = parse_experiment(override(plain, [f"{PARTITION}.{each}" for each in typed]))
+    partition = parsed.algorithm.build().clustering.partition
+    assert (partition.threshold, partition.number) == expected
+    kept = parsed.plain["algorithm"]["clustering"]["partition"]
+    assert (kept["threshold"], kept["number"]) == expected
+    assert parse_experiment(parsed.plain).plain == parsed.plain
+
+
+def test_naming_both_at_once_is_refused():
+    typed = [f"{PARTITION}.number=4", f"{PARTITION}.threshold=2.0"]
+    plain = override({**TINY, "algorithm": "flhc"}, typed)
+    with pytest.raises(ExperimentError, match="exactly one of threshold and number"):
+        parse_experiment(plain).algorithm.build()
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,24 @@ def test_image_tested_by_two_groups_is_two_examples() -> None:
     assert split.labels[[first, second]].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("label_sets", "has_groups"),
+    [
+        ([{0, 1, 2}, {0, 1, 2}], False),
+        ([{0, 1, 2, 3}, {0, 1, 2}, {0, 1, 3}], False),  # each holds at least half of another's
+        ([{0, 1, 2, 3}, {0}], True),  # the second holds a quarter of the first one's
+        ([{0, 1}, {2, 3}], True),
+        ([{0, 1}, set()], False),  # a client without examples is in no group
+    ],
+)
+def test_label_sets_are_groups_where_a_client_lacks_most_labels_of_another(
+    label_sets, has_groups
+) -> None:
+    labels = np.array([label for own in label_sets for label in sorted(own)])
+    parts = tuple(np.split(np.arange(len(labels)), np.cumsum([len(s) for s in label_sets])[:-1]))
+    assert Split(np.arange(len(labels)), labels, parts, parts, parts).has_label_groups is has_groups
+
+
 def test_a_server_set_from_test_is_the_last_of_each_class_and_stays_in_the_test_sets() -> None:
     labels = [0, 1, 0, 1, 1, 0]
     data = tiny_dataset([0, 1] * 6, labels, num_classes=2)

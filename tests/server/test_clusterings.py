@@ -15,6 +15,7 @@ from flray.config.experiment import parse_experiment
 from flray.data.similar import Robustness
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
+from flray.records.columns import CLUSTERING, ERRORS
 from flray.records.run_directory import RunDirectory
 from flray.scores import cosines, drift_similarity
 from flray.server.clusterings import robustness_row
@@ -195,6 +196,21 @@ class TestDrift:
             run("dataset.size=8")
 
 
+def test_clusters_are_compared_with_label_sets_where_these_are_groups(tiny_run) -> None:
+    """Clients of `label_swap` hold the same labels, those of `label_skew` two each."""
+    common = ["participation=1", "algorithm={name: flhc, rounds_before: 1}", "rounds=2"]
+    swapped = tiny_run("split={name: label_swap, clients: 6, groups: 2}", *common)
+    skewed = tiny_run("split={name: label_skew, clients: 6}", *common)
+    for result, is_there in ((swapped, False), (skewed, True)):
+        for name in ERRORS:
+            assert (CLUSTERING + name in result.rounds) == (name in result.summary) == is_there
+    assert "ari" in swapped.summary
+    several = tiny_run("split={name: label_skew, clients: 6, server: 50}", "algorithm=flis_dc")
+    errors = several.rounds["clustering_overlap_fn"]
+    assert errors.nunique() > 1
+    assert several.summary["overlap_fn"] == pytest.approx(errors.mean())
+
+
 def test_overlapping_clusters_are_recorded_as_such(tiny_run) -> None:
     """FLIS (DC) makes a cluster of each client's row of R; FLIS (HC) puts a client into one."""
     split = "split={name: dirichlet, clients: 6, alpha: 5, min_samples: 2, server: 50}"
@@ -208,8 +224,6 @@ def test_overlapping_clusters_are_recorded_as_such(tiny_run) -> None:
     assert np.sum(every) > found.num_clients  # somebody is in two of them
     assert dc.summary["clusters_overlap"] is True
     assert dc.rounds["clustering_overlapping"].all()
-    errors = dc.rounds["clustering_overlap_fn"]
-    assert dc.summary["overlap_fn"] == pytest.approx(errors.mean())
     disjoint = read_clusterings(hc.path)[0]
     assert not disjoint.is_overlapping
     assert "clusters_overlap" not in hc.summary

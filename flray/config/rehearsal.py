@@ -1,0 +1,87 @@
+"""Rehearse an experiment: refuse what would fail in its first round, without a round."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from flray.algorithms.algorithm import check_requirements
+from flray.client.engine import Block
+from flray.client.host import Host, choose_engine, restored_torch_settings, start_host
+from flray.client.plan import plan_clients
+from flray.client.training import Training, plain_gradient
+from flray.client.vectorized import check_stackable
+from flray.config.build import Prepared, build_federation, prepare
+from flray.config.experiment import Experiment
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.execution.cluster import this_machine
+from flray.execution.executor import Failed, Inline
+from flray.execution.resources import check_resources
+from flray.models.bank import Params
+from flray.wording import counted
+
+
+def describe(experiment: Experiment) -> str:
+    """Prepare and rehearse everything: what the experiment would be, in a sentence."""
+    parts = prepare(experiment, experiment.settings.execution.actors)
+    rehearse(experiment, parts)
+    payload, split = parts.payload, parts.payload.timeline.at(1)
+    engine = choose_engine(payload.settings.engine, payload.module, payload.settings.device)
+    if engine == "vectorized":
+        check_stackable(payload.module)
+    sizes = split.num_train_examples[split.clients]
+    num_params = sum(p.numel() for p in payload.module.parameters())
+    text = (
+        f"{counted(experiment.settings.rounds, 'round')} of {experiment.algorithm.name} with "
+        f"{counted(len(split.clients), 'client')} of {sizes.min()} to {sizes.max()} training "
+        f"examples, {counted(num_params, 'parameter')}, engine {engine}, blocks of "
+        f"{payload.settings.num_slots}"
+    )
+    return f"{text}; {parts.plan}" if parts.plan else text
+
+
+def rehearse(experiment: Experiment, parts: Prepared) -> None:
+    """Refuse an experiment that this machine, its method or its model cannot run.
+
+    Actors of a cluster elsewhere (RAY_ADDRESS) are not counted here.
+    """
+    if parts.plan is not None and "RAY_ADDRESS" not in os.environ:
+        check_resources(parts.plan, [this_machine()])
+    with restored_torch_settings():
+        executor = Inline(_host_of(parts))
+        fed = build_federation(experiment, parts, executor)
+        check_requirements(experiment.algorithm.build(), fed)
+        _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.image_shape)
+
+
+def _host_of(parts: Prepared) -> Host:
+    """A host with the engine of the run and one slot, in this process; nothing is compiled."""
+    payload, settings = parts.payload, parts.payload.settings
+    device = settings.device if torch.cuda.is_available() else "cpu"
+    settings = replace(settings, device=device, num_slots=1, compile=False)
+    return start_host(payload.module, payload.dataset, payload.timeline, settings)
+
+
+def _try_one_batch(
+    executor: Inline, initial: Params, training: Training, shape: tuple[int, ...]
+) -> None:
+    """Train the initial model on one batch of the client with the most examples."""
+    host = executor.host
+    split = host.timeline.at(1)
+    client = split.clients[split.num_train_examples[split.clients].argmax()]
+    batch = split.trained_on(client)[: training.batch_size]
+    once = replace(training, epochs=1)
+
+    def train(host: Host, models: Params, examples: Ids) -> None:
+        plans = plan_clients([examples], once, host.seed, 1, np.array([client]))
+        w0 = {name: leaf.to(host.examples.device) for name, leaf in models.items()}
+        host.engine.train(Block(plans, w0, {}), once, plain_gradient)
+
+    (output,) = executor.map(train, initial, [batch])
+    if isinstance(output, Failed):
+        raise ExperimentError(
+            f"model {type(host.module).__name__} cannot train on {len(batch)} examples of client "
+            f"{client}, images of shape {shape}: {output.reason}; change the model or the data"
+        ) from output.error

@@ -1,0 +1,110 @@
+"""What `flray check` refuses is what a run would refuse, or fail with in its first round."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from flray.config.build import run_experiment
+from flray.config.experiment import Experiment, override, parse_experiment
+from flray.config.rehearsal import describe
+from flray.errors import ClientFailure, ExperimentError
+from flray.execution import cluster
+from flray.models.classifier import Classifier
+
+from scenarios import TINY
+
+
+class Square(Classifier):
+    """Takes images of 28 x 28 pixels, whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(28 * 28, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
+
+class NoLosses(LightningModule):
+    """Has a training step alone, on images of any size."""
+
+    def __init__(self, image_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(torch.Size(image_shape).numel(), 10)
+
+    def training_step(self, batch, index):
+        return cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch) -> None:
+    module = ModuleType("rehearsed")
+    module.Square, module.NoLosses = Square, NoLosses
+    monkeypatch.setitem(sys.modules, "rehearsed", module)
+
+
+SMALL = "dataset={name: digits, size: 8}"
+REFUSED = {
+    "public examples": ("algorithm=flis_dc", "split.server"),
+    "public examples for a stage": ("algorithm=flis_hc", "split.server"),
+    "plain steps": ("algorithm=scaffold; train={optimizer: adam}", "train.optimizer=sgd"),
+    "those heard alone": ("algorithm=fednova; aggregate.unheard=stale", "unheard=ignore"),
+    "clients for all stages": ("algorithm={name: flt, stages: 99}", "stages must be at most"),
+    "ground truth": (
+        "algorithm={name: flhc, clustering: {partition: label_counts}}",
+        "uses_ground_truth: true",
+    ),
+    "losses of examples": ("model=rehearsed:NoLosses; algorithm=ifca", "example_losses"),
+    "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
+}
+
+
+def experiment(arguments: str) -> Experiment:
+    return parse_experiment(override(TINY, [SMALL, *filter(None, arguments.split("; "))]))
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_method_that_lacks_something_is_refused_before_the_directory_is_made(
+    tmp_path, arguments, message
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        describe(experiment(arguments))
+    with pytest.raises(ExperimentError, match=message):
+        run_experiment(experiment(arguments), tmp_path / "run")
+    assert not list(tmp_path.glob("run/*"))
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "loop", "lightning"])
+def test_a_model_of_another_size_is_refused_by_a_batch(tmp_path: Path, engine) -> None:
+    wrong = experiment(f"model=rehearsed:Square; execution.engine={engine}")
+    with pytest.raises(ExperimentError, match=r"Square cannot train on .*\(1, 8, 8\).*784"):
+        describe(wrong)
+    with pytest.raises(ClientFailure, match=r"784.* the cause is the model") as raised:
+        run_experiment(wrong, tmp_path / "run")
+    assert "drop" not in str(raised.value)
+
+
+def test_actors_that_this_machine_cannot_hold_are_refused(monkeypatch) -> None:
+    large = experiment("execution.executor=ray; execution.actors.memory_gb=99999")
+    with pytest.raises(ExperimentError, match=r"2 x 1e\+05 .* GB of memory"):
+        describe(large)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another machine's memory is not known here
+    assert "2 client actors" in describe(large)
+
+
+def test_this_machine_has_what_ray_counts() -> None:
+    here = cluster.this_machine()
+    assert here["CPU"] >= 1
+    assert 1e8 < here["memory"] < 1e14
+
+
+def test_a_rehearsal_changes_no_settings_of_torch() -> None:
+    before = torch.get_num_threads(), torch.backends.cudnn.deterministic
+    assert "4 rounds of fedavg" in describe(experiment("execution.threads=2"))
+    assert (torch.get_num_threads(), torch.backends.cudnn.deterministic) == before
