@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from flray.config.shipped import require_file
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flray.server.loop import Server
 
 LOG = "server.log"
+COMMAND = [sys.executable, "-m", "flray", "keep"]
 STOP = "stop.wish"
 ON_RAY = re.compile(r"executor['\"]?\s*[:=]\s*['\"]?ray\b")
 
@@ -59,15 +61,18 @@ def dismiss() -> None:
 
 def _start() -> subprocess.Popen[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(
-        [sys.executable, "-m", "flray", "keep"],
+    printed = TemporaryFile("w+", errors="replace")  # until the keeper is told where its log is
+    process = subprocess.Popen(
+        COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=printed,
         text=True,
         start_new_session=True,  # the terminal's Ctrl-C is not for the keeper
         env={**os.environ, "PYTHONPATH": path},
     )
+    process.stderr = printed
+    return process
 
 
 def keep() -> None:
