@@ -61,7 +61,8 @@ def dismiss() -> None:
 
 def _start() -> subprocess.Popen[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    printed = TemporaryFile("w+", errors="replace")  # until the keeper is told where its log is
+    # What it prints until it is told where its log is; whoever asks why it failed reads it.
+    printed = TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = subprocess.Popen(
         COMMAND,
         stdin=subprocess.PIPE,

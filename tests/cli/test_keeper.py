@@ -130,7 +130,11 @@ def test_who_wants_a_keeper_gets_it_before_anything_is_imported(tmp_path, monkey
     [
         ("error: Ray did not start (why)", ExperimentError, r"^Ray did not start \(why\)$"),
         ("failed: client 3 failed", ClientFailure, "^client 3 failed$"),
-        ("Traceback\nRuntimeError: why", ClientFailure, r"code 3 \(RuntimeError: why\); see .*log$"),
+        (
+            "Traceback\nRuntimeError: why",
+            ClientFailure,
+            r"code 3 \(RuntimeError: why\); see .*log$",
+        ),
         ("", ClientFailure, r"code 3; see .*server.log$"),
     ],
 )
