@@ -21,7 +21,10 @@ import yaml
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without types
+    AuthenticationTokenLoader,
+    Config,
+)
 
 from flray.errors import ExperimentError, one_line_message
 from flray.execution.forking import kept_forking_python
@@ -91,19 +94,21 @@ def _start(options: dict[str, Any]) -> None:  # Any: ray.init's own
                 **options,
             )
         if python is not None:  # Ray's agents would look for a killed raylet for 100 s
-            (raylet,) = ray._private.worker._global_node.all_processes[PROCESS_TYPE_RAYLET]
-            python.end_with_owner(_children(raylet.process.pid))
+            python.end_with_owner(_children_of_raylet())
     except Exception as error:  # which Ray raises as such
+        logs: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]  # ray's own
         raise ExperimentError(
             f"Ray did not start on this machine ({one_line_message(error)}); if the machine is "
-            f"busy, try again later; Ray's own logs are below {get_default_ray_temp_dir()}"
+            f"busy, try again later; Ray's own logs are below {logs}"
         ) from error
 
 
-def _children(process: int) -> list[int]:
+def _children_of_raylet() -> list[int]:
     import psutil  # Ray's own copy, which is found once Ray is imported
 
-    return [child.pid for child in psutil.Process(process).children()]
+    node: Any = ray._private.worker._global_node  # Any: a node once Ray has started
+    (raylet,) = node.all_processes[PROCESS_TYPE_RAYLET]
+    return [child.pid for child in psutil.Process(raylet.process.pid).children()]
 
 
 def require_listener(address: str) -> None:
