@@ -64,7 +64,6 @@ def cluster(_kept_cluster: ExitStack) -> None:
 
     from flray.execution.cluster import connected
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     if not ray.is_initialized():
         _kept_cluster.enter_context(connected())
 

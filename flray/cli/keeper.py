@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from flray.cli.arguments import files_and_overrides
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from flray.server.loop import Server
 
 LOG = "server.log"
+COMMAND = [sys.executable, "-m", "flray", "keep"]
 STOP = "stop.wish"
 ON_RAY = re.compile(r"executor['\"]?\s*[:=]\s*['\"]?ray\b")
 
@@ -60,15 +62,19 @@ def dismiss() -> None:
 
 def _start() -> subprocess.Popen[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(
-        [sys.executable, "-m", "flray", "keep"],
+    # What it prints until it is told where its log is; whoever asks why it failed reads it.
+    printed = TemporaryFile("w+", errors="replace")  # noqa: SIM115
+    process = subprocess.Popen(
+        COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=printed,
         text=True,
         start_new_session=True,  # the terminal's Ctrl-C is not for the keeper
         env={**os.environ, "PYTHONPATH": path},
     )
+    process.stderr = printed
+    return process
 
 
 def keep() -> None:

@@ -4,6 +4,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -84,9 +85,16 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     >>> progress_line(Progress(rows=9, done=6, failed=1, running=2, shared=4, best=0.875),
     ...               "accuracy_mean", 60.0)
     '6/9 rows done (4 shared) · 2 running · 1 failed · best accuracy_mean 0.8750 · 0:20 left'
+    >>> progress_line(Progress(rows=9, done=9, tracked=(2, 5)), "accuracy_mean", 60.0)
+    '9/9 rows done · 2 of 5 runs written for tracking'
     """
     shared = f" ({progress.shared} shared)" if progress.shared else ""
-    parts = [f"{progress.done}/{progress.rows} rows done{shared}", f"{progress.running} running"]
+    parts = [f"{progress.done}/{progress.rows} rows done{shared}"]
+    if progress.tracked is None:
+        parts.append(f"{progress.running} running")
+    else:
+        num_written, num_runs = progress.tracked
+        parts.append(f"{num_written} of {counted(num_runs, 'run')} written for tracking")
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     if progress.best is not None:
@@ -120,7 +128,7 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
 
 
 def _is_news(before: Progress, now: Progress) -> bool:
-    return (before.rows, before.done, before.failed) != (now.rows, now.done, now.failed)
+    return replace(before, running=0, best=None) != replace(now, running=0, best=None)
 
 
 def _conclude(result: SweepResult, console: Console, again: str, place: str) -> None:

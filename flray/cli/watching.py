@@ -96,14 +96,22 @@ def raise_what_the_keeper_said(process: subprocess.Popen[str], out: Path) -> Non
     """Turn the keeper's exit code and the end of its log into the error it stands for."""
     if process.returncode == 0:
         return
-    log = (out / LOG).read_text(errors="replace").strip() if (out / LOG).is_file() else ""
-    last = log.split("\n")[-1]
-    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG, COMMAND}:
-        for name in (LOG, COMMAND):
-            (out / name).unlink(missing_ok=True)
-        out.rmdir()  # refused before anything was written
+    log = out / LOG
+    if not log.is_file() and process.stderr is not None:  # it ended before it knew of its log
+        process.stderr.seek(0)
+        log.write_text(process.stderr.read(), encoding="utf-8")
+    last = log.read_text(errors="replace").strip().split("\n")[-1]
     if last.startswith(REFUSED):
+        _remove_if_nothing_began(out)
         raise ExperimentError(last.removeprefix(REFUSED))
     if last.startswith(FAILED):
         raise ClientFailure(last.removeprefix(FAILED))
-    raise ClientFailure(f"the run ended with exit code {process.returncode}; see {out / LOG}")
+    ended = f"the run ended with exit code {process.returncode}"
+    raise ClientFailure(f"{ended}{f' ({last})' if last else ''}; see {log}")
+
+
+def _remove_if_nothing_began(out: Path) -> None:
+    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG, COMMAND}:
+        for name in (LOG, COMMAND):
+            (out / name).unlink(missing_ok=True)
+        out.rmdir()

@@ -6,26 +6,34 @@ a tenth of a GPU each compute in turns.
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
 import ray
 import yaml
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants
+from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without types
+    AuthenticationTokenLoader,
+    Config,
+)
 
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, one_line_message
 from flray.execution.forking import kept_forking_python
 from flray.execution.mps import shared_gpu
 
 NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
+AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 DATA = "FLRAY_DATA"
 BOOTSTRAP = "ray_bootstrap_config.yaml"
 
@@ -52,29 +60,56 @@ def connected() -> Iterator[None]:
     }  # Any: ray.init's own
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
     address = os.environ.get("RAY_ADDRESS")
-    with nullcontext() if address else shared_gpu():
+    with ExitStack() as connection:
         if address:
-            require_listener(address)
-            try:
-                ray.init(**options)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ExperimentError(_no_cluster(address, error)) from error
+            connection.callback(ray.shutdown)
+            _join(address, options)
         else:
-            python = kept_forking_python()
-            with _on_loopback():
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    runtime_env={"py_executable": python} if python else None,
-                    _system_config=SYSTEM,
-                    **options,
-                )
+            connection.enter_context(_own_token())
+            connection.enter_context(shared_gpu())
+            connection.callback(ray.shutdown)
+            _start(options)
         if callable(on_sigterm) and current_thread() is main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
-        try:
-            yield
-        finally:
-            ray.shutdown()
+        yield
+
+
+def _join(address: str, options: dict[str, Any]) -> None:  # Any: ray.init's own
+    require_listener(address)
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ExperimentError(_no_cluster(address, error)) from error
+
+
+def _start(options: dict[str, Any]) -> None:  # Any: ray.init's own
+    """Start a local cluster, all of whose processes end with this one, even if it is killed."""
+    python = kept_forking_python()
+    try:
+        with _on_loopback():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                runtime_env={"py_executable": python.command} if python else None,
+                _system_config=SYSTEM,
+                **options,
+            )
+        if python is not None:  # Ray's agents would look for a killed raylet for 100 s
+            python.end_with_owner(_children_of_raylet())
+    except Exception as error:  # which Ray raises as such
+        logs: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]  # ray's own
+        raise ExperimentError(
+            f"Ray did not start on this machine ({one_line_message(error)}); if the machine is "
+            f"busy, try again later; Ray's own logs are below {logs}"
+        ) from error
+
+
+def _children_of_raylet() -> list[int]:
+    import psutil  # Ray's own copy, which is found once Ray is imported
+
+    node: Any = ray._private.worker._global_node  # Any: a node once Ray has started
+    (raylet,) = node.all_processes[PROCESS_TYPE_RAYLET]
+    return [child.pid for child in psutil.Process(raylet.process.pid).children()]
 
 
 def require_listener(address: str) -> None:
@@ -108,6 +143,35 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _own_token() -> Iterator[None]:
+    """Let a local Ray accept only processes with its token, a new one for each cluster.
+
+    Other users of the machine reach its ports, too. Its processes inherit the token in their
+    environment, which no other user can read; Ray itself would write it to a file that every user
+    may read. A RAY_AUTH_MODE of the user's own is left as it is.
+    """
+    if AUTH_MODE in os.environ:
+        yield
+        return
+    before = os.environ.get(AUTH_TOKEN)
+    os.environ |= {AUTH_MODE: "token", AUTH_TOKEN: secrets.token_hex(32)}
+    _reread_authentication()
+    try:
+        yield
+    finally:
+        del os.environ[AUTH_MODE], os.environ[AUTH_TOKEN]
+        if before is not None:
+            os.environ[AUTH_TOKEN] = before
+        _reread_authentication()
+
+
+def _reread_authentication() -> None:
+    """Let Ray forget the mode and the token that it read from the environment before."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def whole_nodes() -> list[dict[str, float]]:

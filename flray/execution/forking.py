@@ -24,13 +24,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from select import select
-from typing import Any
+from typing import IO, Any
 
 # All that is heavy, and packages of others that Ray would import in every fork.
 IMPORTED = ("flray.config.experiment", "flray.server.loop", "jsonschema", "requests")
@@ -41,10 +41,25 @@ REQUEST_TIMEOUT_S = 10.0
 LARGEST_PART = 1 << 16
 READY = b"ready"
 
-_kept: dict[int, str | None] = {}  # commands, by the process that started their servers
+
+@dataclass(frozen=True)
+class ForkingPython:
+    """A server of forks, as its owner sees it."""
+
+    command: str  # starts a Python program as a fork
+    pipe: IO[bytes]  # the server's standard input
+
+    def end_with_owner(self, processes: Iterable[int]) -> None:
+        """Have the server kill these processes when its owner has been killed."""
+        with suppress(OSError):  # a server that has died
+            self.pipe.write(" ".join(map(str, processes)).encode() + b"\n")
+            self.pipe.flush()
 
 
-def kept_forking_python() -> str | None:
+_kept: dict[int, ForkingPython | None] = {}  # by the process that owns them
+
+
+def kept_forking_python() -> ForkingPython | None:
     """As `forking_python`, until this process ends: its next cluster starts sooner."""
     owner = os.getpid()
     if owner not in _kept:
@@ -55,8 +70,8 @@ def kept_forking_python() -> str | None:
 
 
 @contextmanager
-def forking_python() -> Iterator[str | None]:
-    """A command that starts Python programs as forks while the block lasts; None: not here."""
+def forking_python() -> Iterator[ForkingPython | None]:
+    """A server that starts Python programs as forks while the block lasts; None: not here."""
     if sys.platform != "linux":
         yield None  # forks of what other systems' libraries have touched are not safe
         return
@@ -71,8 +86,10 @@ def forking_python() -> Iterator[str | None]:
         shutil.rmtree(folder, ignore_errors=True)
         yield None
         return
+    command = shlex.join([sys.executable, "-S", "-E", __file__, START, str(address)])
+    assert server.stdin is not None
     try:
-        yield shlex.join([sys.executable, "-S", "-E", __file__, START, str(address)])
+        yield ForkingPython(command, server.stdin)
     finally:
         server.terminate()
         server.wait()
@@ -114,17 +131,28 @@ class Program:
 
 
 def serve(listener: socket.socket, folder: Path) -> None:
-    """Fork whenever somebody asks, until standard input ends."""
+    """Fork whenever somebody asks, until standard input ends, because the owner was killed.
+
+    Standard input names the processes that are killed then: those that would outlive the owner.
+    """
     for name in IMPORTED:
         import_module(name)
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    owned: list[int] = []  # file descriptors, which unlike process ids are never reused
     while True:
         ready, _, _ = select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
-            shutil.rmtree(folder, ignore_errors=True)
-            return
+            named = os.read(sys.stdin.fileno(), LARGEST_PART)
+            if not named:
+                _kill(owned)
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            for process in named.split():
+                with suppress(OSError):  # it has ended
+                    owned.append(os.pidfd_open(int(process)))
+            continue
         connection, _ = listener.accept()
         with connection, suppress(OSError, TypeError, ValueError):  # who asked is gone, or not ours
             connection.settimeout(REQUEST_TIMEOUT_S)
@@ -143,6 +171,12 @@ def serve(listener: socket.socket, folder: Path) -> None:
         os.dup2(stream, number)
         os.close(stream)
     program.become()
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 def _die_with(starter: socket.socket) -> None:

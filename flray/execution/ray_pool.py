@@ -30,7 +30,7 @@ from flray.client.host import Host, HostSettings, start_host
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import tensor_over
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, one_line_message
 from flray.execution.client_actor import start_client_actor
 from flray.execution.executor import Failed, Job, Output
 from flray.execution.resources import TRAININGS_KEPT, ActorPlan
@@ -39,6 +39,7 @@ from flray.models.bank import Params
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 POLL_S = 1.0
 MOST_STARTS = 20  # of an actor whose GPU is not ready again yet
+MOST_DEATHS = 3  # in a row, of an actor that is killed while it starts
 
 # Bytes that travel inside a call. An object of the store costs a put and a get, some milliseconds.
 LARGEST_INLINE_TASK = 1 << 16
@@ -175,12 +176,10 @@ class RayPool:
         return [places[ref] for ref in started]
 
     def _is_started(self, ref: Any, place: int) -> bool:
-        """False where the GPU was not ready: another is started. Other errors meet the job."""
+        """False if another has to be started in its place. Other errors meet the job."""
+        self.failed_starts[place] += 1
         try:
-            ray.get(ref)
-        except RayTaskError as error:
-            if is_gpu_fault(error) and self.failed_starts[place] < MOST_STARTS:
-                self.failed_starts[place] += 1
+            if not _is_ready(ref, self.failed_starts[place]):
                 sleep(POLL_S)
                 ray.kill(self.actors[place])
                 self._replace(place)
@@ -282,24 +281,54 @@ def _next_for(place: int, waiting: deque[int], jobs: Sequence[Job]) -> int | Non
 def started(start_one: Callable[[int], tuple[Any, Any]], plan: ActorPlan) -> list[Any]:
     """As many actors as planned, each of them ready; or none and an error.
 
+    An actor that dies while it starts is replaced, a few times.
+
     Args:
         start_one: gives an actor, and the ObjectRef that is there once it can work.
     """
-    pairs = [start_one(place) for place in range(plan.num_actors)]
-    actors, ready = [actor for actor, _ in pairs], [ref for _, ref in pairs]
+    actors, starting = map(list, zip(*map(start_one, range(plan.num_actors)), strict=True))
+    deadline = monotonic() + START_TIMEOUT_S
     try:
-        ray.get(ready, timeout=START_TIMEOUT_S)
-    except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, ExperimentError) else error) from None
-    except GetTimeoutError as error:
-        done, _ = ray.wait(ready, num_returns=len(ready), timeout=0)
+        for place in range(plan.num_actors):
+            num_starts = 1
+            while not _is_ready(starting[place], num_starts, max(0.0, deadline - monotonic())):
+                sleep(POLL_S)
+                ray.kill(actors[place])
+                actors[place], starting[place] = start_one(place)
+                num_starts += 1
+    except RayError as error:
+        num_ready = len(ray.wait(starting, num_returns=len(starting), timeout=0)[0])
         for actor in actors:
             ray.kill(actor)
-        raise ExperimentError(
-            f"only {len(done)} of {plan.num_actors} client actors started within "
-            f"{START_TIMEOUT_S:.0f} s ({plan}); lower execution.actors.count"
-        ) from error
+        raise _not_started(error, num_ready, plan) from None
     return actors
+
+
+def _is_ready(ref: Any, num_starts: int, timeout: float | None = None) -> bool:
+    """Wait for an actor that was started so many times; False if it is to be started once more.
+
+    Its process was killed, or its GPU is not ready yet; other errors would come again.
+    """
+    try:
+        ray.get(ref, timeout=timeout)
+    except (RayActorError, RayTaskError) as error:
+        most = MOST_STARTS if is_gpu_fault(error) else MOST_DEATHS
+        if num_starts >= most or not is_host_lost(error):
+            raise
+        return False
+    return True
+
+
+def _not_started(error: RayError, num_ready: int, plan: ActorPlan) -> Exception:
+    if isinstance(error, RayTaskError):
+        return error.cause if isinstance(error.cause, ExperimentError) else error
+    if isinstance(error, GetTimeoutError):
+        reason = f"only {num_ready} of {plan.num_actors} client actors started within "
+        reason += f"{START_TIMEOUT_S:.0f} s"
+    else:
+        reason = f"a client actor died {MOST_DEATHS} times while it started "
+        reason += f"({one_line_message(error)})"
+    return ExperimentError(f"{reason} ({plan}); lower execution.actors.count")
 
 
 def failure(error: RayError) -> Failed:

@@ -44,9 +44,14 @@ def classical_scaling(D: Matrix) -> tuple[Matrix, float]:
     >>> float(np.linalg.norm(points[0] - points[1]).round(9)), share
     (2.0, 1.0)
     """
-    m = len(D)
-    centre = np.eye(m) - 1 / m
-    values, vectors = np.linalg.eigh(-0.5 * centre @ D**2 @ centre)  # ascending
+    centre = np.eye(len(D)) - 1 / len(D)
+    return _plane_of_products(-0.5 * centre @ D**2 @ centre)
+
+
+def _plane_of_products(G: Matrix) -> tuple[Matrix, float]:
+    """Points in the plane with scalar products near G, and the share of its trace they keep."""
+    m = len(G)
+    values, vectors = np.linalg.eigh(G)  # ascending
     values = np.maximum(values, 0)
     points = np.zeros((m, 2))
     points[:, : min(2, m)] = (vectors * np.sqrt(values))[:, ::-1][:, :2]
@@ -55,7 +60,10 @@ def classical_scaling(D: Matrix) -> tuple[Matrix, float]:
 
 def principal_plane(points: Matrix) -> tuple[Matrix, float]:
     """The first two principal components, and the share of the variance that they keep."""
-    left, singular, _ = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
+    centred = points - points.mean(axis=0)
+    if len(points) <= points.shape[1]:  # much cheaper than singular vectors of a model's length
+        return _plane_of_products(centred @ centred.T)
+    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
     flat = np.zeros((len(points), 2))
     flat[:, : min(2, len(singular))] = (left * singular)[:, :2]
     variance = singular**2

@@ -19,6 +19,7 @@ from ray.tune.schedulers import TrialScheduler
 from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.remarks import encoder_of
+from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
 from flray.execution.cluster import connected, reachable_nodes
 from flray.execution.shared_pool import start_shared_pool
@@ -64,6 +65,7 @@ class Progress:
     failed: int = 0
     running: int = 0
     shared: int = 0  # copied from the run of another row
+    tracked: tuple[int, int] | None = None  # runs written for the tracker, of how many
     best: float | None = None  # of the metric, so far
 
 
@@ -218,7 +220,7 @@ class _Sweep:
         elif self.space.is_scheduled and result.metrics and not result.metrics.get("is_over"):
             write_row(self.folder, replace(row, status="stopped"))
 
-    def _show(self, running: int) -> None:
+    def _show(self, running: int, tracked: tuple[int, int] | None = None) -> None:
         rows, options = self.rows(), self.space.options
         found = Counter(row.status for row in rows)
         best = best_of(rows, self.summaries(rows), options)
@@ -229,6 +231,7 @@ class _Sweep:
                 failed=found["failed"],
                 running=running,
                 shared=found["shared"],
+                tracked=tracked,
                 best=best[options.metric] if best and not best["missing_rows"] else None,
             )
         )
@@ -236,7 +239,8 @@ class _Sweep:
     def report(self, seconds: float) -> SweepResult:
         """Write table and report, and send to W&B what it does not have yet."""
         rows, options, before = self.rows(), self.space.options, read_report(self.folder)
-        self._mirror(rows)
+        best = best_of(rows, self.summaries(rows), options)
+        self._mirror(rows, best["rows"] if best else [])
         frame = table_of(self.folder, rows)
         write_table(self.folder, frame)
         counts = Counter(row.status for row in rows)
@@ -248,7 +252,7 @@ class _Sweep:
             **self._costs(rows, frame),
             "metric": options.metric,
             "mode": options.mode,
-            "best": best_of(rows, self.summaries(rows), options),
+            "best": best,
             "code": dict(self.job.code),
             "seconds": round(before["seconds"] + seconds, 3),
             "commit": environment()["commit"],
@@ -262,17 +266,21 @@ class _Sweep:
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
-    def _mirror(self, rows: Sequence[SweepRow]) -> None:
+    def _mirror(self, rows: Sequence[SweepRow], best: Sequence[int]) -> None:
         """Send runs that were put together to W&B, if the experiment asks for it.
 
-        Called when everything is trained: a trial would have to wait seconds for an upload.
+        Called when everything is trained: a trial would have to wait seconds for an upload. Figures
+        take ten times as long as all the rest, so only the rows of the best configuration get them.
         """
-        for row in rows:
-            if row.components and row.status == "done":
-                experiment = parse_experiment(dict(row.plain))
-                path, group = self.folder / run_path(row.number), self.folder.name
-                with tracked(experiment, path, draw=self.watch.draw, group=group):
-                    pass
+        joined = [row for row in rows if row.components and row.status == "done"]
+        pairs = [(row.number, parse_experiment(row.plain)) for row in joined]
+        pairs = [pair for pair in pairs if pair[1].settings.tracking != NoTracking()]
+        for num_written, (number, experiment) in enumerate(pairs):
+            self._show(0, tracked=(num_written, len(pairs)))
+            path, group = self.folder / run_path(number), self.folder.name
+            draw = self.watch.draw if number in best else no_figures
+            with tracked(experiment, path, draw=draw, group=group):
+                pass
 
     def _costs(self, rows: Sequence[SweepRow], frame: pd.DataFrame) -> dict[str, Any]:
         """Numbers of computed entries; client steps trained, and if every row had run alone."""

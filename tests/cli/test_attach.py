@@ -77,7 +77,6 @@ def flray(folder) -> Iterator[Callable[..., Process]]:
             cwd=folder,
             env={
                 **os.environ,
-                "RAY_AUTH_MODE": "disabled",
                 "WANDB_API_KEY": SECRET,
                 "AWS_SECRET_ACCESS_KEY": SECRET,
                 "PYTHONUNBUFFERED": "1",

@@ -105,7 +105,7 @@ def start(folder: Path, out: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "flray", "run", "slow.yaml", "--out", out],
         cwd=folder,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", MARK: str(folder)},
+        env={**os.environ, MARK: str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -151,7 +151,7 @@ def test_a_run_from_python_goes_on_after_the_loss_of_its_server_and_of_the_rayle
     done = subprocess.run(
         [sys.executable, "-c", PYTHON],
         cwd=folder,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", MARK: str(folder), "PYTHONPATH": path},
+        env={**os.environ, MARK: str(folder), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

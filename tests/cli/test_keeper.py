@@ -10,7 +10,7 @@ import pytest
 
 from flray.cli import keeper, watching
 from flray.config.experiment import override, parse_experiment
-from flray.errors import ExperimentError
+from flray.errors import ClientFailure, ExperimentError
 from flray.records import mirror
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
@@ -122,6 +122,39 @@ def test_who_wants_a_keeper_gets_it_before_anything_is_imported(tmp_path, monkey
     with pytest.raises(ExperimentError, match=r"no experiment file nowhere.yaml"):
         keeper.start_early([str(file), "nowhere.yaml"])
     assert not waiting
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+@pytest.mark.parametrize(
+    ("printed", "error", "message"),
+    [
+        ("error: Ray did not start (why)", ExperimentError, r"^Ray did not start \(why\)$"),
+        ("failed: client 3 failed", ClientFailure, "^client 3 failed$"),
+        (
+            "Traceback\nRuntimeError: why",
+            ClientFailure,
+            r"code 3 \(RuntimeError: why\); see .*log$",
+        ),
+        ("", ClientFailure, r"code 3; see .*server.log$"),
+    ],
+)
+def test_the_reason_of_a_keeper_that_failed_survives(
+    printed, error, message, has_log, tmp_path, monkeypatch
+) -> None:
+    """A log that a message names is there; what was refused before it began leaves nothing."""
+    program = f"import sys; sys.stderr.write({printed!r}); sys.exit(3)"
+    monkeypatch.setattr(keeper, "COMMAND", [sys.executable, "-c", program])
+    out = tmp_path / "run"
+    out.mkdir()
+    process = keeper.take_keeper()
+    process.wait()
+    if has_log:
+        (out / keeper.LOG).write_text(printed)
+    with pytest.raises(error, match=message):
+        watching.raise_what_the_keeper_said(process, out)
+    assert out.exists() == (error is not ExperimentError)
+    if out.exists():
+        assert (out / keeper.LOG).read_text() == printed
 
 
 def test_a_keeper_that_nobody_needs_ends_and_leaves_nothing(tmp_path) -> None:

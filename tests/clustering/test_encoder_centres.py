@@ -1,7 +1,6 @@
 """Signatures from data: centres of latents, fine-tuned or not, and of PCA."""
 
 import functools
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -235,7 +234,6 @@ def test_what_cannot_be_is_refused(wrong, message) -> None:
 @pytest.mark.long
 def test_on_actors_as_in_process() -> None:
     """Encoder, carried state and centres go through memory that processes share."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     pool = ["execution.executor=ray", "execution.actors={count: 2, num_cpus: 0.1}"]
     block = "execution.block=2"
     signatures = [EncoderCentres(ENCODER, k=3, fine_tune=how, epochs=2) for how in FINE_TUNE]

@@ -36,9 +36,9 @@ os.rename(sys.argv[1] + ".part", sys.argv[1])
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[list[str]]:
-    with forking_python() as command:
-        assert command is not None
-        yield shlex.split(command)
+    with forking_python() as server:
+        assert server is not None
+        yield shlex.split(server.command)
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_more_threads_are_an_ordinary_process(
 
 
 def test_without_a_server_an_ordinary_process_starts(program: Path, tmp_path: Path) -> None:
-    with forking_python() as command:
-        assert command is not None
-    told, _ = told_by(shlex.split(command), program, tmp_path)
+    with forking_python() as server:
+        assert server is not None
+    told, _ = told_by(shlex.split(server.command), program, tmp_path)
     assert not told["has_torch"]
     assert told["variable"] == "1"
 
@@ -155,8 +155,8 @@ def test_only_this_user_can_ask(python: list[str]) -> None:
 def test_the_server_ends_with_a_killed_owner() -> None:
     owner = (
         "from flray.execution.forking import forking_python\n"
-        "with forking_python() as command:\n"
-        "    print(command, flush=True)\n"
+        "with forking_python() as server:\n"
+        "    print(server.command, flush=True)\n"
         "    input()\n"
     )
     with subprocess.Popen(

@@ -17,7 +17,7 @@ import pytest
 import ray
 import torch
 from ray.core.generated.gcs_pb2 import ActorTableData
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 import flray
 from flray.config.build import (
@@ -60,7 +60,6 @@ LIGHT = "num_cpus: 0.1"  # several actors on a small machine
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     before = ray.is_initialized()  # by other tests of this process
     with connected():
         yield
@@ -385,6 +384,72 @@ def test_an_actor_that_waits_for_a_machine_is_handed_no_job(monkeypatch) -> None
 def _run(place: int, handed: list[int], _task, _bank, job) -> tuple[int, str]:
     handed.append(place)
     return place, job
+
+
+class TestStarts:
+    """An actor that dies while it starts is replaced; Ray itself is replaced here."""
+
+    PLAN = ActorPlan(2, Actors(), block=1, blocks_per_round=1, each=Needs(0.1, 0.0, 1))
+
+    @pytest.fixture
+    def started_with(self, monkeypatch):
+        """Start two actors whose attempts end as they are told: 0.0 is the first of place 0."""
+        killed: list[str] = []
+
+        def start(errors: dict[str, Exception]) -> tuple[list[str], list[str]]:
+            attempts: Counter[int] = Counter()
+
+            def start_one(place: int) -> tuple[str, str]:
+                attempts[place] += 1
+                return (f"{place}.{attempts[place] - 1}",) * 2
+
+            def get(ref, **_options) -> None:
+                if ref in errors:
+                    raise errors[ref]
+
+            monkeypatch.setattr(ray_pool, "POLL_S", 0.0)
+            monkeypatch.setattr(ray_pool.ray, "get", get)
+            monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, **_: (refs, []))
+            monkeypatch.setattr(ray_pool.ray, "kill", killed.append)
+            return ray_pool.started(start_one, self.PLAN), killed
+
+        return start
+
+    def test_one_that_is_killed_is_replaced(self, started_with) -> None:
+        died = {"1.0": RayActorError(), "1.1": RayActorError()}
+        assert started_with(died) == (["0.0", "1.2"], ["1.0", "1.1"])
+
+    def test_one_that_is_killed_again_and_again_ends_the_run_with_the_reason(
+        self, started_with
+    ) -> None:
+        died = {f"1.{n}": RayActorError(error_msg="out of memory") for n in range(9)}
+        message = r"a client actor died 3 times while it started \(.*out of memory\) \(2 client"
+        with pytest.raises(ExperimentError, match=message):
+            started_with(died)
+
+    def test_another_error_is_raised_at_once(self, started_with) -> None:
+        error = RayTaskError("start", "traceback", ExperimentError("no such encoder"))
+        with pytest.raises(ExperimentError, match="no such encoder"):
+            started_with({"1.0": error})
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_is_killed_while_it_starts_is_replaced(tmp_path) -> None:
+    killed: list[int] = []
+
+    def kill_first() -> None:
+        while not killed:
+            killed.extend(_client_actor_pids()[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
+    with ThreadPoolExecutor(1) as beside:
+        killing = beside.submit(kill_first)
+        result = flray.run(TINY, tmp_path / "run", [*HARD, *pool])
+        killing.result()
+    quiet = flray.run(TINY, tmp_path / "quiet", HARD)
+    assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
 
 
 def test_a_job_that_takes_far_longer_than_others_hangs() -> None:

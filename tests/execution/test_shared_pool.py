@@ -135,7 +135,6 @@ def test_jobs_are_alike_whatever_the_values_they_share() -> None:
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     with connected():
         yield
 

@@ -27,8 +27,7 @@ GROWTH = 1.15  # of the last quarter over the second
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+def cluster():
     with connected():
         yield
 

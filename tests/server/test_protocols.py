@@ -331,8 +331,7 @@ def test_a_dataset_without_test_images_has_no_global_test_set() -> None:
 
 
 @pytest.mark.long
-def test_client_actors_give_the_same_columns(tiny_run, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+def test_client_actors_give_the_same_columns(tiny_run) -> None:
     more = [*BOTH, "split.holdout=1", "execution.block=2", "rounds=2"]
     actors = ["execution.executor=ray", "execution.actors={count: 2, num_cpus: 0.1}"]
     alone = tiny_run(*more)

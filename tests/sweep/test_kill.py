@@ -47,8 +47,7 @@ PATIENCE_S = 240
 
 def start(space: Path, out: Path, how: str) -> subprocess.Popen:
     command = [sys.executable, "-c", PROGRAM, str(space), str(out), how]
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    return subprocess.Popen(command, start_new_session=True)
 
 
 def finished(out: Path) -> dict[Path, int]:
@@ -107,7 +106,7 @@ def test_sigterm_to_a_sweep_ends_its_rounds_and_it_goes_on_to_the_same_numbers(t
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(plain))
     command = [sys.executable, "-m", "flray", "sweep", "space.yaml", "--out", "out"]
     path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path}
     options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, **options)
     (tmp_path / "pid").write_text(str(process.pid))

@@ -23,7 +23,7 @@ from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.report.figures import figures_of
-from flray.sweep.driver import Watch, run_sweep
+from flray.sweep.driver import Progress, Watch, run_sweep
 from flray.sweep.space import THRESHOLD, parse_space
 from flray.tracking import wandb_run as tracking
 from flray.tracking.mirrors import track_table, tracked
@@ -272,7 +272,10 @@ def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> None:
-    """Of FedAvg, and of two clusterings: rounds and figures, though others trained a part."""
+    """Of FedAvg, and of two clusterings: rounds, though others trained a part.
+
+    The best has figures. What is written after the last row is done is shown while it happens.
+    """
     tracking = {"name": "wandb", "mode": "offline"}
     experiment = override(TINY, FLHC) | {"tracking": tracking}
     space = {
@@ -280,9 +283,14 @@ def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> N
         "space": {THRESHOLD: {"between_merges": 2}},
         "baseline": {"algorithm": "fedavg"},
     }
-    result = run_sweep(parse_space(space), tmp_path / "mine", watch=Watch(draw=figures_of))
+    shown: list[Progress] = []
+    watch = Watch(shown.append, figures_of)
+    result = run_sweep(parse_space(space), tmp_path / "mine", watch=watch)
+    assert [each.tracked for each in shown if each.tracked] == [(0, 2), (1, 2)]
     assert result.table["status"].tolist() == ["done"] * 3
     assert result.report["components_trained"] > 2
+    best = result.report["best"]["rows"]
+    assert result.table["algorithm"][best].tolist() == ["flhc"]
     for row in result.table.itertuples():
         out = result.path / row.folder
         (segment,) = segments(out)
@@ -295,7 +303,7 @@ def test_a_sweep_is_a_group_with_a_run_for_each_trial_and_a_table(tmp_path) -> N
                 assert logged[held["round"]][name] == value or value != value, name
         assert summary_of(segment)["params_sha256"] == row.params_sha256
         images = list(out.glob("wandb/*/files/media/images/figures/*.png"))
-        assert (len(images) > 2) == (row.algorithm != "fedavg")
+        assert (len(images) > 2) == (row.row in best)
     (table,) = result.path.glob("wandb/*/files/media/table/*.json")
     assert len(json.loads(table.read_text())["data"]) == 3
 
