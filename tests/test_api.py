@@ -116,7 +116,7 @@ def test_objects_and_yaml_are_the_same_experiment() -> None:
 
 def test_a_module_that_is_built_cannot_start_several_models() -> None:
     with pytest.raises(ExperimentError, match="function that builds it"):
-        flray.run(dataset=DATA, model=Small(), **KEYS | {"algorithm": Ifca(number=2)})
+        flray.run(dataset=DATA, model=Mlp200((1, 4, 4), 3), **KEYS | {"algorithm": Ifca(number=2)})
 
 
 @pytest.mark.parametrize(
