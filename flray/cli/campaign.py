@@ -38,8 +38,10 @@ from flray.config.experiment import (
 from flray.config.remarks import remarks
 from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
+from flray.imports import require_own_modules
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
+from flray.records.inside import path_below, refuse_links_out
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
@@ -110,6 +112,7 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     if resume and not root.is_dir():
         raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
     if resume:
+        refuse_links_out(root)
         overrides = [*_read_command(root).get("overrides", []), *overrides]
     runs = [
         run
@@ -141,30 +144,29 @@ def _seeds_of(
 
 def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
     """The runs that a folder was made for, with what is told now."""
+    refuse_links_out(root)
     command = _read_command(root)
     if command:
         told = [*command["overrides"], *overrides]
         runs = [
-            CampaignRun(
-                each["name"],
-                parse_experiment(override(_held(root / each["folder"], each), overrides)),
-                root / each["folder"],
-            )
+            CampaignRun(each["name"], _held(root, folder, overrides, each["experiment"]), folder)
             for each in command["runs"]
+            for folder in [path_below(root, each["folder"])]
         ]
     elif RunDirectory(root).holds_run():
         told = list(overrides)
-        held = override(dict(RunDirectory(root).config()), overrides)
-        runs = [CampaignRun(root.name, parse_experiment(held), root)]
+        runs = [CampaignRun(root.name, _held(root, root, overrides, {}), root)]
     else:
         raise ExperimentError(f"nothing to resume: {root} holds no run; leave out --resume")
     return [replace(run, command=Command(root, tuple(told), tuple(runs))) for run in runs]
 
 
-def _held(folder: Path, told: Plain) -> Plain:
+def _held(root: Path, folder: Path, overrides: Sequence[str], told: Plain) -> Experiment:
     """What a run that was started holds, and otherwise what the command was told of it."""
     directory = RunDirectory(folder)
-    return dict(directory.config() if directory.holds_run() else told["experiment"])
+    plain = dict(directory.config() if directory.holds_run() else told)
+    require_own_modules(plain, root)
+    return parse_experiment(override(plain, overrides))
 
 
 def run_all(
@@ -398,7 +400,7 @@ def _campaign_of(out: Path) -> tuple[Path, str, int]:
         runs = _read_command(root).get("runs", [])
         mine = [each for each in runs if (root / each["folder"]).absolute() == out.absolute()]
         if mine:
-            folders = [root / each["folder"] for each in runs]
+            folders = [path_below(root, each["folder"]) for each in runs]
             left = sum(RunDirectory(each).summary() is None for each in folders)
             here = Path(os.path.relpath(root))
             return here if here.parts[:1] != ("..",) else root, mine[0]["name"], left

@@ -60,7 +60,7 @@ def dismiss() -> None:
 def _start() -> subprocess.Popen[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
-        [sys.executable, "-m", "flray", "keep"],
+        [sys.executable, "-P", "-m", "flray", "keep"],  # -P: the current folder is not searched
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -5,11 +5,9 @@ import difflib
 import functools
 import importlib
 import inspect
-import os
 import re
 import reprlib
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,18 +20,34 @@ from yaml import YAMLError
 from flray.config.reading import parse_yaml, read_text
 from flray.config.shipped import find_file
 from flray.errors import ExperimentError
+from flray.imports import is_program, require_own_module
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
 LARGEST_WHOLE = 2**63 - 1  # that arrays hold
-# What a class from outside must define to be used as a component of its kind.
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "dataset": ("load",),
-    "split": ("split",),
-    "model": ("training_step", "configure_optimizers"),
-    "algorithm": ("init", "cohort", "round", "deploy", "partition"),
-    **dict.fromkeys(("signature", "embed", "distance", "relate", "partition"), ("__call__",)),
+# Kinds that a user may extend by a dataclass: the methods it must define, and their arguments.
+METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "dataset": {"load": ()},
+    "split": {"split": ("dataset", "seed")},
+    "algorithm": {
+        "init": ("fed",),
+        "cohort": ("state", "t", "fed"),
+        "round": ("state", "cohort", "fed"),
+        "deploy": ("state", "clients", "fed"),
+        "partition": ("state",),
+    },
+    "signature": {"__call__": ("fed", "bank", "cohort", "memory")},
+    "embed": {"__call__": ("points", "seed")},
+    "distance": {"__call__": ("points",)},
+    "relate": {"__call__": ("D",)},
+    "partition": {"__call__": ("related",)},
+}
+# Kinds that a user may extend by a subclass of Lightning's: its name, and methods to override.
+LIGHTNING = ("pytorch_lightning", "lightning")
+BASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "model": ("LightningModule", ("training_step",)),
+    "callback": ("Callback", ()),
 }
 
 
@@ -114,7 +128,10 @@ def component_of(
             f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, got {given!r}"
         )
     target, values = _class_of(given), _values_of(given)
-    _require_methods(kind, getattr(target, "__name__", str(target)), target)
+    if kind in METHODS or kind in BASES:
+        _require_interface(kind, getattr(target, "__name__", str(target)), target)
+    elif target not in registry.values():
+        raise ExperimentError(f"{kind} must be one of {', '.join(registry)}, got {given!r}")
     fields = {name: value for name, value in values.items() if name not in injected}
     name = _name_of(target, registry)
     plain = {"name": name, **_plain_fields(target, fields, injected)}
@@ -122,13 +139,19 @@ def component_of(
 
 
 def look_up(kind: str, registry: Registry, name: str) -> Callable[..., Any]:
-    """The registered class, or for `package.module:Name` the one imported from there."""
-    if ":" in name:
+    """The registered class or, of a kind that users may extend, the one at `package.module:Name`.
+
+    Whoever wrote the name may be a stranger, so a class is returned only if it has what its kind
+    asks for.
+    """
+    is_extended = kind in METHODS or kind in BASES
+    if ":" in name and is_extended:
         return _import(kind, name)
     if name not in registry:
+        own = "; your own is `package.module:Name`" if is_extended else ""
         raise ExperimentError(
             f"unknown {kind} {name!r}{suggestion(name, registry)}; "
-            f"known: {', '.join(sorted(registry))}; your own is `package.module:Name`"
+            f"known: {', '.join(sorted(registry))}{own}"
         )
     return registry[name]
 
@@ -421,30 +444,62 @@ def _annotated(target: Callable[..., Any]) -> Callable[..., Any]:
     return target
 
 
-def _import(kind: str, name: str) -> Callable[..., Any]:
+def _import(kind: str, name: str) -> type:
     module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # an installed script does not see the current folder
     expected = "expected `package.module:Name`, importable from the current folder or installed"
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         raise ExperimentError(f"{kind} {name!r} is no name to import; {expected}")
+    if is_program(module_name):
+        raise ExperimentError(
+            f"{kind} {name!r} is not imported: it belongs to Python itself or is a program; "
+            f"{expected}"
+        )
+    require_own_module(name)
     try:
         found: object = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ExperimentError(f"{kind} {name!r} cannot be imported: {error}; {expected}") from error
-    _require_methods(kind, name, found)
-    return cast(Callable[..., Any], found)
+    return _require_interface(kind, name, found)
 
 
-def _require_methods(kind: str, name: str, found: object) -> None:
-    """Refuse what is no class, or lacks what a class of its kind must define."""
+def _require_interface(kind: str, name: str, found: object) -> type:
+    """The class, refused where it lacks what a class of its kind must define."""
     if not inspect.isclass(found):
         raise ExperimentError(f"{kind} {name!r} must be a class, got {found!r}")
-    defined = {method for cls in found.__mro__ if cls is not object for method in vars(cls)}
-    if missing := [method for method in METHODS.get(kind, ()) if method not in defined]:
-        raise ExperimentError(
-            f"{kind} {name!r} cannot be used as a {kind}: it has no {', '.join(missing)}"
-        )
+    lacks = [
+        f"it has no {method}({', '.join(arguments)})"
+        for method, arguments in METHODS.get(kind, {}).items()
+        if not _takes(found, method, len(arguments))
+    ]
+    if kind in METHODS and not dataclasses.is_dataclass(found):
+        lacks.append("it is no dataclass")
+    if kind in BASES:
+        lacks += _lacks_of_lightning(found, *BASES[kind])
+    if lacks:
+        raise ExperimentError(f"{kind} {name!r} cannot be used as a {kind}: {', '.join(lacks)}")
+    return found
+
+
+def _lacks_of_lightning(cls: type, base: str, methods: Iterable[str]) -> Iterator[str]:
+    """What a class lacks to be used as one of Lightning's: the base class, methods of its own."""
+    packages = {ancestor: ancestor.__module__.partition(".")[0] for ancestor in cls.__mro__}
+    if not any(a.__name__ == base and package in LIGHTNING for a, package in packages.items()):
+        yield f"it is no subclass of pytorch_lightning.{base}"
+    own = [ancestor for ancestor, package in packages.items() if package not in LIGHTNING]
+    yield from (f"it has no {each}" for each in methods if not any(each in vars(a) for a in own))
+
+
+def _takes(cls: type, method: str, num_arguments: int) -> bool:
+    """True if instances define a method that can be called with so many arguments."""
+    held = next((vars(each)[method] for each in cls.__mro__[:-1] if method in vars(each)), None)
+    if not callable(held) and not isinstance(held, staticmethod | classmethod):
+        return False
+    bound = not isinstance(held, staticmethod | classmethod)
+    try:
+        inspect.signature(getattr(cls, method)).bind(*[None] * (num_arguments + bound))
+    except (TypeError, ValueError):  # other arguments, or a builtin without a signature
+        return False
+    return True
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -22,6 +22,7 @@ from ray._private import ray_constants
 from flray.errors import ExperimentError
 from flray.execution.forking import kept_forking_python
 from flray.execution.mps import shared_gpu
+from flray.imports import is_inside_run
 
 NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
@@ -51,16 +52,19 @@ def connected() -> Iterator[None]:
     }  # Any: ray.init's own
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
     address = os.environ.get("RAY_ADDRESS")
+    # Ray lets all processes search the current folder first, which may be somebody else's run.
+    elsewhere = chdir(sys.prefix) if is_inside_run(Path.cwd()) else nullcontext()
     with nullcontext() if address else shared_gpu():
         if address:
             require_listener(address)
             try:
-                ray.init(**options)
+                with elsewhere:
+                    ray.init(**options)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ExperimentError(_no_cluster(address, error)) from error
         else:
             python = kept_forking_python()
-            with _on_loopback():
+            with _on_loopback(), elsewhere:
                 ray.init(
                     address="local",
                     include_dashboard=False,
