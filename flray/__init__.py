@@ -106,9 +106,7 @@ def report(*runs: "str | Path | Result | SweepResult", out: str | Path | None = 
     from flray.report.page import write_page
 
     folders = [Path(each) if isinstance(each, str | Path) else each.path for each in runs]
-    path = Path(out) if out is not None else folders[0] / "report.html"
-    write_page(folders, path)
-    return path
+    return write_page(folders, None if out is None else Path(out))
 
 
 def load(path: str | Path, **objects: Any) -> "Result":  # Any: components

@@ -225,6 +225,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     In Python: Module.load_from_checkpoint("client3.ckpt"), or
     torch.load("client3.ckpt", weights_only=True)["state_dict"].
     """
+    from flray.records.atomic import is_plain, write_output
     from flray.result import load
 
     if (client is None) == (table is None):
@@ -233,8 +234,10 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     if client is not None:
         found.export(client, file)
     else:
-        (found.rounds if table == "rounds" else found.clients).to_csv(file, index=False)
-    _console().print(f"written: {file}", soft_wrap=True, markup=False)
+        frame = found.rounds if table == "rounds" else found.clients
+        write_output(file, lambda path: frame.to_csv(path, index=False))
+    if is_plain(file):  # it may be on its way to standard output
+        _console().print(f"written: {file}", soft_wrap=True, markup=False)
 
 
 @cli.command()
