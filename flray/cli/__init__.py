@@ -1,5 +1,6 @@
 """The command line: what people type."""
 
+import errno
 import logging
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from rich.console import Console
 
 from flray import __version__
 from flray.errors import ClientFailure, ExperimentError, ServerLost
+from flray.values import shown
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 WIDTH_OF_A_PIPE = 120
 TABLE_FORMATS = ("rich", "md", "latex", "csv")
 SHIPPED = ("experiments", "spaces")
@@ -368,9 +371,10 @@ def init(name: str | None, out: Path | None) -> None:
 
 
 def _console() -> Console:
-    console = Console(highlight=False)
+    plain = {"highlight": False, "markup": False}  # names of files may look like markup
+    console = Console(**plain)
     # A pipe has no width of its own: rich would fold tables at 80 columns.
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_PIPE)
+    return console if console.is_terminal else Console(**plain, width=WIDTH_OF_A_PIPE)
 
 
 def main() -> None:
@@ -388,8 +392,11 @@ def main() -> None:
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
-    except (PermissionError, NotADirectoryError) as error:
-        told = f"error: cannot write {error.filename}: {error.strerror}; choose another --out"
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        path = shown(str(error.filename))
+        told = f"error: cannot write {path}: {error.strerror}; choose another --out"
         errors.print(told, style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from flray.cli.drawing import Finished, conclude, draw_figures
 from flray.cli.keeper import dismiss
@@ -48,6 +49,7 @@ from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.tracking.mirrors import tracked, tracking_remarks
+from flray.values import file_name, shown
 
 __all__ = ["CampaignRun", "attach_to", "campaign_runs", "describe", "run_all"]
 
@@ -108,7 +110,8 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
         return _held_runs(out, overrides)
     files = files or demo_files()
     names = _names(files)
-    root = out or _default_folder("+".join(names), resume)
+    joined = "+".join(names)
+    root = out or _default_folder(joined if len(files) == 1 else file_name(joined), resume)
     if resume and not root.is_dir():
         raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
     if resume:
@@ -210,7 +213,8 @@ def _run_in_order(
             _show_stopped("stopped", run, console, mirror)
             return None
         seed = run.experiment.settings.seed
-        console.print(f"[bold]{run.name}[/] · seed {seed} · {run.out}", soft_wrap=True)
+        where = f" · seed {seed} · {run.out}"
+        console.print(Text.assemble((run.name, "bold"), where), soft_wrap=True)
         try:
             summary = _run_one(run, console, resume, should_stop, mirror)
         except Detached:
@@ -238,7 +242,7 @@ def _run_side_by_side(
     names = [f"{run.name} · seed {run.experiment.settings.seed}" for run in runs]
     console.print(f"{len(runs)} runs, {at_a_time} at a time", soft_wrap=True)
     for name, run in zip(names, runs, strict=True):
-        console.print(f"[bold]{name}[/] · {run.out}", soft_wrap=True)
+        console.print(Text.assemble((name, "bold"), f" · {run.out}"), soft_wrap=True)
     told = [remark for run in runs for remark in _remarks(run)]
     for remark in dict.fromkeys(told):
         console.print(f"note: {remark}", soft_wrap=True, markup=False)
@@ -300,7 +304,7 @@ def _run_one(
     mirror: Mirror | None,
 ) -> Summary | None:
     num_rounds = run.experiment.settings.rounds
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(run.name, total=num_rounds)
 
@@ -409,7 +413,9 @@ def _campaign_of(out: Path) -> tuple[Path, str, int]:
 
 def _number_of_seeds(given: object) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ExperimentError(f"seeds must be a whole number >= 1, got {given!r}, as in seeds=3")
+        raise ExperimentError(
+            f"seeds must be a whole number >= 1, got {shown(given)}, as in seeds=3"
+        )
     return given
 
 

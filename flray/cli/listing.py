@@ -16,6 +16,7 @@ from flray.config.reference import (
 )
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, first_comment, names
 from flray.errors import ExperimentError
+from flray.values import shown
 
 REQUIRED = "(must be given)"
 
@@ -55,7 +56,7 @@ def key_tables(prefix: str | None) -> list[Table]:
     ]
     if not described:
         raise ExperimentError(
-            f"unknown key or component {prefix!r}; `flray keys` shows the keys of every "
+            f"unknown key or component {shown(prefix)}; `flray keys` shows the keys of every "
             "experiment, `flray list` the components"
         )
     return [

@@ -8,6 +8,7 @@ from rich.console import Console
 from flray.config.reference import Described, component_keys, components
 from flray.config.shipped import EXPERIMENTS, find_file, names
 from flray.errors import ExperimentError
+from flray.values import shown
 
 # What a method needs beside its defaults to run on embedded data at once.
 NEEDS = {
@@ -85,6 +86,6 @@ def _unknown(name: str, methods: list[str]) -> str:
     if of_paper:
         return f"{name} has several experiments; choose one: {', '.join(of_paper)}"
     return (
-        f"unknown experiment or method {name!r}; methods: {', '.join(methods)}; "
+        f"unknown experiment or method {shown(name)}; methods: {', '.join(methods)}; "
         "`flray list experiments` names the experiments of the papers"
     )

@@ -1,5 +1,6 @@
 """`flray sweep`: progress while a sweep runs, then what was best, what failed and what it cost."""
 
+import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from flray.cli.stopping import noticing_sigterm
 from flray.config.binding import YAML_FILES
@@ -53,7 +55,7 @@ def sweep(
     typed = [str(path), *(argument for argument in arguments if "=" in argument)]
     place = str(folder) if mirror is None else mirror.url
     again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
-    console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
+    console.print(Text.assemble((path.stem, "bold"), f" · {folder}"), soft_wrap=True)
     try:
         with (
             noticing_sigterm(console.print) as is_ending,
@@ -75,7 +77,7 @@ def sweep(
 
 def is_space(path: Path) -> bool:
     """Does this file hold a space, which names an experiment, rather than one itself?"""
-    if path.suffix not in YAML_FILES or not path.is_file():
+    if path.suffix not in YAML_FILES or not os.path.isfile(path):
         return False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith("experiment:") for line in lines)

@@ -5,9 +5,10 @@ import difflib
 import functools
 import importlib
 import inspect
+import math
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,13 +20,13 @@ from yaml import YAMLError
 
 from flray.config.reading import parse_yaml, read_text
 from flray.config.shipped import find_file
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, one_line_message
 from flray.imports import is_program, require_own_module
+from flray.values import LARGEST_COUNT, LARGEST_WHOLE, UNBOUNDED, shown
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
-LARGEST_WHOLE = 2**63 - 1  # that arrays hold
 # Kinds that a user may extend by a dataclass: the methods it must define, and their arguments.
 METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "dataset": {"load": ()},
@@ -63,12 +64,23 @@ class Component:
 
     def build(self, **injected: Any) -> Any:
         """Call the class; what it does not ask for is not passed."""
-        try:
+        with self.reported():
             return self.target(**self.arguments(**injected))
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Turn what goes wrong while it is built or used into an error about its configuration."""
+        try:
+            yield
         except ExperimentError:
             raise
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ExperimentError(f"{self.kind} {self.name}: {error}") from error
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter for both
+            reason = one_line_message(error)
+            raise ExperimentError(
+                f"{self.kind} {self.name} cannot be built ({reason}): is a size too large?"
+            ) from error
 
     def arguments(self, **injected: Any) -> Plain:
         """What the class is called with: its configuration, and what it asks for of the rest."""
@@ -110,7 +122,7 @@ def bind_component(
         return Component(kind, name, target, fields, {"name": name, **plain})
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
         raise ExperimentError(
-            f"{where} must be a name or a mapping with a `name`, got {given!r}; "
+            f"{where} must be a name or a mapping with a `name`, got {shown(given)}; "
             f"known: {', '.join(sorted(registry))}"
         )
     name = mapping["name"]
@@ -125,13 +137,14 @@ def component_of(
     """The component of a class, or of an instance that tells its configuration (a dataclass)."""
     if not _is_component(given):
         raise ExperimentError(
-            f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, got {given!r}"
+            f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, "
+            f"got {shown(given)}"
         )
     target, values = _class_of(given), _values_of(given)
     if kind in METHODS or kind in BASES:
         _require_interface(kind, getattr(target, "__name__", str(target)), target)
     elif target not in registry.values():
-        raise ExperimentError(f"{kind} must be one of {', '.join(registry)}, got {given!r}")
+        raise ExperimentError(f"{kind} must be one of {', '.join(registry)}, got {shown(given)}")
     fields = {name: value for name, value in values.items() if name not in injected}
     name = _name_of(target, registry)
     plain = {"name": name, **_plain_fields(target, fields, injected)}
@@ -150,7 +163,7 @@ def look_up(kind: str, registry: Registry, name: str) -> Callable[..., Any]:
     if name not in registry:
         own = "; your own is `package.module:Name`" if is_extended else ""
         raise ExperimentError(
-            f"unknown {kind} {name!r}{suggestion(name, registry)}; "
+            f"unknown {kind} {shown(name)}{suggestion(name, registry)}; "
             f"known: {', '.join(sorted(registry))}{own}"
         )
     return registry[name]
@@ -174,7 +187,7 @@ def bind(
     for key in given:
         if key not in parameters:
             raise ExperimentError(
-                f"unknown key {_join(where, key)!r}{suggestion(str(key), parameters)}; "
+                f"unknown key {shown(_join(where, key))}{suggestion(str(key), parameters)}; "
                 f"known here: {', '.join(sorted(parameters)) or 'none'}"
             )
     kept, own = {} if base is None else _values_of(base), _defaults(target)
@@ -209,7 +222,9 @@ def bind_dataclass(
         if not given:
             return default, plain
     if not isinstance(given, Mapping):
-        raise ExperimentError(f"{where or 'experiment'} must be a mapping of keys, got {given!r}")
+        raise ExperimentError(
+            f"{where or 'experiment'} must be a mapping of keys, got {shown(given)}"
+        )
     base = default if isinstance(default, target) else None
     built = target if base is None else type(base)
     arguments, plain = bind(built, given, where, base=base)
@@ -235,7 +250,7 @@ def read_mapping(path: Path, where: str) -> Plain:
     except (YAMLError, OmegaConfBaseException) as error:
         raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
     if not isinstance(plain, dict):
-        raise ExperimentError(f"{where}: {path} must hold keys and values, got {plain!r}")
+        raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
     return cast(Plain, plain)
 
 
@@ -255,7 +270,7 @@ def _refuse_resolvers(given: Any) -> None:
         for child in given.values() if isinstance(given, dict) else given:
             _refuse_resolvers(child)
     elif isinstance(given, str) and _calls_resolver(given):
-        raise YAMLError(f"${{...}} refers to another key of the file, got {given!r}")
+        raise YAMLError(f"${{...}} refers to another key of the file, got {shown(given)}")
 
 
 def _calls_resolver(text: str) -> bool:
@@ -289,7 +304,7 @@ def _file_and_changes(target: type, given: object) -> tuple[str | None, object]:
 def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tuple[Any, Any]:
     """(value for the code, plain value for YAML), or an error that names the key."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
+    if origin is Annotated and args[1] != UNBOUNDED:
         kind, registry, injected = args[1], args[2], _injected(args)
         component = bind_component(kind, registry, value, where, injected, default)
         if injected:
@@ -301,7 +316,9 @@ def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tu
         if value not in args or isinstance(value, bool) != isinstance(args[0], bool):
             choices = ", ".join(map(str, args))
             hint_text = suggestion(str(value), map(str, args))
-            raise ExperimentError(f"{where} must be one of {choices}, got {value!r}{hint_text}")
+            raise ExperimentError(
+                f"{where} must be one of {choices}, got {shown(value)}{hint_text}"
+            )
         return value, value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
@@ -335,7 +352,7 @@ def _convert_sequence(
     where: str,
 ) -> tuple[Any, Any]:
     if not isinstance(value, list | tuple):
-        raise ExperimentError(f"{where} must be a list, got {value!r}")
+        raise ExperimentError(f"{where} must be a list, got {shown(value)}")
     pairs = [_convert(item, args[0], f"{where}[{i}]") for i, item in enumerate(value)]
     return origin(a for a, _ in pairs), [p for _, p in pairs]
 
@@ -344,17 +361,20 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", st
 
 
 def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
+    is_bounded = get_origin(hint) is not Annotated
+    hint = hint if is_bounded else get_args(hint)[0]
     if hint is Any or hint not in _EXPECTED:
         return value, value
     accepted = (int, float) if hint is float else (hint,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ExperimentError(
-            f"{where} must be {_EXPECTED[hint]}, got {value!r} ({type(value).__name__})"
+            f"{where} must be {_EXPECTED[hint]}, got {shown(value)} ({type(value).__name__})"
         )
-    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-        raise ExperimentError(
-            f"{where} must be at most {LARGEST_WHOLE} in size, got {reprlib.repr(value)}"
-        )
+    most = LARGEST_COUNT if hint is int and is_bounded else LARGEST_WHOLE
+    if isinstance(value, int) and abs(value) > most:
+        raise ExperimentError(f"{where} must be at most {most} in size, got {shown(value)}")
+    if isinstance(value, float) and (math.isnan(value) or (is_bounded and math.isinf(value))):
+        raise ExperimentError(f"{where} must be a finite number, got {value}")
     return hint(value), hint(value)
 
 
@@ -448,24 +468,26 @@ def _import(kind: str, name: str) -> type:
     module_name, _, attribute = name.partition(":")
     expected = "expected `package.module:Name`, importable from the current folder or installed"
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise ExperimentError(f"{kind} {name!r} is no name to import; {expected}")
+        raise ExperimentError(f"{kind} {shown(name)} is no name to import; {expected}")
     if is_program(module_name):
         raise ExperimentError(
-            f"{kind} {name!r} is not imported: it belongs to Python itself or is a program; "
+            f"{kind} {shown(name)} is not imported: it belongs to Python itself or is a program; "
             f"{expected}"
         )
     require_own_module(name)
     try:
         found: object = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ExperimentError(f"{kind} {name!r} cannot be imported: {error}; {expected}") from error
+        raise ExperimentError(
+            f"{kind} {shown(name)} cannot be imported: {error}; {expected}"
+        ) from error
     return _require_interface(kind, name, found)
 
 
 def _require_interface(kind: str, name: str, found: object) -> type:
     """The class, refused where it lacks what a class of its kind must define."""
     if not inspect.isclass(found):
-        raise ExperimentError(f"{kind} {name!r} must be a class, got {found!r}")
+        raise ExperimentError(f"{kind} {shown(name)} must be a class, got {shown(found)}")
     lacks = [
         f"it has no {method}({', '.join(arguments)})"
         for method, arguments in METHODS.get(kind, {}).items()
@@ -476,7 +498,9 @@ def _require_interface(kind: str, name: str, found: object) -> type:
     if kind in BASES:
         lacks += _lacks_of_lightning(found, *BASES[kind])
     if lacks:
-        raise ExperimentError(f"{kind} {name!r} cannot be used as a {kind}: {', '.join(lacks)}")
+        raise ExperimentError(
+            f"{kind} {shown(name)} cannot be used as a {kind}: {', '.join(lacks)}"
+        )
     return found
 
 

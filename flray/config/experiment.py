@@ -29,6 +29,7 @@ from flray.execution.settings import Execution
 from flray.models import MODELS
 from flray.models.mixing import Aggregation
 from flray.server.evaluation import Evaluation
+from flray.values import Seed, shown
 
 COMPONENTS: dict[str, Registry] = {
     "dataset": DATASETS,
@@ -47,7 +48,7 @@ class Settings:
     aggregate: Aggregation = field(default_factory=Aggregation)
     participation: float = 1.0  # rho: the share of clients in a cohort
     rounds: int = 100  # T
-    seed: int = 0
+    seed: Seed = 0
     events: tuple[Event, ...] = ()  # data changing, clients joining or leaving, by round
     evaluate: Evaluation = field(default_factory=Evaluation)
     execution: Execution = field(default_factory=Execution)
@@ -147,7 +148,7 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
-            raise ExperimentError(f"expected key=value, got {item!r}, as in train.lr=0.1")
+            raise ExperimentError(f"expected key=value, got {shown(item)}, as in train.lr=0.1")
         _set(result, key.split("."), _value(item, text))
     return result
 
@@ -170,7 +171,7 @@ def _value(item: str, text: str) -> Any:
     try:
         return parse_yaml(f"value: {text}")["value"]
     except YAMLError as error:
-        raise ExperimentError(f"{item!r}: the value is not valid YAML: {error}") from error
+        raise ExperimentError(f"{shown(item)}: the value is not valid YAML: {error}") from error
 
 
 def _set(node: Plain, path: list[str], value: object) -> None:

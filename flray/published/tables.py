@@ -15,6 +15,7 @@ import yaml
 from flray.errors import ExperimentError
 from flray.published.costs import Cost, cost_of
 from flray.published.matching import Matcher
+from flray.values import shown
 
 FOLDER = Path(__file__).parent
 
@@ -171,7 +172,7 @@ def find_table(name: str) -> Table:
         return tables[key]
     close = difflib.get_close_matches(key, list(tables), n=1)
     suggestion = f" (did you mean {close[0]!r}?)" if close else ""
-    raise ExperimentError(f"unknown table {name!r}{suggestion}; known: {', '.join(tables)}")
+    raise ExperimentError(f"unknown table {shown(name)}{suggestion}; known: {', '.join(tables)}")
 
 
 def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
