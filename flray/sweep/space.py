@@ -244,8 +244,8 @@ def _bounds(given: Any, form: str = "[from, to]") -> list[float]:
     is_list = isinstance(given, list) and len(given) == len(form.split(","))
     if not is_list or not all(type(value) in (int, float) for value in given):
         raise ValueError(f"takes {form}")
-    if not given[0] < given[1]:
-        raise ValueError("goes from low to high")
+    if not given[0] < given[1] or not all(map(math.isfinite, given)):
+        raise ValueError("goes from low to high, both finite")
     return [float(value) for value in given]
 
 

@@ -10,8 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from flray.cli import cli
+from flray.cli import cli, keeper
 from flray.errors import ExperimentError
+from flray.execution import cluster
 
 
 @pytest.fixture
@@ -73,3 +74,36 @@ def test_output_does_not_take_the_place_of_a_link_or_a_fifo(kind, command) -> No
     assert (done.exit_code, done.output) == (0, "")
     assert Path("out").is_symlink() == (kind == "link")
     assert held[0].startswith(b"<!DOCTYPE html>" if "report" in command else b"round,")
+
+
+@pytest.fixture
+def shadowing(run, monkeypatch) -> Path:
+    """The current folder is a run, with a file named like a module of Python's."""
+    monkeypatch.chdir(run)
+    Path("json.py").write_text("from pathlib import Path\n\nPath('ran').touch()\n")
+    return Path.cwd()
+
+
+def test_a_keeper_imports_nothing_of_the_current_folder(shadowing, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nobody answers
+    process = keeper._start()
+    process.communicate("")
+    assert process.returncode == 0
+    assert not (shadowing / "ran").exists()
+
+
+def test_processes_of_ray_do_not_search_a_folder_of_runs(shadowing, monkeypatch) -> None:
+    """Ray puts the folder in which it is started before all others."""
+    started: list[Path] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "kept_forking_python", lambda: None)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: started.append(Path.cwd()))
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with cluster.connected():
+        assert Path.cwd() == shadowing
+    monkeypatch.chdir(shadowing.parent)
+    with cluster.connected():
+        pass
+    assert [folder.is_relative_to(shadowing) for folder in started] == [False, False]
+    assert started[1] == shadowing.parent
