@@ -3,6 +3,7 @@
 import errno
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -371,10 +372,10 @@ def init(name: str | None, out: Path | None) -> None:
 
 
 def _console() -> Console:
-    plain = {"highlight": False, "markup": False}  # names of files may look like markup
-    console = Console(**plain)
+    plain = partial(Console, highlight=False, markup=False)  # names of files may look like markup
+    console = plain()
     # A pipe has no width of its own: rich would fold tables at 80 columns.
-    return console if console.is_terminal else Console(**plain, width=WIDTH_OF_A_PIPE)
+    return console if console.is_terminal else plain(width=WIDTH_OF_A_PIPE)
 
 
 def main() -> None:
