@@ -132,9 +132,7 @@ def report(
     if not runs:
         raise ExperimentError("expected a folder or a result, as in flray.report('runs/mine')")
     folders = [Path(each) if isinstance(each, str | Path) else each.path for each in runs]
-    path = Path(out) if out is not None else folders[0] / "report.html"
-    write_page(folders, path)
-    return path
+    return write_page(folders, None if out is None else Path(out))
 
 
 def load(path: str | Path, **objects: Any) -> "Result | Results":  # Any: components

@@ -1,11 +1,18 @@
 """What goes wrong because of the experiment rather than because of the code."""
 
+MOST_SHOWN = 2000  # characters of a message, whatever it repeats
+
 
 class ExperimentError(ValueError):
     """The experiment as described cannot be run: names what came, what was expected, what to do.
 
     The command line prints the message without a traceback and exits with 2.
     """
+
+    def __str__(self) -> str:
+        """The message, cut in the middle if a component has repeated a value of any length."""
+        text, half = super().__str__(), MOST_SHOWN // 2
+        return text if len(text) <= MOST_SHOWN else f"{text[:half]} ... {text[-half:]}"
 
 
 class NoRoom(ExperimentError, OSError):

@@ -18,7 +18,9 @@ from flray.config.build import deployed_models
 from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
 from flray.errors import ExperimentError
+from flray.imports import require_own_modules
 from flray.models.bank import ModelBank, load_params
+from flray.records.atomic import write_output
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.columns import CLIENT, MODEL, PART, ROUND
 from flray.records.run_directory import RunDirectory
@@ -101,7 +103,7 @@ class Result:
             "client": client,
             "cluster": int(self._deployed[1].owner[client]),
         }
-        torch.save(checkpoint, path)
+        write_output(Path(path), lambda file: torch.save(checkpoint, file))
         return Path(path)
 
     def figure(self, name: str = "accuracy", round: int | None = None) -> Figure:
@@ -145,6 +147,7 @@ class Result:
                     f"the {kind} of {self.path} was given as an object, which config.yaml does not "
                     f"hold: flray.load(path, {kind}=...)"
                 )
+        require_own_modules(plain, self.path)
         found = parse_experiment(plain | objects)
         held, given = plain["dataset"].get(OBJECT), found.plain["dataset"].get(OBJECT)
         if "dataset" in objects and held != given:

@@ -11,7 +11,7 @@ PACKAGE = Path(flray.__file__).parent
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    ["errors", "randomness", "wording"],
+    ["errors", "imports", "randomness", "values", "wording"],
     ["published"],
     ["data"],
     ["models"],

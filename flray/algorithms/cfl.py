@@ -27,6 +27,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
+from flray.values import Unbounded
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Cfl:
     of each they train once, not as a round, and follow the part whose mean update is nearest.
     """
 
-    mean_norm: float = 0.4  # ε1: split below this norm of the mean update
-    max_norm: float = 1.6  # ε2: and above this largest norm of an update
+    mean_norm: Unbounded = 0.4  # ε1: split below this norm of the mean update
+    max_norm: Unbounded = 1.6  # ε2: and above this largest norm of an update
     rounds_joint: int = 20  # rounds before the first that may split
     min_members: int = 3  # of a cluster that may be split
     clustering: Bipartition = field(default_factory=Bipartition)

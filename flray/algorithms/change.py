@@ -10,6 +10,7 @@ from flray.data.dataset import Ids
 from flray.execution.federation import Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
+from flray.values import Unbounded
 
 Series = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ class Dynamic:
     flags: Literal["none", "events", "loss", "update"] = "none"
     more_than: int = 0  # λ: cluster again when more flags than this are up
     every: int | None = None  # τ: and every so many rounds
-    jump: float = 3.0  # a loss or update norm is a change when it is so many times its last
+    jump: Unbounded = 3.0  # a loss or update norm is a change when it is so many times its last
     floor: float = 0.1  # smaller losses and norms count as this: near 0 any noise is a jump
 
     def __post_init__(self) -> None:

@@ -1,7 +1,9 @@
 """The command line: what people type."""
 
+import errno
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +13,10 @@ from rich.console import Console
 from flray import __version__
 from flray.cli.arguments import TakingKeys
 from flray.errors import ClientFailure, ExperimentError, ServerLost
+from flray.values import shown
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 WIDTH_OF_A_PIPE = 120
 TABLE_FORMATS = ("rich", "md", "latex", "csv")
 SHIPPED = ("experiments", "spaces")
@@ -227,6 +231,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     In Python: Module.load_from_checkpoint("client3.ckpt"), or
     torch.load("client3.ckpt", weights_only=True)["state_dict"].
     """
+    from flray.records.atomic import is_plain, write_output
     from flray.result import load_one
 
     if (client is None) == (table is None):
@@ -235,8 +240,10 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     if client is not None:
         result.export(client, file)
     else:
-        (result.rounds if table == "rounds" else result.clients).to_csv(file, index=False)
-    _console().print(f"written: {file}", soft_wrap=True, markup=False)
+        frame = result.rounds if table == "rounds" else result.clients
+        write_output(file, lambda path: frame.to_csv(path, index=False))
+    if is_plain(file):  # it may be on its way to standard output
+        _console().print(f"written: {file}", soft_wrap=True, markup=False)
 
 
 @cli.command()
@@ -367,9 +374,10 @@ def init(name: str | None, out: Path | None) -> None:
 
 
 def _console() -> Console:
-    console = Console(highlight=False)
+    plain = partial(Console, highlight=False, markup=False)  # names of files may look like markup
+    console = plain()
     # A pipe has no width of its own: rich would fold tables at 80 columns.
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_PIPE)
+    return console if console.is_terminal else plain(width=WIDTH_OF_A_PIPE)
 
 
 def main() -> None:
@@ -392,8 +400,11 @@ def main() -> None:
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
-    except (PermissionError, NotADirectoryError) as error:
-        told = f"error: cannot write {error.filename}: {error.strerror}; choose another --out"
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        path = shown(str(error.filename))
+        told = f"error: cannot write {path}: {error.strerror}; choose another --out"
         errors.print(told, style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:

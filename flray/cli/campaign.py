@@ -15,6 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
 from flray.cli.drawing import Finished, conclude, draw_figures
@@ -40,14 +41,17 @@ from flray.config.remarks import remarks
 from flray.config.several import named_experiments
 from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError
+from flray.imports import require_own_modules
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
+from flray.records.inside import path_below, refuse_links_out
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.tracking.mirrors import tracked, tracking_remarks
+from flray.values import file_name
 
 __all__ = ["CampaignRun", "attach_to", "campaign_runs", "run_all"]
 
@@ -111,7 +115,8 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
             raise ExperimentError(f"{file} is a space, not an experiment; type flray sweep {file}")
     files = files or demo_files()
     names = _names(files)
-    root = out or _default_folder("+".join(names), resume)
+    joined = "+".join(names)
+    root = out or _default_folder(joined if len(files) == 1 else file_name(joined), resume)
     if resume and not root.is_dir():
         where = (
             f"there is no folder {root}" if out else f"no run of {root.parent.name} below {RUNS}"
@@ -121,6 +126,7 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
             f"{resume_command(RUNS / 'mine')}"
         )
     if resume:
+        refuse_links_out(root)
         overrides = [*_read_command(root).get("overrides", []), *overrides]
     plain = {
         name: override(read_yaml(path), overrides) for name, path in zip(names, files, strict=True)
@@ -137,30 +143,29 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
 
 def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
     """The runs that a folder was made for, with what is told now."""
+    refuse_links_out(root)
     command = _read_command(root)
     if command:
         told = [*command["overrides"], *overrides]
         runs = [
-            CampaignRun(
-                each["name"],
-                parse_experiment(override(_held(root / each["folder"], each), overrides)),
-                root / each["folder"],
-            )
+            CampaignRun(each["name"], _held(root, folder, overrides, each["experiment"]), folder)
             for each in command["runs"]
+            for folder in [path_below(root, each["folder"])]
         ]
     elif RunDirectory(root).holds_run():
         told = list(overrides)
-        held = override(dict(RunDirectory(root).config()), overrides)
-        runs = [CampaignRun(root.name, parse_experiment(held), root)]
+        runs = [CampaignRun(root.name, _held(root, root, overrides, {}), root)]
     else:
         raise ExperimentError(f"nothing to resume: {root} holds no run; leave out --resume")
     return [replace(run, command=Command(root, tuple(told), tuple(runs))) for run in runs]
 
 
-def _held(folder: Path, told: Plain) -> Plain:
+def _held(root: Path, folder: Path, overrides: Sequence[str], told: Plain) -> Experiment:
     """What a run that was started holds, and otherwise what the command was told of it."""
     directory = RunDirectory(folder)
-    return dict(directory.config() if directory.holds_run() else told["experiment"])
+    plain = dict(directory.config() if directory.holds_run() else told)
+    require_own_modules(plain, root)
+    return parse_experiment(override(plain, overrides))
 
 
 def run_all(
@@ -204,7 +209,8 @@ def _run_in_order(
             _show_stopped("stopped", run, console, mirror)
             return None
         seed = run.experiment.settings.seed
-        console.print(f"[bold]{run.name}[/] · seed {seed} · {run.out}", soft_wrap=True)
+        where = f" · seed {seed} · {run.out}"
+        console.print(Text.assemble((run.name, "bold"), where), soft_wrap=True)
         try:
             summary = _run_one(run, console, resume, should_stop, mirror)
         except Detached:
@@ -232,7 +238,7 @@ def _run_side_by_side(
     names = [f"{run.name} · seed {run.experiment.settings.seed}" for run in runs]
     console.print(f"{len(runs)} runs, {at_a_time} at a time", soft_wrap=True)
     for name, run in zip(names, runs, strict=True):
-        console.print(f"[bold]{name}[/] · {run.out}", soft_wrap=True)
+        console.print(Text.assemble((name, "bold"), f" · {run.out}"), soft_wrap=True)
     told = [remark for run in runs for remark in _remarks(run)]
     for remark in dict.fromkeys(told):
         console.print(f"note: {remark}", soft_wrap=True, markup=False)
@@ -294,7 +300,7 @@ def _run_one(
     mirror: Mirror | None,
 ) -> Summary | None:
     num_rounds = run.experiment.settings.rounds
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(run.name, total=num_rounds)
 
@@ -399,7 +405,7 @@ def _campaign_of(out: Path) -> tuple[Path, str, int]:
         runs = _read_command(root).get("runs", [])
         mine = [each for each in runs if (root / each["folder"]).absolute() == out.absolute()]
         if mine:
-            folders = [root / each["folder"] for each in runs]
+            folders = [path_below(root, each["folder"]) for each in runs]
             left = sum(RunDirectory(each).summary() is None for each in folders)
             here = Path(os.path.relpath(root))
             return here if here.parts[:1] != ("..",) else root, mine[0]["name"], left

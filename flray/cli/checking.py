@@ -1,10 +1,12 @@
 """`flray check`: would these files run? Every file is looked at, whatever is wrong with another."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import campaign_runs
@@ -27,20 +29,20 @@ def check_files(arguments: Sequence[str], console: Console, own: click.Group) ->
         try:
             lines = _described(file, overrides, own)
         except ExperimentError as error:
-            console.print(f"[red]no[/] {file}: ", end="")
+            console.print(Text.assemble(("no", "red"), f" {file}: "), end="", soft_wrap=True)
             console.print(str(error), markup=False, soft_wrap=True)
             wrong += 1
         else:
             for line in lines:
                 is_remark = line.startswith(NOTE)
-                console.print("" if is_remark else "[green]ok[/] ", end="")
+                console.print("" if is_remark else Text("ok ", style="green"), end="")
                 console.print(line, soft_wrap=True, markup=False)
     return wrong
 
 
 def _is_cluster_file(path: Path) -> bool:
     """Does this file hold a cluster for `ray up`?"""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False for names that no file can have
         return False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith(("cluster_name:", "provider:")) for line in lines)

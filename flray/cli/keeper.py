@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flray.server.loop import Server
 
 LOG = "server.log"
-COMMAND = [sys.executable, "-m", "flray", "keep"]
+COMMAND = [sys.executable, "-P", "-m", "flray", "keep"]  # -P: the current folder is not searched
 STOP = "stop.wish"
 ON_RAY = re.compile(r"executor['\"]?\s*[:=]\s*['\"]?ray\b")
 

@@ -19,6 +19,7 @@ from flray.config.reference import (
 from flray.config.reference import names as component_names
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, first_comment, names
 from flray.errors import ExperimentError
+from flray.values import shown
 from flray.wording import suggestion
 
 REQUIRED = "(must be given)"
@@ -59,8 +60,8 @@ def key_tables(prefix: str | None) -> list[Table]:
     ]
     if not described:
         raise ExperimentError(
-            f"unknown key or component {prefix!r}{_meant(prefix)}; `flray keys` shows the keys of "
-            "every experiment, `flray list` the components"
+            f"unknown key or component {shown(prefix)}{_meant(prefix)}; `flray keys` shows the "
+            "keys of every experiment, `flray list` the components"
         )
     return [
         _keys(f"{each} {one.name}: {one.purpose}", component_keys(one)) for each, one in described

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from flray.clustering.encoder import Encoder, Epoch, server_device, time_left
 from flray.config.binding import read_mapping
@@ -26,18 +27,20 @@ def run_pretraining(arguments: Sequence[str], console: Console) -> None:
     encoder = parse_encoder(override(read_mapping(Path(files[0]), "encoder"), changes))
     name = Path(files[0]).stem
     if encoder.is_cached():
-        console.print(f"[bold]{name}[/] · already there: {encoder.folder}", soft_wrap=True)
+        there = f" · already there: {encoder.folder}"
+        console.print(Text.assemble((name, "bold"), there), soft_wrap=True)
         return
     device = server_device()
     done = encoder.epochs_done()
     went = f", going on after epoch {done}" if done else ""
-    console.print(f"[bold]{name}[/] · {encoder.epochs} epochs on {device}{went}", soft_wrap=True)
+    plan = f" · {encoder.epochs} epochs on {device}{went}"
+    console.print(Text.assemble((name, "bold"), plan), soft_wrap=True)
     _train(encoder, name, device, console)
     console.print(f"kept in {encoder.folder}", soft_wrap=True)
 
 
 def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(name, total=encoder.epochs)
 

@@ -4,14 +4,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flray.records.atomic import is_plain
 from flray.report.page import write_page
-
-FILE = "report.html"
 
 
 def write_report(folders: tuple[Path, ...], out: Path | None, console: Console) -> None:
     """Write the page of the folders, into the first of them unless told where, and say so."""
-    path = out or folders[0] / FILE
-    write_page(folders, path)
-    size = path.stat().st_size / 1e6
-    console.print(f"report: {path} ({size:.1f} MB)", soft_wrap=True, markup=False)
+    path = write_page(folders, out)
+    if is_plain(path):  # the page may be on its way to standard output
+        size = path.stat().st_size / 1e6
+        console.print(f"report: {path} ({size:.1f} MB)", soft_wrap=True, markup=False)

@@ -8,6 +8,7 @@ from rich.console import Console
 from flray.config.reference import Described, component_keys, components
 from flray.config.shipped import EXPERIMENTS, find_file, names
 from flray.errors import ExperimentError
+from flray.values import shown
 from flray.wording import suggestion
 
 # What a method needs beside its defaults to run on embedded data at once.
@@ -87,6 +88,6 @@ def _unknown(name: str, methods: list[str]) -> str:
         return f"{name} has several experiments; choose one: {', '.join(of_paper)}"
     meant = suggestion(name, [*methods, *names(EXPERIMENTS)])
     return (
-        f"unknown experiment or method {name!r}{meant}; methods: {', '.join(methods)}; "
+        f"unknown experiment or method {shown(name)}{meant}; methods: {', '.join(methods)}; "
         "`flray list experiments` names the experiments of the papers"
     )

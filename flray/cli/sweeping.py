@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
 from flray.cli.stopping import noticing_sigterm
@@ -59,7 +60,7 @@ def sweep(
     typed = [str(path), *overrides]
     place = str(folder) if mirror is None else mirror.url
     again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
-    console.print(f"[bold]{path.stem}[/] · {folder}", soft_wrap=True)
+    console.print(Text.assemble((path.stem, "bold"), f" · {folder}"), soft_wrap=True)
     try:
         with (
             noticing_sigterm(console.print) as is_ending,

@@ -46,6 +46,7 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, digest, params_of, stack
 from flray.randomness import generator, torch_seed
+from flray.values import Seed
 
 FORMAT = 2  # of training and files: raise it when the same configuration gives other params
 NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
@@ -121,7 +122,7 @@ class Encoder:
     halve_every: int = 10  # epochs after which lr is halved; 0: never
     pixels: PixelScale = "unit"  # [0, 1], or signed: [-1, 1], FLT's choice for CIFAR
     validation: float = 0.1  # share of the training images; 0: train on all and judge by them
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("halve_every", 0), ("seed", 0)):

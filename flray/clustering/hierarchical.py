@@ -11,6 +11,7 @@ from flray.clustering.checks import require_at_most_clients, require_relation
 from flray.clustering.points import Matrix, Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
+from flray.values import Unbounded
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Hierarchical:
     exclusive: ClassVar[tuple[str, ...]] = ("threshold", "number")  # naming one unsets the other
 
     linkage: Literal["single", "complete", "average", "ward"] = "ward"  # ward: L2 only
-    threshold: float | None = None  # T: no merge above it; .inf: one cluster
+    threshold: Unbounded | None = None  # T: no merge above it; .inf: one cluster
     number: int | Literal["auto"] | None = None  # of clusters, exactly
     # How auto looks for 2 .. m - 1 clusters. gap: between successive merges; silhouette: of D.
     choose_by: Literal["gap", "silhouette"] = "gap"

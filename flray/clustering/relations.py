@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from flray.clustering.points import Matrix
+from flray.values import Unbounded
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Threshold:
     Deviates from FLT's paper, whose Sign(A - γ) has the opposite sense; its code has this one.
     """
 
-    gamma: float = 1.0  # γ; .inf: everybody
+    gamma: Unbounded = 1.0  # γ; .inf: everybody
 
     def __post_init__(self) -> None:
         if not self.gamma > 0:

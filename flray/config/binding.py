@@ -1,15 +1,13 @@
 """Bind YAML to code: parameters are the keys, their annotations the expected types."""
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
-import os
+import math
 import re
-import reprlib
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,19 +19,36 @@ from yaml import YAMLError
 
 from flray.config.reading import parse_yaml, read_text
 from flray.config.shipped import find_file
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, one_line_message
+from flray.imports import is_program, require_own_module
+from flray.values import LARGEST_COUNT, LARGEST_WHOLE, UNBOUNDED, shown
+from flray.wording import suggestion
 
 Registry = Mapping[str, Callable[..., Any]]  # Any: a registry holds classes of one kind each
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
-LARGEST_WHOLE = 2**63 - 1  # that arrays hold
-# What a class from outside must define to be used as a component of its kind.
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "dataset": ("load",),
-    "split": ("split",),
-    "model": ("training_step", "configure_optimizers"),
-    "algorithm": ("init", "cohort", "round", "deploy", "partition"),
-    **dict.fromkeys(("signature", "embed", "distance", "relate", "partition"), ("__call__",)),
+# Kinds that a user may extend by a dataclass: the methods it must define, and their arguments.
+METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "dataset": {"load": ()},
+    "split": {"split": ("dataset", "seed")},
+    "algorithm": {
+        "init": ("fed",),
+        "cohort": ("state", "t", "fed"),
+        "round": ("state", "cohort", "fed"),
+        "deploy": ("state", "clients", "fed"),
+        "partition": ("state",),
+    },
+    "signature": {"__call__": ("fed", "bank", "cohort", "memory")},
+    "embed": {"__call__": ("points", "seed")},
+    "distance": {"__call__": ("points",)},
+    "relate": {"__call__": ("D",)},
+    "partition": {"__call__": ("related",)},
+}
+# Kinds that a user may extend by a subclass of Lightning's: its name, and methods to override.
+LIGHTNING = ("pytorch_lightning", "lightning")
+BASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "model": ("LightningModule", ("training_step",)),
+    "callback": ("Callback", ()),
 }
 
 
@@ -49,12 +64,23 @@ class Component:
 
     def build(self, **injected: Any) -> Any:
         """Call the class; what it does not ask for is not passed."""
-        try:
+        with self.reported():
             return self.target(**self.arguments(**injected))
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Turn what goes wrong while it is built or used into an error about its configuration."""
+        try:
+            yield
         except ExperimentError:
             raise
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ExperimentError(f"{self.kind} {self.name}: {error}") from error
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter for both
+            reason = one_line_message(error)
+            raise ExperimentError(
+                f"{self.kind} {self.name} cannot be built ({reason}): is a size too large?"
+            ) from error
 
     def arguments(self, **injected: Any) -> Plain:
         """What the class is called with: its configuration, and what it asks for of the rest."""
@@ -96,7 +122,7 @@ def bind_component(
         return Component(kind, name, target, fields, {"name": name, **plain})
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
         raise ExperimentError(
-            f"{where} must be a name or a mapping with a `name`, got {given!r}; "
+            f"{where} must be a name or a mapping with a `name`, got {shown(given)}; "
             f"known: {', '.join(sorted(registry))}"
         )
     name = mapping["name"]
@@ -111,10 +137,14 @@ def component_of(
     """The component of a class, or of an instance that tells its configuration (a dataclass)."""
     if not _is_component(given):
         raise ExperimentError(
-            f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, got {given!r}"
+            f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, "
+            f"got {shown(given)}"
         )
     target, values = _class_of(given), _values_of(given)
-    _require_methods(kind, getattr(target, "__name__", str(target)), target)
+    if kind in METHODS or kind in BASES:
+        _require_interface(kind, getattr(target, "__name__", str(target)), target)
+    elif target not in registry.values():
+        raise ExperimentError(f"{kind} must be one of {', '.join(registry)}, got {shown(given)}")
     fields = {name: value for name, value in values.items() if name not in injected}
     name = _name_of(target, registry)
     plain = {"name": name, **_plain_fields(target, fields, injected)}
@@ -122,13 +152,19 @@ def component_of(
 
 
 def look_up(kind: str, registry: Registry, name: str) -> Callable[..., Any]:
-    """The registered class, or for `package.module:Name` the one imported from there."""
-    if ":" in name:
+    """The registered class or, of a kind that users may extend, the one at `package.module:Name`.
+
+    Whoever wrote the name may be a stranger, so a class is returned only if it has what its kind
+    asks for.
+    """
+    is_extended = kind in METHODS or kind in BASES
+    if ":" in name and is_extended:
         return _import(kind, name)
     if name not in registry:
+        own = "; your own is `package.module:Name`" if is_extended else ""
         raise ExperimentError(
-            f"unknown {kind} {name!r}{suggestion(name, registry)}; "
-            f"known: {', '.join(sorted(registry))}; your own is `package.module:Name`"
+            f"unknown {kind} {shown(name)}{suggestion(name, registry)}; "
+            f"known: {', '.join(sorted(registry))}{own}"
         )
     return registry[name]
 
@@ -152,7 +188,7 @@ def bind(
     for key in given:
         if key not in parameters:
             raise ExperimentError(
-                f"unknown key {_join(where, key)!r}{suggestion(str(key), parameters)}; "
+                f"unknown key {shown(_join(where, key))}{suggestion(str(key), parameters)}; "
                 f"known here: {', '.join(sorted(parameters)) or 'none'}"
             )
     kept, own = {} if base is None else _values_of(base), _defaults(target)
@@ -190,7 +226,9 @@ def bind_dataclass(
         if not given:
             return default, plain
     if not isinstance(given, Mapping):
-        raise ExperimentError(f"{where or 'experiment'} must be a mapping of keys, got {given!r}")
+        raise ExperimentError(
+            f"{where or 'experiment'} must be a mapping of keys, got {shown(given)}"
+        )
     base = default if isinstance(default, target) else None
     built = target if base is None else type(base)
     arguments, plain = bind(built, given, where, base=base)
@@ -216,7 +254,7 @@ def read_mapping(path: Path, where: str) -> Plain:
     except (YAMLError, OmegaConfBaseException) as error:
         raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
     if not isinstance(plain, dict):
-        raise ExperimentError(f"{where}: {path} must hold keys and values, got {plain!r}")
+        raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
     return cast(Plain, plain)
 
 
@@ -236,7 +274,7 @@ def _refuse_resolvers(given: Any) -> None:
         for child in given.values() if isinstance(given, dict) else given:
             _refuse_resolvers(child)
     elif isinstance(given, str) and _calls_resolver(given):
-        raise YAMLError(f"${{...}} refers to another key of the file, got {given!r}")
+        raise YAMLError(f"${{...}} refers to another key of the file, got {shown(given)}")
 
 
 def _calls_resolver(text: str) -> bool:
@@ -270,7 +308,7 @@ def _file_and_changes(target: type, given: object) -> tuple[str | None, object]:
 def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tuple[Any, Any]:
     """(value for the code, plain value for YAML), or an error that names the key."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
+    if origin is Annotated and args[1] != UNBOUNDED:
         kind, registry, injected = args[1], args[2], _injected(args)
         component = bind_component(kind, registry, value, where, injected, default)
         if injected:
@@ -282,7 +320,9 @@ def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> tu
         if value not in args or isinstance(value, bool) != isinstance(args[0], bool):
             choices = ", ".join(map(str, args))
             hint_text = suggestion(str(value), map(str, args))
-            raise ExperimentError(f"{where} must be one of {choices}, got {value!r}{hint_text}")
+            raise ExperimentError(
+                f"{where} must be one of {choices}, got {shown(value)}{hint_text}"
+            )
         return value, value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
@@ -316,7 +356,7 @@ def _convert_sequence(
     where: str,
 ) -> tuple[Any, Any]:
     if not isinstance(value, list | tuple):
-        raise ExperimentError(f"{where} must be a list, got {value!r}")
+        raise ExperimentError(f"{where} must be a list, got {shown(value)}")
     pairs = [_convert(item, args[0], f"{where}[{i}]") for i, item in enumerate(value)]
     return origin(a for a, _ in pairs), [p for _, p in pairs]
 
@@ -325,17 +365,20 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", st
 
 
 def _convert_scalar(value: Any, hint: Any, where: str) -> tuple[Any, Any]:
+    is_bounded = get_origin(hint) is not Annotated
+    hint = hint if is_bounded else get_args(hint)[0]
     if hint is Any or hint not in _EXPECTED:
         return value, value
     accepted = (int, float) if hint is float else (hint,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ExperimentError(
-            f"{where} must be {_EXPECTED[hint]}, got {value!r} ({type(value).__name__})"
+            f"{where} must be {_EXPECTED[hint]}, got {shown(value)} ({type(value).__name__})"
         )
-    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-        raise ExperimentError(
-            f"{where} must be at most {LARGEST_WHOLE} in size, got {reprlib.repr(value)}"
-        )
+    most = LARGEST_COUNT if hint is int and is_bounded else LARGEST_WHOLE
+    if isinstance(value, int) and abs(value) > most:
+        raise ExperimentError(f"{where} must be at most {most} in size, got {shown(value)}")
+    if isinstance(value, float) and (math.isnan(value) or (is_bounded and math.isinf(value))):
+        raise ExperimentError(f"{where} must be a finite number, got {value}")
     return hint(value), hint(value)
 
 
@@ -425,36 +468,66 @@ def _annotated(target: Callable[..., Any]) -> Callable[..., Any]:
     return target
 
 
-def _import(kind: str, name: str) -> Callable[..., Any]:
+def _import(kind: str, name: str) -> type:
     module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # an installed script does not see the current folder
     expected = "expected `package.module:Name`, importable from the current folder or installed"
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise ExperimentError(f"{kind} {name!r} is no name to import; {expected}")
+        raise ExperimentError(f"{kind} {shown(name)} is no name to import; {expected}")
+    if is_program(module_name):
+        raise ExperimentError(
+            f"{kind} {shown(name)} is not imported: it belongs to Python itself or is a program; "
+            f"{expected}"
+        )
+    require_own_module(name)
     try:
         found: object = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ExperimentError(f"{kind} {name!r} cannot be imported: {error}; {expected}") from error
-    _require_methods(kind, name, found)
-    return cast(Callable[..., Any], found)
-
-
-def _require_methods(kind: str, name: str, found: object) -> None:
-    """Refuse what is no class, or lacks what a class of its kind must define."""
-    if not inspect.isclass(found):
-        raise ExperimentError(f"{kind} {name!r} must be a class, got {found!r}")
-    defined = {method for cls in found.__mro__ if cls is not object for method in vars(cls)}
-    if missing := [method for method in METHODS.get(kind, ()) if method not in defined]:
         raise ExperimentError(
-            f"{kind} {name!r} cannot be used as a {kind}: it has no {', '.join(missing)}"
+            f"{kind} {shown(name)} cannot be imported: {error}; {expected}"
+        ) from error
+    return _require_interface(kind, name, found)
+
+
+def _require_interface(kind: str, name: str, found: object) -> type:
+    """The class, refused where it lacks what a class of its kind must define."""
+    if not inspect.isclass(found):
+        raise ExperimentError(f"{kind} {shown(name)} must be a class, got {shown(found)}")
+    lacks = [
+        f"it has no {method}({', '.join(arguments)})"
+        for method, arguments in METHODS.get(kind, {}).items()
+        if not _takes(found, method, len(arguments))
+    ]
+    if kind in METHODS and not dataclasses.is_dataclass(found):
+        lacks.append("it is no dataclass")
+    if kind in BASES:
+        lacks += _lacks_of_lightning(found, *BASES[kind])
+    if lacks:
+        raise ExperimentError(
+            f"{kind} {shown(name)} cannot be used as a {kind}: {', '.join(lacks)}"
         )
+    return found
 
 
-def suggestion(key: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'lr'?)" where a known name is close, else nothing."""
-    close = difflib.get_close_matches(key, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def _lacks_of_lightning(cls: type, base: str, methods: Iterable[str]) -> Iterator[str]:
+    """What a class lacks to be used as one of Lightning's: the base class, methods of its own."""
+    packages = {ancestor: ancestor.__module__.partition(".")[0] for ancestor in cls.__mro__}
+    if not any(a.__name__ == base and package in LIGHTNING for a, package in packages.items()):
+        yield f"it is no subclass of pytorch_lightning.{base}"
+    own = [ancestor for ancestor, package in packages.items() if package not in LIGHTNING]
+    yield from (f"it has no {each}" for each in methods if not any(each in vars(a) for a in own))
+
+
+def _takes(cls: type, method: str, num_arguments: int) -> bool:
+    """True if instances define a method that can be called with so many arguments."""
+    held = next((vars(each)[method] for each in cls.__mro__[:-1] if method in vars(each)), None)
+    if not callable(held) and not isinstance(held, staticmethod | classmethod):
+        return False
+    bound = not isinstance(held, staticmethod | classmethod)
+    try:
+        inspect.signature(getattr(cls, method)).bind(*[None] * (num_arguments + bound))
+    except (TypeError, ValueError):  # other arguments, or a builtin without a signature
+        return False
+    return True
 
 
 def _join(where: str, key: object) -> str:

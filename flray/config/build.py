@@ -174,7 +174,8 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         pool: actors of the run's own, among which the default block divides a cohort.
     """
     settings, execution = experiment.settings, experiment.settings.execution
-    dataset: Dataset = experiment.dataset.build().load()
+    with experiment.dataset.reported():
+        dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
     module = draw_module(experiment, dataset)
     device = execution.resolve_device()
@@ -278,7 +279,8 @@ def start_executor(
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:
     """The split of the experiment, from its seed."""
-    split: Split = experiment.split.build().split(dataset, experiment.settings.seed)
+    with experiment.split.reported():
+        split: Split = experiment.split.build().split(dataset, experiment.settings.seed)
     if not any(len(split.test[i]) for i in split.clients):
         raise ExperimentError(
             f"no client has test examples (split.test={experiment.split.plain.get('test')!r}): "

@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
+from flray.values import shown
+
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 _REPLACED = (_BOOL, _FLOAT, "tag:yaml.org,2002:timestamp")  # a date is text
 _MERGE = "<<"
-MOST_VALUES = 100_000
+MOST_VALUES, MOST_DEPTH = 100_000, 30  # in a file; lists and mappings inside each other
 
 _TRUE_OR_FALSE = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
 # PyYAML's own does not know 1e-3, which has no point.
@@ -28,6 +30,15 @@ _NUMBER = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
+    # PyYAML takes the square of the depth in steps before it finds that it is too large.
+    def fetch_flow_collection_start(self, token: Any) -> None:  # Any: a class of tokens
+        _require_depth(self.flow_level)
+        super().fetch_flow_collection_start(token)
+
+    def add_indent(self, column: int) -> bool:
+        _require_depth(len(self.indents))
+        return bool(super().add_indent(column))
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # Any: a name, or None
         """Refuse a key that is given twice; PyYAML would take the last."""
         node = super().compose_mapping_node(anchor)
@@ -35,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != _MERGE:
                 if key.value in seen:
-                    problem = f"the key {key.value!r} is given twice"
+                    problem = f"the key {shown(key.value)} is given twice"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 seen.add(key.value)
         return node
@@ -60,14 +71,14 @@ def parse_yaml(text: str) -> Any:  # Any: YAML
     """
     try:
         value = yaml.load(text, _Loader)
-        if _size(value, {}) > MOST_VALUES:
+        size, depth = _measure(value, {})
+        if size > MOST_VALUES:
             raise yaml.YAMLError(f"more than {MOST_VALUES} values")
+        _require_depth(depth)
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:
         raise yaml.YAMLError(str(error)) from error  # of a tag, as in `!!int x`
     except yaml.MarkedYAMLError as error:
         raise yaml.YAMLError(_on_one_line(error)) from error
-    except RecursionError as error:
-        raise yaml.YAMLError("too many lists or mappings inside each other") from error
     return value
 
 
@@ -79,6 +90,11 @@ def _on_one_line(error: yaml.MarkedYAMLError) -> str:
     return f"{place}{problem}" + ("; indent with spaces, not tabs" if "\\t" in problem else "")
 
 
+def _require_depth(depth: int) -> None:
+    if depth > MOST_DEPTH:
+        raise yaml.YAMLError(f"more than {MOST_DEPTH} lists or mappings inside each other")
+
+
 def read_text(path: Path) -> str:
     """The text of a file; raises `yaml.YAMLError` if it holds none."""
     try:
@@ -87,22 +103,27 @@ def read_text(path: Path) -> str:
         raise yaml.YAMLError(str(error)) from error
 
 
-def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values there are; those that an alias repeats count each time they are used.
+def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many values there are, and how many lists and mappings at most lie inside each other.
 
-    A few lines of aliases of aliases stand for billions, which copying would write out.
+    What an alias repeats counts each time it is used: a few lines of aliases of aliases stand for
+    billions of values, which copying would write out.
     """
     if id(value) in known:
         return known[id(value)]
     if not isinstance(value, list | dict):
         if not isinstance(value, str | int | float | None):
-            raise ValueError(f"text, a number, true, false or null was expected, got {value!r}")
-        return 1
+            raise ValueError(
+                f"text, a number, true, false or null was expected, got {shown(value)}"
+            )
+        return 1, 0
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"keys are text, got {key!r}; write it in quotes")
-    known[id(value)] = MOST_VALUES  # of one that holds itself
+                raise ValueError(f"keys are text, got {shown(key)}; write it in quotes")
+    known[id(value)] = MOST_VALUES, 0  # of one that holds itself
     children = value.values() if isinstance(value, dict) else value
-    known[id(value)] = 1 + sum(_size(child, known) for child in children)
+    measures = [_measure(child, known) for child in children]
+    sizes, depths = [size for size, _ in measures], [depth for _, depth in measures]
+    known[id(value)] = 1 + sum(sizes), 1 + max(depths, default=0)
     return known[id(value)]

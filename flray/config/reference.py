@@ -14,7 +14,10 @@ from functools import cache, cached_property
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-_WORDS = {"int": "whole number", "float": "number", "bool": "true, false", "str": "text"}
+_WORDS = {
+    **{"int": "whole number", "float": "number", "bool": "true, false", "str": "text"},
+    **{"Seed": "whole number", "Unbounded": "number or .inf"},
+}
 _YAML = {"None": "null", "True": "true", "False": "false", "()": "[]"}
 _SENTENCE = re.compile(r"(?<!al)(?<!Alg)(?<!i\.e)\. ")  # not after an abbreviation
 _FROM_THE_DATASET = ("self", "image_shape", "num_classes")

@@ -13,6 +13,7 @@ from flray.config.experiment import COMPONENTS, Experiment, is_list_of_component
 from flray.config.reference import SEEDS
 from flray.errors import ExperimentError
 from flray.records.run_directory import leaves
+from flray.values import shown
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def _with_seeds(plain: Plain) -> list[Experiment]:
     keys = {key: value for key, value in plain.items() if key != SEEDS}
     number = plain.get(SEEDS, 1)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ExperimentError(f"seeds must be a whole number >= 1, got {number!r}, as in seeds=3")
+        raise ExperimentError(
+            f"seeds must be a whole number >= 1, got {shown(number)}, as in seeds=3"
+        )
     first = parse_experiment(keys).settings.seed
     return [parse_experiment({**keys, "seed": seed}) for seed in range(first, first + number)]

@@ -24,7 +24,7 @@ def find_file(given: str | Path, kind: str = EXPERIMENTS) -> Path | None:
         return None
     for candidate in (path, _PACKAGE / kind / path, _PACKAGE / path):
         for file in (candidate, candidate.with_name(candidate.name + _SUFFIX)):
-            if file.is_file():
+            if os.path.isfile(file):  # False for names that no file can have
                 return file
     return None
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -30,6 +30,7 @@ from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without typ
 from flray.errors import ExperimentError, one_line_message
 from flray.execution.forking import kept_forking_python
 from flray.execution.mps import shared_gpu
+from flray.imports import is_inside_run
 
 NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
@@ -63,15 +64,22 @@ def connected() -> Iterator[None]:
     with ExitStack() as connection:
         if address:
             connection.callback(ray.shutdown)
-            _join(address, options)
+            with _outside_runs():
+                _join(address, options)
         else:
             connection.enter_context(_own_token())
             connection.enter_context(shared_gpu())
             connection.callback(ray.shutdown)
-            _start(options)
+            with _outside_runs():
+                _start(options)
         if callable(on_sigterm) and current_thread() is main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
         yield
+
+
+def _outside_runs() -> AbstractContextManager[None]:
+    """Leave a folder of runs meanwhile: Ray lets all processes search the current folder first."""
+    return chdir(sys.prefix) if is_inside_run(Path.cwd()) else nullcontext()
 
 
 def _join(address: str, options: dict[str, Any]) -> None:  # Any: ray.init's own

@@ -14,6 +14,7 @@ import yaml
 from flray.errors import ExperimentError
 from flray.published.costs import Cost, cost_of
 from flray.published.matching import Matcher
+from flray.values import shown
 from flray.wording import suggestion
 
 FOLDER = Path(__file__).parent
@@ -170,7 +171,7 @@ def find_table(name: str) -> Table:
     if key in tables:
         return tables[key]
     meant = suggestion(key, tables)
-    raise ExperimentError(f"unknown table {name!r}{meant}; known: {', '.join(tables)}")
+    raise ExperimentError(f"unknown table {shown(name)}{meant}; known: {', '.join(tables)}")
 
 
 def parse_table(key: str, raw: Raw, cost: Cost) -> Table:

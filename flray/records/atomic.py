@@ -2,8 +2,10 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flray.errors import NoRoom
 
@@ -38,6 +40,24 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_output(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill the file that a user named: replaced as a whole, if it is a plain file.
+
+    A link is followed and a device or FIFO is written to; a file in their place would remove them.
+    """
+    if is_plain(path):
+        return replace_file(path, write)
+    with TemporaryDirectory() as folder:
+        write(whole := Path(folder) / "output")
+        with whole.open("rb") as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def is_plain(path: Path) -> bool:
+    """True for a file and for nothing, but not for a link, a device or a FIFO."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())
 
 
 def _sync(path: Path) -> None:

@@ -10,7 +10,8 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from tempfile import gettempdir
+from stat import S_IMODE, S_ISDIR
+from tempfile import gettempdir, mkdtemp
 from time import monotonic, time_ns
 from typing import Any
 
@@ -18,6 +19,7 @@ import fsspec
 
 from flray.errors import ExperimentError
 from flray.records.changes import LEFT_OUT, Marks, in_turn, marks_of
+from flray.records.inside import path_below
 from flray.records.lock import NAME, check_free
 
 EVERY_S = 30.0  # between copies while a run goes on
@@ -42,7 +44,7 @@ class Mirror:
             ) from error
         self.files, self.root = files
         name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
-        self.local = Path(gettempdir()) / f"flray-{kind}-{name}"
+        self.local = _private_folder(f"flray-{kind}-{name}-") / "run"
         self.sent: Marks = {}
         self.next = 0.0
 
@@ -52,7 +54,7 @@ class Mirror:
             check_free(lock.parent)
         self._clear()
         for name in self._remote():
-            target = self.local / name
+            target = path_below(self.local, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             self.files.get_file(f"{self.root}/{name}", str(target))
         self.sent = marks_of(self.local)
@@ -107,3 +109,18 @@ class Mirror:
         names = [str(name) for name in self.files.find(self.root)]
         relative = [name.split(self.root.strip("/") + "/", 1)[-1] for name in names]
         return [name for name in relative if not name.endswith(LEFT_OUT)]
+
+
+def _private_folder(prefix: str) -> Path:
+    """A temporary folder that this user alone can enter: the one of an earlier start, or a new one.
+
+    The end of its name is random, so that nobody can put something else in its place beforehand.
+    """
+    temporary = Path(gettempdir())
+    for folder in sorted(temporary.glob(f"{prefix}*")):
+        state = folder.lstat()
+        is_private = S_ISDIR(state.st_mode) and S_IMODE(state.st_mode) == 0o700
+        if is_private and state.st_uid == os.getuid():
+            return folder
+    temporary.mkdir(parents=True, exist_ok=True)
+    return Path(mkdtemp(prefix=prefix, dir=temporary))

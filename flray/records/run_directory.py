@@ -42,6 +42,7 @@ from flray.records.columns import (
     TOTAL,
 )
 from flray.records.damage import read_json, reading
+from flray.records.inside import refuse_links_out
 from flray.scores import ClientScores
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class RunDirectory:
 
         A run may go on for more rounds than it was started for.
         """
+        refuse_links_out(self.path)
         if self.holds_run():
             here, held = yaml.safe_load(_to_yaml(config)), self._held_config()
             if here.get("rounds", 0) > held.get("rounds", 0):

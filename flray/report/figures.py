@@ -1,6 +1,5 @@
 """Figures of runs: accuracy by round, by client and by what was sent; clustering errors."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
@@ -20,6 +19,7 @@ from flray.report.clustering_figures import distance_figure, embedding_figure, g
 from flray.report.configuration import THRESHOLD
 from flray.report.runs import Experiments, RunRecord, read_run
 from flray.report.sheets import GROUND_TRUTH
+from flray.values import file_name
 
 DPI = 150
 EVENT_DOTS = (0, (1, 1.5))
@@ -32,7 +32,7 @@ FEW_POINTS = 20  # are marked one by one
 
 def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
     """Draw all figures of the experiments as PNG files; returns their paths."""
-    stems = {name: _file_name(name) for name, runs in experiments.items() if runs[0].clusterings}
+    stems = {name: file_name(name) for name, runs in experiments.items() if runs[0].clusterings}
     alike = [name for name in stems if Counter(stems.values())[stems[name]] > 1]
     if alike:
         raise ValueError(f"figures of {alike} would have one name: rename one")
@@ -60,7 +60,7 @@ def _figures(experiments: Experiments) -> Iterator[tuple[str, Figure]]:
         events = sorted(first.clusterings)
         for t in events if len(events) <= MAX_EVENTS else events[-1:]:
             title = style.for_figure(f"{first.label if others else name}, {when(t)}", 200)
-            found, stem = read_clustering(first.clusterings[t]), f"{_file_name(name)}_round_{t}"
+            found, stem = read_clustering(first.clusterings[t]), f"{file_name(name)}_round_{t}"
             yield f"{stem}_distance", distance_figure(found, title, first.value(THRESHOLD))
             yield f"{stem}_embedding", embedding_figure(found, title)
             yield f"{stem}_graph", graph_figure(found, title)
@@ -293,12 +293,3 @@ def _titled(name: str, runs: Sequence[RunRecord]) -> str:
     title += f" {GROUND_TRUTH}" * any(run.uses_ground_truth for run in runs)
     seeds = ", ".join(str(run.seed) for run in runs)
     return f"{title} (seeds {seeds})" if len(runs) > 1 else title
-
-
-def _file_name(name: str) -> str:
-    """The name of a run, as far as a file name can hold it.
-
-    >>> _file_name("flhc/mnist seed=0")
-    'flhc_mnist_seed=0'
-    """
-    return re.sub(r"[^\w.=+-]+", "_", name).strip("_")

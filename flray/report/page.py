@@ -15,8 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flray import __version__
 from flray.records import columns as recorded
-from flray.records.atomic import replace_text
+from flray.records.atomic import write_output
 from flray.records.clusterings import read_clustering
+from flray.records.inside import path_below
 from flray.records.run_directory import leaves
 from flray.report import embed, page_run, sweep_figures, sweep_tables
 from flray.report.columns import column_of, with_unit
@@ -27,6 +28,8 @@ from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
 from flray.report.sweeps import Sweep, left_out_note
 from flray.scores import partition_scores
 
+PAGE = "report.html"
+
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
 _FUNCTIONS = (  # what the templates call by name
     *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note, when),
@@ -34,11 +37,17 @@ _FUNCTIONS = (  # what the templates call by name
 )
 
 
-def write_page(folders: Sequence[Path], out: Path) -> None:
-    """Write one page of all runs and sweeps in and below the folders."""
+def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write one page of all runs and sweeps in and below the folders; its path.
+
+    Args:
+        out: None: report.html in the first folder.
+    """
+    path = path_below(folders[0], PAGE) if out is None else out
     page = render_page(*find_runs(folders))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(out, page)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_output(path, lambda file: file.write_text(page, encoding="utf-8"))
+    return path
 
 
 def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:

@@ -27,6 +27,7 @@ from flray.records.columns import (
     USES_GROUND_TRUTH,
 )
 from flray.records.damage import read_json, reading
+from flray.records.inside import refuse_links_out
 from flray.records.run_directory import RunDirectory, first_difference
 from flray.server.summary import numbers_so_far
 from flray.sweep.keys import canonical
@@ -46,6 +47,7 @@ def run_path(number: int) -> str:
 
 def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
     """Refuse a folder that holds anything other than this sweep."""
+    refuse_links_out(path)
     if (path / SPACE).is_file():
         _check_same(path, space, code)
         if not resume:
@@ -129,6 +131,8 @@ def read_rows(
             held = read_json(file)
             point = held["merge_point"] and MergePoint(**held["merge_point"])
             row = SweepRow(**{**held, "merge_point": point})
+            if file.stem != f"{row.number:04d}":
+                raise ValueError(f"it is of row {row.number}")
         found[row.number] = row
     return found
 

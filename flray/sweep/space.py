@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 from flray.records.columns import VALIDATION_ACCURACY_MEAN
+from flray.values import Seed, shown
 
 THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
 
@@ -48,7 +50,7 @@ class RandomSearch:
     """The same draws for every combination of the lists, so that rows can be compared in pairs."""
 
     samples: int
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         _require_at_least("samples", self.samples, 1)
@@ -166,7 +168,7 @@ def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str
         key, separator, text = item.partition("=")
         name = key.removeprefix("space.")
         if not separator or not name:
-            raise ExperimentError(f"expected key=value, got {item!r}, as in train.lr=0.1")
+            raise ExperimentError(f"expected key=value, got {shown(item)}, as in train.lr=0.1")
         if key != name or name in (*varied, "seeds"):
             for same in {"seed": ("seeds",), "seeds": ("seed",)}.get(name, ()):
                 varied.pop(same, None)
@@ -189,7 +191,7 @@ def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[s
         if not isinstance(files, list) or not files or not all(isinstance(f, str) for f in files):
             raise ExperimentError(
                 "experiment must be a file, a list of files or an experiment's keys, "
-                f"got {given!r}; files are looked for from the folder of the space"
+                f"got {shown(given)}; files are looked for from the folder of the space"
             )
         named = {Path(file).stem: read_yaml(_beside(file, folder)) for file in files}
         if len(named) < len(files):
@@ -199,7 +201,7 @@ def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[s
 
 def _beside(file: str, folder: Path) -> str | Path:
     """The file in the folder of the space, or else a shipped experiment of that name."""
-    return folder / file if (folder / file).is_file() else file
+    return folder / file if os.path.isfile(folder / file) else file
 
 
 def _is_experiment(given: Mapping[str, Any]) -> bool:
@@ -216,7 +218,7 @@ def _values(key: str, given: object) -> Values | Any:  # Any: Tune leaves its do
     if len(given) != 1 or form not in FORMS:
         raise ExperimentError(
             f"space.{key}: a value, a list of values or one of the forms {', '.join(FORMS)} was "
-            f"expected, got {dict(given)!r}{suggestion(str(form), FORMS)}"
+            f"expected, got {shown(dict(given))}{suggestion(str(form), FORMS)}"
         )
     if form == "between_merges" and key != THRESHOLD:
         raise ExperimentError(
@@ -225,7 +227,7 @@ def _values(key: str, given: object) -> Values | Any:  # Any: Tune leaves its do
     try:
         return FORMS[form](argument)
     except (OverflowError, ValueError) as error:
-        raise ExperimentError(f"space.{key}: {form} {error}, got {argument!r}") from error
+        raise ExperimentError(f"space.{key}: {form} {error}, got {shown(argument)}") from error
 
 
 def _listed(given: Any) -> list[Any]:  # Any: YAML
@@ -242,8 +244,8 @@ def _bounds(given: Any, form: str = "[from, to]") -> list[float]:
     is_list = isinstance(given, list) and len(given) == len(form.split(","))
     if not is_list or not all(type(value) in (int, float) for value in given):
         raise ValueError(f"takes {form}")
-    if not given[0] < given[1]:
-        raise ValueError("goes from low to high")
+    if not given[0] < given[1] or not all(map(math.isfinite, given)):
+        raise ValueError("goes from low to high, both finite")
     return [float(value) for value in given]
 
 
@@ -289,7 +291,7 @@ def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
         raise ExperimentError("space names both seed and seeds; leave one out")
     number = given["seeds"]
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ExperimentError(f"seeds must be a whole number >= 1, got {number!r}")
+        raise ExperimentError(f"seeds must be a whole number >= 1, got {shown(number)}")
     firsts = {parse_experiment(plain).settings.seed for plain in experiments.values()}
     if len(firsts) > 1:
         raise ExperimentError(
@@ -326,7 +328,7 @@ def _excluded(
     given: object, varied: Mapping[str, Values]
 ) -> tuple[dict[str, tuple[Any, ...]], ...]:
     if not isinstance(given, list):
-        raise ExperimentError(f"except must be a list of mappings from keys, got {given!r}")
+        raise ExperimentError(f"except must be a list of mappings from keys, got {shown(given)}")
     patterns = []
     for place, each in enumerate(given):
         where = f"except[{place}]"
@@ -341,7 +343,7 @@ def _excluded(
             known = values.values if isinstance(values, Grid) else values.categories
             if absent := [value for value in wanted if value not in known]:
                 raise ExperimentError(
-                    f"{where}: {key} is never {absent[0]!r}; it is one of "
+                    f"{where}: {key} is never {shown(absent[0])}; it is one of "
                     f"{', '.join(map(str, known))}"
                 )
     return tuple(patterns)
@@ -354,7 +356,7 @@ def _baselines(given: object) -> tuple[Plain, ...]:
 
 def _require_mapping(where: object, given: object) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise ExperimentError(f"{where} must be a mapping from keys to values, got {given!r}")
+        raise ExperimentError(f"{where} must be a mapping from keys to values, got {shown(given)}")
     return given
 
 
@@ -365,4 +367,4 @@ def _require_at_least(name: str, value: int, least: int) -> None:
 
 def _unknown_key(key: str, known: Collection[str], where: str) -> str:
     names = ", ".join(known) or "none"
-    return f"unknown key {key!r} {where}{suggestion(key, known)}; known: {names}"
+    return f"unknown key {shown(key)} {where}{suggestion(key, known)}; known: {names}"

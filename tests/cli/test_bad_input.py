@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ def test_any_arguments_are_taken_or_refused(command, arguments) -> None:
 def test_a_file_of_any_bytes_is_refused(content) -> None:
     Path("x.yaml").write_bytes(content)
     assert invoke("check", "x.yaml").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["[/x].yaml", "[red]x.yaml", "a[/b].yaml", "x" * 251 + ".yaml"])
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_names_of_files_are_printed_as_they_are(name, is_valid) -> None:
+    Path(name).parent.mkdir(exist_ok=True)
+    with suppress(OSError):  # of the longest, which no file system takes
+        Path(name).write_text(yaml.safe_dump(TINY) if is_valid else "dataset: digits")
+    done = invoke("check", name)
+    is_valid = is_valid and Path(name).parent.is_dir() and len(name) < 255
+    assert done.exit_code == (0 if is_valid else 2)
+    assert done.output.startswith(f"ok {Path(name).stem}: " if is_valid else f"no {name}: ")
 
 
 READERS = {

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flray.config.binding import Component
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
@@ -101,6 +102,103 @@ def test_a_whole_number_that_no_float_can_hold_is_refused() -> None:
         parse_experiment({**TINY, "participation": 10**400})
 
 
+FEDPROX, DIRICHLET = "algorithm=fedprox", "split={name: dirichlet, clients: 3}"
+ENCODER = (
+    "algorithm={name: flt, clustering: {signature: {encoder: {dataset: digits, model: conv_ae}}}}"
+)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize(
+    ("key", "base"),
+    [
+        *((f"train.{name}", "train.optimizer=sgd") for name in ("lr", "momentum", "weight_decay")),
+        *(("participation", FEDPROX), ("algorithm.mu", FEDPROX), ("split.alpha", DIRICHLET)),
+        *((f"execution.actors.{name}", FEDPROX) for name in ("num_cpus", "num_gpus", "memory_gb")),
+        *(("execution.server.num_cpus", FEDPROX), ("evaluate.target", FEDPROX)),
+        *(("algorithm.beta", "algorithm=flis_dc"), ("algorithm.delta", "algorithm=per_fedavg")),
+        *(("aggregate.server_lr", FEDPROX), ("split.validation", DIRICHLET)),
+        *(("dataset.noise", "dataset=synthetic"), ("algorithm.clustering.embed.min_dist", ENCODER)),
+        ("algorithm.clustering.signature.encoder.lr", ENCODER),
+    ],
+)
+def test_a_number_is_finite(key, base, value) -> None:
+    with pytest.raises(ExperimentError, match=rf"{key} must be a finite number, got -?(nan|inf)$"):
+        parse_experiment(override(TINY, [base, f"{key}={value}"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "base"),
+    [
+        ("algorithm.clustering.partition.threshold", "algorithm=flhc"),
+        ("algorithm.clustering.relate.gamma", ENCODER),
+        ("algorithm.max_norm", "algorithm=cfl"),
+    ],
+)
+def test_a_threshold_may_be_infinite_but_not_nan(key, base) -> None:
+    parse_experiment(override(TINY, [base, f"{key}=.inf"]))
+    with pytest.raises(ExperimentError, match=f"{key} must be a finite number, got nan"):
+        parse_experiment(override(TINY, [base, f"{key}=.nan"]))
+
+
+@pytest.mark.parametrize("value", [10**12, 10**18])
+@pytest.mark.parametrize(
+    ("key", "base"),
+    [
+        *((key, FEDPROX) for key in ("rounds", "split.clients", "model.hidden", "evaluate.every")),
+        *((f"train.{name}", FEDPROX) for name in ("epochs", "batch_size")),
+        *(("execution.block", FEDPROX), ("algorithm.number", "algorithm=ifca")),
+        *(("model.latent", "model=repa_net"), ("dataset.num_train", "dataset=synthetic")),
+        ("algorithm.clustering.signature.k", ENCODER),
+        ("algorithm.clustering.partition.number", "algorithm=flhc"),
+    ],
+)
+def test_a_count_is_one_that_a_machine_can_hold(key, base, value) -> None:
+    with pytest.raises(ExperimentError, match=f"{key} must be at most 10000000000 in size, got 1"):
+        parse_experiment(override(TINY, [base, f"{key}={value}"]))
+
+
+def test_a_seed_counts_nothing() -> None:
+    assert parse_experiment({**TINY, "seed": 2**62}).settings.seed == 2**62
+
+
+@pytest.mark.parametrize("error", [MemoryError("17 GiB"), RuntimeError("17 GiB\ntrace")], ids=repr)
+def test_what_does_not_fit_into_memory_is_one_line(error) -> None:
+    def too_large() -> None:
+        raise error
+
+    component = Component("model", "mine", too_large, {}, {})
+    with pytest.raises(
+        ExperimentError, match=r"^model mine cannot be built \(.*\): is a size .*\?$"
+    ):
+        component.build()
+
+
+LONG = "long" * 25_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({key: LONG} for key in ("dataset", "rounds", "participation", "train", "events", LONG)),
+        *({"train": {key: LONG}} for key in ("lr", "optimizer", LONG)),
+        *({"dataset": {"name": name}} for name in (f"a:{LONG}", [LONG], list(range(9999)))),
+        *({"execution": {"device": LONG}}, {"events": [LONG]}, {"model": f"{LONG}.yaml"}),
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_a_message_repeats_no_more_than_the_ends_of_a_long_value(change) -> None:
+    with pytest.raises(ExperimentError) as error:
+        parse_experiment({**TINY, **change})
+    assert len(str(error.value)) < 2100
+    assert "..." in str(error.value)
+
+
+def test_a_name_that_no_file_can_have_is_no_file() -> None:
+    with pytest.raises(ExperimentError, match="no experiment file longlong"):
+        read_yaml(LONG[:300])
+
+
 @FEW
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_override_is_accepted_or_refused(key, value) -> None:
@@ -118,6 +216,12 @@ TEXTS = {
     "a bomb of aliases": (BOMB, "more than 100000 values"),
     "a list that holds itself": ("a: &a [*a]", "more than 100000 values"),
     "nesting": ("[" * 3000, "inside each other"),
+    "nesting that ends": ("a: " + "[" * 200 + "]" * 200, "inside each other"),
+    "nesting in lines": ("- " * 3000 + "x", "inside each other"),
+    "nesting by aliases": (
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)),
+        "inside each other",
+    ),
     "a number of 5000 digits": (f"seed: {'1' * 5000}", "digits"),
     "no number": ("seed: !!int many", "many"),
     "a date": ("seed: !!timestamp 2020-01-01", "text, a number, true, false or null"),

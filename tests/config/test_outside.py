@@ -1,11 +1,18 @@
 """Components from outside the package, and the package from Python."""
 
+import shutil
+import sys
+from contextlib import chdir
+
 import pytest
 import yaml
 
 import flray
+from flray.cli.campaign import campaign_runs
+from flray.config.build import prepare
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
+from flray.sweep.space import parse_space
 
 from scenarios import TINY
 
@@ -111,18 +118,140 @@ def test_half_a_gradient_is_half_a_learning_rate(tmp_path) -> None:
     assert half.summary["loss_mean"] == pytest.approx(slow.summary["loss_mean"], abs=1e-12)
 
 
+# Each of these writes a file when it is called.
+STRANGE = """
+from pathlib import Path
+
+import torch
+from pytorch_lightning import LightningModule
+
+class Marks:
+    def __init__(self, **keys):
+        Path("ran").touch()
+
+class NoArguments(Marks):
+    def __call__(self): ...
+    def load(self, environment, name): ...
+
+class Network(Marks, torch.nn.Module):
+    def training_step(self, batch): ...
+
+class Empty(LightningModule):
+    def __init__(self):
+        Path("ran").touch()
+
+def function(**keys):
+    Path("ran").touch()
+
+instance = object()
+"""
+EVERY_KIND = ["dataset", "split", "model", "algorithm", "tracking"]
+STAGES = ["signature", "embed", "distance", "relate", "partition"]
+
+
+def with_name(key: str, name: object) -> dict[str, object]:
+    """The tiny experiment in which one component, stage or encoder is this one."""
+    if key in STAGES:
+        return {**TINY, "algorithm": {"name": "flhc", "clustering": {key: name}}}
+    if key.startswith("encoder."):
+        encoder = {"dataset": "digits", "model": "conv_ae", key.partition(".")[2]: name}
+        signature = {"name": "encoder_centres", "encoder": encoder}
+        return {**TINY, "algorithm": {"name": "flt", "clustering": {"signature": signature}}}
+    return {**TINY, key: name}
+
+
 @pytest.mark.parametrize(
     "name",
-    [":", "..:x", "a b:c", "builtins:dict", "ray:init", "flray:run", "os:path", "json:JSONDecoder"],
+    [
+        *(":", "..:x", "a b:c", "builtins:dict", "ray:init", "flray:run", "os:path"),
+        *("json:JSONDecoder", "functools:partial", "torch.nn:Linear", "click:Command"),
+        "sympy.plotting.experimental_lambdify:lambdify",  # executes text when it is built
+        *("strange_of_tests:Marks", "strange_of_tests:NoArguments", "strange_of_tests:Network"),
+        *("strange_of_tests:Empty", "strange_of_tests:function", "strange_of_tests:instance"),
+    ],
 )
-@pytest.mark.parametrize("key", ["dataset", "split", "model", "algorithm"])
-def test_names_that_are_no_component_are_refused(name, key) -> None:
-    with pytest.raises(ExperimentError, match=key):
-        parse_experiment({**TINY, key: name})
+@pytest.mark.parametrize("key", [*EVERY_KIND, *STAGES, "encoder.dataset", "encoder.model"])
+def test_names_that_are_no_component_are_refused_and_never_called(name, key, tmp_path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        (tmp_path / "strange_of_tests.py").write_text(STRANGE)
+        sys.modules.pop("strange_of_tests", None)
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(ExperimentError, match=key.rpartition(".")[2]):
+            parse_experiment(with_name(key, {"name": name}))
+    assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", [":", "builtins:dict", "ray:init", "mine:Stage"])
-def test_names_that_are_no_stage_are_refused(name) -> None:
-    algorithm = {"name": "flhc", "clustering": {"distance": name}}
-    with pytest.raises(ExperimentError, match="distance"):
-        parse_experiment({**TINY, "algorithm": algorithm})
+SHELL = {"name": "subprocess:Popen", "args": "touch ran", "shell": True}
+
+
+@pytest.mark.parametrize("key", [*EVERY_KIND, *STAGES, "encoder.dataset", "encoder.model"])
+def test_no_experiment_runs_a_command(key, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError, match=r"subprocess:Popen"):
+        parse_experiment(with_name(key, SHELL))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("key", ["search", "scheduler"])
+def test_no_space_runs_a_command(key, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = {"experiment": dict(TINY), "space": {"train.lr": [0.1, 0.2]}, key: SHELL}
+    with pytest.raises(ExperimentError, match=rf"unknown {key} 'subprocess:Popen'"):
+        parse_space(space)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["antigravity:x", "this:d", "test.regrtest:x", "pip.__main__:x"])
+def test_modules_of_python_and_programs_are_not_imported(name) -> None:
+    before = set(sys.modules)
+    with pytest.raises(ExperimentError, match="belongs to Python itself or is a program"):
+        parse_experiment({**TINY, "dataset": name})
+    assert name.partition(":")[0] not in set(sys.modules) - before
+
+
+def test_a_callback_is_one_of_lightnings() -> None:
+    execution = {"engine": "lightning", "callbacks": ["subprocess:Popen", "torch.nn:Linear"]}
+    with pytest.raises(ExperimentError, match=r"callback 'subprocess:Popen' is not imported"):
+        prepare(parse_experiment({**TINY, "execution": execution}))
+    execution["callbacks"] = ["torch.nn:Linear"]
+    with pytest.raises(ExperimentError, match=r"it is no subclass of pytorch_lightning\.Callback"):
+        prepare(parse_experiment({**TINY, "execution": execution}))
+
+
+def test_no_file_of_the_current_folder_takes_the_place_of_an_installed_module(outside) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [entry for entry in sys.path if entry != str(outside)])
+        parse_experiment({**TINY, "algorithm": "mine_of_tests:HalfWay"})
+        assert sys.path[-1] == str(outside)
+
+
+@pytest.fixture
+def somebodys(tmp_path, known_run, monkeypatch):
+    """A folder of runs that holds a module too, which its configuration names."""
+    folder = tmp_path / "somebodys"
+    shutil.copytree(known_run().path, folder)
+    (folder / "strange.py").write_text("from pathlib import Path\n\nPath('ran').touch()\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return folder
+
+
+@pytest.mark.parametrize("has_environment", [True, False])
+@pytest.mark.parametrize("here", [".", "checkpoints", ".."])
+def test_a_run_names_no_module_of_its_own_folder(somebodys, here, has_environment) -> None:
+    """Neither from inside the folder, nor as a package from the folder above it."""
+    config = yaml.safe_load((somebodys / "config.yaml").read_text())
+    name = "somebodys.strange:Model" if here == ".." else "strange:Model"
+    config["model"] = {"name": name}
+    (somebodys / "config.yaml").write_text(yaml.safe_dump(config))
+    if not has_environment:
+        (somebodys / "environment.json").unlink()
+        (somebodys / "rounds.parquet").unlink()
+    with chdir(somebodys / here):
+        for read in (
+            lambda: flray.load(somebodys).model(0),
+            lambda: campaign_runs([], somebodys, True),
+        ):
+            with pytest.raises(ExperimentError, match=r"in a folder of runs|No module named"):
+                read()
+    assert not list(somebodys.parent.rglob("ran"))

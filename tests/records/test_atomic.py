@@ -1,6 +1,10 @@
+import os
+from pathlib import Path
+from threading import Thread
+
 import pytest
 
-from flray.records.atomic import replace_file, replace_text
+from flray.records.atomic import replace_file, replace_text, write_output
 
 
 def half_then(error):
@@ -41,3 +45,31 @@ def test_a_reader_of_the_old_file_keeps_the_old_file(tmp_path):
         replace_text(path, "new")
         assert reader.read() == "old"
     assert path.read_text() == "new"
+
+
+def page(path):
+    path.write_text("page")
+
+
+def test_output_goes_through_a_link_into_the_file_it_names(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for _ in range(2):  # a target that is not there yet, and one that is
+        write_output(tmp_path / "link", page)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "target").read_text() == "page"
+
+
+def test_output_goes_into_a_fifo_and_the_fifo_stays(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    read = []
+    reader = Thread(target=lambda: read.append((tmp_path / "fifo").read_text()))
+    reader.start()
+    write_output(tmp_path / "fifo", page)
+    reader.join()
+    assert read == ["page"]
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_output_to_a_device_leaves_the_device():
+    write_output(Path(os.devnull), page)
+    assert Path(os.devnull).is_char_device()

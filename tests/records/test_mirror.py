@@ -108,3 +108,33 @@ def test_a_folder_that_is_being_run_is_not_fetched_over(mirror) -> None:
     ):
         mirror.fetch()
     assert Mirror(mirror.url, "read").local != mirror.local
+
+
+@pytest.mark.parametrize("planted", ["folder", "link", "file"])
+def test_a_copy_is_for_this_user_alone_and_nobody_can_plant_it(planted, tmp_path, monkeypatch):
+    monkeypatch.setattr("flray.records.mirror.gettempdir", lambda: str(tmp_path / "machine"))
+    first = Mirror("memory://bucket/private")
+    private = first.local.parent
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert Mirror(first.url).local == first.local  # a later start finds what was never copied
+    private.rmdir()
+    if planted == "folder":
+        private.mkdir()
+        private.chmod(0o755)  # as others leave theirs, if they want us to use it
+    elif planted == "link":
+        (tmp_path / "theirs").mkdir(0o700)
+        private.symlink_to(tmp_path / "theirs")
+    else:
+        private.touch(0o700)
+    second = Mirror(first.url)
+    assert second.local != first.local
+    assert second.local.parent.parent == tmp_path / "machine"
+
+
+def test_names_at_a_url_that_lead_out_of_the_folder_are_refused(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "_remote", lambda: ["config.yaml", "../../victim"])
+    monkeypatch.setattr(mirror, "_clear", lambda: None)
+    monkeypatch.setattr(mirror.files, "get_file", lambda _, target: Path(target).touch())
+    with pytest.raises(ExperimentError, match=r"names '../../victim', which lies outside of it"):
+        mirror.fetch()
+    assert not list(tmp_path.rglob("victim"))

@@ -200,6 +200,7 @@ def test_random_draws_are_the_same_for_every_seed_and_grow_by_adding() -> None:
         ({"space": {"train.lr": [0.1, 0.1]}}, "train.lr: grid names 0.1 twice"),
         ({"space": {"train.lr": {"logspace": [0, 1, 3]}}}, "logspace must start above 0"),
         ({"space": {"train.lr": {"uniform": [1, 0]}}}, "goes from low to high"),
+        ({"space": {"train.lr": {"uniform": [0, float("inf")]}}}, "both finite"),
         ({"space": {"train.lr": {"uniform": [0.1, 1]}}}, "drawn at random, but search is grid"),
         ({"space": {"train.lr": {"between_merges": 3}}}, f"between_merges is for {THRESHOLD}"),
         ({"space": {THRESHOLD: {"between_merges": 1}}}, "whole number >= 2, got 1"),

@@ -10,6 +10,7 @@ from flray.data.dataset import Dataset, Ids
 from flray.data.options import PixelOptions, measured
 from flray.data.resize import Pixels, bilinear
 from flray.randomness import generator
+from flray.values import Seed
 
 _COARSE = 7  # smooth fields are 7x7 normal noise, upsampled
 _GREY, _CONTRAST = 127.5, 40.0  # a standard deviation of the prototype in grey levels
@@ -27,7 +28,7 @@ class Synthetic(PixelOptions):
     num_groups: int = 1  # each with its own prototypes; the group of an image is its source
     variation: float = 2.0  # std of the image's own smooth field, relative to the prototype's
     noise: float = 0.5  # std of the pixel noise, relative to the prototype's
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,95 @@
+"""Where the modules that experiments name are imported from: never from inside a run's folder."""
+
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from flray.errors import ExperimentError
+
+# Files that folders of runs and sweeps have together; such a folder may be somebody else's.
+_SIGNS = (
+    ("config.yaml", "environment.json"),
+    ("config.yaml", "rounds.parquet"),
+    ("space.yaml", "sweep.json"),
+    ("command.json",),
+)
+_NAME = re.compile(r"[\w.]+:\w+")  # package.module:Name
+
+
+def add_current_folder() -> None:
+    """Let modules of the current folder be found, after all others, unless it belongs to a run.
+
+    It comes last, so that no file in it takes the place of an installed module.
+    """
+    here = Path.cwd()
+    if str(here) not in sys.path and not is_inside_run(here):
+        sys.path.append(str(here))
+
+
+def is_inside_run(folder: Path) -> bool:
+    """True if a folder is, or lies inside, the folder of a run, of several runs or of a sweep."""
+    resolved = folder.resolve()
+    return any(
+        all((parent / name).is_file() for name in names)
+        for parent in (resolved, *resolved.parents)
+        for names in _SIGNS
+    )
+
+
+def location_of(module: str) -> Path | None:
+    """The file or folder of a module, found without importing anything; None: there is none."""
+    parts, path, found = module.split("."), None, None
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        found = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    origin = found and (found.origin if found.has_location else next(iter(path or ()), None))
+    return Path(origin).resolve() if origin else None
+
+
+def is_program(module: str) -> bool:
+    """True for modules of the standard library, whose classes run commands, and for `x.__main__`.
+
+    Importing a module runs it, so a name that an experiment does not need is never imported.
+    """
+    first, _, rest = module.partition(".")
+    if first in sys.stdlib_module_names or rest.endswith("__main__"):
+        return True
+    folders = {name: Path(path).resolve() for name, path in sysconfig.get_paths().items()}
+    location = location_of(module)
+    return (
+        location is not None
+        and location.is_relative_to(folders["stdlib"])
+        and not location.is_relative_to(folders["purelib"])
+    )
+
+
+def require_own_module(name: str, folder: Path | None = None) -> None:
+    """Refuse `package.module:Name` if the module lies in a folder of runs, or in `folder`.
+
+    Such a folder may be somebody else's: what it names must be the user's own, or installed.
+    """
+    add_current_folder()
+    location = location_of(name.partition(":")[0])
+    if location is None:
+        return
+    is_held = folder is not None and location.is_relative_to(folder.resolve())
+    if is_held or is_inside_run(location.parent):
+        raise ExperimentError(
+            f"{name!r} is not imported: {location} lies in a folder of runs, whose files are data; "
+            "if you trust it, copy it to a folder of your own and start flray there"
+        )
+
+
+def require_own_modules(plain: Any, folder: Path) -> None:  # Any: YAML
+    """The same for every name in the configuration that a folder holds."""
+    if isinstance(plain, dict | list):
+        for child in plain.values() if isinstance(plain, dict) else plain:
+            require_own_modules(child, folder)
+    elif isinstance(plain, str) and _NAME.fullmatch(plain):
+        require_own_module(plain, folder)

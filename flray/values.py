@@ -1,0 +1,38 @@
+"""Values of keys: which numbers are allowed beside the usual ones, and how messages show them."""
+
+import hashlib
+import re
+import reprlib
+from typing import Annotated
+
+UNBOUNDED = "unbounded"
+Unbounded = Annotated[float, UNBOUNDED]  # a number that may be infinite, such as a threshold
+Seed = Annotated[int, UNBOUNDED]  # a whole number that counts nothing, so that any will do
+LARGEST_COUNT = 10**10  # of rounds, clients, examples, units: more than any machine holds
+LARGEST_WHOLE = 2**63 - 1  # that arrays hold
+LONGEST_NAME = 120  # bytes of a file whose name is made of others; file systems take 255 bytes
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def shown(value: object) -> str:
+    """A value as messages repeat it: as Python writes it, cut where it is long.
+
+    >>> shown("l2"), len(shown("x" * 100_000))
+    ("'l2'", 80)
+    """
+    return _short.repr(value)
+
+
+def file_name(text: str) -> str:
+    """A text as far as a name of a file can hold it: letters, digits and -+=._, at most 120 bytes.
+
+    >>> file_name("flhc/mnist seed=0"), len(file_name("x" * 1000))
+    ('flhc_mnist_seed=0', 120)
+    """
+    name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    begin = name.encode()[: LONGEST_NAME // 2].decode(errors="ignore")
+    return f"{begin}-{hashlib.sha256(text.encode()).hexdigest()}"[:LONGEST_NAME]
