@@ -12,12 +12,13 @@ import numpy as np
 from ray import tune
 from ray.tune.search.sample import Categorical, Domain
 
-from flray.config.binding import Plain, bind_dataclass, read_mapping, suggestion
+from flray.config.binding import Plain, bind_dataclass, read_mapping
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 from flray.records.columns import VALIDATION_ACCURACY_MEAN
 from flray.values import Seed, shown
+from flray.wording import suggestion
 
 THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
 
