@@ -38,7 +38,8 @@ def run(
         experiment: a YAML file, the name of a shipped experiment, or a mapping of keys.
         out: the folder of the run; None: a new temporary folder.
         overrides: `key=value` as on the command line, dotted keys too.
-        resume: go on with the run in `out` where it stopped.
+        resume: go on with the run in `out` where it stopped; what `overrides` and `keys` set may
+            differ from what it had so far, if it is not what its clients and state are made from.
         on_round: called after each round with its row of rounds.parquet.
         progress: print a line for each round.
         keys: keys of an experiment, which replace those of `experiment`. Beside what YAML can say,
@@ -52,6 +53,7 @@ def run(
 
     from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment, read_yaml
+    from flray.records.run_directory import RunDirectory
     from flray.report.lines import round_line, with_merges
     from flray.result import Result
 
@@ -61,6 +63,9 @@ def run(
         given = read_yaml(experiment)
     parsed = parse_experiment(override(given | keys, overrides))
     folder = Path(tempfile.mkdtemp(prefix="flray-") if out is None else out)
+    if resume:
+        changed = [*keys, *(item.partition("=")[0] for item in overrides)]
+        RunDirectory(folder).change_settings(parsed.plain, changed)
 
     def show(row: dict[str, Any]) -> None:
         if progress:

@@ -25,6 +25,7 @@ from flray.report.clustering_figures import distance_figure, embedding_figure, g
 from flray.report.configuration import THRESHOLD
 from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, when
 from flray.report.runs import read_run
+from flray.server.summary import checked_summary
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
 OF_A_CLUSTERING = ("distance", "embedding", "graph")
@@ -41,7 +42,7 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:  # Any: JSON
         """The numbers of summary.json; empty when the run stopped before its last round."""
-        return self._directory.summary() or {}
+        return checked_summary(self._directory) or {}
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -169,4 +170,5 @@ def load(path: str | Path, **objects: Any) -> Result:  # Any: components
     unknown = sorted(set(objects) - set(COMPONENTS))
     if unknown:
         raise ExperimentError(f"unknown {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
+    checked_summary(RunDirectory(path))
     return Result(Path(path), objects=objects)

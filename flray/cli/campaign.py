@@ -45,6 +45,7 @@ from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
+from flray.server.summary import checked_summary
 from flray.tracking.mirrors import tracked, tracking_remarks
 
 __all__ = ["CampaignRun", "attach_to", "campaign_runs", "describe", "run_all"]
@@ -70,6 +71,7 @@ class Command:
     root: Path
     overrides: tuple[str, ...]
     runs: tuple[CampaignRun, ...]
+    changed: tuple[str, ...] = ()  # keys that runs may go on with other values of
 
     def write(self) -> None:
         runs = [
@@ -109,6 +111,7 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     root = out or _default_folder("+".join(names), resume)
     if resume and not root.is_dir():
         raise ExperimentError(f"nothing to resume: there is no folder {root}; leave out --resume")
+    changed = _keys(overrides)
     if resume:
         overrides = [*_read_command(root).get("overrides", []), *overrides]
     runs = [
@@ -118,7 +121,12 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     ]
     together = evaluated_together([run.experiment for run in runs])
     runs = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
-    return [replace(run, command=Command(root, tuple(overrides), tuple(runs))) for run in runs]
+    command = Command(root, tuple(overrides), tuple(runs), changed)
+    return [replace(run, command=command) for run in runs]
+
+
+def _keys(overrides: Sequence[str]) -> tuple[str, ...]:
+    return tuple(item.partition("=")[0] for item in overrides)
 
 
 def _seeds_of(
@@ -158,7 +166,8 @@ def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
         runs = [CampaignRun(root.name, parse_experiment(held), root)]
     else:
         raise ExperimentError(f"nothing to resume: {root} holds no run; leave out --resume")
-    return [replace(run, command=Command(root, tuple(told), tuple(runs))) for run in runs]
+    command_now = Command(root, tuple(told), tuple(runs), _keys(overrides))
+    return [replace(run, command=command_now) for run in runs]
 
 
 def _held(folder: Path, told: Plain) -> Plain:
@@ -180,6 +189,9 @@ def run_all(
     Args:
         together: runs at a time; None: as many as a GPU takes, one on a CPU.
     """
+    for run in runs:
+        if resume and run.command is not None:
+            RunDirectory(run.out).change_settings(run.experiment.plain, run.command.changed)
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
     at_a_time = runs_at_a_time([run.experiment for run in runs], together)
     if not any(run.experiment.settings.execution.executor == "ray" for run in runs):
@@ -340,7 +352,7 @@ def _run_kept(
     plain = run.experiment.plain
     (directory.check_resume if resume else directory.check_start)(plain)
     if directory.is_finished(plain):
-        return directory.summary()
+        return checked_summary(directory)
     check_free(run.out)
     for restart in range(MOST_RESTARTS + 1):
         process = start_keeper(run.experiment, run.out, mirror)
@@ -352,7 +364,7 @@ def _run_kept(
         if restart < MOST_RESTARTS:
             say("the keeper was killed: going on from the last checkpoint")
     raise_what_the_keeper_said(process, run.out)
-    return directory.summary()
+    return checked_summary(directory)
 
 
 def attach_to(out: Path, console: Console) -> None:
@@ -380,7 +392,7 @@ def attach_to(out: Path, console: Console) -> None:
     except Detached:
         console.print(detached_line(out), soft_wrap=True, markup=False)
         return
-    summary = directory.summary()
+    summary = checked_summary(directory)
     root, name, others = _campaign_of(out)
     if summary is None:
         told = f"nobody runs {out}; go on with: {resume_command(root)}"
