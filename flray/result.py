@@ -18,6 +18,7 @@ from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank, load_params
+from flray.records.atomic import replace_file
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.columns import CLIENT, MODEL, PART, ROUND
 from flray.records.run_directory import RunDirectory
@@ -95,7 +96,7 @@ class Result:
             "client": client,
             "cluster": int(self._deployed[1].owner[client]),
         }
-        torch.save(checkpoint, path)
+        replace_file(Path(path), lambda file: torch.save(checkpoint, file))
         return Path(path)
 
     def figure(self, name: str = "accuracy", round: int | None = None) -> Figure:

@@ -32,10 +32,25 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Commands(click.Group):
+    """Turns files and folders that cannot be read or written into errors of one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # Any: what a command returns
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if isinstance(error, ExperimentError) or error.filename is None:
+                raise
+            raise ExperimentError(
+                f"cannot read or write {error.filename}: {error.strerror}; check the path and its "
+                "permissions, or choose another"
+            ) from error
+
+
 # Commands import what they need when they run: torch and Lightning take seconds, --help must not.
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Experiments in clustered federated learning: described in YAML, run anywhere.
@@ -229,6 +244,8 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
 
     if (client is None) == (table is None):
         raise click.UsageError("give one of --client and --table")
+    if not file.parent.is_dir():
+        raise ExperimentError(f"there is no folder {file.parent} to write {file.name} to")
     found = load(run)
     if client is not None:
         found.export(client, file)
@@ -384,10 +401,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(BAD_EXPERIMENT)
-    except (PermissionError, NotADirectoryError) as error:
-        told = f"error: cannot write {error.filename}: {error.strerror}; choose another --out"
-        errors.print(told, style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:
         errors.print(f"failed: {error}", style="red", soft_wrap=True)

@@ -40,6 +40,7 @@ from flray.config.shipped import demo_files
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
+from flray.records.damage import read_json, reading
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
@@ -87,8 +88,18 @@ class Command:
 
 
 def _read_command(root: Path) -> dict[str, Any]:  # Any: JSON
+    """What a command wrote of itself, {} if there is nothing."""
     file = root / COMMAND
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.exists():
+        return {}
+    held = read_json(file)
+    with reading(file):
+        if not all(isinstance(item, str) for item in held["overrides"]):
+            raise ValueError("overrides must be texts")
+        for run in held["runs"]:
+            if not isinstance(run["experiment"], dict) or not run["name"] + run["folder"]:
+                raise ValueError("a run has a name, a folder and an experiment")
+    return held
 
 
 def resume_command(root: Path | str) -> str:

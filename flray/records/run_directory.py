@@ -78,6 +78,13 @@ COMMAND = "command.json"  # what the command line was told, kept beside the run
 COMPONENTS = "part"  # folder of a run that trains a part of its clients (records/components.py)
 CONFIGURATIONS = "configurations"  # key of environment.json
 
+_NUMBERS = {
+    kind.id
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
+        *(pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.null()),
+    )
+}
 _ROUND = re.compile(r"round_(\d+).*")
 
 
@@ -128,7 +135,7 @@ class RunDirectory:
 
     def _how_to_change(self, held: Config, config: Config) -> str:
         key, _, value = next(differences(deciding(held), deciding(config)))
-        if is_below(key, (*FIXED, "rounds")) or self._summary.is_file():
+        if is_below(key, (*FIXED, "rounds")) or self._summary.exists():
             return ""
         return f"; to go on with the new value type {self._resume_command(key, value)}"
 
@@ -212,7 +219,7 @@ class RunDirectory:
         is_longer = config.get("rounds", 0) > self.config().get("rounds", 0)
         if is_longer:
             self._record_configuration({**self.config(), "rounds": config["rounds"]})
-        if self._summary.is_file() and not self.is_finished(config):
+        if self._summary.exists() and not self.is_finished(config):
             self._reopen()
         # A run that was finished elsewhere must not pass for one of the first machine only.
         recorded = self.environment()
@@ -231,7 +238,7 @@ class RunDirectory:
         recorded = self.environment()
         with reading(self._environment):
             decided = [recorded[CONFIGURATIONS][0]["config"], recorded[SPLIT_SHA256]]
-        rounds = _read(self._rounds, [ROUND])[ROUND].to_pylist() if self._rounds.is_file() else []
+        rounds = _read(self._rounds, [ROUND])[ROUND].to_pylist() if self._rounds.exists() else []
         return {
             "run": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest(),
             "rounds": sum(recorded_round <= t for recorded_round in rounds),
@@ -242,7 +249,7 @@ class RunDirectory:
 
     def _num_evaluations(self, t: int) -> int:
         """How many parts of clients were scored until round t, each a file until the end."""
-        if not self._summary.is_file():
+        if not self._summary.exists():
             return _num_files(self._parts, "parquet", t)
         table = _read(self._clients, [ROUND, PART]).filter(pc.field(ROUND) <= t)
         return len(table.group_by([ROUND, PART]).aggregate([]))
@@ -337,14 +344,14 @@ class RunDirectory:
 
     def truncate(self, after_round: int) -> None:
         """Drop every record later than a round (-1: every record) of an unfinished run."""
-        if self._summary.is_file():
+        if self._summary.exists():
             raise ValueError(f"{self.path} holds a finished run: its records are final")
         self._begin_configurations(after_round + 1)
         self._clients.unlink(missing_ok=True)  # of a `finish` that was cut short
         for path in [*self._part_files(), *self._clusterings.glob("round_*.npz")]:
             if _round_of(path) > after_round:
                 path.unlink()
-        if not self._rounds.is_file():
+        if not self._rounds.exists():
             return
         table = _read(self._rounds).filter(pc.field(ROUND) <= after_round)
         if len(table):
@@ -441,7 +448,7 @@ class RunDirectory:
 
     def rounds(self) -> "pd.DataFrame":
         """A row for each round so far."""
-        if not self._rounds.is_file():
+        if not self._rounds.exists():
             empty: pd.DataFrame = pa.table({ROUND: np.empty(0, np.int64)}).to_pandas()
             return empty
         frame: pd.DataFrame = _read(self._rounds).to_pandas()
@@ -449,7 +456,7 @@ class RunDirectory:
 
     def rows(self, seen: int = 0) -> list[dict[str, Any]]:
         """The rows of rounds.parquet after the first `seen`, each without its empty columns."""
-        if not self._rounds.is_file():
+        if not self._rounds.exists():
             return []
         rows: list[dict[str, Any]] = _read(self._rounds).slice(seen).to_pylist()
         return [{key: value for key, value in row.items() if value is not None} for row in rows]
@@ -477,12 +484,18 @@ class RunDirectory:
 
     def _client_table(self) -> pa.Table:
         # Until the summary is there the parts count: a `finish` may have been cut short.
-        if self._summary.is_file():
-            return _read(self._clients)
+        if self._summary.exists():
+            return self._scores(self._clients)
         nothing = np.empty(0, np.int64)
         empty = _client_rows(0, PARTS[0], ClientScores(nothing, nothing, nothing, np.empty(0)))
         empty = empty.append_column(MODEL, pa.array(nothing))
-        return _join([empty, *(_read(path) for path in self._part_files())])
+        return _join([empty, *map(self._scores, self._part_files())])
+
+    def _scores(self, path: Path) -> pa.Table:
+        table = _read(path)
+        with reading(path):
+            _require(table, [CLIENT, PART, CORRECT, TOTAL, ACCURACY, LOSS, MODEL])
+        return table
 
 
 def _client_rows(t: int, part: str, scores: ClientScores) -> pa.Table:
@@ -518,7 +531,20 @@ def _write(path: Path, table: pa.Table) -> None:
 def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
     # `read_table` opens by name more than once, and a run puts new files in the place of old ones.
     with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        return file.read(columns)
+        table = file.read(columns)
+        for name, kind in zip(table.column_names, table.schema.types, strict=True):
+            if name != PART and kind.id not in _NUMBERS:
+                raise ValueError(f"the column {name!r} holds values of type {kind}, not numbers")
+        _require(table, columns or [ROUND])
+        return table
+
+
+def _require(table: pa.Table, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise ValueError(f"there is no column {missing[0]!r}")
+    if table[ROUND].null_count or not pa.types.is_integer(table[ROUND].type):
+        raise ValueError(f"the column {ROUND!r} must hold whole numbers")
 
 
 def _join(tables: list[pa.Table]) -> pa.Table:

@@ -127,11 +127,11 @@ def checked_summary(directory: RunDirectory) -> RoundRow | None:
     if len(rounds):
         expected |= _of_rounds(rounds, directory.clustering_rounds())
     for key, value in expected.items():
-        if key in summary and not _is_same(summary[key], value):
+        if (key in summary or key == ROUNDS) and not _is_same(summary.get(key), value):
             raise ExperimentError(
                 f"{directory.path / 'summary.json'} does not fit the other files of its run: "
-                f"{key} is {summary[key]!r} in it and {value!r} by them. Restore what was changed "
-                "from a copy, or remove the run and start it again"
+                f"{key} is {summary.get(key)!r} in it and {value!r} by them. Restore what was "
+                "changed from a copy, or remove the run and start it again"
             )
     return summary
 

@@ -130,7 +130,7 @@ def test_resume_refuses_another_split_and_records_where_it_went_on(run):
 
 def test_rounds_may_gain_and_lose_columns(run):
     run.append_rounds([{"round": 0, "loss": 1, "clusters": None}])
-    run.append_rounds([{"round": 1, "loss": 0.5, "clusters": np.int64(4), "note": "split"}])
+    run.append_rounds([{"round": 1, "loss": 0.5, "clusters": np.int64(4), "note": True}])
     run.append_rounds([{"round": 2, "loss": np.float32(0.25), "clusters": 3}])
     frame = RunDirectory(run.path).rounds()
     assert frame["round"].tolist() == [0, 1, 2]
