@@ -123,7 +123,8 @@ def checked_summary(directory: RunDirectory) -> RoundRow | None:
     rounds = directory.rounds()
     expected: RoundRow = {SEED: config.get(SEED), ROUNDS: 0}
     kinds = {kind: config.get(kind) for kind in ("algorithm", "dataset", "split", "model")}
-    expected |= {kind: held["name"] for kind, held in kinds.items() if "name" in (held or {})}
+    named = {kind: held for kind, held in kinds.items() if isinstance(held, dict)}
+    expected |= {kind: held["name"] for kind, held in named.items() if "name" in held}
     if len(rounds):
         expected |= _of_rounds(rounds, directory.clustering_rounds())
     for key, value in expected.items():
