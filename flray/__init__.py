@@ -43,7 +43,8 @@ def run(
         experiment: a YAML file, the name of a shipped experiment, or a mapping of keys.
         out: the folder of the run; None: a new temporary folder.
         overrides: `key=value` as on the command line, dotted keys too.
-        resume: go on with the run in `out` where it stopped.
+        resume: go on with the run in `out` where it stopped; what `overrides` and `keys` set may
+            differ from what it had so far, if it is not what its clients and state are made from.
         on_round: called after each round with its row of rounds.parquet.
         progress: print a line for each round.
         keys: keys of an experiment, which replace those of `experiment`. Beside what YAML can say,
@@ -63,12 +64,12 @@ def run(
         name, given = Path(experiment).stem, read_yaml(experiment)
     named = named_experiments({name: override(given | keys, overrides)})
     folder = Path(tempfile.mkdtemp(prefix="flray-") if out is None else out)
-    shown = (on_round, progress)
+    changed = [*keys, *(item.partition("=")[0] for item in overrides)] if resume else None
     if len(named) == 1:
-        return _run_one(named[0].experiment, folder, resume, *shown)
+        return _run_one(named[0].experiment, folder, changed, on_round, progress)
     together = evaluated_together([each.experiment for each in named])
     runs = [
-        _run_one(parsed, folder / each.folder, resume, *shown)
+        _run_one(parsed, folder / each.folder, changed, on_round, progress)
         for each, parsed in zip(named, together, strict=True)
     ]
     return Results(folder, runs)
@@ -77,14 +78,23 @@ def run(
 def _run_one(
     parsed: "Experiment",
     folder: Path,
-    resume: bool,
+    changed: Sequence[str] | None,
     on_round: Callable[[dict[str, Any]], None] | None,
     progress: bool,
 ) -> "Result":
+    """Start a run, or go on with one.
+
+    Args:
+        changed: keys whose values may differ from those of the run to go on with; None: a new run.
+    """
     from flray.client.host import restored_torch_settings
     from flray.config.build import run_experiment
+    from flray.records.run_directory import RunDirectory
     from flray.report.lines import round_line, with_merges
     from flray.result import Result
+
+    if changed is not None:
+        RunDirectory(folder).change_settings(parsed.plain, changed)
 
     def show(row: dict[str, Any]) -> None:
         if progress:
@@ -94,7 +104,7 @@ def _run_one(
             on_round(row)
 
     with restored_torch_settings():
-        run_experiment(parsed, folder, resume, show)
+        run_experiment(parsed, folder, changed is not None, show)
     return Result(folder, parsed)
 
 

@@ -29,6 +29,7 @@ from flray.report.configuration import THRESHOLD
 from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, when
 from flray.report.runs import experiment_names, holds_run, read_run
 from flray.report.sweeps import enclosing_sweep
+from flray.server.summary import checked_summary
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
 OF_A_CLUSTERING = ("distance", "embedding", "graph")
@@ -45,7 +46,7 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:  # Any: JSON
         """The numbers of summary.json; empty when the run stopped before its last round."""
-        return self._directory.summary() or {}
+        return checked_summary(self._directory) or {}
 
     @property
     def seed(self) -> int:
@@ -212,8 +213,11 @@ def load(path: str | Path, **objects: Any) -> Result | Results:  # Any: componen
         raise ExperimentError(f"unknown {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
     folder = Path(path)
     if RunDirectory(folder).holds_run():
+        checked_summary(RunDirectory(folder))
         return Result(folder, objects=objects)
     runs = [Result(run, objects=objects) for run in _runs_below(folder)]
+    for run in runs:
+        checked_summary(RunDirectory(run.path))
     if not runs:
         raise ExperimentError(f"{path} holds no run; expected a folder that `flray run` made")
     return Results(folder, runs)

@@ -1,6 +1,5 @@
 """The command line: what people type."""
 
-import errno
 import logging
 import sys
 from functools import partial
@@ -16,7 +15,6 @@ from flray.errors import ClientFailure, ExperimentError, ServerLost
 from flray.values import shown
 
 FAILED, BAD_EXPERIMENT, INTERRUPTED = 1, 2, 130
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
 WIDTH_OF_A_PIPE = 120
 TABLE_FORMATS = ("rich", "md", "latex", "csv")
 SHIPPED = ("experiments", "spaces")
@@ -37,10 +35,25 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Commands(click.Group):
+    """Turns files and folders that cannot be read or written into errors of one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # Any: what a command returns
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if isinstance(error, ExperimentError) or error.filename is None:
+                raise
+            raise ExperimentError(
+                f"cannot read or write {shown(str(error.filename))}: {error.strerror}; check the "
+                "path and its permissions, or choose another"
+            ) from error
+
+
 # Commands import what they need when they run: torch and Lightning take seconds, --help must not.
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Experiments in clustered federated learning: described in YAML, run anywhere.
@@ -236,6 +249,8 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
 
     if (client is None) == (table is None):
         raise click.UsageError("give one of --client and --table")
+    if not file.parent.is_dir():
+        raise ExperimentError(f"there is no folder {file.parent} to write {file.name} to")
     result = load_one(run)
     if client is not None:
         result.export(client, file)
@@ -399,13 +414,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ExperimentError as error:
         errors.print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(BAD_EXPERIMENT)
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        path = shown(str(error.filename))
-        told = f"error: cannot write {path}: {error.strerror}; choose another --out"
-        errors.print(told, style="red", soft_wrap=True)
         sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:
         errors.print(f"failed: {error}", style="red", soft_wrap=True)

@@ -44,12 +44,14 @@ from flray.errors import ExperimentError
 from flray.imports import require_own_modules
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
+from flray.records.damage import read_json, reading
 from flray.records.inside import path_below, refuse_links_out
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import COMMAND, RunDirectory
 from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
+from flray.server.summary import checked_summary
 from flray.tracking.mirrors import tracked, tracking_remarks
 from flray.values import file_name
 
@@ -76,6 +78,7 @@ class Command:
     root: Path
     overrides: tuple[str, ...]
     runs: tuple[CampaignRun, ...]
+    changed: tuple[str, ...] = ()  # keys that runs may go on with other values of
 
     def write(self) -> None:
         runs = [
@@ -91,8 +94,18 @@ class Command:
 
 
 def _read_command(root: Path) -> dict[str, Any]:  # Any: JSON
+    """What a command wrote of itself, {} if there is nothing."""
     file = root / COMMAND
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.exists():
+        return {}
+    held = read_json(file)
+    with reading(file):
+        if not all(isinstance(item, str) for item in held["overrides"]):
+            raise ValueError("overrides must be texts")
+        for run in held["runs"]:
+            if not isinstance(run["experiment"], dict) or not run["name"] + run["folder"]:
+                raise ValueError("a run has a name, a folder and an experiment")
+    return held
 
 
 def resume_command(root: Path | str) -> str:
@@ -125,6 +138,7 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
             f"nothing to resume: {where}; leave out --resume, or type the folder of the run, as in "
             f"{resume_command(RUNS / 'mine')}"
         )
+    changed = _keys(overrides)
     if resume:
         refuse_links_out(root)
         overrides = [*_read_command(root).get("overrides", []), *overrides]
@@ -138,7 +152,12 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     ]
     together = evaluated_together([run.experiment for run in runs])
     runs = [replace(run, experiment=each) for run, each in zip(runs, together, strict=True)]
-    return [replace(run, command=Command(root, tuple(overrides), tuple(runs))) for run in runs]
+    command = Command(root, tuple(overrides), tuple(runs), changed)
+    return [replace(run, command=command) for run in runs]
+
+
+def _keys(overrides: Sequence[str]) -> tuple[str, ...]:
+    return tuple(item.partition("=")[0] for item in overrides)
 
 
 def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
@@ -157,7 +176,8 @@ def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
         runs = [CampaignRun(root.name, _held(root, root, overrides, {}), root)]
     else:
         raise ExperimentError(f"nothing to resume: {root} holds no run; leave out --resume")
-    return [replace(run, command=Command(root, tuple(told), tuple(runs))) for run in runs]
+    command_now = Command(root, tuple(told), tuple(runs), _keys(overrides))
+    return [replace(run, command=command_now) for run in runs]
 
 
 def _held(root: Path, folder: Path, overrides: Sequence[str], told: Plain) -> Experiment:
@@ -181,6 +201,9 @@ def run_all(
     Args:
         together: runs at a time; None: as many as a GPU takes, one on a CPU.
     """
+    for run in runs:
+        if resume and run.command is not None:
+            RunDirectory(run.out).change_settings(run.experiment.plain, run.command.changed)
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
     at_a_time = runs_at_a_time([run.experiment for run in runs], together)
     if not any(run.experiment.settings.execution.executor == "ray" for run in runs):
@@ -342,7 +365,7 @@ def _run_kept(
     plain = run.experiment.plain
     (directory.check_resume if resume else directory.check_start)(plain)
     if directory.is_finished(plain):
-        return directory.summary()
+        return checked_summary(directory)
     check_free(run.out)
     for restart in range(MOST_RESTARTS + 1):
         process = start_keeper(run.experiment, run.out, mirror)
@@ -354,7 +377,7 @@ def _run_kept(
         if restart < MOST_RESTARTS:
             say("the keeper was killed: going on from the last checkpoint")
     raise_what_the_keeper_said(process, run.out)
-    return directory.summary()
+    return checked_summary(directory)
 
 
 def attach_to(out: Path, console: Console) -> None:
@@ -387,7 +410,7 @@ def attach_to(out: Path, console: Console) -> None:
     except Detached:
         console.print(detached_line(out), soft_wrap=True, markup=False)
         return
-    summary = directory.summary()
+    summary = checked_summary(directory)
     root, name, others = _campaign_of(out)
     if summary is None:
         told = f"nobody runs {out}; go on with: {resume_command(root)}"

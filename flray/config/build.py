@@ -30,14 +30,15 @@ from flray.execution.settings import default_block
 from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
 from flray.randomness import torch_seed
-from flray.records.checkpoint import CheckpointStore
-from flray.records.columns import SEED
+from flray.records.columns import PARAMS_SHA256, SEED
+from flray.records.deciding import with_block_of
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import Run, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore, never, packages_of
+from flray.server.summary import checked_summary
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
@@ -72,7 +73,7 @@ def run_experiment(
                 run_on_actors(Run(build, directory.path, on_round, should_stop), processes)
             else:
                 build(directory, on_round, should_stop).run()
-    return Result(out, directory.summary(), directory.rounds(), directory.clients())
+    return Result(out, checked_summary(directory), directory.rounds(), directory.clients())
 
 
 def plan_of(experiment: Experiment, directory: RunDirectory) -> ActorPlan:
@@ -112,9 +113,7 @@ def with_recorded_block(experiment: Experiment, directory: RunDirectory) -> Expe
     """
     if experiment.settings.execution.block is not None or not directory.holds_run():
         return experiment
-    block = directory.config().get("execution", {}).get("block")
-    plain = {**experiment.plain, "execution": {**experiment.plain["execution"], "block": block}}
-    return parse_experiment(plain)
+    return parse_experiment(dict(with_block_of(directory.config(), experiment.plain)))
 
 
 def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
@@ -327,14 +326,19 @@ def deployed_models(
     server = assemble(
         inline, parts, build_federation(inline, parts, start_executor(parts)), directory
     )
-    found = CheckpointStore(directory.checkpoints, packages_of(server.algorithm)).load_latest(
-        server.device
-    )
+    found = directory.store(packages_of(server.algorithm)).load_latest(server.device)
     if found is None:
         raise ExperimentError(
             f"{directory.path} holds no checkpoint, so its models are not there: run it again"
         )
     bank = server.deployed(found.state, found.round)
+    summary = directory.summary()
+    if summary is not None and summary.get(PARAMS_SHA256) != bank.sha256():
+        raise ExperimentError(
+            f"the checkpoint of round {found.round} in {directory.checkpoints} does not give the "
+            f"models with the params_sha256 of summary.json: restore it from a copy, or run the "
+            "experiment again"
+        )
     params = {name: leaf.cpu() for name, leaf in bank.params.items()}
     return parts.payload.module.cpu(), ModelBank(params, bank.owner)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from flray.errors import NoRoom
+from flray.errors import ExperimentError, NoRoom
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -18,14 +18,17 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     A reader sees the old file or the whole new one, after a kill and after a power cut alike.
     """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)
     try:
+        temporary.unlink(missing_ok=True)
         temporary.touch()
         mode = temporary.stat().st_mode
         write(temporary)
         temporary.chmod(mode)  # safetensors leaves a file that only its owner can read
         _sync(temporary)
         os.replace(temporary, path)
+    except FileNotFoundError as error:
+        missing = error.filename if path.parent.is_dir() else path.parent
+        raise ExperimentError(f"could not write {path}: {missing} is missing") from error
     except OSError as error:
         if error.errno not in _FULL:
             raise

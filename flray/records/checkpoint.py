@@ -10,8 +10,8 @@ import logging
 import re
 import shutil
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from flray.records.atomic import replace_file, replace_text
 from flray.records.damage import reading
 from flray.records.encoding import Array, Arrays, Json, KnownTensors, classes_in, decode, encode
 
-FORMAT = 2
+FORMAT = 3
 OWN_PACKAGE = __name__.partition(".")[0]
 MAX_FILES = 8  # that the rows of one checkpoint may lie in
 CHUNK_BYTES = 1 << 24  # compared or hashed at a time, so that no second copy of a state is made
@@ -114,6 +114,7 @@ class _Saved:
     arrays: Arrays
     sources: dict[str, RowSources]
     files: dict[int, _DataFile]  # by round
+    bound_to: Json = None
 
 
 class CheckpointStore:
@@ -125,11 +126,22 @@ class CheckpointStore:
 
     A checkpoint may be somebody else's, and to import a module is to run it: states are made of
     classes of this package and of the `packages` that the experiment itself names.
+
+    Args:
+        bound_to: what belongs to a checkpoint after round t: `run`, a digest of what decides the
+            run, and numbers of records. A manifest holds it, and a checkpoint to which other things
+            belong by now is refused. None: checkpoints are bound to nothing.
     """
 
-    def __init__(self, directory: Path, packages: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        packages: Collection[str] = (),
+        bound_to: Callable[[int], dict[str, Json]] | None = None,
+    ) -> None:
         self.directory = Path(directory)
         self._packages = {OWN_PACKAGE, *packages}
+        self._bound_to = bound_to
         self._saved: _Saved | None = None
         self._known = KnownTensors()
 
@@ -159,8 +171,48 @@ class CheckpointStore:
         tensors = {path: _pick(as_rows(arrays[path]), mask) for path, mask in masks.items()}
         tensors = {path: rows for path, rows in tensors.items() if len(rows)}
         sources = {path: carried[path].updated(mask, t) for path, mask in masks.items()}
-        self._saved = self._write(_Saved(t, arrays, sources, {}), tensors, snapshot.trees)
+        bound_to = None if self._bound_to is None else self._bound_to(t)
+        self.check_last()  # after counting, so that what is removed meanwhile is noticed
+        saved = _Saved(t, arrays, sources, {}, bound_to)
+        self._saved = self._write(saved, tensors, snapshot.trees)
         self._collect_garbage(before)
+
+    def check_last(self) -> None:
+        """Refuse to go on if what belongs to the last checkpoint has changed since it was saved."""
+        if self._saved is not None:
+            self._check_bound(self._saved.round, self._saved.bound_to)
+
+    def check_newest(self) -> None:
+        """Refuse a newest checkpoint that belongs to another run or lacks records; reads no data.
+
+        One that is damaged is left to `load_latest`.
+        """
+        for t in sorted(self._rounds("json"), reverse=True):
+            try:
+                manifest = self._manifest(t)
+            except _DAMAGE:
+                continue
+            return self._check_bound(t, manifest["bound_to"])
+
+    def newest_round(self) -> int | None:
+        """The round of the newest checkpoint, whether or not it is whole."""
+        return max(self._rounds("json"), default=None)
+
+    def _check_bound(self, t: int, saved: Json) -> None:
+        here = None if self._bound_to is None else self._bound_to(t)
+        if here is None or here == saved:
+            return
+        if saved is None or here["run"] != saved["run"]:
+            raise ExperimentError(
+                f"{self._path(t, 'json')} is a checkpoint of another run than its folder: put "
+                "back what belongs together, or remove the folder and start the run again"
+            )
+        kind = next(kind for kind in saved if saved[kind] != here.get(kind))
+        raise ExperimentError(
+            f"records of {self.directory.parent} are missing: {saved[kind]} {kind} were recorded "
+            f"until round {t}, {here.get(kind)} are there. Restore them from a copy, or remove "
+            f"{self.directory} and type --resume, which computes all rounds again"
+        )
 
     def load_latest(self, device: str = "cpu", up_to: int | None = None) -> Checkpoint | None:
         """The newest checkpoint that is whole, its tensors on `device`; None if there is none.
@@ -173,7 +225,7 @@ class CheckpointStore:
         rounds = [t for t in self._rounds("json") if up_to is None or t <= up_to]
         for t in sorted(rounds, reverse=True):
             try:
-                manifest = _unsealed(self._path(t, "json").read_text(encoding="utf-8"))
+                manifest = self._manifest(t)
                 saved = self._read(manifest)
             except _DAMAGE as error:
                 damage.append(f"round {t}: {error}")
@@ -181,6 +233,7 @@ class CheckpointStore:
                     "checkpoint of round %d is damaged, trying the one before: %s", t, error
                 )
                 continue
+            self._check_bound(t, saved.bound_to)
             trees = manifest["state"], manifest["extra"]
             self._require_trusted(list(trees))
             with reading(self._path(t, "json")):
@@ -193,6 +246,12 @@ class CheckpointStore:
                 "remove the run and start it again"
             )
         return None
+
+    def _manifest(self, t: int) -> dict[str, Json]:
+        manifest: dict[str, Json] = _unsealed(self._path(t, "json").read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {FORMAT} expected, got {manifest['format']}")
+        return manifest
 
     def _require_trusted(self, trees: Json) -> None:
         for name in sorted(classes_in(trees)):
@@ -215,7 +274,7 @@ class CheckpointStore:
                 replace_file(data, lambda path: save_file(tensors, path))
                 files[t] = _DataFile(needed, _crc32(data))
             used = {r for s in saved.sources.values() for r in np.unique(s.rounds).tolist()}
-            saved = _Saved(t, saved.arrays, saved.sources, {r: files[r] for r in sorted(used)})
+            saved = replace(saved, files={r: files[r] for r in sorted(used)})
             text = json.dumps({**trees, **_manifest(saved)}, allow_nan=False)
             replace_text(self._path(t, "json"), sealed(text))
         except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
@@ -233,8 +292,6 @@ class CheckpointStore:
         )
 
     def _read(self, manifest: Json) -> _Saved:
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format {FORMAT} expected, got {manifest['format']}")
         files = {int(r): _DataFile(*entry) for r, entry in manifest["files"].items()}
         tensors = manifest["tensors"]
         sources = {p: RowSources.from_pieces(entry["pieces"]) for p, entry in tensors.items()}
@@ -248,7 +305,7 @@ class CheckpointStore:
                     if mask.any():
                         rows = stored.get_tensor(p)
                         as_rows(arrays[p])[mask] = rows[sources[p].places[mask]]
-        return _Saved(manifest["round"], arrays, sources, files)
+        return _Saved(manifest["round"], arrays, sources, files, manifest["bound_to"])
 
     def _collect_garbage(self, before: _Saved | None) -> None:
         kept = [saved for saved in (before, self._saved) if saved is not None]
@@ -388,7 +445,7 @@ def _manifest(saved: _Saved) -> dict[str, Json]:
         for path, array in saved.arrays.items()
     }
     files = {str(r): [file.num_bytes, file.crc32] for r, file in saved.files.items()}
-    return {"tensors": tensors, "files": files}
+    return {"tensors": tensors, "files": files, "bound_to": saved.bound_to}
 
 
 def _pick(rows: Array, mask: Mask) -> Array:

@@ -16,8 +16,9 @@ import pandas as pd
 from flray.data.dataset import Ids
 from flray.records.atomic import replace_file, replace_text
 from flray.records.columns import CLIENT, LOSS, ROUND
+from flray.records.run_directory import COMPONENTS
 
-FOLDER = "part"
+FOLDER = COMPONENTS  # of a run directory
 STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_i^(t-1)||^2
 
 _ROUND = re.compile(r"round_(\d+)\.parquet")

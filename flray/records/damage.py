@@ -20,20 +20,25 @@ _RAISED = (
     YAMLError,
 )
 
+_REMEDY = "restore it from a copy, or remove its run and start it again"
+
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in the block into an error about the file; a missing one stays that."""
+    """Turn what goes wrong in the block into an error about the file, missing files included."""
     try:
         yield
-    except (FileNotFoundError, ExperimentError):
+    except ExperimentError:
         raise
+    except FileNotFoundError as error:
+        raise ExperimentError(f"{path} is missing: {_REMEDY}") from error
     except _RAISED as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise ExperimentError(
-            f"{path} is damaged ({reason}): restore it from a copy, or remove its run and start it "
-            "again"
-        ) from error
+        raise damaged(path, str(error).strip() or type(error).__name__) from error
+
+
+def damaged(path: Path, reason: str) -> ExperimentError:
+    """The error about a file that is not what was written."""
+    return ExperimentError(f"{path} is damaged ({reason.split(chr(10))[0]}): {_REMEDY}")
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON

@@ -30,7 +30,7 @@ def locked(directory: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            if not existed and not any(directory.iterdir()):
+            if not existed and directory.is_dir() and not any(directory.iterdir()):
                 directory.rmdir()  # refused before anything was written
 
 

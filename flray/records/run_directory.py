@@ -5,12 +5,13 @@ evaluation; `finish` joins them. Append the rows of a round before its checkpoin
 kill `truncate` drops what the checkpoint does not know, but nothing brings back what is missing.
 """
 
+import hashlib
 import json
 import math
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.records import lock
 from flray.records.atomic import replace_file, replace_text
+from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.columns import (
     ACCURACY,
@@ -41,14 +43,24 @@ from flray.records.columns import (
     SPLIT_SHA256,
     TOTAL,
 )
-from flray.records.damage import read_json, reading
+from flray.records.damage import damaged, read_json, reading
+from flray.records.deciding import (
+    FIXED,
+    Config,
+    deciding,
+    differences,
+    first_difference,
+    is_below,
+    value_text,
+    with_block_of,
+)
 from flray.records.inside import refuse_links_out
 from flray.scores import ClientScores
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
 
-Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
+Json = dict[str, Any]  # Any: JSON
 
 # What a client's model is scored on: its own examples or the whole test set (global), as it is or
 # after fine-tuning on the client's own data. last_trained: its own test examples, by the model that
@@ -64,7 +76,16 @@ PARTS = (
 )
 
 COMMAND = "command.json"  # what the command line was told, kept beside the run
+COMPONENTS = "part"  # folder of a run that trains a part of its clients (records/components.py)
+CONFIGURATIONS = "configurations"  # key of environment.json
 
+_NUMBERS = {
+    kind.id
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
+        *(pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.null()),
+    )
+}
 _ROUND = re.compile(r"round_(\d+).*")
 
 
@@ -101,23 +122,81 @@ class RunDirectory:
         """
         refuse_links_out(self.path)
         if self.holds_run():
-            here, held = yaml.safe_load(_to_yaml(config)), self._held_config()
+            held, here = self.config(), with_block_of(self.config(), _to_plain(config))
+            self._check_unedited(held)
             if here.get("rounds", 0) > held.get("rounds", 0):
                 held = {**held, "rounds": here["rounds"]}
-            difference = first_difference(*_alike(deciding(held), deciding(here)))
+            difference = first_difference(deciding(held), deciding(here))
             if difference is not None:
                 raise ExperimentError(
-                    f"{self.path} holds another experiment ({difference}): "
-                    "choose another --out or remove it"
+                    f"{self.path} holds another experiment ({difference}): choose another --out or "
+                    f"remove it{self._how_to_change(held, here)}"
                 )
         elif self.path.exists():
             self._check_empty()
+
+    def _how_to_change(self, held: Config, config: Config) -> str:
+        key, _, value = next(differences(deciding(held), deciding(config)))
+        if is_below(key, (*FIXED, "rounds")) or self._summary.exists():
+            return ""
+        return f"; to go on with the new value type {self._resume_command(key, value)}"
+
+    def _check_unedited(self, held: Config) -> None:
+        """Refuse a config.yaml that is not what the run was computed with."""
+        recorded = self.configurations()
+        if not recorded:  # of a version that kept none; `resume` refuses it
+            return
+        for key, old, new in differences(recorded[-1]["config"], _to_json_values(deciding(held))):
+            raise ExperimentError(
+                f"{self._config} was edited: {key} was {value_text(old)} and is now "
+                f"{value_text(new)}. To go on as before type {self._resume_command(key, old)}; "
+                f"with the new value from the next round on: {self._resume_command(key, new)}"
+            )
+
+    def _resume_command(self, key: str, value: object) -> str:
+        setting = shlex.quote(f"{key}={json.dumps(value, default=str)}")
+        return f"flray run --out {shlex.quote(str(self.path))} --resume {setting}"
+
+    def change_settings(self, config: Config, keys: Collection[str]) -> None:
+        """Let a run go on with the values that a command gives to some keys, and record both.
+
+        Does nothing if the configuration differs in other keys or in keys that a run keeps, and
+        nothing for a finished run: `check_resume` refuses these.
+
+        Args:
+            keys: dotted; a key includes those below it.
+        """
+        if not keys or not self.holds_run() or self.is_finished(config):
+            return
+        recorded = self.configurations()
+        if not recorded:
+            return
+        lock.check_free(self.path)
+        held, config = self.config(), with_block_of(self.config(), _to_plain(config))
+        old, new = recorded[-1]["config"], _to_json_values(deciding(config))
+        edited = differences(old, _to_json_values(deciding(held)))
+        changed = {key for key, _, _ in (*differences(old, new), *edited)}
+        may_change = all(is_below(key, keys) and not is_below(key, FIXED) for key in changed)
+        if changed and may_change and new.get("rounds", 0) >= old.get("rounds", 0):
+            self.store().check_newest()
+            self._record_configuration(config)
+
+    def _record_configuration(self, config: Config) -> None:
+        """Make this the configuration of all rounds after the last checkpoint."""
+        environment = self.environment()
+        new = _to_json_values(deciding(config))
+        if new != environment[CONFIGURATIONS][-1]["config"]:
+            entry = {"from_round": (self.store().newest_round() or 0) + 1, "config": new}
+            environment[CONFIGURATIONS].append(entry)
+            replace_text(self._environment, _to_json(environment))
+        replace_text(self._config, _to_yaml(config))
 
     def start(self, config: Config, environment: Mapping[str, Any], split_digest: str) -> None:
         """Make the directory of a new run."""
         self.check_start(config)
         self.path.mkdir(parents=True, exist_ok=True)
-        recorded = {**environment, SPLIT_SHA256: split_digest}
+        first = {"from_round": 1, "config": deciding(_to_plain(config))}
+        recorded = {**environment, SPLIT_SHA256: split_digest, CONFIGURATIONS: [first]}
         replace_text(self._environment, _to_json(recorded))
         replace_text(self._config, _to_yaml(config))  # last: it is what makes this a run
 
@@ -126,20 +205,56 @@ class RunDirectory:
         self.check_resume(config)
         if not self.holds_run():
             return self.start(config, environment, split_digest)
-        recorded = read_json(self._environment)
-        held = recorded.get(SPLIT_SHA256)
+        held = self.environment().get(SPLIT_SHA256)
         if held != split_digest:
             raise ExperimentError(
                 f"{self.path} holds another experiment (its split has the digest {held}, the "
                 f"split made now {split_digest}; has the dataset changed?): choose another --out "
                 "or remove it"
             )
-        is_longer = config.get("rounds", 0) > self._held_config().get("rounds", 0)
-        if is_longer or (self._summary.is_file() and not self.is_finished(config)):
-            self._reopen(config)
+        if not self.configurations():
+            raise ExperimentError(
+                f"{self._environment} has no {CONFIGURATIONS!r}, which this version of flray "
+                "compares checkpoints with: start the experiment again in another --out"
+            )
+        self.store().check_newest()
+        is_longer = config.get("rounds", 0) > self.config().get("rounds", 0)
+        if is_longer:
+            self._record_configuration({**self.config(), "rounds": config["rounds"]})
+        if self._summary.exists() and not self.is_finished(config):
+            self._reopen()
         # A run that was finished elsewhere must not pass for one of the first machine only.
+        recorded = self.environment()
         resumed = [*recorded.get("resumed", []), environment]
         replace_text(self._environment, _to_json({**recorded, "resumed": resumed}))
+
+    def store(self, packages: Collection[str] = ()) -> CheckpointStore:
+        """The checkpoints of the run, each bound to the run and to what was recorded before it."""
+        return CheckpointStore(self.checkpoints, packages, self.bound_to)
+
+    def bound_to(self, t: int) -> Json:
+        """What a checkpoint after round t belongs to: which run, and how many records until then.
+
+        The run is named by what decided its first round; changes later on are recorded.
+        """
+        recorded = self.environment()
+        with reading(self._environment):
+            decided = [recorded[CONFIGURATIONS][0]["config"], recorded[SPLIT_SHA256]]
+        rounds = _read(self._rounds, [ROUND])[ROUND].to_pylist() if self._rounds.exists() else []
+        return {
+            "run": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest(),
+            "rounds": sum(recorded_round <= t for recorded_round in rounds),
+            "evaluations": self._num_evaluations(t),
+            "clusterings": _num_files(self._clusterings, "npz", t),
+            "rounds of components": _num_files(self.path / COMPONENTS, "parquet", t),
+        }
+
+    def _num_evaluations(self, t: int) -> int:
+        """How many parts of clients were scored until round t, each a file until the end."""
+        if not self._summary.exists():
+            return _num_files(self._parts, "parquet", t)
+        table = _read(self._clients, [ROUND, PART]).filter(pc.field(ROUND) <= t)
+        return len(table.group_by([ROUND, PART]).aggregate([]))
 
     def is_finished(self, config: Config) -> bool:
         """True if all rounds of this configuration are done."""
@@ -147,23 +262,25 @@ class RunDirectory:
         wanted = config.get("rounds", 0)
         return summary is not None and bool(summary.get(ROUNDS, wanted) >= wanted)
 
-    def _reopen(self, config: Config) -> None:
+    def _reopen(self) -> None:
         """Make a finished run one that goes on: scores as parts again, and no summary."""
-        if self._summary.is_file():
-            table = _read(self._clients)
-            self._parts.mkdir(parents=True, exist_ok=True)
-            pairs = zip(table[ROUND].to_pylist(), table[PART].to_pylist(), strict=True)
-            for t, part in dict.fromkeys(pairs):
-                rows = table.filter((pc.field(ROUND) == t) & (pc.field(PART) == part))
-                _write(self._parts / f"round_{t:06d}_{part}.parquet", rows)
-        replace_text(self._config, _to_yaml({**self._held_config(), "rounds": config["rounds"]}))
-        self._summary.unlink(missing_ok=True)
+        table = _read(self._clients)
+        self._parts.mkdir(parents=True, exist_ok=True)
+        pairs = zip(table[ROUND].to_pylist(), table[PART].to_pylist(), strict=True)
+        for t, part in dict.fromkeys(pairs):
+            rows = table.filter((pc.field(ROUND) == t) & (pc.field(PART) == part))
+            _write(self._parts / f"round_{t:06d}_{part}.parquet", rows)
+        self._summary.unlink()
 
     def append_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add the rows of rounds; columns may come and go between them."""
         tables = [pa.Table.from_pylist([dict(row)]) for row in rows]
-        if self._rounds.is_file():
+        if self._rounds.exists():
             tables.insert(0, _read(self._rounds))
+        elif rows[0][ROUND] > 1:
+            raise ExperimentError(
+                f"{self._rounds} is missing, with the rounds before round {rows[0][ROUND]}"
+            )
         rounds = [t for table in tables for t in table[ROUND].to_pylist()]
         for before, after in pairwise(rounds):
             if after <= before:
@@ -189,10 +306,14 @@ class RunDirectory:
         path = self._parts / f"round_{t:06d}_{part}.parquet"
         if path.exists():
             raise ValueError(f"the {part} scores of round {t} are already recorded")
+        if not len(scores.clients):
+            return  # a finished run could not tell that it was there
         table = _client_rows(t, part, scores)
         table = table.append_column(MODEL, pa.array(model[scores.clients]))
         if group is not None:
             table = table.append_column(GROUP, pa.array(group[scores.clients]))
+        if not self.path.is_dir():
+            raise ExperimentError(f"{self.path} is missing: it was removed while the run went on")
         self._parts.mkdir(parents=True, exist_ok=True)
         _write(path, table)
 
@@ -225,19 +346,31 @@ class RunDirectory:
 
     def truncate(self, after_round: int) -> None:
         """Drop every record later than a round (-1: every record) of an unfinished run."""
-        if self._summary.is_file():
+        if self._summary.exists():
             raise ValueError(f"{self.path} holds a finished run: its records are final")
+        self._begin_configurations(after_round + 1)
         self._clients.unlink(missing_ok=True)  # of a `finish` that was cut short
         for path in [*self._part_files(), *self._clusterings.glob("round_*.npz")]:
             if _round_of(path) > after_round:
                 path.unlink()
-        if not self._rounds.is_file():
+        if not self._rounds.exists():
             return
         table = _read(self._rounds).filter(pc.field(ROUND) <= after_round)
         if len(table):
             _write(self._rounds, table)
         else:
             self._rounds.unlink()
+
+    def _begin_configurations(self, t: int) -> None:
+        """Let configurations hold from round t on that were to hold later."""
+        if not self.has_environment():
+            return
+        environment = self.environment()
+        later = [c for c in environment.get(CONFIGURATIONS, []) if c["from_round"] > max(t, 1)]
+        for configuration in later:
+            configuration["from_round"] = t
+        if later:
+            replace_text(self._environment, _to_json(environment))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write clients.parquet and, last, summary.json: numbers that are not finite are null."""
@@ -267,24 +400,57 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any] | None:
         """What `finish` wrote, None while the run is unfinished."""
-        if not self._summary.is_file():
+        if not self._summary.exists():
             return None
-        return read_json(self._summary)
+        summary = read_json(self._summary)
+        if not isinstance(summary.get(ROUNDS, 0), int):
+            raise damaged(self._summary, f"{ROUNDS} must be a number, got {summary[ROUNDS]!r}")
+        return summary
 
     def config(self) -> Config:
         """The resolved configuration of the run."""
-        return self._held_config()
+        with reading(self._config):
+            held = yaml.safe_load(self._config.read_text(encoding="utf-8"))
+            if not isinstance(held, dict):
+                raise ValueError(f"a mapping of keys was expected, got {type(held).__name__}")
+            if not isinstance(held.get("execution", {}), dict):
+                raise ValueError(f"execution must be a mapping, got {held['execution']!r}")
+            return held
+
+    def has_environment(self) -> bool:
+        return self._environment.exists()
+
+    def environment(self) -> Json:
+        """What the run was computed with: environment.json."""
+        held = read_json(self._environment)
+        starts = [held, *_list_of_mappings(held, "resumed", self._environment)]
+        for key in ("versions", "hardware"):
+            for start in starts:
+                if not isinstance(start.get(key, {}), dict):
+                    raise damaged(self._environment, f"{key} must be an object")
+        return held
+
+    def configurations(self) -> list[Json]:
+        """The configurations of the run, by the round `from_round` from which each holds.
+
+        The last of those that begin with the same round holds. Empty for old runs.
+        """
+        held = self.environment()
+        found = _list_of_mappings(held, CONFIGURATIONS, self._environment)
+        if not all(isinstance(entry.get("config"), dict) for entry in found):
+            raise damaged(self._environment, f"an entry of {CONFIGURATIONS} has no config")
+        return found
 
     def plans(self) -> list[str | None]:
         """What each start of the run asked of a cluster; None where it ran in process."""
-        if not self._environment.is_file():
+        if not self.has_environment():
             return []
-        recorded = read_json(self._environment)
+        recorded = self.environment()
         return [start.get("plan") for start in [recorded, *recorded.get("resumed", [])]]
 
     def rounds(self) -> "pd.DataFrame":
         """A row for each round so far."""
-        if not self._rounds.is_file():
+        if not self._rounds.exists():
             empty: pd.DataFrame = pa.table({ROUND: np.empty(0, np.int64)}).to_pandas()
             return empty
         frame: pd.DataFrame = _read(self._rounds).to_pandas()
@@ -292,7 +458,7 @@ class RunDirectory:
 
     def rows(self, seen: int = 0) -> list[dict[str, Any]]:
         """The rows of rounds.parquet after the first `seen`, each without its empty columns."""
-        if not self._rounds.is_file():
+        if not self._rounds.exists():
             return []
         rows: list[dict[str, Any]] = _read(self._rounds).slice(seen).to_pylist()
         return [{key: value for key, value in row.items() if value is not None} for row in rows]
@@ -301,13 +467,6 @@ class RunDirectory:
         """A row for each client and evaluation so far."""
         frame: pd.DataFrame = self._client_table().to_pandas()
         return frame
-
-    def _held_config(self) -> Config:
-        try:
-            held = yaml.safe_load(self._config.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            return {}
-        return held if isinstance(held, dict) else {}
 
     def _check_empty(self) -> None:
         if not self.path.is_dir():
@@ -327,63 +486,18 @@ class RunDirectory:
 
     def _client_table(self) -> pa.Table:
         # Until the summary is there the parts count: a `finish` may have been cut short.
-        if self._summary.is_file():
-            return _read(self._clients)
+        if self._summary.exists():
+            return self._scores(self._clients)
         nothing = np.empty(0, np.int64)
         empty = _client_rows(0, PARTS[0], ClientScores(nothing, nothing, nothing, np.empty(0)))
         empty = empty.append_column(MODEL, pa.array(nothing))
-        return _join([empty, *(_read(path) for path in self._part_files())])
+        return _join([empty, *map(self._scores, self._part_files())])
 
-
-def deciding(config: Config) -> Config:
-    """The keys that decide a result: the same run may go on with other actors."""
-    kept = {key: value for key, value in config.items() if key not in ("execution", "tracking")}
-    execution = config.get("execution", {})
-    free = ("executor", "actors", "server")
-    return kept | {"execution": {k: v for k, v in execution.items() if k not in free}}
-
-
-def _alike(held: Config, here: Config) -> tuple[Config, Config]:
-    """Both without `execution.block`, if one of them leaves it to the default."""
-    blocks = [config["execution"].get("block") for config in (held, here)]
-    if None not in blocks:
-        return held, here
-
-    def without(config: Config) -> Config:
-        execution = {k: v for k, v in config["execution"].items() if k != "block"}
-        return {**config, "execution": execution}
-
-    return without(held), without(here)
-
-
-def first_difference(held: Config, config: Config) -> str | None:
-    """The first key two configs disagree in, with both values.
-
-    >>> first_difference({"seed": 0, "model": {"name": "a"}}, {"seed": 0, "model": {"name": "b"}})
-    "model.name is 'a' there and 'b' here"
-    """
-    there, here = leaves(held), leaves(config)
-    for key in here | there:
-        if key not in there or key not in here or there[key] != here[key]:
-            old = repr(there[key]) if key in there else "absent"
-            new = repr(here[key]) if key in here else "absent"
-            return f"{key} is {old} there and {new} here"
-    return None
-
-
-def leaves(config: Config, prefix: str = "") -> dict[str, Any]:
-    """The values of a nested mapping by their dotted keys.
-
-    >>> leaves({"train": {"lr": 0.1}, "seed": 0})
-    {'train.lr': 0.1, 'seed': 0}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= leaves(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
+    def _scores(self, path: Path) -> pa.Table:
+        table = _read(path)
+        with reading(path):
+            _require(table, [CLIENT, PART, CORRECT, TOTAL, ACCURACY, LOSS, MODEL])
+        return table
 
 
 def _client_rows(t: int, part: str, scores: ClientScores) -> pa.Table:
@@ -407,14 +521,32 @@ def _round_of(path: Path) -> int:
     return int(name[1])
 
 
+def _num_files(folder: Path, suffix: str, t: int) -> int:
+    """The number of files in a folder that belong to rounds up to t."""
+    return sum(_round_of(path) <= t for path in folder.glob(f"round_*.{suffix}"))
+
+
 def _write(path: Path, table: pa.Table) -> None:
     replace_file(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
     # `read_table` opens by name more than once, and a run puts new files in the place of old ones.
     with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        return file.read()
+        table = file.read(columns)
+        for name, kind in zip(table.column_names, table.schema.types, strict=True):
+            if name != PART and kind.id not in _NUMBERS:
+                raise ValueError(f"the column {name!r} holds values of type {kind}, not numbers")
+        _require(table, columns or [ROUND])
+        return table
+
+
+def _require(table: pa.Table, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise ValueError(f"there is no column {missing[0]!r}")
+    if table[ROUND].null_count or not pa.types.is_integer(table[ROUND].type):
+        raise ValueError(f"the column {ROUND!r} must hold whole numbers")
 
 
 def _join(tables: list[pa.Table]) -> pa.Table:
@@ -425,6 +557,25 @@ def _join(tables: list[pa.Table]) -> pa.Table:
 def _to_yaml(config: Config) -> str:
     text: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     return text
+
+
+def _to_plain(config: Config) -> Json:
+    """What is read of a configuration that was written as YAML."""
+    plain: Json = yaml.safe_load(_to_yaml(config))
+    return plain
+
+
+def _to_json_values(config: Config) -> Json:
+    """What is read of a configuration that was written as JSON."""
+    plain: Json = json.loads(_to_json(config))
+    return plain
+
+
+def _list_of_mappings(held: Json, key: str, path: Path) -> list[Json]:
+    found = held.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise damaged(path, f"{key} must be a list of objects")
+    return found
 
 
 def _to_json(value: object) -> str:

@@ -17,8 +17,8 @@ from flray import __version__
 from flray.records import columns as recorded
 from flray.records.atomic import write_output
 from flray.records.clusterings import read_clustering
+from flray.records.deciding import leaves
 from flray.records.inside import path_below
-from flray.records.run_directory import leaves
 from flray.report import embed, page_run, sweep_figures, sweep_tables
 from flray.report.columns import column_of, with_unit
 from flray.report.figures import when

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
 from flray.records.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
-from flray.records.run_directory import leaves
+from flray.records.deciding import leaves
 from flray.report.comparison import clustering_sheet, comparison_sheet
 from flray.report.measures import experiments_sheet
 from flray.report.runs import Experiments, RunRecord, without

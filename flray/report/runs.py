@@ -15,11 +15,11 @@ import pandas as pd
 from flray.errors import ExperimentError
 from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
-from flray.records.damage import read_json
-from flray.records.run_directory import RunDirectory, leaves
+from flray.records.deciding import is_below, leaves
+from flray.records.run_directory import RunDirectory
 from flray.report.configuration import value_at
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
-from flray.server.summary import numbers_so_far
+from flray.server.summary import checked_summary, numbers_so_far
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -51,8 +51,8 @@ class RunRecord:
 
     @cached_property
     def environment(self) -> Plain:
-        file = self.path / "environment.json"
-        return read_json(file) if file.is_file() else {}
+        directory = RunDirectory(self.path)
+        return directory.environment() if directory.has_environment() else {}
 
     @cached_property
     def numbers(self) -> Plain:
@@ -137,7 +137,7 @@ def read_run(path: Path, name: str = "") -> RunRecord:
     directory = RunDirectory(path)
     if not directory.holds_run():
         raise ExperimentError(f"{path} holds no run: it has no config.yaml")
-    return RunRecord(path, directory.config(), directory.summary(), name)
+    return RunRecord(path, directory.config(), checked_summary(directory), name)
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
@@ -196,11 +196,7 @@ def experiment_names(runs: Sequence[Path]) -> list[str]:
 
 def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
     """The values of a configuration by dotted key, less those keys and what is below them."""
-    return {
-        key: value
-        for key, value in leaves(config).items()
-        if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in keys)
-    }
+    return {key: value for key, value in leaves(config).items() if not is_below(key, keys)}
 
 
 def settings_text(config: Plain, *left_out: str) -> str:

@@ -89,7 +89,7 @@ class Server:
 
     def run(self) -> bool:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
-        store = CheckpointStore(self.directory.checkpoints, packages_of(self.algorithm))
+        store = self.directory.store(packages_of(self.algorithm))
         found = store.load_latest(self.device)
         if found is None:
             found = self.begin(store)
@@ -103,6 +103,7 @@ class Server:
             state, done = self._rounds(found, last, writer)
         if done < self.num_rounds:
             return False
+        store.check_last()
         self._finish(self.deployed(state, self.num_rounds))
         return True
 

@@ -1,10 +1,12 @@
 """The summary of a run: its last round, its totals, and the round after a clustering."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flray.data.events import Timeline
+from flray.errors import ExperimentError
 from flray.records.columns import (
     ACCURACY,
     ACCURACY_MEAN,
@@ -39,6 +41,7 @@ from flray.records.columns import (
     ROUNDS,
     ROUNDS_TO_TARGET,
     SECONDS,
+    SEED,
     SPLIT_SHA256,
     TRAIN_LOSS,
     UNIFORMITIES,
@@ -81,23 +84,65 @@ def summarise_run(
 ) -> RoundRow:
     """What summary.json says beside names: numbers of a directory with all its rounds."""
     rounds = directory.rounds()
-    last: RoundRow = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
-    reached = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
+    t, accuracies = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
     return {
-        ROUNDS: last[ROUND],
-        "clients": len(timeline.at(last[ROUND]).clients),
+        ROUNDS: int(t[-1]),
+        "clients": len(timeline.at(int(t[-1])).clients),
         ARI: None,  # where no groups were planted
         NMI: None,
-        **{key: value for key, value in last.items() if not of_one_round(key)},
-        CLUSTERS: int(last[CLUSTERS]),
-        ROUNDS_TO_TARGET: None if target is None else rounds_to_target(*reached, target),
+        ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, accuracies, target),
+        **_of_rounds(rounds, directory.clustering_rounds()),
         **_of_other_protocols(directory, rounds, target),
-        **_of_clustering(rounds),
-        **_after_clustering(rounds, directory.clustering_rounds()),
-        **_totals(rounds),
         SPLIT_SHA256: timeline.digest(),
         PARAMS_SHA256: params_sha256,
     }
+
+
+def _of_rounds(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
+    """What follows from rounds.parquet and the rounds of clusterings alone."""
+    last: RoundRow = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
+    return {
+        ROUNDS: last[ROUND],
+        **{key: value for key, value in last.items() if not of_one_round(key)},
+        **({CLUSTERS: int(last[CLUSTERS])} if CLUSTERS in last else {}),
+        **_of_clustering(rounds),
+        **_after_clustering(rounds, clustered),
+        **_totals(rounds),
+    }
+
+
+def checked_summary(directory: RunDirectory) -> RoundRow | None:
+    """What summary.json says of a finished run; an error if the run's other files do not say it.
+
+    Numbers that rounds.parquet does not hold are not compared, nor are numbers that the summary of
+    an older version lacks. None: the run is not finished.
+    """
+    summary, config = directory.summary(), directory.config()
+    if summary is None:
+        return None
+    rounds = directory.rounds()
+    expected: RoundRow = {SEED: config.get(SEED), ROUNDS: 0}
+    kinds = {kind: config.get(kind) for kind in ("algorithm", "dataset", "split", "model")}
+    named = {kind: held for kind, held in kinds.items() if isinstance(held, dict)}
+    expected |= {kind: held["name"] for kind, held in named.items() if "name" in held}
+    if len(rounds):
+        expected |= _of_rounds(rounds, directory.clustering_rounds())
+    for key, value in expected.items():
+        if (key in summary or key == ROUNDS) and not _is_same(summary.get(key), value):
+            raise ExperimentError(
+                f"{directory.path / 'summary.json'} does not fit the other files of its run: "
+                f"{key} is {summary.get(key)!r} in it and {value!r} by them. Restore what was "
+                "changed from a copy, or remove the run and start it again"
+            )
+    return summary
+
+
+def _is_same(written: object, value: object) -> bool:
+    """True if a value of summary.json is what was to be written; NaN is written as null."""
+    numbers = [x for x in (written, value) if isinstance(x, float | int) and math.isfinite(x)]
+    if len(numbers) == 2:
+        return math.isclose(*numbers, rel_tol=1e-9)
+    return written == value or (written is None and isinstance(value, float) and not numbers)
 
 
 def numbers_so_far(rounds: "pd.DataFrame") -> RoundRow:

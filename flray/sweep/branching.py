@@ -15,7 +15,6 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
-from flray.records.checkpoint import CheckpointStore
 from flray.records.columns import CLIENT_STEPS, COUNTED, TRAIN_LOSS
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
@@ -59,8 +58,7 @@ class Prefix:
         """The model after round t of the prefix of n rounds; t is n - 1 or n."""
         if t == 0:
             return self.fed.initial_bank()
-        store = CheckpointStore(self._after(n).checkpoints)
-        found = store.load_latest(self.parts.device, up_to=t)
+        found = self._after(n).store().load_latest(self.parts.device, up_to=t)
         assert found is not None, (n, t)
         assert found.round == t, (n, t)
         bank: ModelBank = found.state.bank
@@ -83,7 +81,7 @@ class Prefix:
             return
         if t:
             directory.adopt(self._after(n), t)
-        CheckpointStore(directory.checkpoints).save(t, FedAvgState(self.bank(n, t)))
+        directory.store().save(t, FedAvgState(self.bank(n, t)))
 
     def _after(self, n: int) -> RunDirectory:
         """The run directory after n rounds, n >= 1: found, trained here, or awaited."""

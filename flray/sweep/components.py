@@ -147,7 +147,8 @@ class Assembly:
         """A row for each client and evaluation, as a run that scored all of them would have it."""
         own = self.directory.clients()
         later = later.assign(**{MODEL: self.owner[later[CLIENT]]})
-        scores = pd.concat([own[own[ROUND] <= self.begin], later])
+        earlier = own[own[ROUND] <= self.begin]
+        scores = pd.concat([earlier, later]) if len(earlier) else later
         return scores.sort_values([ROUND, PART, CLIENT], ignore_index=True)
 
     def _whole(self, row: RoundRow, tables: Frames, scores: pd.DataFrame) -> RoundRow:

@@ -27,8 +27,9 @@ from flray.records.columns import (
     USES_GROUND_TRUTH,
 )
 from flray.records.damage import read_json, reading
+from flray.records.deciding import first_difference
 from flray.records.inside import refuse_links_out
-from flray.records.run_directory import RunDirectory, first_difference
+from flray.records.run_directory import RunDirectory
 from flray.server.summary import numbers_so_far
 from flray.sweep.keys import canonical
 from flray.sweep.ranking import candidates, ranks

@@ -14,8 +14,8 @@ from flray import __version__
 from flray.algorithms.algorithm import Branching
 from flray.config.binding import Plain
 from flray.config.experiment import Experiment
+from flray.records.deciding import deciding
 from flray.records.encoding import encode
-from flray.records.run_directory import deciding
 
 SHORT = 12  # characters of a name: 2^48 of them
 LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on

@@ -9,7 +9,8 @@ from flray.config.tracking import MLflow
 from flray.errors import ExperimentError
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
-from flray.records.run_directory import RunDirectory, leaves
+from flray.records.deciding import leaves
+from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
 MARK = "mlflow.id"  # in a run directory: a resumed run goes on in the same run of MLflow

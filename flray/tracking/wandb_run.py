@@ -30,7 +30,8 @@ from flray.records.atomic import replace_text
 from flray.records.clusterings import ClusteringRecord
 from flray.records.columns import CLIENT, GROUP, ROUND
 from flray.records.damage import read_json, reading
-from flray.records.run_directory import Config, RunDirectory
+from flray.records.deciding import Config
+from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flray.cli import cli
-from flray.config.build import run_experiment
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.run_directory import RunDirectory
 
-from mutations import damaged, mutated
+from mutations import mutated
 from scenarios import TINY
 
 pytestmark = pytest.mark.slow
@@ -36,15 +35,10 @@ COMMANDS = ("run", "check", "sweep", "report", "table", "attach", "list", "pretr
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """Where the command lines run, with a finished run and one that was stopped."""
+    """Where the command lines run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("bad"))
         patch.setenv("FLRAY_DATA", "nowhere")
-        Path("base.yaml").write_text(yaml.safe_dump(CLUSTERED))
-        run_experiment(parse_experiment(CLUSTERED), Path("whole"))
-        rounds = iter(range(3))
-        stop = {"should_stop": lambda: next(rounds) == 1}
-        run_experiment(parse_experiment(CLUSTERED), Path("part"), **stop)
         yield Path.cwd()
 
 
@@ -110,47 +104,9 @@ def test_names_of_files_are_printed_as_they_are(name, is_valid) -> None:
     assert done.output.startswith(f"ok {Path(name).stem}: " if is_valid else f"no {name}: ")
 
 
-READERS = {
-    "report": ("report", "damaged"),
-    "table": ("table", "flhc.4", "--runs", "damaged"),
-    "attach": ("attach", "damaged"),
-    "resume": ("run", "base.yaml", "--out", "damaged", "--resume"),
-}
-
-
-@st.composite
-def damages(draw: st.DrawFn) -> tuple[str, str, bytes]:
-    """A run, one of its files and what is left in it."""
-    run = draw(st.sampled_from(["whole", "part"]))
-    files = sorted(str(p.relative_to(run)) for p in Path(run).rglob("*") if p.is_file())
-    file = draw(st.sampled_from(files))
-    return run, file, draw(damaged((Path(run) / file).read_bytes()))
-
-
-def read_or_refuse(reader: str, damage: tuple[str, str, bytes]) -> None:
-    """A resumed run ends with the undisturbed bits, or says what is wrong with its directory."""
-    run, file, content = damage
-    shutil.rmtree("damaged", ignore_errors=True)
-    shutil.copytree(run, "damaged")
-    (Path("damaged") / file).write_bytes(content)
-    done = invoke(*READERS[reader])
-    if reader == "resume" and run == "part" and done.exception is None:
-        found, expected = RunDirectory("damaged").summary(), RunDirectory("whole").summary()
-        assert found["params_sha256"] == expected["params_sha256"]
-
-
-@settings(FEW, max_examples=8)  # figures and pages take their time
-@given(st.sampled_from(sorted(READERS)), damages())
-def test_a_damaged_run_is_read_or_refused(reader, damage) -> None:
-    read_or_refuse(reader, damage)
-
-
 MORE = {
     "experiments": lambda more: more(given(changed)(check_or_run)),
     "arguments": lambda more: more(given(st.sampled_from(COMMANDS), words)(take_or_refuse)),
-    "damages": lambda more: more(
-        given(st.sampled_from(sorted(READERS)), damages())(read_or_refuse)
-    ),
 }
 
 

@@ -288,7 +288,7 @@ def test_check_mentions_an_encoder_that_is_trained_first(flray, monkeypatch, tmp
 
 def test_folders_that_cannot_be_written_or_read_are_one_message(flray) -> None:
     code, _, err = flray("run", "tiny.yaml", "--out", "tiny.yaml/below")
-    assert (code, "cannot write" in err, "Traceback" in err) == (2, True, False)
+    assert (code, "cannot read or write" in err, "Traceback" in err) == (2, True, False)
     code, _, err = flray("table", "flhc.4", "--runs", "nowhere")
     assert (code, "there is no folder nowhere" in err) == (2, True)
 

@@ -188,11 +188,12 @@ class TestRun:
 
     @pytest.mark.usefixtures("undrawn")
     @pytest.mark.parametrize("runs", [1, 2])
-    def test_a_run_whose_configuration_is_empty(self, tmp_path, runs):
+    def test_a_run_whose_configuration_is_empty_is_refused(self, tmp_path, runs):
         for place in range(runs):
             path = write_run(tmp_path / "runs" / str(place), events=(), rounds=(), summary=None)
         (path / "config.yaml").write_text("")
-        is_sound(page_of(tmp_path / "runs"))
+        with pytest.raises(ExperimentError, match=r"config\.yaml is damaged"):
+            page_of(tmp_path / "runs")
 
     @pytest.mark.usefixtures("undrawn")
     def test_everything_is_on_the_page(self, tmp_path):

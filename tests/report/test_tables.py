@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from recorded import fitting
 from rich.console import Console
 
 from flray.cli.tables import show_table, tables_listing
@@ -124,8 +125,8 @@ def write(tmp_path: Path) -> Write:
         (path / "config.yaml").write_text(yaml.safe_dump(resolved))
         held = {**DONE, "rounds": resolved["rounds"], **summary}
         (path / "summary.json").write_text(json.dumps(held))
-        if rounds is not None:
-            pq.write_table(pa.Table.from_pylist(rounds), path / "rounds.parquet")
+        rows = fitting(rounds or [], held)
+        pd.DataFrame(rows).to_parquet(path / "rounds.parquet")
         return path
 
     (tmp_path / "runs").mkdir()

@@ -9,7 +9,8 @@ import pytest
 from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
-from flray.records.run_directory import RunDirectory, leaves
+from flray.records.deciding import leaves
+from flray.records.run_directory import RunDirectory
 from flray.tracking.mirrors import tracked
 
 from scenarios import TINY
