@@ -76,7 +76,7 @@ def clustering_error_figure(sweep: Sweep, key: str) -> Figure | None:
 
 
 def correlation_figure(sweep: Sweep, key: str) -> Figure | None:
-    """Correlation of embeddings with the similarity of data against a number, as REPA's Fig. 1."""
+    """Correlation of signatures with the similarity of data against a number, as REPA's Fig. 1."""
     return _curves(sweep, key, recorded.CORRELATIONS)
 
 
