@@ -27,9 +27,17 @@ LEAST_PAIRS = 3  # seeds, for a test of their differences
 SAME = 1e-9  # points; differences that are equal but for rounding have no spread to test with
 
 
+def reference_of(experiments: Experiments) -> str:
+    """The experiment that differences and ratios are taken to: FedAvg where it is among them, else
+    the first, in the order in which experiments were named."""
+    fedavg = [n for n, runs in experiments.items() if runs[0].value("algorithm.name") == "fedavg"]
+    return next(iter([*fedavg, *experiments]))
+
+
 def comparison_sheet(experiments: Experiments) -> Sheet:
     """A row for each experiment, a mean over its seeds; differences are paired by seed."""
-    first, *others = experiments
+    reference = reference_of(experiments)
+    others = [name for name in experiments if name != reference]
     numbers = sorted({len(runs) for runs in experiments.values()})  # of seeds
     known_keys = {key for runs in experiments.values() for run in runs for key in run.numbers}
     columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in known_keys]
@@ -41,11 +49,11 @@ def comparison_sheet(experiments: Experiments) -> Sheet:
     headings: list[str | Heading] = [*columns]
     spread = "± is the standard deviation over seeds"
     if others:
-        headings.insert(1, Heading("vs", f"vs {first}"))
+        headings.insert(1, Heading("vs", f"vs {reference}"))
         spread += ", behind vs the standard error of the paired difference"
-        cells[first, "vs", "difference"] = {"text": " "}
+        cells[reference, "vs", "difference"] = {"text": " "}
     for name in others:
-        pairs = _differences(experiments[name], experiments[first])
+        pairs = _differences(experiments[name], experiments[reference])
         cells[name, "vs", "difference"] = _paired(pairs)
     title = f"mean over {numbers[0] if len(numbers) == 1 else 'n'} seeds"
     if numbers == [1]:
@@ -58,13 +66,12 @@ def comparison_sheet(experiments: Experiments) -> Sheet:
 
 
 def paired_tests(experiments: Experiments) -> list[str]:
-    """Tests of the differences to the first experiment, seed by seed, where there are enough."""
-    first, *others = experiments
-    told = []
-    for name in others:
-        pairs = _differences(experiments[name], experiments[first])
-        if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:
-            told.append(f"{name} - {first}: {pairs_text(pairs)}")
+    """Tests of the differences to the reference, seed by seed, where there are enough."""
+    reference, told = reference_of(experiments), []
+    for name in experiments:
+        pairs = _differences(experiments[name], experiments[reference])
+        if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:  # never of the reference itself
+            told.append(f"{name} - {reference}: {pairs_text(pairs)}")
     if told:
         told.append(
             "t assumes normal differences, Wilcoxon symmetric ones; no correction for several."
@@ -89,14 +96,14 @@ def pairs_text(pairs: Sequence[float]) -> str:
 
 
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
-    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the first
-    experiment at the same seed and round; None where nothing was clustered or compared with."""
-    first, *others = experiments
+    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the
+    reference at the same seed and round; None where nothing was clustered or compared with."""
+    reference = reference_of(experiments)
     after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
         name: found
-        for name in others
-        if (found := [run for run in experiments[name] if after in run.numbers])
+        for name, runs in experiments.items()
+        if name != reference and (found := [run for run in runs if after in run.numbers])
     }
     shares = {TEST: "accuracy %", recorded.CLIENTS_REACHING_TARGET: "at target %"}
     rounds = {"after": after, "end": recorded.ROUNDS}
@@ -108,7 +115,7 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
         for column in shares:
             for when, key in rounds.items():
                 mine = [_measured(run, int(run.numbers[key]), column) for run in runs]
-                ratio, _ = mean_ratio(mine, column, experiments[first])
+                ratio, _ = mean_ratio(mine, column, experiments[reference])
                 cells[name, f"{column} {when}", "ours"] = {
                     **seed_mean([100 * each.value for each in mine]),
                     "ratio": ratio,
@@ -124,7 +131,7 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
     notes = ["± is the standard deviation over seeds."] * has_spread
-    title = f"after the clustering and at the end, with the ratio to {first}"
+    title = f"after the clustering and at the end, with the ratio to {reference}"
     return sheet_of(title, _labels(clustered), headings, cells, notes) if clustered else None
 
 

@@ -15,8 +15,8 @@ import pandas as pd
 from flray.errors import ExperimentError
 from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
-from flray.records.damage import read_json
-from flray.records.run_directory import RunDirectory, leaves
+from flray.records.damage import read_json, reading
+from flray.records.run_directory import COMMAND, RunDirectory, leaves
 from flray.report.configuration import value_at
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
 from flray.server.summary import numbers_so_far
@@ -209,13 +209,26 @@ def settings_text(config: Plain, *left_out: str) -> str:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Runs and sweeps in a folder; what lies inside one is part of it."""
+    """Runs and sweeps in a folder; what lies inside one is part of it.
+
+    Runs of one command come in the order in which it names them, others in that of their paths.
+    """
     if holds_sweep(folder) or holds_run(folder):
         yield folder
     elif folder.is_dir():
-        for child in sorted(folder.iterdir()):
-            if child.is_dir() and not child.is_symlink():
-                yield from _below(child)
+        children = [c for c in sorted(folder.iterdir()) if c.is_dir() and not c.is_symlink()]
+        order = _order_of_command(folder)
+        below = [path for child in children for path in _below(child)]
+        yield from sorted(below, key=lambda path: order.get(path, len(order)))
+
+
+def _order_of_command(folder: Path) -> dict[Path, int]:
+    """The place of each run in the command that `flray run` was given for this folder."""
+    file = folder / COMMAND
+    if not file.is_file():
+        return {}
+    with reading(file):
+        return {folder / run["folder"]: k for k, run in enumerate(read_json(file)["runs"])}
 
 
 def _nothing_in(folder: Path) -> str:
