@@ -11,7 +11,7 @@ from flray.report.columns import VALIDATION
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import NO_MATTER, RunRecord, without
 from flray.report.sheets import Fields, numbers, seed_mean
-from flray.sweep.ranking import candidates
+from flray.sweep.ranking import TIE_BREAKERS, candidates, ranks
 
 VARIED, LEFT_OUT = "varied", "left_out"  # columns beside those of every sheet
 
@@ -64,10 +64,14 @@ def _filled(
     left_out = every.drop(rivals.index)["run"]
     choice = {VARIED: _varied(rivals), LEFT_OUT: tuple(run.path for run in left_out)}
     has_choice = rivals.groupby("seed")["run"].transform("size") > 1
-    judged = rivals["validation"].where(has_choice, 0.0).dropna()
+    judged = rivals.assign(validation=rivals["validation"].where(has_choice, 0.0))
+    judged = judged.dropna(subset=["validation"])
     found = {}
     if len(judged):  # else there is a choice and no validation to make it by
-        best = rivals.loc[judged.groupby(rivals["seed"]).idxmax()]
+        by_seed = [own for _, own in judged.groupby("seed")]
+        best = rivals.loc[
+            [ranks(own, "validation", own["missing_seeds"], True).idxmin() for own in by_seed]
+        ]
         found["ours"] = _number(best, metric, t, runs) | choice
     if has_choice.any():
         sign = -1.0 if column.lower_is_better and metric.select is None else 1.0
@@ -79,6 +83,7 @@ def _filled(
 def _candidates(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.DataFrame:
     """Runs with the number of a cell; those that diverged or never measured it are left out."""
     keys = {"value": metric.key, "validation": VALIDATION, "test": metric.select or metric.key}
+    keys |= {key: key for key in TIE_BREAKERS}
     measured = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [held.get(key) for held in measured] for name, key in keys.items()})
     frame = frame.astype(float).assign(
