@@ -16,7 +16,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parents[1]
 _WORDS = {"int": "whole number", "float": "number", "bool": "true, false", "str": "text"}
 _YAML = {"None": "null", "True": "true", "False": "false", "()": "[]"}
-_SENTENCE = re.compile(r"(?<!al)(?<!Alg)(?<!i\.e)\. ")  # not after an abbreviation
+_SENTENCE = re.compile(r"(?<!al)(?<!i\.e)\. (?!\d)")  # not after an abbreviation: Alg. 1 l. 8
 _FROM_THE_DATASET = ("self", "image_shape", "num_classes")
 
 # The registries of components, by what a user calls their entries.
