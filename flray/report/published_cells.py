@@ -1,18 +1,22 @@
 """What fills the cells of a published table: matching runs, selected and averaged over seeds."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from flray.published.matching import Conditions, Matcher, Metric, holds
+from flray.published.matching import Conditions, Matcher, Metric, condition_text, holds
 from flray.published.tables import Column, Row, Table
 from flray.report.columns import VALIDATION
+from flray.report.configuration import setting_text
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import NO_MATTER, RunRecord, without
 from flray.report.sheets import Fields, numbers, seed_mean
 from flray.sweep.ranking import TIE_BREAKERS, candidates, ranks
 
+MAX_UNMET = 4  # conditions that are shown
+SHOWN_FIRST = ("dataset.name", "split.name", "model.name", "algorithm.name")
 VARIED, LEFT_OUT = "varied", "left_out"  # columns beside those of every sheet
 
 
@@ -46,6 +50,43 @@ def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 def fits(run: RunRecord, conditions: Conditions) -> bool:
     return all(holds(run.value(key), wanted) for key, wanted in conditions.items())
+
+
+def is_filled(table: Table, runs: Sequence[RunRecord]) -> bool:
+    """True if a run fills a cell of the table."""
+    places = itertools.product(table.rows, table.columns)
+    return any(not _unmet(table.match, *place, run) for place in places for run in runs)
+
+
+def nearest_miss(table: Table, runs: Sequence[RunRecord]) -> str:
+    """What keeps the run of a cell's method that meets most of its conditions from filling it, in
+    words; "" without runs."""
+    misses = [
+        (unmet, run, f"{row.title}, {column.title}")
+        for row, column in itertools.product(table.rows, table.columns)
+        for run in runs
+        if (unmet := _unmet(table.match, row, column, run))
+    ]
+    if not misses:
+        return ""
+    # A run of another method is never near, however little else it lacks.
+    is_other = lambda unmet: any(text.startswith("algorithm.name ") for text in unmet)  # noqa: E731
+    unmet, run, cell = min(misses, key=lambda miss: (is_other(miss[0]), len(miss[0])))
+    shown = unmet[:MAX_UNMET] + [f"and {len(unmet) - MAX_UNMET} more"] * (len(unmet) > MAX_UNMET)
+    return f"nearest is {run.path} for {cell}: {'; '.join(shown)}"
+
+
+def _unmet(matcher: Matcher, row: Row, column: Column, run: RunRecord) -> list[str]:
+    """The conditions of a cell that a run does not meet, in words."""
+    conditions, metric = matcher.conditions(row, column), matcher.metric(row, column)
+    texts = [
+        f"{key} is {setting_text(run.value(key))}, expected {condition_text(wanted)}"
+        for key, wanted in sorted(conditions.items(), key=lambda each: each[0] not in SHOWN_FIRST)
+        if not holds(run.value(key), wanted)
+    ]
+    if metric is None or run.at(matcher.round_of(row)).get(metric.key) is None:
+        texts.append(f"{metric.key if metric else column.statistic} is not recorded")
+    return texts
 
 
 def _filled(

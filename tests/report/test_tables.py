@@ -898,6 +898,36 @@ def test_the_terminal_shows_ours_above_the_papers(tmp_path: Path) -> None:
     assert "6 finished runs" in text
 
 
+def test_a_table_without_a_filled_cell_says_which_conditions_are_not_met(
+    write: Write, tmp_path: Path
+) -> None:
+    def shown() -> str:
+        console = Console(width=120, record=True, file=io.StringIO())
+        show_table("flhc.1", tmp_path / "runs", "rich", console)
+        return console.export_text()
+
+    assert "no cell is filled: 0 finished runs below" in shown()
+    assert "flray sweep flhc_table1 runs what fills it" in shown()
+    config = override(dict(FLHC), ["algorithm.clustering.partition.linkage=ward"])
+    config = override(config, ["algorithm.clustering.distance.name=l2"])
+    near = write("near", config, ["participation=0.3", "dataset.name=digits"])
+    write("far", config, ["participation=0.3", "dataset.name=digits", "train.lr=9.0", "rounds=2"])
+    text = shown()
+    assert f"nearest is {near} for " in text
+    assert "dataset.name is digits, expected mnist; " in text
+    assert "participation is 0.3, expected 0.1" in text
+    write("good", config, ["participation=0.2"])
+    assert "no cell is filled" not in shown()
+
+
+def test_a_run_that_lacks_the_number_of_a_cell_is_told_so(write: Write, tmp_path: Path) -> None:
+    plain = read_yaml(EXPERIMENTS / "flis" / "cifar10_dc.yaml")
+    write("a", parse_experiment(plain).plain, [])
+    console = Console(width=120, record=True, file=io.StringIO())
+    show_table("flis.1", tmp_path / "runs", "rich", console)
+    assert "tuned_accuracy_mean is not recorded" in console.export_text()
+
+
 @pytest.mark.usefixtures("compared")
 def test_ranks_are_written_below_the_table(tmp_path: Path) -> None:
     expected = "| MNIST acc. | FedAvg 1/3, Local 2/2, FLT (Enc1) 3/1 | -1.00 |"
