@@ -14,6 +14,7 @@ import yaml
 from flray.records import columns as recorded
 from flray.records.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.records.damage import reading
+from flray.records.run_directory import leaves
 from flray.report.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
 from flray.report.configuration import THRESHOLD
 from flray.sweep.importance import importances
@@ -276,13 +277,45 @@ def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
 
 
 def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Numbers as they are; other columns as numbers if all values are, else as text."""
+    """Numbers as they are; other columns as numbers if all values are, else as text. Mappings are
+    labelled by the component they name and by what tells it from the others."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return column
     text = column.map(_text, na_action="ignore").astype(object)
+    given = text.dropna().unique().tolist()
+    if any(each.startswith("{") for each in given):
+        text = text.map(dict(zip(given, component_labels(given), strict=True)), na_action="ignore")
     numbers = pd.to_numeric(text, errors="coerce")
     whole = numbers.notna().sum() == text.notna().sum() > 0
     return numbers if whole else text.where(text.notna(), None)
+
+
+def component_labels(texts: Sequence[str]) -> list[str]:
+    """Labels of components, which are given by name or as mappings in JSON: the name, and in
+    brackets the keys that others of the same name do not have or have with another value.
+
+    >>> component_labels(['{"name": "fedprox", "mu": 1}', '{"name": "fedprox", "mu": 2}', "cfl"])
+    ['fedprox (mu 1)', 'fedprox (mu 2)', 'cfl']
+    """
+    fields = [_fields(text) for text in texts]
+    names = short_names(list(dict.fromkeys(key for each in fields for key in each)))
+    labels = []
+    for text, own in zip(texts, fields, strict=True):
+        alike = [each for each in fields if each.get("name") == own.get("name")]
+        telling = [k for k in own if any(k not in e or e[k] != own[k] for e in alike)]
+        told = ", ".join(f"{names[key]} {own[key]}" for key in telling)
+        parts = [str(own["name"])] * ("name" in own) + [f"({told})"] * bool(told)
+        labels.append(" ".join(parts) or text)
+    return labels
+
+
+def _fields(text: str) -> Plain:
+    """The keys and values of a component; any other text is its name."""
+    try:
+        held = json.loads(text)
+    except ValueError:  # a name, or a message that begins with a bracket
+        held = text
+    return leaves(held) if isinstance(held, dict) else {"name": text}
 
 
 def _text(value: Hashable) -> str:

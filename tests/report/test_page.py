@@ -1,4 +1,5 @@
 import base64
+import json
 import re
 import shutil
 import subprocess
@@ -581,6 +582,31 @@ class TestSweep:
         words = " ".join(top_sheet(sweep).notes)
         assert ("Share of the variance of validation_accuracy_mean" in words) == is_sampled
         assert (importance_figure(sweep) is not None) == is_sampled
+
+    def test_components_are_labelled_by_name_and_by_what_differs(self, tmp_path):
+        linked = {"name": "flhc", "rounds_before": 5, "clustering": {"partition": {"number": 4}}}
+        clustered = [linked | {"clustering": {"distance": d}} for d in ("l1", "l2")]
+        given = [linked, *clustered, {"name": "fedprox", "mu": 0.01}, "fedavg"]
+        rows = [
+            {"algorithm": value if isinstance(value, str) else json.dumps(value), "seed": seed}
+            | {
+                "status": "done",
+                "error": "{x} is no JSON",
+                "accuracy_mean": 0.5 + 0.1 * k,
+                VALIDATION: 0.5 + 0.1 * k,
+            }
+            for k, value in enumerate(given)
+            for seed in (0, 1)
+        ]
+        baselines = [{"algorithm": value} for value in given[3:]]
+        folder = write_sweep(tmp_path / "s", rows, baseline=baselines, space={"algorithm": given})
+        sweep = read_sweep(folder)
+        labels = ["flhc (number 4)", "flhc (distance l1)", "flhc (distance l2)"]
+        assert sweep.values("algorithm") == [*labels, "fedprox", "fedavg"]
+        assert sweep.baselines["algorithm"].tolist() == ["fedprox", "fedavg"]
+        ticks = [t.get_text() for t in overview_figure(sweep).axes[0].get_xticklabels()]
+        assert ticks == labels
+        assert "{" not in " ".join(top_sheet(sweep).labels["algorithm"])
 
     def test_panels_that_share_an_axis_of_clusters_show_all_points(self, tmp_path):
         rows = [
