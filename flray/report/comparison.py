@@ -19,10 +19,13 @@ _OTHER_PROTOCOLS = (
     recorded.TUNED_GLOBAL_ACCURACY_MEAN,
 )
 _ACCURACIES = (TEST, *_OTHER_PROTOCOLS, VALIDATION)
-_COLUMNS = (
+# Every column that may differ between seeds; the terminal has room for the spreads of accuracies.
+MEASURED = (
     *(*_ACCURACIES, recorded.ACCURACY_WORST, recorded.ACCURACY_VARIANCE),
-    *(recorded.CLUSTERS, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS),
+    *(recorded.CLUSTERS, recorded.ARI),
 )
+_COLUMNS = (*MEASURED, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
+_WHERE_RECORDED = (*_OTHER_PROTOCOLS, recorded.ARI)
 LEAST_PAIRS = 3  # seeds, for a test of their differences
 SAME = 1e-9  # points; differences that are equal but for rounding have no spread to test with
 
@@ -34,15 +37,20 @@ def reference_of(experiments: Experiments) -> str:
     return next(iter([*fedavg, *experiments]))
 
 
-def comparison_sheet(experiments: Experiments) -> Sheet:
-    """A row for each experiment, a mean over its seeds; differences are paired by seed."""
+def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURACIES) -> Sheet:
+    """A row for each experiment, a mean over its seeds; differences are paired by seed.
+
+    Args:
+        spreads: the columns that have the standard deviation over seeds behind their means.
+    """
     reference = reference_of(experiments)
     others = [name for name in experiments if name != reference]
     numbers = sorted({len(runs) for runs in experiments.values()})  # of seeds
-    known_keys = {key for runs in experiments.values() for run in runs for key in run.numbers}
-    columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in known_keys]
+    every = [run for runs in experiments.values() for run in runs]
+    known_keys = {k for run in every for k, value in run.numbers.items() if value is not None}
+    columns = [c for c in _COLUMNS if c not in _WHERE_RECORDED or c in known_keys]
     cells = {
-        (name, column, "ours"): _mean(runs, column)
+        (name, column, "ours"): _mean(runs, column, column in spreads)
         for name, runs in experiments.items()
         for column in columns
     }
@@ -139,10 +147,10 @@ def _labels(experiments: Experiments) -> pd.DataFrame:
     return pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
 
 
-def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
-    """The cell of a recorded column: a mean over seeds, with the spread of accuracies."""
+def _mean(runs: Sequence[RunRecord], column: str, has_spread: bool) -> Fields:
+    """The cell of a recorded column: a mean over seeds."""
     cell = seed_mean([shown(column, run.numbers.get(column)) for run in runs])
-    if column not in _ACCURACIES:
+    if not has_spread:
         cell["error"] = None
     if column == TEST:
         cell["seeds"] = tuple(run.seed for run in runs)

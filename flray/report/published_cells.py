@@ -69,11 +69,14 @@ def nearest_miss(table: Table, runs: Sequence[RunRecord]) -> str:
     ]
     if not misses:
         return ""
-    # A run of another method is never near, however little else it lacks.
-    is_other = lambda unmet: any(text.startswith("algorithm.name ") for text in unmet)  # noqa: E731
-    unmet, run, cell = min(misses, key=lambda miss: (is_other(miss[0]), len(miss[0])))
+    unmet, run, cell = min(misses, key=lambda miss: _distance(miss[0]))
     shown = unmet[:MAX_UNMET] + [f"and {len(unmet) - MAX_UNMET} more"] * (len(unmet) > MAX_UNMET)
     return f"nearest is {run.path} for {cell}: {'; '.join(shown)}"
+
+
+def _distance(unmet: Sequence[str]) -> tuple[bool, int]:
+    """How far a run is from a cell; one of another method is far, however little else it lacks."""
+    return any(text.startswith("algorithm.name ") for text in unmet), len(unmet)
 
 
 def _unmet(matcher: Matcher, row: Row, column: Column, run: RunRecord) -> list[str]:

@@ -17,6 +17,7 @@ from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
 from flray.records.damage import read_json, reading
 from flray.records.run_directory import COMMAND, RunDirectory, leaves
+from flray.report.columns import value_text
 from flray.report.configuration import value_at
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
 from flray.server.summary import numbers_so_far
@@ -133,6 +134,12 @@ def _in_order(seeds: Sequence[RunRecord]) -> list[RunRecord]:
     return [replace(run, missing_seeds=missing) for run in ordered]
 
 
+def finished(experiments: Experiments) -> dict[str, list[RunRecord]]:
+    """The experiments with their finished runs only; those without one are left out."""
+    done = {name: [r for r in runs if r.summary is not None] for name, runs in experiments.items()}
+    return {name: runs for name, runs in done.items() if runs}
+
+
 def read_run(path: Path, name: str = "") -> RunRecord:
     directory = RunDirectory(path)
     if not directory.holds_run():
@@ -152,6 +159,24 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
     runs = [path for path in found if path not in sweeps]
     named = zip(runs, experiment_names(runs), strict=True)
     return [read_run(path, name) for path, name in named], [read_sweep(path) for path in sweeps]
+
+
+def row_runs(sweep: Sweep) -> list[RunRecord]:
+    """The finished rows of a sweep as runs; seeds of one configuration share its settings as name.
+
+    A number has the name of its key in front.
+    """
+    keys = {key: sweep.names.get(key, key) for key in sweep.telling}
+    runs = []
+    for _, row in sweep.finished.iterrows():
+        texts = [
+            f"{name} {value_text(row[key])}" if sweep.is_number(key) else value_text(row[key])
+            for key, name in keys.items()
+            if pd.notna(row[key])
+        ]
+        label = ", ".join(texts) or sweep.path.name
+        runs.append(read_run(sweep.path / str(row[recorded.FOLDER]), label))
+    return runs
 
 
 def collect_runs(folder: Path) -> list[RunRecord]:
