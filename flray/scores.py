@@ -181,7 +181,7 @@ def label_scores(
     random, and that k-means makes of the label counts themselves (Fig. 2).
 
     Args:
-        similarity: (m, m) of the clients' embeddings, cosine in the paper.
+        similarity: (m, m) of the clients' signatures, cosine in the paper.
         counts: (m, labels) examples of each label that each client holds.
         labels: (m,) the clusters.
     """

@@ -66,6 +66,7 @@ def cli() -> None:
     flray sweep tune_spaces/flhc_digits.yaml   a space of experiments, nothing trained twice
     flray plan a.yaml                          how long will it take, and what binds?
     flray table flhc.4 · flray report runs/x   the paper's table, a page
+    flray compare runs/a runs/b --format latex a table and a figure of your own runs
     flray init flhc                            an experiment file to start from
     flray list algorithms · flray keys train   what there is to choose from, and every key
     flray bench                                how fast this machine trains
@@ -227,6 +228,52 @@ def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
     if isinstance(folders[0], str) and out is None:
         out = Path("report.html")
     write_report(local, out, _console())
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=Place(exists=True), metavar="RUNS...")
+@click.option(
+    "--format", "form", type=click.Choice(TABLE_FORMATS), default="rich", show_default=True
+)
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file for a figure of the same runs: .pdf, .svg or .png.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(("accuracy", "clients", "efficiency")),
+    default="accuracy",
+    show_default=True,
+    help="The figure: accuracy by round, of every client, or against the bytes sent.",
+)
+def compare(
+    folders: tuple[Path | str, ...],
+    form: Literal["rich", "md", "latex", "csv"],
+    figure: Path | None,
+    kind: str,
+) -> None:
+    """A table, and a figure, of your own runs side by side.
+
+    RUNS are folders or URLs of runs, of experiments with several seeds, or of sweeps, whose rows
+    are then compared; all that lies below them counts.
+
+    \b
+    flray compare runs/fedavg runs/flhc                      in the terminal
+    flray compare runs/both --format latex > both.tex        for a paper; md and csv too
+    flray compare runs/both --figure both.pdf                accuracy by round
+    flray compare runs/both --figure sent.pdf --kind efficiency
+
+    Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg
+    where it is among the runs, else to the first one named.
+    """
+    from flray.cli.comparing import experiments_in, show_comparison, write_figure
+    from flray.cli.places import fetched
+
+    experiments = experiments_in([fetched(folder) for folder in folders])
+    if figure is not None:
+        write_figure(experiments, figure, kind)
+    show_comparison(experiments, form, _console())
 
 
 @cli.command()

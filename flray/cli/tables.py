@@ -20,6 +20,7 @@ def show_table(
 ) -> None:
     """Print a published table, filled with the finished runs below a folder."""
     # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
+    from flray.report.published_cells import is_filled, nearest_miss
     from flray.report.published_sheet import render
     from flray.report.runs import collect_runs
 
@@ -34,6 +35,11 @@ def show_table(
     console.print(rendered)
     where = f"{len(found)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
     console.print(Text(f"{where}; {_state(table, names('algorithm'))}.", style="dim"))
+    if table.match.numbers and not is_filled(table, found):
+        miss = nearest_miss(table, found)
+        reason = f"none of them meets all conditions of a cell; {miss}" if miss else where
+        space = f"\nflray sweep {Path(table.space).stem} runs what fills it" if table.space else ""
+        console.print(Text(f"no cell is filled: {reason}{space}"), soft_wrap=True)
 
 
 def tables_listing() -> RichTable:

@@ -35,6 +35,12 @@ class Clustering:
     distance: Matrix  # D (m, m)
     relation: Matrix | None  # R (m, m)
     partition: Partition
+    observed: Points | None = None  # the signatures; None: `points` are the signatures
+
+    @property
+    def signatures(self) -> Points:
+        """The points as clients sent them, before the embedding."""
+        return self.points if self.observed is None else self.observed
 
     @property
     def labels(self) -> Ids:
@@ -149,7 +155,8 @@ class Pipeline:
             rng=fed.generator("partition", t),
             label_counts=lambda: fed.oracle.label_counts(points.clients),
         )
-        return Clustering(points.clients, embedded, distance, relation, self.partition(related))
+        partition = self.partition(related)
+        return Clustering(points.clients, embedded, distance, relation, partition, points)
 
 
 def nearest_cluster(distance: Any, means: Points, new: Points) -> Ids:  # Any: a distance stage

@@ -19,7 +19,7 @@ _WORDS = {
     **{"Seed": "whole number", "Unbounded": "number or .inf"},
 }
 _YAML = {"None": "null", "True": "true", "False": "false", "()": "[]"}
-_SENTENCE = re.compile(r"(?<!al)(?<!Alg)(?<!i\.e)\. ")  # not after an abbreviation
+_SENTENCE = re.compile(r"(?<!al)(?<!i\.e)\. (?!\d)")  # not after an abbreviation: Alg. 1 l. 8
 _FROM_THE_DATASET = ("self", "image_shape", "num_classes")
 
 # The registries of components, by what a user calls their entries.

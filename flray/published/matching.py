@@ -96,6 +96,23 @@ def holds(value: Any, wanted: Any) -> bool:  # Any: configuration, YAML
     return bool(value == wanted)
 
 
+def condition_text(wanted: Any) -> str:  # Any: YAML
+    """A condition in words.
+
+    >>> [condition_text(each) for each in (5, [None, 0], {"at_least": 3}, [["identity"]])]
+    ['5', 'null or 0', 'at least 3', '[identity]']
+    """
+    if isinstance(wanted, list):
+        return " or ".join(
+            f"[{', '.join(map(str, each))}]" if isinstance(each, list) else condition_text(each)
+            for each in wanted
+        )
+    name = _operator(wanted)
+    if name is None:
+        return "null" if wanted is None else str(wanted)
+    return f"{name.replace('_', ' ')} {wanted[name]}"
+
+
 def _operator(wanted: Any) -> str | None:  # Any: YAML
     """The word of a condition that is not a plain value, None for one that is."""
     if not isinstance(wanted, dict):

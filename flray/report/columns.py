@@ -14,7 +14,13 @@ HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
 CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
 # What a row of a sweep may have measured, in the order of its columns on the page.
 MEASURED = (
-    *(VALIDATION, TEST, TEST + recorded.AFTER, recorded.CLIENTS_REACHING_TARGET),
+    *(
+        VALIDATION,
+        recorded.VALIDATION_LOSS_MEAN,
+        TEST,
+        TEST + recorded.AFTER,
+        recorded.CLIENTS_REACHING_TARGET,
+    ),
     *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
     *(CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN, *recorded.CORRELATIONS),
     *(recorded.UNIFORMITY, recorded.ROBUSTNESS, recorded.CLIENT_STEPS, recorded.SECONDS),
@@ -49,6 +55,7 @@ COLUMNS = {
         "fine-tuned global test accuracy", "tuned global"
     ),
     VALIDATION: _percent("validation accuracy", "validation"),
+    recorded.VALIDATION_LOSS_MEAN: Column("validation loss", "loss", decimals=4),
     HOLDOUT: _percent("holdout clients' accuracy"),
     recorded.ACCURACY_WORST: _percent("worst client", "worst"),
     TEST + recorded.AFTER: _percent("test accuracy after clustering"),

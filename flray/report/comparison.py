@@ -19,33 +19,49 @@ _OTHER_PROTOCOLS = (
     recorded.TUNED_GLOBAL_ACCURACY_MEAN,
 )
 _ACCURACIES = (TEST, *_OTHER_PROTOCOLS, VALIDATION)
-_COLUMNS = (
+# Every column that may differ between seeds; the terminal has room for the spreads of accuracies.
+MEASURED = (
     *(*_ACCURACIES, recorded.ACCURACY_WORST, recorded.ACCURACY_VARIANCE),
-    *(recorded.CLUSTERS, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS),
+    *(recorded.CLUSTERS, recorded.ARI),
 )
+_COLUMNS = (*MEASURED, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
+_WHERE_RECORDED = (*_OTHER_PROTOCOLS, recorded.ARI)
 LEAST_PAIRS = 3  # seeds, for a test of their differences
 SAME = 1e-9  # points; differences that are equal but for rounding have no spread to test with
 
 
-def comparison_sheet(experiments: Experiments) -> Sheet:
-    """A row for each experiment, a mean over its seeds; differences are paired by seed."""
-    first, *others = experiments
+def reference_of(experiments: Experiments) -> str:
+    """The experiment that differences and ratios are taken to: FedAvg where it is among them, else
+    the first, in the order in which experiments were named."""
+    fedavg = [n for n, runs in experiments.items() if runs[0].value("algorithm.name") == "fedavg"]
+    return next(iter([*fedavg, *experiments]))
+
+
+def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURACIES) -> Sheet:
+    """A row for each experiment, a mean over its seeds; differences are paired by seed.
+
+    Args:
+        spreads: the columns that have the standard deviation over seeds behind their means.
+    """
+    reference = reference_of(experiments)
+    others = [name for name in experiments if name != reference]
     numbers = sorted({len(runs) for runs in experiments.values()})  # of seeds
-    known_keys = {key for runs in experiments.values() for run in runs for key in run.numbers}
-    columns = [c for c in _COLUMNS if c not in _OTHER_PROTOCOLS or c in known_keys]
+    every = [run for runs in experiments.values() for run in runs]
+    known_keys = {k for run in every for k, value in run.numbers.items() if value is not None}
+    columns = [c for c in _COLUMNS if c not in _WHERE_RECORDED or c in known_keys]
     cells = {
-        (name, column, "ours"): _mean(runs, column)
+        (name, column, "ours"): _mean(runs, column, column in spreads)
         for name, runs in experiments.items()
         for column in columns
     }
     headings: list[str | Heading] = [*columns]
     spread = "± is the standard deviation over seeds"
     if others:
-        headings.insert(1, Heading("vs", f"vs {first}"))
+        headings.insert(1, Heading("vs", f"vs {reference}"))
         spread += ", behind vs the standard error of the paired difference"
-        cells[first, "vs", "difference"] = {"text": " "}
+        cells[reference, "vs", "difference"] = {"text": " "}
     for name in others:
-        pairs = _differences(experiments[name], experiments[first])
+        pairs = _differences(experiments[name], experiments[reference])
         cells[name, "vs", "difference"] = _paired(pairs)
     title = f"mean over {numbers[0] if len(numbers) == 1 else 'n'} seeds"
     if numbers == [1]:
@@ -58,13 +74,12 @@ def comparison_sheet(experiments: Experiments) -> Sheet:
 
 
 def paired_tests(experiments: Experiments) -> list[str]:
-    """Tests of the differences to the first experiment, seed by seed, where there are enough."""
-    first, *others = experiments
-    told = []
-    for name in others:
-        pairs = _differences(experiments[name], experiments[first])
-        if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:
-            told.append(f"{name} - {first}: {pairs_text(pairs)}")
+    """Tests of the differences to the reference, seed by seed, where there are enough."""
+    reference, told = reference_of(experiments), []
+    for name in experiments:
+        pairs = _differences(experiments[name], experiments[reference])
+        if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:  # never of the reference itself
+            told.append(f"{name} - {reference}: {pairs_text(pairs)}")
     if told:
         told.append(
             "t assumes normal differences, Wilcoxon symmetric ones; no correction for several."
@@ -89,14 +104,14 @@ def pairs_text(pairs: Sequence[float]) -> str:
 
 
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
-    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the first
-    experiment at the same seed and round; None where nothing was clustered or compared with."""
-    first, *others = experiments
+    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the
+    reference at the same seed and round; None where nothing was clustered or compared with."""
+    reference = reference_of(experiments)
     after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
         name: found
-        for name in others
-        if (found := [run for run in experiments[name] if after in run.numbers])
+        for name, runs in experiments.items()
+        if name != reference and (found := [run for run in runs if after in run.numbers])
     }
     shares = {TEST: "accuracy %", recorded.CLIENTS_REACHING_TARGET: "at target %"}
     rounds = {"after": after, "end": recorded.ROUNDS}
@@ -108,7 +123,7 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
         for column in shares:
             for when, key in rounds.items():
                 mine = [_measured(run, int(run.numbers[key]), column) for run in runs]
-                ratio, _ = mean_ratio(mine, column, experiments[first])
+                ratio, _ = mean_ratio(mine, column, experiments[reference])
                 cells[name, f"{column} {when}", "ours"] = {
                     **seed_mean([100 * each.value for each in mine]),
                     "ratio": ratio,
@@ -124,7 +139,7 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
     notes = ["± is the standard deviation over seeds."] * has_spread
-    title = f"after the clustering and at the end, with the ratio to {first}"
+    title = f"after the clustering and at the end, with the ratio to {reference}"
     return sheet_of(title, _labels(clustered), headings, cells, notes) if clustered else None
 
 
@@ -132,10 +147,10 @@ def _labels(experiments: Experiments) -> pd.DataFrame:
     return pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
 
 
-def _mean(runs: Sequence[RunRecord], column: str) -> Fields:
-    """The cell of a recorded column: a mean over seeds, with the spread of accuracies."""
+def _mean(runs: Sequence[RunRecord], column: str, has_spread: bool) -> Fields:
+    """The cell of a recorded column: a mean over seeds."""
     cell = seed_mean([shown(column, run.numbers.get(column)) for run in runs])
-    if column not in _ACCURACIES:
+    if not has_spread:
         cell["error"] = None
     if column == TEST:
         cell["seeds"] = tuple(run.seed for run in runs)

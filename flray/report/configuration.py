@@ -1,5 +1,6 @@
 """Values of a resolved configuration by their dotted keys."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,3 +21,12 @@ def value_at(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stand
             return None
         node = node.get(part)
     return node
+
+
+def setting_text(value: object) -> str:
+    """A value as YAML has it on one line.
+
+    >>> setting_text(None), setting_text([1, 2]), setting_text("l2")
+    ('null', '[1, 2]', 'l2')
+    """
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from flray.errors import ExperimentError
 from flray.records import columns as recorded
 from flray.records.clusterings import read_clustering
 from flray.records.columns import ACCURACY, ACCURACY_MEAN, CLUSTERS, GROUP, MODEL, ROUND, SEED
@@ -22,6 +24,8 @@ from flray.report.sheets import GROUND_TRUTH
 from flray.values import file_name
 
 DPI = 150
+# Formats of files, without the date: a figure of the same runs is the same file.
+METADATA = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
 EVENT_DOTS = (0, (1, 1.5))
 MAX_BANDS = 4  # more experiments than this would hide each other
 MAX_LINES = 8  # more clusterings than this are ticks at the foot
@@ -42,6 +46,16 @@ def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
         paths.append(folder / f"{stem}.png")
         figure.savefig(paths[-1], dpi=DPI)
     return paths
+
+
+def save_figure(figure: Figure, file: Path) -> None:
+    """Write a figure into a file, whose name decides its format."""
+    if file.suffix not in METADATA:
+        raise ExperimentError(f"a figure is one of {', '.join(METADATA)}, got {file.name!r}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # Fonts that journals accept in a PDF, and names of elements that do not change in an SVG.
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "flray"}):
+        figure.savefig(file, dpi=DPI, metadata=METADATA[file.suffix])
 
 
 def figures_of(run: Path) -> list[Path]:

@@ -24,7 +24,7 @@ _NOTES = {  # of keys of a summary; in a row of rounds.parquet they begin with `
     ERRORS: "False positives and negatives (FLIS, Fig. 3): wrong and missing companions of a "
     "client, a mean over clients and clusterings, where those with half of its labels, or with the "
     "same labels, belong to it.",
-    CORRELATIONS: "Correlation (REPA, Fig. 1): of the cosine of two clients' embeddings with how "
+    CORRELATIONS: "Correlation (REPA, Fig. 1): of the cosine of two clients' signatures with how "
     "alike their labels are, their ways to see images, or both.",
     UNIFORMITIES: "Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one "
     "cluster are; for as many random clusters, and for k-means of the labels themselves.",

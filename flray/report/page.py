@@ -4,7 +4,6 @@ Templates define layout and wording; `page_run` and `sweep_tables` compute what 
 """
 
 import functools
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from flray.records.deciding import leaves
 from flray.records.inside import path_below
 from flray.report import embed, page_run, sweep_figures, sweep_tables
 from flray.report.columns import column_of, with_unit
+from flray.report.configuration import setting_text
 from flray.report.figures import when
 from flray.report.measures import errors_by_round, run_sheet
 from flray.report.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
@@ -94,12 +94,3 @@ def typed(path: Path) -> str:
     absolute = path.absolute()
     below = absolute.is_relative_to(Path.cwd())
     return shlex.quote(str(absolute.relative_to(Path.cwd()) if below else absolute))
-
-
-def setting_text(value: object) -> str:
-    """A value as YAML has it on one line.
-
-    >>> setting_text(None), setting_text([1, 2]), setting_text("l2")
-    ('null', '[1, 2]', 'l2')
-    """
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -13,7 +13,7 @@ from flray.records.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUND, ROUNDS,
 from flray.records.deciding import leaves
 from flray.report.comparison import clustering_sheet, comparison_sheet
 from flray.report.measures import experiments_sheet
-from flray.report.runs import Experiments, RunRecord, without
+from flray.report.runs import Experiments, RunRecord, finished, without
 from flray.report.sheets import Sheet
 from flray.report.style import matched_colours
 
@@ -99,12 +99,9 @@ def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
 
 def sheets(experiments: Experiments) -> list[Sheet]:
     """The tables of the finished runs."""
-    done = {
-        name: [run for run in runs if run.summary is not None] for name, runs in experiments.items()
-    }
-    finished = {name: runs for name, runs in done.items() if runs}
-    made = (comparison_sheet, clustering_sheet, experiments_sheet) if finished else ()
-    return [sheet for make in made if (sheet := make(finished)) is not None]
+    done = finished(experiments)
+    made = (comparison_sheet, clustering_sheet, experiments_sheet) if done else ()
+    return [sheet for make in made if (sheet := make(done)) is not None]
 
 
 def common(experiments: Experiments) -> dict[str, str]:

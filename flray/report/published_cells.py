@@ -1,18 +1,22 @@
 """What fills the cells of a published table: matching runs, selected and averaged over seeds."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from flray.published.matching import Conditions, Matcher, Metric, holds
+from flray.published.matching import Conditions, Matcher, Metric, condition_text, holds
 from flray.published.tables import Column, Row, Table
 from flray.report.columns import VALIDATION
+from flray.report.configuration import setting_text
 from flray.report.ratios import Measured, mean_ratio
 from flray.report.runs import NO_MATTER, RunRecord, without
 from flray.report.sheets import Fields, numbers, seed_mean
-from flray.sweep.ranking import candidates
+from flray.sweep.ranking import TIE_BREAKERS, candidates, ranks
 
+MAX_UNMET = 4  # conditions that are shown
+SHOWN_FIRST = ("dataset.name", "split.name", "model.name", "algorithm.name")
 VARIED, LEFT_OUT = "varied", "left_out"  # columns beside those of every sheet
 
 
@@ -48,6 +52,46 @@ def fits(run: RunRecord, conditions: Conditions) -> bool:
     return all(holds(run.value(key), wanted) for key, wanted in conditions.items())
 
 
+def is_filled(table: Table, runs: Sequence[RunRecord]) -> bool:
+    """True if a run fills a cell of the table."""
+    places = itertools.product(table.rows, table.columns)
+    return any(not _unmet(table.match, *place, run) for place in places for run in runs)
+
+
+def nearest_miss(table: Table, runs: Sequence[RunRecord]) -> str:
+    """What keeps the run of a cell's method that meets most of its conditions from filling it, in
+    words; "" without runs."""
+    misses = [
+        (unmet, run, f"{row.title}, {column.title}")
+        for row, column in itertools.product(table.rows, table.columns)
+        for run in runs
+        if (unmet := _unmet(table.match, row, column, run))
+    ]
+    if not misses:
+        return ""
+    unmet, run, cell = min(misses, key=lambda miss: _distance(miss[0]))
+    shown = unmet[:MAX_UNMET] + [f"and {len(unmet) - MAX_UNMET} more"] * (len(unmet) > MAX_UNMET)
+    return f"nearest is {run.path} for {cell}: {'; '.join(shown)}"
+
+
+def _distance(unmet: Sequence[str]) -> tuple[bool, int]:
+    """How far a run is from a cell; one of another method is far, however little else it lacks."""
+    return any(text.startswith("algorithm.name ") for text in unmet), len(unmet)
+
+
+def _unmet(matcher: Matcher, row: Row, column: Column, run: RunRecord) -> list[str]:
+    """The conditions of a cell that a run does not meet, in words."""
+    conditions, metric = matcher.conditions(row, column), matcher.metric(row, column)
+    texts = [
+        f"{key} is {setting_text(run.value(key))}, expected {condition_text(wanted)}"
+        for key, wanted in sorted(conditions.items(), key=lambda each: each[0] not in SHOWN_FIRST)
+        if not holds(run.value(key), wanted)
+    ]
+    if metric is None or run.at(matcher.round_of(row)).get(metric.key) is None:
+        texts.append(f"{metric.key if metric else column.statistic} is not recorded")
+    return texts
+
+
 def _filled(
     matcher: Matcher, row: Row, column: Column, runs: Sequence[RunRecord]
 ) -> dict[str, Fields]:
@@ -64,10 +108,14 @@ def _filled(
     left_out = every.drop(rivals.index)["run"]
     choice = {VARIED: _varied(rivals), LEFT_OUT: tuple(run.path for run in left_out)}
     has_choice = rivals.groupby("seed")["run"].transform("size") > 1
-    judged = rivals["validation"].where(has_choice, 0.0).dropna()
+    judged = rivals.assign(validation=rivals["validation"].where(has_choice, 0.0))
+    judged = judged.dropna(subset=["validation"])
     found = {}
     if len(judged):  # else there is a choice and no validation to make it by
-        best = rivals.loc[judged.groupby(rivals["seed"]).idxmax()]
+        by_seed = [own for _, own in judged.groupby("seed")]
+        best = rivals.loc[
+            [ranks(own, "validation", own["missing_seeds"], True).idxmin() for own in by_seed]
+        ]
         found["ours"] = _number(best, metric, t, runs) | choice
     if has_choice.any():
         sign = -1.0 if column.lower_is_better and metric.select is None else 1.0
@@ -79,6 +127,7 @@ def _filled(
 def _candidates(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.DataFrame:
     """Runs with the number of a cell; those that diverged or never measured it are left out."""
     keys = {"value": metric.key, "validation": VALIDATION, "test": metric.select or metric.key}
+    keys |= {key: key for key in TIE_BREAKERS}
     measured = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [held.get(key) for held in measured] for name, key in keys.items()})
     frame = frame.astype(float).assign(

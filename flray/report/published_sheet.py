@@ -1,5 +1,6 @@
 """A paper's table with our numbers in it, and how the methods rank in both."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from rich.console import RenderableType
 from scipy.stats import spearmanr
 
 from flray.published.tables import Table
+from flray.records.columns import ROBUSTNESS_SE
 from flray.report.columns import MISSING
 from flray.report.published_cells import LEFT_OUT, VARIED, fill
 from flray.report.runs import RunRecord
@@ -15,6 +17,10 @@ from flray.report.sheets import Heading, Sheet, mark_notes
 from flray.report.writers import Format, to_latex, to_markdown, to_rich
 
 FEWEST_FOR_CORRELATION = 3  # methods
+STANDARD_ERRORS = {  # what is behind `se`, by its key in summary.json
+    "accuracy_se_binomial": "the binomial standard error, which is what the paper's ± is",
+    ROBUSTNESS_SE: "the standard error over clusters; of what the paper's ± is, it does not say",
+}
 
 
 def render(table: Table, runs: Sequence[RunRecord], form: Format) -> RenderableType:
@@ -106,7 +112,9 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
             "paper's; [k] are the runs listed below."
         )
     if ours["se"].notna().any():
-        yield "se is the binomial standard error, which is what the paper's ± is."
+        places = itertools.product(table.rows, table.columns)
+        metrics = filter(None, (table.match.metric(row, column) for row, column in places))
+        yield f"se is {', '.join(dict.fromkeys(STANDARD_ERRORS[m.se] for m in metrics if m.se))}."
     if len(test):
         varied = sorted({key for keys in test[VARIED] for key in keys})
         yield (

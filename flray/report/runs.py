@@ -15,8 +15,10 @@ import pandas as pd
 from flray.errors import ExperimentError
 from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
+from flray.records.damage import read_json, reading
 from flray.records.deciding import is_below, leaves
-from flray.records.run_directory import RunDirectory
+from flray.records.run_directory import COMMAND, RunDirectory
+from flray.report.columns import value_text
 from flray.report.configuration import value_at
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
 from flray.server.summary import checked_summary, numbers_so_far
@@ -133,6 +135,12 @@ def _in_order(seeds: Sequence[RunRecord]) -> list[RunRecord]:
     return [replace(run, missing_seeds=missing) for run in ordered]
 
 
+def finished(experiments: Experiments) -> dict[str, list[RunRecord]]:
+    """The experiments with their finished runs only; those without one are left out."""
+    done = {name: [r for r in runs if r.summary is not None] for name, runs in experiments.items()}
+    return {name: runs for name, runs in done.items() if runs}
+
+
 def read_run(path: Path, name: str = "") -> RunRecord:
     directory = RunDirectory(path)
     if not directory.holds_run():
@@ -152,6 +160,24 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
     runs = [path for path in found if path not in sweeps]
     named = zip(runs, experiment_names(runs), strict=True)
     return [read_run(path, name) for path, name in named], [read_sweep(path) for path in sweeps]
+
+
+def row_runs(sweep: Sweep) -> list[RunRecord]:
+    """The finished rows of a sweep as runs; seeds of one configuration share its settings as name.
+
+    A number has the name of its key in front.
+    """
+    keys = {key: sweep.names.get(key, key) for key in sweep.telling}
+    runs = []
+    for _, row in sweep.finished.iterrows():
+        texts = [
+            f"{name} {value_text(row[key])}" if sweep.is_number(key) else value_text(row[key])
+            for key, name in keys.items()
+            if pd.notna(row[key])
+        ]
+        label = ", ".join(texts) or sweep.path.name
+        runs.append(read_run(sweep.path / str(row[recorded.FOLDER]), label))
+    return runs
 
 
 def collect_runs(folder: Path) -> list[RunRecord]:
@@ -205,13 +231,26 @@ def settings_text(config: Plain, *left_out: str) -> str:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Runs and sweeps in a folder; what lies inside one is part of it."""
+    """Runs and sweeps in a folder; what lies inside one is part of it.
+
+    Runs of one command come in the order in which it names them, others in that of their paths.
+    """
     if holds_sweep(folder) or holds_run(folder):
         yield folder
     elif folder.is_dir():
-        for child in sorted(folder.iterdir()):
-            if child.is_dir() and not child.is_symlink():
-                yield from _below(child)
+        children = [c for c in sorted(folder.iterdir()) if c.is_dir() and not c.is_symlink()]
+        order = _order_of_command(folder)
+        below = [path for child in children for path in _below(child)]
+        yield from sorted(below, key=lambda path: order.get(path, len(order)))
+
+
+def _order_of_command(folder: Path) -> dict[Path, int]:
+    """The place of each run in the command that `flray run` was given for this folder."""
+    file = folder / COMMAND
+    if not file.is_file():
+        return {}
+    with reading(file):
+        return {folder / run["folder"]: k for k, run in enumerate(read_json(file)["runs"])}
 
 
 def _nothing_in(folder: Path) -> str:

@@ -27,7 +27,7 @@ FIELDS = {  # of a cell, and what they hold where nothing is given
     "value": np.nan,  # in the unit of its column, a mean over seeds
     "error": np.nan,  # behind ±
     "seeds": (),
-    "se": np.nan,  # the binomial standard error, a mean over seeds
+    "se": np.nan,  # the recorded standard error, a mean over seeds
     "ratio": np.nan,  # to FedAvg
     "has_ratio": False,  # a ratio belongs here, even if there is none
     "uses_ground_truth": False,
@@ -115,7 +115,7 @@ class Sheet:
             yield begins, [str(label) for label in shown], cells
 
     def _text(self, cell: Mapping[Any, Any], decimals: int, sign: str) -> str:
-        """A number with its marks, error and ratio, its seeds, binomial error and runs."""
+        """A number with its marks, error and ratio, its seeds, standard error and runs."""
         if cell["text"]:
             return str(cell["text"])
         text = MISSING

@@ -104,14 +104,15 @@ def whole_rounds(axes: Axes) -> None:
 
 
 def count_axis(axes: Axes) -> None:
-    """Whole numbers; many are on a logarithmic axis."""
+    """Whole numbers; many are on a logarithmic axis. Panels that share the axis count too."""
     axes.set_ylabel("clusters")
-    if axes.dataLim.y1 > LOG_FROM:
+    largest = max(panel.dataLim.y1 for panel in axes.get_shared_y_axes().get_siblings(axes))
+    if largest > LOG_FROM:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
-        axes.set_ylim(0, 1.1 * max(axes.dataLim.y1, 1))
+        axes.set_ylim(0, 1.1 * max(largest, 1))
 
 
 def line(label: str, colour: Colour | str, **style: object) -> Line2D:

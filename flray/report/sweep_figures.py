@@ -30,6 +30,7 @@ MAX_CATEGORIES = 20  # values of a setting along a heatmap
 MAX_ANNOTATED = 12  # rows or columns of a heatmap with numbers in it
 MIN_SPAN = 5.0  # points that the colours of a heatmap cover at least
 DASHES = ("--", "-.", ":", (0, (8, 3)))
+DOT = {"ls": "", "marker": "o", "ms": 4}
 RING = {"ls": "", "marker": "o", "mfc": "none", "ms": 9, "mew": 1.8}
 CURVES = (
     *(TEST, VALIDATION, HOLDOUT),
@@ -76,7 +77,7 @@ def clustering_error_figure(sweep: Sweep, key: str) -> Figure | None:
 
 
 def correlation_figure(sweep: Sweep, key: str) -> Figure | None:
-    """Correlation of embeddings with the similarity of data against a number, as REPA's Fig. 1."""
+    """Correlation of signatures with the similarity of data against a number, as REPA's Fig. 1."""
     return _curves(sweep, key, recorded.CORRELATIONS)
 
 
@@ -96,7 +97,8 @@ def _curves(
     """A panel for each measured column against a number, and for each value of `facet`.
 
     A line for each combination of the other settings, with a band of one standard deviation over
-    seeds; rows without the number (baselines) are dashed, as are columns of `references`.
+    seeds; of a setting that was sampled, a point for each configuration, with a bar. Rows without
+    the number (baselines) are dashed, as are columns of `references`.
     """
     shown = [column for column in wanted if column in sweep.measured]
     if not shown:
@@ -113,10 +115,11 @@ def _curves(
         rows, across, squeeze=False, sharex="col", sharey="row" if facet else "none"
     )
     dashed: dict[str, Line2D] = {}
+    draw, entry = (_draw_points, DOT) if key in sweep.sampled else (_draw_line, {})
     for axes, (column, value) in zip(grid.flat, places, strict=True):
         own = points if facet is None else points[points[facet] == value]
         for _, line in own.groupby("line", sort=False):
-            _draw_line(axes, line.sort_values(key), key, column, colours[line["label"].iloc[0]])
+            draw(axes, line.sort_values(key), key, column, colours[line["label"].iloc[0]])
         dashed |= _draw_dashed(axes, sweep, without, column)
         for name, dashes in references.items():
             if name in sweep.finished:
@@ -131,7 +134,7 @@ def _curves(
         style.plain(axes)
     for axes in grid[-1]:
         axes.set_xlabel(style.for_figure(sweep.names[key]))
-    if len(handles := [*style.lines(colours), *dashed.values()]) > 1:
+    if len(handles := [*style.lines(colours, **entry), *dashed.values()]) > 1:
         style.legend_below(figure, handles)
     return figure
 
@@ -223,6 +226,20 @@ def overview_figure(sweep: Sweep) -> Figure:
     return figure
 
 
+def importance_figure(sweep: Sweep) -> Figure | None:
+    """How much of the metric's variance each key explains; None for a sweep that is no sample."""
+    shares = 100 * sweep.importances[::-1]  # the largest on top
+    if shares.empty:
+        return None
+    figure = Figure(figsize=(6, 1.2 + 0.35 * len(shares)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([style.for_figure(str(name)) for name in shares.index], shares, color="0.45")
+    axes.bar_label(bars, fmt="%.0f %%", padding=3)
+    axes.set(xlabel=f"share of the variance of {column_of(sweep.metric).title} (%)", xlim=(0, 100))
+    sns.despine(ax=axes)
+    return figure
+
+
 def _places(axes: Axes, sweep: Sweep, own: pd.DataFrame, key: str) -> style.Values:
     """Where configurations stand on the axis of a setting: numbers to scale, names side by side."""
     if key in curve_keys(sweep):
@@ -270,9 +287,24 @@ def _curve_points(sweep: Sweep, key: str, facet: str | None) -> pd.DataFrame:
     return points.assign(line=lines, label=labels)
 
 
-def _draw_line(axes: Axes, line: pd.DataFrame, key: str, column: str, colour: style.Colour) -> None:
+def _positions(
+    line: pd.DataFrame, key: str, column: str
+) -> tuple[style.Values, style.Values, style.Values]:
+    """The values of a setting, the means of a column there and its spreads over seeds."""
     x, mean, spread = (line[name].to_numpy(np.float64) for name in (key, column, column + SPREAD))
-    mean, spread = (column_of(column).scale * held for held in (mean, np.nan_to_num(spread)))
+    return x, column_of(column).scale * mean, column_of(column).scale * np.nan_to_num(spread)
+
+
+def _draw_points(
+    axes: Axes, line: pd.DataFrame, key: str, column: str, colour: style.Colour
+) -> None:
+    x, mean, spread = _positions(line, key, column)
+    bars = spread if spread.any() else None
+    axes.errorbar(x, mean, bars, fmt="o", markersize=4, color=colour, elinewidth=0.8, alpha=0.7)
+
+
+def _draw_line(axes: Axes, line: pd.DataFrame, key: str, column: str, colour: style.Colour) -> None:
+    x, mean, spread = _positions(line, key, column)
     if spread.any():
         axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
     axes.plot(x, mean, color=colour, marker="o", markersize=3, linewidth=1.4)

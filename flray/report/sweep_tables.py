@@ -1,11 +1,21 @@
 """Tables and texts of a sweep: its best configurations, all of its rows, the rows that failed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from flray.records.columns import CLUSTERS, ERROR, FOLDER, MERGE_PLACE, SEED, STATUS
+from flray.records.columns import (
+    ARI,
+    CLUSTERS,
+    ERROR,
+    FOLDER,
+    MERGE_PLACE,
+    SEED,
+    STATUS,
+    VALIDATION_LOSS_MEAN,
+)
 from flray.records.columns import USES_GROUND_TRUTH as USES
 from flray.report import columns
 from flray.report.columns import MISSING, TEST, VALIDATION, column_of, shown, value_text
@@ -16,17 +26,16 @@ TOP = 5  # configurations
 
 
 def top_sheet(sweep: Sweep) -> Sheet:
-    """The best configurations by the metric, then the baselines; equal ones share a rank."""
+    """The best configurations by the metric, the simplest of those about as good, the baselines."""
     ranked = sweep.ranked.drop(sweep.baselines.index)
-    listed = pd.concat([ranked.head(TOP), sweep.baselines])
-    ranks = sweep.ranks(ranked)
-    ties = zip(ranks.items(), ranks.duplicated(keep=False), strict=True)
-    names = {k: f"{rank}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
-    labels = pd.DataFrame({"rank": [names.get(k, "baseline") for k in listed.index]}, listed.index)
+    listed = pd.concat([ranked.head(TOP), sweep.simplest, sweep.baselines])
+    listed = listed[~listed.index.duplicated()]
+    labels = pd.DataFrame({"rank": _rank_names(sweep, ranked, listed)}, listed.index)
     for key, name in sweep.names.items():
         labels[name] = [value_text(value) for value in listed[key]]
-    wanted = dict.fromkeys((sweep.metric, VALIDATION, TEST, CLUSTERS))
-    keys = [column for column in wanted if column in listed]
+    by_loss = (VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
+    wanted = dict.fromkeys((sweep.metric, VALIDATION, *by_loss, TEST, CLUSTERS, ARI))
+    keys = [column for column in wanted if column in listed and listed[column].notna().any()]
     marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
     cells = {
         (k, column, "ours"): {
@@ -39,14 +48,41 @@ def top_sheet(sweep: Sweep) -> Sheet:
         for k, row in listed.iterrows()
         for column in keys
     }
-    over = ", a mean ± standard deviation over seeds" if sweep.has_seeds else ""
-    notes = [f"Ranked by {sweep.metric}{over}."]
-    if sweep.num_left_out:
-        notes.append(f"Configurations with {INCOMPLETE} rank after complete ones.")
-    if sweep.num_tied > 1:
-        notes.append(f"{sweep.num_tied} configurations tie for the best; the first is taken.")
     title = f"the best {min(TOP, len(ranked))} of {len(ranked)} configurations"
-    return sheet_of(title, labels, keys, cells, notes)
+    return sheet_of(title, labels, keys, cells, _top_notes(sweep))
+
+
+def _rank_names(sweep: Sweep, ranked: pd.DataFrame, listed: pd.DataFrame) -> list[str]:
+    """The rank of each listed configuration; equal ones share one."""
+    ranks = sweep.ranks(ranked)
+    ties = zip(ranks.items(), ranks.duplicated(keep=False), strict=True)
+    names = {k: f"{rank}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
+    simplest = sweep.simplest.index.difference(sweep.best.index)
+    names |= {k: f"{ranks.get(k, 'baseline')}, simplest" for k in simplest}
+    return [names.get(k, "baseline") for k in listed.index]
+
+
+def _top_notes(sweep: Sweep) -> Iterator[str]:
+    over = ", a mean ± standard deviation over seeds" if sweep.has_seeds else ""
+    yield f"Ranked by {sweep.metric}{over}."
+    if sweep.num_left_out:
+        yield f"Configurations with {INCOMPLETE} rank after complete ones."
+    if sweep.num_tied > 1:
+        yield (
+            f"{sweep.num_tied} configurations tie for the best {sweep.metric}; the lowest "
+            "validation loss decides, then the fewest clusters, then the order of rows."
+        )
+    if len(sweep.simplest):
+        error = columns.with_unit(sweep.metric, sweep.best_error)
+        over = "seeds" if sweep.best[NUM_SEEDS].iloc[0] > 1 else "clients"
+        is_best = sweep.simplest.index.equals(sweep.best.index)
+        yield (
+            f"{'The best is also the simplest' if is_best else 'simplest'}: the fewest clusters "
+            f"within one standard error over {over} ({error}) of the best."
+        )
+    if len(sweep.importances):
+        shares = ", ".join(f"{name} {100 * x:.0f} %" for name, x in sweep.importances.items())
+        yield f"Share of the variance of {sweep.metric} that each key explains (fANOVA): {shares}."
 
 
 def mark_of(configuration: "pd.Series[Any]") -> str:

@@ -1,6 +1,7 @@
 """A sweep's folder as figures and pages read it: rows, what was varied, what was best."""
 
 import json
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,15 +12,18 @@ import pandas as pd
 import yaml
 
 from flray.records import columns as recorded
-from flray.records.columns import FOLDER, SEED, STATUS, USES_GROUND_TRUTH
+from flray.records.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.records.damage import reading
+from flray.records.run_directory import leaves
 from flray.report.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
 from flray.report.configuration import THRESHOLD
-from flray.sweep.ranking import candidates, ranks
+from flray.sweep.importance import importances
+from flray.sweep.ranking import candidates, ranks, simplest
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
 SPACE = "space.yaml"
+DRAWN = frozenset(("choice", "uniform", "loguniform", "randint"))  # forms of a sampled key
 FAILED = "failed"
 NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
 _ALWAYS = (SEED, STATUS, recorded.ERROR, recorded.RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
@@ -120,7 +124,8 @@ class Sweep:
 
     def ranks(self, configurations: pd.DataFrame) -> "pd.Series[int]":
         """Their ranks by the metric; those with missing rows come after complete ones."""
-        return ranks(configurations[self.metric], configurations[MISSING_ROWS], self.is_maximised)
+        missing = configurations[MISSING_ROWS]
+        return ranks(configurations, self.metric, missing, self.is_maximised)
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
@@ -135,6 +140,26 @@ class Sweep:
         """The configuration with the best metric, a row; none where nothing finished."""
         return self.ranked.head(1)
 
+    @cached_property
+    def best_error(self) -> float:
+        """The standard error of the best metric: over its seeds, of one seed over its clients; NaN
+        where the clients' is not recorded."""
+        rows = self.rows_of(self.best)
+        if len(rows) > 1:
+            return float(rows[self.metric].to_numpy(float).std(ddof=1) / len(rows) ** 0.5)
+        column = self.metric.removesuffix("_mean") + recorded.SE_CLIENTS
+        return float(rows[column].mean()) if column in rows else math.nan
+
+    @cached_property
+    def simplest(self) -> pd.DataFrame:
+        """The configuration with the fewest clusters within one standard error of the best, a row;
+        none where the error or the number of clusters is not known."""
+        rows = self.configurations
+        if self.best.empty or CLUSTERS not in rows or math.isnan(self.best_error):
+            return rows[:0]
+        missing = rows[MISSING_ROWS]
+        return rows.loc[[simplest(rows, self.metric, missing, self.is_maximised, self.best_error)]]
+
     @property
     def num_left_out(self) -> int:
         """Configurations that are no candidates for the best, since others are complete."""
@@ -143,7 +168,9 @@ class Sweep:
     @cached_property
     def num_tied(self) -> int:
         """How many configurations have the best metric, the best itself included."""
-        return 0 if self.best.empty else int((self.ranks(self.ranked) == 1).sum())
+        if self.best.empty:
+            return 0
+        return int((self.ranks(self.ranked[[self.metric, MISSING_ROWS]]) == 1).sum())
 
     @cached_property
     def baselines(self) -> pd.DataFrame:
@@ -162,6 +189,24 @@ class Sweep:
         if not self.telling:
             return self.finished
         return self.finished.merge(configuration[self.telling], on=self.telling)
+
+    @cached_property
+    def sampled(self) -> list[str]:
+        """The keys whose values were drawn or suggested, not listed."""
+        given = self.space.get("space") or {}
+        if _name_of(self.space.get("search")) == "optuna":
+            return [key for key in self.keys if key in given]
+        forms = {key: given[key] for key in self.keys if isinstance(given.get(key), dict)}
+        return [key for key, form in forms.items() if set(form) <= DRAWN]
+
+    @cached_property
+    def importances(self) -> "pd.Series[float]":
+        """By name, how much of the metric's variance each key explains in a sampled sweep."""
+        if not self.sampled:
+            return pd.Series(dtype=float)
+        tried = self.configurations.drop(self.baselines.index)
+        keys = dict(zip(self.telling, self.names.values(), strict=True))
+        return importances(tried[list(keys)], tried[self.metric]).rename(keys)
 
     def is_number(self, key: str) -> bool:
         return pd.api.types.is_numeric_dtype(self.rows[key])
@@ -237,13 +282,45 @@ def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
 
 
 def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Numbers as they are; other columns as numbers if all values are, else as text."""
+    """Numbers as they are; other columns as numbers if all values are, else as text. Mappings are
+    labelled by the component they name and by what tells it from the others."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return column
     text = column.map(_text, na_action="ignore").astype(object)
+    given = text.dropna().unique().tolist()
+    if any(each.startswith("{") for each in given):
+        text = text.map(dict(zip(given, component_labels(given), strict=True)), na_action="ignore")
     numbers = pd.to_numeric(text, errors="coerce")
     whole = numbers.notna().sum() == text.notna().sum() > 0
     return numbers if whole else text.where(text.notna(), None)
+
+
+def component_labels(texts: Sequence[str]) -> list[str]:
+    """Labels of components, which are given by name or as mappings in JSON: the name, and in
+    brackets the keys that others of the same name do not have or have with another value.
+
+    >>> component_labels(['{"name": "fedprox", "mu": 1}', '{"name": "fedprox", "mu": 2}', "cfl"])
+    ['fedprox (mu 1)', 'fedprox (mu 2)', 'cfl']
+    """
+    fields = [_fields(text) for text in texts]
+    names = short_names(list(dict.fromkeys(key for each in fields for key in each)))
+    labels = []
+    for text, own in zip(texts, fields, strict=True):
+        alike = [each for each in fields if each.get("name") == own.get("name")]
+        telling = [k for k in own if any(k not in e or e[k] != own[k] for e in alike)]
+        told = ", ".join(f"{names[key]} {own[key]}" for key in telling)
+        parts = [str(own["name"])] * ("name" in own) + [f"({told})"] * bool(told)
+        labels.append(" ".join(parts) or text)
+    return labels
+
+
+def _fields(text: str) -> Plain:
+    """The keys and values of a component; any other text is its name."""
+    try:
+        held = json.loads(text)
+    except ValueError:  # a name, or a message that begins with a bracket
+        held = text
+    return leaves(held) if isinstance(held, dict) else {"name": text}
 
 
 def _text(value: Hashable) -> str:

@@ -1,4 +1,4 @@
-"""Writers of sheets: for the terminal, as Markdown and as LaTeX. Pages have a template."""
+"""Writers of sheets: for the terminal, as Markdown, LaTeX and CSV. Pages have a template."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flray.report.columns import MISSING
+from flray.report.columns import COLUMNS, MISSING, column_of
 from flray.report.sheets import GROUND_TRUTH, INCOMPLETE, Sheet
 
 MAX_WIDTH = 21  # of a column in the terminal
@@ -59,7 +59,8 @@ def to_rich(sheet: Sheet) -> RenderableType:
 def to_markdown(sheet: Sheet) -> str:
     """A pipe table; the lines of a cell are separated by <br>, ours is bold."""
     head = [*map(str, sheet.labels), *(heading.title for heading in sheet.headings)]
-    out = [f"**{sheet.title}**", "", *_pipes([head, ["---"] * len(head)])]
+    title = [f"**{sheet.title}**", ""] if sheet.title else []
+    out = [*title, *_pipes([head, ["---"] * len(head)])]
     for block, labels, cells in sheet.rows():
         if block:
             out += _pipes([[f"*{block}*", *[""] * (len(head) - 1)]])
@@ -99,13 +100,29 @@ def to_latex(sheet: Sheet) -> str:
     has_groups = any(heading.group for heading in sheet.headings)
     text = pd.DataFrame(body, columns=names if has_groups else names.droplevel(0)).to_latex(
         index=False,
-        caption=_escape(sheet.title),
+        caption=_escape(sheet.title) or None,
         column_format="l" * len(heads),
         multicolumn_format="l",
     )
     comments = [*sheet.notes, *("; ".join(row) for row in sheet.below.to_numpy())]
     comments += [f"[{k}] {behind}" for k, behind in enumerate(sheet.runs, start=1)]
     return text + "".join(f"% {comment}\n" for comment in comments)
+
+
+def to_csv(sheet: Sheet) -> str:
+    """A line for each row: its labels, then each number and, where there are any, its error."""
+    frame = sheet.labels.copy()
+    numbers = sheet.cells.reset_index("source", drop=True)
+    seeds = numbers["seeds"].map(len).groupby("row").max()
+    if (seeds > 0).any():
+        frame["seeds"] = seeds
+    for heading in sheet.headings:
+        own, column = numbers.xs(heading.key, level="column"), column_of(heading.key)
+        title = column.label if heading.key in COLUMNS else heading.title
+        frame[title] = own["value"]
+        if own["error"].notna().any():
+            frame[f"{title} ±"] = own["error"]
+    return frame.to_csv(index=False)
 
 
 def _stacked(texts: Sequence[str]) -> str:

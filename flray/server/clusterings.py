@@ -66,24 +66,24 @@ def label_row(found: Clustering, split: Split, fed: Federation) -> RoundRow:
 
 
 def drift_row(found: Clustering, split: Split, drift: Matrix) -> RoundRow:
-    """Correlation of embeddings with the clients' ways to see images, alone and with their labels.
+    """Correlation of signatures with the clients' ways to see images, alone and with their labels.
 
     NaN where clients do not differ. The similarity of data that differ in both is the sum of both.
 
     Args:
         drift: (M, M) similarity of all clients.
     """
-    embedded, seen = _similarity(found), drift[np.ix_(found.clients, found.clients)]
+    sent, seen = _similarity(found), drift[np.ix_(found.clients, found.clients)]
     both = seen + cosines(split.label_counts(found.clients))
     return {
-        DRIFT_CORRELATION: pair_correlation(embedded, seen),
-        DATA_CORRELATION: pair_correlation(embedded, both),
+        DRIFT_CORRELATION: pair_correlation(sent, seen),
+        DATA_CORRELATION: pair_correlation(sent, both),
     }
 
 
 def _similarity(found: Clustering) -> Matrix:
-    """(m, m) cosine similarity of the clients' embeddings."""
-    return 1.0 - Cosine()(Points.vectors(found.clients, found.points.means()))
+    """(m, m) cosine similarity of the clients' signatures as they were sent (REPA, Fig. 1: e_i)."""
+    return 1.0 - Cosine()(Points.vectors(found.clients, found.signatures.means()))
 
 
 def robustness_row(

@@ -53,7 +53,7 @@ class Evaluation:
     last_trained: bool = False
     on: Literal["local", "global"] = "local"  # global: on the whole test set too, global_ columns
     similarity: bool = False  # compare clusterings with the labels that clients hold
-    drift: Drift | None = None  # compare embeddings with how clients see the same images
+    drift: Drift | None = None  # compare signatures with how clients see the same images
     robustness: Robustness | None = None  # do clients like those of a cluster belong to it?
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ from flray.records.inside import refuse_links_out
 from flray.records.run_directory import RunDirectory
 from flray.server.summary import numbers_so_far
 from flray.sweep.keys import canonical
-from flray.sweep.ranking import candidates, ranks
+from flray.sweep.ranking import TIE_BREAKERS, candidates, ranks
 from flray.sweep.rows import SweepRow
 from flray.sweep.space import Options, Space
 
@@ -175,22 +175,25 @@ def best_of(
     Args:
         summaries: of the rows that are done, by number.
     """
-    numbers = [row.number for row in rows]
-    values = pd.Series([summaries.get(n, {}).get(options.metric) for n in numbers], numbers, float)
+    numbers, metric = [row.number for row in rows], options.metric
+    columns = list(dict.fromkeys((metric, *TIE_BREAKERS)))
+    held = [[summaries.get(n, {}).get(column) for column in columns] for n in numbers]
+    values = pd.DataFrame(held, numbers, columns, float)
     texts = pd.Series([canonical(row.but_for_the_seed()) for row in rows], numbers)
     alike = values.groupby(texts, sort=False)
-    found = pd.DataFrame({"mean": alike.mean(), "missing": alike.size() - alike.count()}).dropna()
+    missing = alike.size() - alike[metric].count()
+    found = alike.mean().assign(missing=missing).dropna(subset=[metric])
     if found.empty:
         return None
-    best = ranks(found["mean"], found["missing"], options.mode == "max").idxmin()
-    own = alike.get_group(best)
+    best = ranks(found, metric, found["missing"], options.mode == "max").idxmin()
+    own = values.loc[texts == best, metric]
     measured = [summaries[number] for number in own.dropna().index]
     return {
         "rows": own.dropna().index.tolist(),
         "missing_rows": own[own.isna()].index.tolist(),
         "left_out": int((~candidates(found["missing"])).sum()),  # configurations
         "sets": next(row for row in rows if row.number == own.index[0]).but_for_the_seed(),
-        options.metric: float(own.mean()),
+        metric: float(own.mean()),
         ACCURACY_MEAN: float(np.mean([each[ACCURACY_MEAN] for each in measured])),
         USES_GROUND_TRUTH: any(each[USES_GROUND_TRUTH] for each in measured),
     }

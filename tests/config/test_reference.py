@@ -50,6 +50,7 @@ def test_components_have_the_keys_and_defaults_of_their_classes(kind) -> None:
     for each in described:
         check_keys(each.keys, registry[each.name], FROM_THE_DATASET if kind == "model" else ())
         assert each.purpose
+        assert each.purpose.count("(") == each.purpose.count(")")  # not cut at "l. 8)"
 
 
 @pytest.mark.parametrize(("target", "cls"), [(SETTINGS, Settings), (OPTIONS, Options)])

@@ -1,16 +1,19 @@
 """Runs side by side."""
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pytest
+from recorded import write_run
 from rich.console import Console
 
 from flray.report.comparison import clustering_sheet, comparison_sheet, pairs_text
 from flray.report.lines import round_line
 from flray.report.ratios import Measured, mean_ratio
-from flray.report.runs import RunRecord
+from flray.report.runs import RunRecord, by_experiment, find_runs
 from flray.report.writers import to_rich
 
 NUMBERS = dict.fromkeys(
@@ -31,8 +34,42 @@ def test_a_round_with_overlapping_clusters_says_so() -> None:
     assert "4 overlapping clusters" in round_line(row | {"clustering_overlapping": True}, 1)
 
 
-def compared(seed: int = 0, **numbers) -> RunRecord:
-    return RunRecord(Path(), {"seed": seed}, {"seed": seed} | NUMBERS | numbers)
+def compared(seed: int = 0, algorithm: str = "flhc", **numbers) -> RunRecord:
+    config = {"seed": seed, "algorithm": {"name": algorithm}}
+    return RunRecord(Path(), config, {"seed": seed} | NUMBERS | numbers)
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "expected"),
+    [
+        ({"cfl": "cfl", "plain": "fedavg", "mine": "flhc"}, "plain"),
+        ({"mine": "flhc", "cfl": "cfl"}, "mine"),
+        ({"mine": "flhc", "a": "fedavg", "b": "fedavg"}, "a"),
+    ],
+)
+def test_differences_are_to_fedavg_else_to_the_first_one_named(algorithms, expected) -> None:
+    experiments = {
+        name: [compared(algorithm=algorithm, accuracy_mean=0.1 * k)]
+        for k, (name, algorithm) in enumerate(algorithms.items())
+    }
+    sheet = comparison_sheet(experiments)
+    assert list(sheet.labels.index) == list(algorithms)  # in the order of their names
+    assert sheet.headings[1].name == f"vs {expected}"
+    base = 10 * list(algorithms).index(expected)
+    for k, name in enumerate(algorithms):
+        difference = sheet.lines()[name, "vs"]["difference"]
+        assert difference == (" " if name == expected else f"{10 * k - base:+.2f}")
+
+
+def test_a_page_has_the_order_of_the_command_that_made_its_runs(tmp_path: Path) -> None:
+    for name in ("flhc", "other", "zeta"):
+        write_run(tmp_path / name / "seed_0", events=(), algorithm={"name": name})
+    runs = [{"name": n, "folder": f"{n}/seed_0"} for n in ("zeta", "flhc")]
+    (tmp_path / "command.json").write_text(json.dumps({"overrides": [], "runs": runs}))
+    found, _ = find_runs([tmp_path])
+    assert list(by_experiment(found)) == ["zeta", "flhc", "other"]
+    found, _ = find_runs([tmp_path / "other", tmp_path / "flhc"])
+    assert list(by_experiment(found)) == ["other", "flhc"]
 
 
 def run(
@@ -83,6 +120,13 @@ def test_a_seed_that_never_clustered_is_left_out() -> None:
 def test_a_baseline_of_nothing_gives_a_dash() -> None:
     text = shown(clustering_sheet({"a": [run(0, [0.0, 0.0])], "b": [run(0, [0.5, 0.5], after=1)]}))
     assert "(–)" in text
+
+
+def test_ratios_are_to_fedavg_wherever_it_stands() -> None:
+    base, mine = [run(0, [0.2, 0.4])], [run(0, [0.2, 0.8], after=2)]
+    sheet = clustering_sheet({"flhc": mine, "plain": base})
+    assert "with the ratio to plain" in sheet.title
+    assert "(2.00x)" in shown(sheet)
 
 
 def test_without_a_clustering_there_is_no_table() -> None:

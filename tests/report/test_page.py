@@ -1,4 +1,5 @@
 import base64
+import json
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from recorded import (
@@ -45,6 +47,7 @@ from flray.report.sweep_figures import (
     curve_keys,
     heatmap_figure,
     heatmap_pairs,
+    importance_figure,
     overview_figure,
 )
 from flray.report.sweep_tables import top_sheet
@@ -448,11 +451,11 @@ class TestSweep:
         return (row[LINKAGE], row[DISTANCE], row[THRESHOLD]) == ("ward", "l2", 1.0)
 
     def test_configurations_with_a_failed_seed_rank_after_complete_ones(self, tmp_path):
-        """ward, l2, 1.0 would be first; then only two are complete: ward, 10.0, l2 before l1."""
+        """ward, l2, 1.0 would be first; then only two are complete: ward, 10.0, l2 before l1. Equal
+        accuracies are ordered by the number of clusters."""
         one = self.with_failed(lambda row: self.is_first(row) and row["seed"] == 1)
         sheet = top_sheet(read_sweep(write_sweep(tmp_path / "one", one)))
-        ranks = ["1", "2 (tie)", "2 (tie)", "4 (tie)", "4 (tie)"]
-        assert sheet.labels["rank"].tolist() == ranks
+        assert sheet.labels["rank"].tolist() == ["1", "2", "3", "4", "5"]
 
         def is_complete(row):
             return (row[LINKAGE], row[THRESHOLD]) == ("ward", 10.0)
@@ -499,8 +502,8 @@ class TestSweep:
         ring = overview_figure(sweep).axes[0].lines[0]
         assert ring.get_xdata()[0] < 0.5  # l1
         cells = {text.get_text() for text in heatmap_figure(sweep, DISTANCE, LINKAGE).axes[0].texts}
-        # For ward and l2 the threshold 0.1 is the best of those that are complete.
-        assert "61.0\n40 clusters" in cells
+        # For ward and l2 the thresholds 0.1 and 10 are equally good; 10 has fewer clusters.
+        assert "61.0\n0 clusters" in cells
 
     def test_a_best_with_a_failed_seed_is_marked(self, tmp_path):
         folder = write_sweep(tmp_path / "s", self.with_failed(lambda row: row["seed"] == 1))
@@ -520,7 +523,7 @@ class TestSweep:
         # ward, 1.0 with l1 and with l2 both have 0.70.
         assert sweep.num_tied == 2
         sheet = top_sheet(sweep)
-        ranks = ["1 (tie)", "1 (tie)", "3 (tie)", "3 (tie)", "5 (tie)", "baseline"]
+        ranks = ["1 (tie)", "1 (tie)", "3", "4", "5", "baseline"]
         assert sheet.labels["rank"].tolist() == ranks
         assert sheet.labels["threshold"].tolist()[:2] == ["1", "1"]
         baseline = sheet.lines()[sheet.labels.index[-1], "accuracy_mean"]["ours"]
@@ -529,6 +532,93 @@ class TestSweep:
         assert "2 configurations tie for the best" in words
         assert "fedavg: test accuracy 30.00 %" in words
         assert "rows 26 13 configurations, 2 seeds" in words
+
+    def test_the_simplest_within_one_standard_error_is_named_beside_the_best(self, tmp_path):
+        """ward, l2: 0.71 with 4 clusters; single, 1.0 is two tenths below it, FedAvg three. The
+        metric is the same in both seeds, so one seed is taken, and its error over clients."""
+        error = {"validation_accuracy_se_clients": 0.2}
+        few = {10.0: 2}  # clusters by threshold
+        rows = [
+            row | error | {"clusters": few.get(row[THRESHOLD], row["clusters"])}
+            for row in sweep_rows(seeds=[0])
+        ]
+        measured = {"accuracy_mean": 0.4, VALIDATION: 0.41, "clusters": 1, "status": "done"}
+        rows.append({"algorithm": "fedavg", "seed": 0, **measured} | error)
+        wide = [row | {"validation_accuracy_se_clients": 0.31} for row in rows]
+        for number, (given, expected) in enumerate([(rows, ["ward", 10.0, 2]), (wide, None)]):
+            folder = write_sweep(tmp_path / str(number), given, baseline=[{"algorithm": "fedavg"}])
+            sweep = read_sweep(folder)
+            sheet = top_sheet(sweep)
+            assert "within one standard error over clients" in " ".join(sheet.notes)
+            if expected is None:  # FedAvg itself
+                assert sweep.simplest["algorithm"].tolist() == ["fedavg"]
+                assert sheet.labels["rank"].tolist().count("baseline, simplest") == 1
+            else:
+                found = sweep.simplest[[LINKAGE, THRESHOLD, "clusters"]].values.tolist()
+                assert found == [expected]
+                assert "3, simplest" in sheet.labels["rank"].tolist()
+            words = " ".join(is_sound(page_of(folder)).text.split())
+            assert "simplest row: test accuracy" in words
+        assert read_sweep(write_sweep(tmp_path / "none", sweep_rows([0]))).simplest.empty
+
+    @pytest.mark.parametrize(
+        ("space", "is_sampled"),
+        [
+            ({"search": {"name": "optuna", "samples": 12}}, True),
+            ({"search": {"name": "random"}, "space": {THRESHOLD: {"uniform": [0, 9]}}}, True),
+            ({"search": {"name": "random"}, "space": {THRESHOLD: [0.1, 1.0, 10.0]}}, False),
+            ({"space": {THRESHOLD: {"between_merges": 3}}}, False),
+        ],
+    )
+    def test_sampled_values_are_points_and_listed_ones_lines(self, tmp_path, space, is_sampled):
+        sweep = read_sweep(write_sweep(tmp_path / "s", **space))
+        assert (THRESHOLD in sweep.sampled) == is_sampled
+        axes = curve_figure(sweep, THRESHOLD).axes[0]  # test accuracy, which differs by seed
+        joined = {line.get_linestyle() for line in axes.lines if line.get_marker() == "o"}
+        assert joined == ({"None"} if is_sampled else {"-"})
+        bars = [c for c in axes.collections if isinstance(c, LineCollection)]
+        assert bool(bars) == is_sampled
+        assert len(axes.collections) == 4  # a band for each line, or bars for its points
+        assert bool(len(sweep.importances)) == is_sampled
+        words = " ".join(top_sheet(sweep).notes)
+        assert ("Share of the variance of validation_accuracy_mean" in words) == is_sampled
+        assert (importance_figure(sweep) is not None) == is_sampled
+
+    def test_components_are_labelled_by_name_and_by_what_differs(self, tmp_path):
+        linked = {"name": "flhc", "rounds_before": 5, "clustering": {"partition": {"number": 4}}}
+        clustered = [linked | {"clustering": {"distance": d}} for d in ("l1", "l2")]
+        given = [linked, *clustered, {"name": "fedprox", "mu": 0.01}, "fedavg"]
+        rows = [
+            {"algorithm": value if isinstance(value, str) else json.dumps(value), "seed": seed}
+            | {
+                "status": "done",
+                "error": "{x} is no JSON",
+                "accuracy_mean": 0.5 + 0.1 * k,
+                VALIDATION: 0.5 + 0.1 * k,
+            }
+            for k, value in enumerate(given)
+            for seed in (0, 1)
+        ]
+        baselines = [{"algorithm": value} for value in given[3:]]
+        folder = write_sweep(tmp_path / "s", rows, baseline=baselines, space={"algorithm": given})
+        sweep = read_sweep(folder)
+        labels = ["flhc (number 4)", "flhc (distance l1)", "flhc (distance l2)"]
+        assert sweep.values("algorithm") == [*labels, "fedprox", "fedavg"]
+        assert sweep.baselines["algorithm"].tolist() == ["fedprox", "fedavg"]
+        ticks = [t.get_text() for t in overview_figure(sweep).axes[0].get_xticklabels()]
+        assert ticks == labels
+        assert "{" not in " ".join(top_sheet(sweep).labels["algorithm"])
+
+    def test_panels_that_share_an_axis_of_clusters_show_all_points(self, tmp_path):
+        rows = [
+            row | {"clusters": 9 if row[DISTANCE] == "l1" else 2, THRESHOLD: row[THRESHOLD] * scale}
+            for row in sweep_rows()
+            for scale in [100 if row[DISTANCE] == "l1" else 1]
+        ]
+        figure = curve_figure(read_sweep(write_sweep(tmp_path / "s", rows)), THRESHOLD)
+        counted = [axes for axes in figure.axes if axes.get_ylim()[0] == 0]
+        assert len(counted) == 2
+        assert all(axes.get_ylim()[1] > 9 for axes in counted)
 
     def test_rows_that_a_scheduler_stopped_are_not_finished(self, tmp_path):
         """As in the sweep's own choice of the best."""

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from flray.cli.tables import show_table, tables_listing
 from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.models.lenet5 import LeNet5
 from flray.published import find_table, load_tables
 from flray.published.costs import Cost
 from flray.published.matching import holds
@@ -297,7 +298,7 @@ def test_conditions_agree_with_the_published_settings() -> None:
         if not table.match.numbers:
             continue
         for row in table.rows:
-            if row.method in ("IFCA", "PerFedAvg"):  # with training of their own
+            if row.method in ("IFCA", "PerFedAvg", "SOLO"):  # with training of their own
                 continue
             for column in table.columns:
                 conditions = table.match.conditions(row, column)
@@ -390,6 +391,14 @@ def test_repa_as_flray_resolves_it_fills_its_cells(
     assert places(cells) == {place}
     found = ours(cells, *place)
     assert (found["value"], found["se"]) == (0.5, 0.125)  # shares, as the paper prints them
+    text = text_of("md", "repa.1", tmp_path)
+    assert "se is the standard error over clusters" in text
+    assert "binomial" not in text
+
+
+# 50 epochs of every client, alone.
+SOLO = ["algorithm=local", "participation=1", "rounds=50", "train.epochs=1", "evaluate.every=50"]
+SOLO += ["evaluate.fine_tune=null"]
 
 
 @pytest.mark.parametrize(
@@ -405,6 +414,8 @@ def test_repa_as_flray_resolves_it_fills_its_cells(
             ("PerFedAvg", "label_skew_20"),
             60,
         ),
+        ("flis.1", "cifar10_dc", ["algorithm=cfl"], ("CFL", "label_skew_20"), 40),
+        ("flis.1", "cifar10_dc", SOLO, ("SOLO", "label_skew_20"), 40),
         (
             "flis.2",
             "cifar10_dc",
@@ -414,6 +425,7 @@ def test_repa_as_flray_resolves_it_fills_its_cells(
         ),
         ("flis.4", "cifar10_unseen", [], ("FLIS (DC)", "label_skew_20"), 70),
         ("flis.4", "cifar10_unseen", ["algorithm=scaffold"], ("SCAFFOLD", "label_skew_20"), 50),
+        ("flis.4", "cifar10_unseen", ["algorithm=local"], ("SOLO", "label_skew_20"), 70),
     ],
 )
 def test_flis_as_flray_resolves_it_fills_its_cells(
@@ -425,9 +437,11 @@ def test_flis_as_flray_resolves_it_fills_its_cells(
     cell: tuple[str, str],
     value: float,
 ) -> None:
-    """The global methods show one model on all test data, the others models after fine-tuning."""
+    """The global methods show one model on all test data, CFL and SOLO models on the clients' own
+    as they are, the others models after fine-tuning."""
     plain = read_yaml(EXPERIMENTS / "flis" / f"{name}.yaml")
     accuracies = {
+        "accuracy_mean": 0.4,
         "global_accuracy_mean": 0.5,
         "tuned_accuracy_mean": 0.6,
         "tuned_holdout_accuracy_mean": 0.7,
@@ -458,6 +472,29 @@ def test_flis_table_3_has_rounds_of_one_split_and_megabits_of_the_other(
     assert place == f"CIFAR-10.{column}"
     assert rows[r].method == {"flis_hc": "FLIS (HC)", "fedavg": "FedAvg"}[algorithm]
     assert ours(cells, r, place)["value"] == {"rounds": 24, "mb": 10.5}[column]
+
+
+@pytest.mark.parametrize(("algorithm", "row"), [("flis_hc", "FLIS (HC)"), ("lg_fedavg", "LG")])
+def test_megabits_on_fashion_mnist_are_shown_with_the_papers_parameters_and_with_ours(
+    write: Write, tmp_path: Path, algorithm: str, row: str
+) -> None:
+    """The paper counts LeNet-5 of three channels; LG-FedAvg sends its last two layers, which have
+    as many parameters in both."""
+    ours_, papers = (
+        sum(p.numel() for p in LeNet5((channels, size, size), 10).parameters())
+        for channels, size in ((1, 28), (3, 32))
+    )
+    assert (ours_, papers) == (44_426, 62_006)
+    plain = read_yaml(EXPERIMENTS / "flis" / "fashion_mnist_hc.yaml")
+    judged = ["evaluate.every=1", "evaluate.last_trained=true", "evaluate.fine_tune=null"]
+    overrides = [f"algorithm={algorithm}", "split.share=0.3", *judged]
+    number = {"last_trained_model_megabits_to_target": 4.5}
+    write("a", parse_experiment(override(plain, overrides)).plain, [], **number)
+    cells, r = filled("flis.3", tmp_path), row_of("flis.3", row)
+    assert places(cells) == {(r, "FMNIST.mb"), (r, "FMNIST.mb_ours")}
+    assert ours(cells, r, "FMNIST.mb_ours")["value"] == 4.5
+    factor = 1 if algorithm == "lg_fedavg" else papers / ours_
+    assert ours(cells, r, "FMNIST.mb")["value"] == pytest.approx(4.5 * factor)
 
 
 @pytest.mark.parametrize(
@@ -862,6 +899,36 @@ def test_the_terminal_shows_ours_above_the_papers(tmp_path: Path) -> None:
     table = text[: text.index("cells are filled")].splitlines()
     assert max(len(line.rstrip()) for line in table[2:]) <= 100
     assert "6 finished runs" in text
+
+
+def test_a_table_without_a_filled_cell_says_which_conditions_are_not_met(
+    write: Write, tmp_path: Path
+) -> None:
+    def shown() -> str:
+        console = Console(width=120, record=True, file=io.StringIO())
+        show_table("flhc.1", tmp_path / "runs", "rich", console)
+        return console.export_text()
+
+    assert "no cell is filled: 0 finished runs below" in shown()
+    assert "flray sweep flhc_table1 runs what fills it" in shown()
+    config = override(dict(FLHC), ["algorithm.clustering.partition.linkage=ward"])
+    config = override(config, ["algorithm.clustering.distance.name=l2"])
+    near = write("near", config, ["participation=0.3", "dataset.name=digits"])
+    write("far", config, ["participation=0.3", "dataset.name=digits", "train.lr=9.0", "rounds=2"])
+    text = shown()
+    assert f"nearest is {near} for " in text
+    assert "dataset.name is digits, expected mnist; " in text
+    assert "participation is 0.3, expected 0.1" in text
+    write("good", config, ["participation=0.2"])
+    assert "no cell is filled" not in shown()
+
+
+def test_a_run_that_lacks_the_number_of_a_cell_is_told_so(write: Write, tmp_path: Path) -> None:
+    plain = read_yaml(EXPERIMENTS / "flis" / "cifar10_dc.yaml")
+    write("a", parse_experiment(plain).plain, [])
+    console = Console(width=120, record=True, file=io.StringIO())
+    show_table("flis.1", tmp_path / "runs", "rich", console)
+    assert "tuned_accuracy_mean is not recorded" in console.export_text()
 
 
 @pytest.mark.usefixtures("compared")

@@ -1,0 +1,60 @@
+"""`flray compare`: one table and one figure of chosen runs."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from flray.errors import ExperimentError
+from flray.report.comparison import MEASURED, clustering_sheet, comparison_sheet
+from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, save_figure
+from flray.report.page_run import MAX_LINES
+from flray.report.runs import Experiments, by_experiment, find_runs, finished, row_runs
+from flray.report.writers import Format, to_csv, to_latex, to_markdown, to_rich
+
+FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "efficiency": efficiency_figure}
+
+
+def experiments_in(folders: Sequence[Path]) -> Experiments:
+    """The finished runs in and below the folders by experiment, in the order of the folders."""
+    runs, sweeps = find_runs(folders)
+    every = [*runs, *(run for sweep in sweeps for run in row_runs(sweep))]
+    unfinished = [run for run in every if run.summary is None]
+    done = finished(by_experiment(every))
+    if not done:
+        raise ExperimentError(
+            f"no run below {', '.join(map(str, folders))} is finished; go on with one by "
+            f"flray run --out {unfinished[0].path if unfinished else folders[0]} --resume"
+        )
+    for run in unfinished:
+        _say(f"left out, since it is not finished: {run.label} ({run.path})")
+    return done
+
+
+def show_comparison(experiments: Experiments, form: Format, console: Console) -> None:
+    """Print the table of the experiments and, but for CSV, that of the round after clustering."""
+    sheet = comparison_sheet(experiments, MEASURED)
+    if form == "csv":
+        console.out(to_csv(sheet), end="", highlight=False)
+        return
+    for each in filter(None, (sheet, clustering_sheet(experiments))):
+        if form == "rich":
+            console.print(to_rich(each))
+        else:
+            text = to_latex(each) if form == "latex" else to_markdown(each)
+            console.out(text, highlight=False)
+
+
+def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
+    """Draw a figure of the experiments into a file, whose name decides its format."""
+    drawn = dict(itertools.islice(experiments.items(), MAX_LINES))
+    if len(drawn) < len(experiments):
+        _say(f"the first {MAX_LINES} of {len(experiments)} experiments are drawn: name fewer")
+    save_figure(FIGURES[kind](drawn), file)
+    _say(f"figure: {file}")
+
+
+def _say(line: str) -> None:
+    """To stderr: the table alone is on stdout, so that it can be written to a file."""
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True, markup=False)
