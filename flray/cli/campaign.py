@@ -44,11 +44,11 @@ from flray.errors import ExperimentError
 from flray.imports import require_own_modules
 from flray.records.atomic import replace_text
 from flray.records.columns import ROUND
-from flray.records.damage import read_json, reading
+from flray.records.command import COMMAND, read_command
 from flray.records.inside import path_below, refuse_links_out
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
-from flray.records.run_directory import COMMAND, RunDirectory
+from flray.records.run_directory import RunDirectory
 from flray.report.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.server.summary import checked_summary
@@ -93,21 +93,6 @@ class Command:
         replace_text(self.root / COMMAND, text)
 
 
-def _read_command(root: Path) -> dict[str, Any]:  # Any: JSON
-    """What a command wrote of itself, {} if there is nothing."""
-    file = root / COMMAND
-    if not file.exists():
-        return {}
-    held = read_json(file)
-    with reading(file):
-        if not all(isinstance(item, str) for item in held["overrides"]):
-            raise ValueError("overrides must be texts")
-        for run in held["runs"]:
-            if not isinstance(run["experiment"], dict) or not run["name"] + run["folder"]:
-                raise ValueError("a run has a name, a folder and an experiment")
-    return held
-
-
 def resume_command(root: Path | str) -> str:
     """What to type to go on with the runs of a folder."""
     return f"flray run --out {shlex.quote(str(root))} --resume"
@@ -141,7 +126,7 @@ def campaign_runs(arguments: Sequence[str], out: Path | None, resume: bool) -> l
     changed = _keys(overrides)
     if resume:
         refuse_links_out(root)
-        overrides = [*_read_command(root).get("overrides", []), *overrides]
+        overrides = [*read_command(root).get("overrides", []), *overrides]
     plain = {
         name: override(read_yaml(path), overrides) for name, path in zip(names, files, strict=True)
     }
@@ -163,7 +148,7 @@ def _keys(overrides: Sequence[str]) -> tuple[str, ...]:
 def _held_runs(root: Path, overrides: Sequence[str]) -> list[CampaignRun]:
     """The runs that a folder was made for, with what is told now."""
     refuse_links_out(root)
-    command = _read_command(root)
+    command = read_command(root)
     if command:
         told = [*command["overrides"], *overrides]
         runs = [
@@ -384,7 +369,7 @@ def attach_to(out: Path, console: Console) -> None:
     """Watch a run by its directory until it ends; then its table, or how to go on."""
     directory = RunDirectory(out)
     if not directory.holds_run():
-        if held := [str(out / each["folder"]) for each in _read_command(out).get("runs", [])]:
+        if held := [str(out / each["folder"]) for each in read_command(out).get("runs", [])]:
             folders = ", ".join(held)
             raise ExperimentError(
                 f"{out} holds {len(held)} runs; name the folder of one: {folders}"
@@ -425,7 +410,7 @@ def attach_to(out: Path, console: Console) -> None:
 def _campaign_of(out: Path) -> tuple[Path, str, int]:
     """Where the command of a run is kept, the run's name, and how many others are unfinished."""
     for root in (out, *out.absolute().parents[:2]):
-        runs = _read_command(root).get("runs", [])
+        runs = read_command(root).get("runs", [])
         mine = [each for each in runs if (root / each["folder"]).absolute() == out.absolute()]
         if mine:
             folders = [path_below(root, each["folder"]) for each in runs]

@@ -12,7 +12,7 @@ from flray.config.binding import Plain
 from flray.config.experiment import COMPONENTS, Experiment, is_list_of_components, parse_experiment
 from flray.config.reference import SEEDS
 from flray.errors import ExperimentError
-from flray.records.run_directory import leaves
+from flray.records.deciding import leaves
 from flray.values import shown
 
 

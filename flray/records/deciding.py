@@ -8,7 +8,7 @@ Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
 # Keys with those below them that a run keeps: its clients and its state are made from them.
 FIXED = (
     *("dataset", "split", "model", "algorithm", "events", "seed"),
-    *("execution.dtype", "evaluate.last_trained"),
+    *("execution.precision", "evaluate.last_trained"),
 )
 _ABSENT = object()
 

@@ -43,6 +43,7 @@ from flray.records.columns import (
     SPLIT_SHA256,
     TOTAL,
 )
+from flray.records.command import COMMAND
 from flray.records.damage import damaged, read_json, reading
 from flray.records.deciding import (
     FIXED,
@@ -75,7 +76,6 @@ PARTS = (
     "last_trained",
 )
 
-COMMAND = "command.json"  # what the command line was told, kept beside the run
 COMPONENTS = "part"  # folder of a run that trains a part of its clients (records/components.py)
 CONFIGURATIONS = "configurations"  # key of environment.json
 

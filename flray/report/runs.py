@@ -15,9 +15,9 @@ import pandas as pd
 from flray.errors import ExperimentError
 from flray.records import columns as recorded
 from flray.records.clusterings import clustering_files
-from flray.records.damage import read_json, reading
+from flray.records.command import read_command
 from flray.records.deciding import is_below, leaves
-from flray.records.run_directory import COMMAND, RunDirectory
+from flray.records.run_directory import RunDirectory
 from flray.report.columns import value_text
 from flray.report.configuration import value_at
 from flray.report.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
@@ -245,12 +245,9 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _order_of_command(folder: Path) -> dict[Path, int]:
-    """The place of each run in the command that `flray run` was given for this folder."""
-    file = folder / COMMAND
-    if not file.is_file():
-        return {}
-    with reading(file):
-        return {folder / run["folder"]: k for k, run in enumerate(read_json(file)["runs"])}
+    """The position of each run in the command that `flray run` was given for this folder."""
+    runs = read_command(folder).get("runs", [])
+    return {folder / run["folder"]: position for position, run in enumerate(runs)}
 
 
 def _nothing_in(folder: Path) -> str:

@@ -14,7 +14,7 @@ import yaml
 from flray.records import columns as recorded
 from flray.records.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.records.damage import reading
-from flray.records.run_directory import leaves
+from flray.records.deciding import leaves
 from flray.report.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
 from flray.report.configuration import THRESHOLD
 from flray.sweep.importance import importances

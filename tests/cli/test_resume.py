@@ -146,7 +146,10 @@ class TestSettings:
         with pytest.raises(ExperimentError, match=r"train.lr is 0.1 there and 0.05 here"):
             flray.run(other, copy("part_1"), resume=True, seed=1)
 
-    @pytest.mark.parametrize("change", ["seed=3", "algorithm=fedavg", "model.hidden=20"])
+    @pytest.mark.parametrize(
+        "change",
+        ["seed=3", "algorithm=fedavg", "model.hidden=20", "execution.precision=float64"],
+    )
     def test_what_makes_clients_and_state_stays(self, copy, change) -> None:
         with pytest.raises(ExperimentError, match="holds another experiment"):
             resume(copy("part_0"), change)
