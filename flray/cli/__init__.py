@@ -126,8 +126,8 @@ def sweep(
     flray table flhc.4 --runs runs/table4                     the paper's table
     flray report runs/table4                                  a page to look at
 
-    A space names an experiment and what it varies; search, scheduler, concurrency, client_actors
-    and more are keys of it too (docs/spaces.md), and any of them can be set as key=value.
+    A space names an experiment and what it varies; search, scheduler, concurrency and more are
+    keys of it too (docs/spaces.md), and any of them can be set as key=value.
     """
     from flray.cli.places import mirrored
     from flray.cli.sweeping import sweep
