@@ -156,7 +156,7 @@ def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:
     means = deltas.cluster_means(labels, fed.weights()[deltas.clients])  # (C, p)
     params = {name: leaf.clone() for name, leaf in state.bank.params.items()}
     leaves = [params[name] for name in sorted(params)]  # as updates are flattened
-    parts = means.split([leaf[0].numel() for leaf in leaves], dim=1)
+    parts = torch.split(means, [leaf[0].numel() for leaf in leaves], dim=1)
     for leaf, part in zip(leaves, parts, strict=True):
         leaf[rows] += part.view(len(rows), *leaf.shape[1:])
     return replace(state.bank, params=params)
