@@ -14,7 +14,6 @@ from flray.errors import ExperimentError
 from flray.execution import cluster
 from flray.execution.resources import (
     PROCESS_BYTES,
-    SHARED_TRAININGS_KEPT,
     ActorPlan,
     Actors,
     Load,
@@ -109,14 +108,12 @@ def test_the_estimate_follows_model_block_data_and_trainings_kept() -> None:
     )
     assert load.of_actor() == 600_000_000 + 10_000_000 + 12_000_000 + 24_000_000 + 5_000_000
     assert load.of_server() == 700_000_000 + 10_000_000 + 24_000_000
-    shared = load.shared().of_actor()
-    assert shared - load.of_actor() == 30_000_000 + (SHARED_TRAININGS_KEPT - 2) * 6_000_000
 
 
 def test_a_larger_block_and_a_stacked_engine_ask_for_more() -> None:
     def asked(*overrides: str) -> int:
         ray = ["execution.executor=ray", *overrides]
-        return prepare(parse_experiment(override(TINY, [*LARGE, *ray]))).load.of_actor()
+        return prepare(parse_experiment(override(TINY, [*LARGE, *ray]))).plan.each.memory
 
     small = asked("execution.block=2")
     assert PROCESS_BYTES < small < asked("execution.block=10")
