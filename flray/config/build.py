@@ -177,9 +177,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = own_actors.number(split.num_clients) if own_actors else 1
     block = execution.block or default_block(num_params, num_heard, device, num_hosts)
     threads = execution.threads or (
-        1
-        if execution.executor == "ray" or execution.compile
-        else default_threads(execution.engine, module, device)
+        1 if execution.executor == "ray" else default_threads(execution.engine, module, device)
     )
     host = HostSettings(
         engine=execution.engine,
@@ -189,7 +187,6 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         threads=threads,
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
-        compile=execution.compile,
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
     if settings.evaluate.drift is not None:

@@ -7,7 +7,7 @@ else, and hosts can sum up the models they have trained. A model that is only co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -241,23 +241,6 @@ def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[
         products = leaf.index_select(0, places[some]).mul_(own)
         sums.index_add_(0, into[some], products.round_().to(kind))
     return sums
-
-
-@dataclass(frozen=True)
-class HeldModels:
-    """Models in the memory of this process."""
-
-    params: Params  # leaves (K, ...)
-    largest: dict[str, Weights] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "largest", largest_values(self.params))
-
-    def rows(self, places: Ids, names: Sequence[str]) -> Params:
-        return {name: rows_of(self.params[name], places) for name in names}
-
-    def sums(self, terms: Terms) -> Params:
-        return terms(self.params)
 
 
 def largest_values(models: Params) -> dict[str, Weights]:

@@ -2,19 +2,28 @@ import numpy as np
 import pytest
 import torch
 
+from flray.execution.trained import HeldBlocks, TrainedModels
 from flray.models import mixing
-from flray.models.bank import ModelBank, squared_changes
+from flray.models.bank import ModelBank, Params, squared_changes
 from flray.models.mixing import (
     Aggregation,
-    HeldModels,
     MixingRow,
     Relation,
     Terms,
+    largest_values,
     mix,
     mix_bank,
     mixing_row,
     several_sums,
 )
+
+
+def held(params: Params) -> TrainedModels:
+    """Models (K, ...) in one block of this process."""
+    slots = np.arange(len(next(iter(params.values()))))
+    nobody = {name: leaf[:0] for name, leaf in params.items()}
+    blocks = HeldBlocks([params])
+    return TrainedModels(blocks, np.zeros_like(slots), slots, largest_values(params), nobody)
 
 
 def bank_of(rows: list[float], owner: list[int]) -> ModelBank:
@@ -32,21 +41,21 @@ def test_mean_is_weighted_by_samples_of_those_heard() -> None:
     bank = bank_of([100.0], [0, 0, 0, 0])
     n = np.array([5.0, 10, 20, 30])
     row = mixing_row(n, 0, np.array([1, 3]), bank, Aggregation())
-    assert mix([row], HeldModels({"w": torch.tensor([[1.0], [5.0]])}), bank.params)["w"].item() == 4
+    assert mix([row], held({"w": torch.tensor([[1.0], [5.0]])}), bank.params)["w"].item() == 4
 
 
 def test_stale_clients_count_as_they_were() -> None:
     """n = 10, 10, 20; only client 2 heard: (10 * 1 + 10 * 3 + 20 * 7) / 40 = 4.5."""
     bank = bank_of([1.0, 3.0], [0, 1, 1])
     row = mixing_row(np.array([10.0, 10, 20]), 0, np.array([2]), bank, Aggregation("stale"))
-    assert mix([row], HeldModels({"w": torch.tensor([[7.0]])}), bank.params)["w"].item() == 4.5
+    assert mix([row], held({"w": torch.tensor([[7.0]])}), bank.params)["w"].item() == 4.5
 
 
 def test_server_lr_moves_part_of_the_way() -> None:
     """From 2 towards 6 with step 0.25: 3."""
     bank = bank_of([2.0], [0, 0])
     row = mixing_row(np.ones(2), 0, np.array([0, 1]), bank, Aggregation(server_lr=0.25))
-    assert mix([row], HeldModels({"w": torch.tensor([[4.0], [8.0]])}), bank.params)["w"].item() == 3
+    assert mix([row], held({"w": torch.tensor([[4.0], [8.0]])}), bank.params)["w"].item() == 3
 
 
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
@@ -68,7 +77,7 @@ def test_a_copied_model_keeps_every_bit_and_nothing_received_changes() -> None:
     trained = {"w": torch.tensor([[-0.0], [5.0]])}
     bank = bank_of([1.0], [0, 0])
     row = mixing_row(np.array([1.0, 0.0]), 0, np.array([0, 1]), bank, Aggregation())
-    mixed = mix([row], HeldModels(trained), bank.params)["w"]
+    mixed = mix([row], held(trained), bank.params)["w"]
     assert torch.signbit(mixed).all()
     mixed.fill_(9)
     assert trained["w"].tolist() == [[-0.0], [5.0]]
@@ -105,7 +114,7 @@ def test_rows_of_a_relation_by_hand() -> None:
     trained = {"w": torch.tensor([[1.0], [4.0], [10.0]], dtype=torch.float64)}
     bank = ModelBank({"w": torch.zeros(1, 1, dtype=torch.float64)}, np.zeros(3, np.int64))
     mixed = mix_bank(
-        Relation.of_matrix(strengths), np.arange(3), HeldModels(trained), bank, Aggregation()
+        Relation.of_matrix(strengths), np.arange(3), held(trained), bank, Aggregation()
     )
     got = mixed.of_clients(np.arange(3))["w"].flatten().tolist()
     assert got == pytest.approx([9 / 3, 39 / 6, 38 / 5])
@@ -115,7 +124,7 @@ def test_who_hears_nobody_keeps_its_model_beside_the_others() -> None:
     """Clients 0 and 1 are a cluster with different models; 2 is another; nobody hears 3."""
     bank = ModelBank({"w": torch.tensor([[1.0], [2.0]])}, np.array([0, 1, 1, 0]))
     relation = Relation.of_clusters(np.array([0, 0, 1, -1]))
-    seven = HeldModels({"w": torch.tensor([[7.0]])})
+    seven = held({"w": torch.tensor([[7.0]])})
     quiet = mix_bank(relation, np.array([2]), seven, bank, Aggregation())
     assert quiet.of_clients(np.arange(4))["w"].flatten().tolist() == [1.0, 2.0, 7.0, 1.0]
     loud = mix_bank(relation, np.array([1]), seven, bank, Aggregation())
@@ -127,7 +136,7 @@ def test_a_small_server_step_starts_from_each_ones_own() -> None:
     bank = ModelBank({"w": torch.tensor([[0.0], [2.0]])}, np.array([0, 1]))
     joint = Relation.joint(2)
     half = Aggregation(server_lr=0.5)
-    mixed = mix_bank(joint, np.array([0]), HeldModels({"w": torch.tensor([[4.0]])}), bank, half)
+    mixed = mix_bank(joint, np.array([0]), held({"w": torch.tensor([[4.0]])}), bank, half)
     assert mixed.of_clients(np.arange(2))["w"].flatten().tolist() == [2.0, 3.0]
 
 
@@ -156,13 +165,13 @@ def test_mixing_is_the_matrix_product_and_does_not_depend_on_order(dtype) -> Non
         for k in (30, 4)
     )
     rows = random_rows(30, 4, 6)
-    mixed = mix(rows, HeldModels(trained), bank)
+    mixed = mix(rows, held(trained), bank)
     order = np.random.default_rng(0).permutation(30)
     place = np.argsort(order)
     shuffled = {n: leaf[torch.from_numpy(order)] for n, leaf in trained.items()}
     again = mix(
         [MixingRow(place[r.heard][::-1].copy(), r.a[::-1].copy(), r.kept, r.b) for r in rows],
-        HeldModels(shuffled),
+        held(shuffled),
         bank,
     )
     a, b = np.zeros((len(rows), 30)), np.zeros((len(rows), 4))
