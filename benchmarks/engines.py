@@ -1,7 +1,7 @@
 """How fast the engines train on this machine: client steps per second by engine, model and block.
 
 python benchmarks/engines.py                           mlp200, lenet5 and flhc_cnn
-python benchmarks/engines.py mlp200 --clients 20 100
+python benchmarks/engines.py --models mlp200 --clients 20 100
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("models", nargs="*", default=DEFAULT_MODELS, choices=sorted(MODELS))
+    parser.add_argument("--models", nargs="+", default=DEFAULT_MODELS, choices=sorted(MODELS))
     parser.add_argument(
         "--clients", nargs="+", type=int, default=[1, 20], help="clients of a block"
     )
