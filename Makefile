@@ -49,7 +49,7 @@ format: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## how fast the engines are on this machine
-	$(BIN)/flray bench
+	$(BIN)/python benchmarks/engines.py
 
 docs: $(STAMP)  ## build the documentation strictly into build/site
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'

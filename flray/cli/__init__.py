@@ -69,7 +69,6 @@ def cli() -> None:
     flray compare runs/a runs/b --format latex a table and a figure of your own runs
     flray init flhc                            an experiment file to start from
     flray list algorithms · flray keys train   what there is to choose from, and every key
-    flray bench                                how fast this machine trains
     """
 
 
@@ -146,8 +145,8 @@ def sweep(
     flray table flhc.4 --runs runs/table4                     the paper's table
     flray report runs/table4                                  a page to look at
 
-    A space names an experiment and what it varies; search, scheduler, concurrency, client_actors
-    and more are keys of it too (docs/spaces.md), and any of them can be set as key=value.
+    A space names an experiment and what it varies; search, scheduler, concurrency and more are
+    keys of it too (docs/spaces.md), and any of them can be set as key=value.
     """
     from flray.cli.places import mirrored
     from flray.cli.sweeping import sweep
@@ -363,27 +362,6 @@ def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv
     from flray.cli.tables import show_table
 
     show_table(name, fetched(runs), form, _console())
-
-
-@cli.command()
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option(
-    "--clients", "blocks", type=click.IntRange(min=1), multiple=True, help="In a block.  [1, 20]"
-)
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of each client."
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-def bench(models: tuple[str, ...], blocks: tuple[int, ...], steps: int, device: str) -> None:
-    """How fast this machine trains: client steps per second by engine, model and block.
-
-    \b
-    flray bench                                    mlp200, lenet5 and flhc_cnn
-    flray bench mlp200 --clients 20 --clients 100
-    """
-    from flray.cli.benching import bench
-
-    bench(models, blocks or (1, 20), steps, device, _console())
 
 
 @cli.command("list")

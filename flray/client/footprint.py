@@ -35,7 +35,7 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
     """How many models of a block a step of the engine trains."""
     if choose_engine(settings.engine, module, settings.device) != "vectorized":
         return 1
-    if settings.device != "cpu" or settings.compile or not is_written_out(module):
+    if settings.device != "cpu" or not is_written_out(module):
         return settings.num_slots
     num_params = sum(p.numel() for p in module.parameters())
     return tile_size(num_params, settings.num_slots) * settings.threads

@@ -18,7 +18,6 @@ from flray.client.written import Written, is_written_out, write_out_forward
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
-from flray.errors import ExperimentError
 from flray.models.bank import Params
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
@@ -55,7 +54,6 @@ class HostSettings:
     threads: int  # of a process: they train tiles, or else work inside torch's operators
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # of engine lightning
-    compile: bool = False  # the step of engine vectorized
 
 
 def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
@@ -117,13 +115,7 @@ def start_host(
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
-        slots, threads = settings.num_slots, settings.threads
-        return Vectorized(module, examples, slots, threads, settings.compile)
-    if settings.compile:
-        raise ExperimentError(
-            f"execution.compile is for engine vectorized, and {type(module).__name__} runs on "
-            f"{name}; set execution.engine=vectorized or execution.compile=false"
-        )
+        return Vectorized(module, examples, settings.num_slots, settings.threads)
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)

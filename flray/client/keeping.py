@@ -52,10 +52,8 @@ class TrainAndKeep:
     expected: ExpectedSums | None = None
 
     def __call__(self, host: Host, bank: Params, job: TrainJob) -> KeptBlock:
-        return self.keep(host, job, self.train(host, bank, job))
-
-    def keep(self, host: Host, job: TrainJob, result: BlockResult) -> KeptBlock:
-        """Keep the models of a block; those of the oldest training make room."""
+        """Train a block and keep its models; those of the oldest training make room."""
+        result = self.train(host, bank, job)
         kept = host.kept.setdefault(self.call, {})
         kept[block_number(job)] = result.params
         for call in list(host.kept)[: -self.most]:

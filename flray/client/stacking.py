@@ -137,12 +137,11 @@ class StackedHook:
     gradient: Gradient
     gradient_at: GradientAt
     module_name: str
-    compile: bool = False  # with torch's compiler
 
     @cached_property
     def _all_clients(self) -> Callable[..., tuple[Params, Tensor]]:
         stacked: Callable[..., tuple[Params, Tensor]] = vmap(self._one_client)
-        return torch.compile(stacked, dynamic=False) if self.compile else stacked
+        return stacked
 
     def __call__(
         self, w: Params, w0: Params, memo: Params, batches: tuple[BatchParts, ...]

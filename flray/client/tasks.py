@@ -106,34 +106,6 @@ def _rows(leaf: Tensor, rows: Ids, device: torch.device) -> Tensor:
     return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device)).to(device)
 
 
-def train_together(
-    host: Host, parts: Sequence[tuple[Train, Params, TrainJob]]
-) -> list[BlockResult]:
-    """Jobs of several experiments as one block, each with the bits it would have alone.
-
-    They may differ in round, models and clients, and in the values of memo and shared; training,
-    gradient, and names and shapes of memo and shared are alike.
-    """
-    blocks = [task.block(host, bank, job) for task, bank, job in parts]
-    together = Block(
-        plans=tuple(plan for block in blocks for plan in block.plans),
-        w0={name: torch.cat([block.w0[name] for block in blocks]) for name in blocks[0].w0},
-        memo={name: torch.cat([block.memo[name] for block in blocks]) for name in blocks[0].memo},
-    )
-    task = parts[0][0]
-    result = host.engine.train(together, task.training, task.gradient)
-    sizes = [len(block.plans) for block in blocks]
-    ends = np.cumsum(sizes)
-    return [
-        BlockResult(
-            {name: leaf[end - size : end] for name, leaf in result.params.items()},
-            result.loss[end - size : end],
-            {name: values[end - size : end] for name, values in result.logged.items()},
-        )
-        for size, end in zip(sizes, ends, strict=True)
-    ]
-
-
 class Score:
     """Is each model right on each of its examples, and at what loss; in evaluation mode."""
 

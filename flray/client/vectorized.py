@@ -1,12 +1,9 @@
 """Engine `vectorized`: many clients of a block at once, params stacked along a client axis."""
 
 import gc
-import os
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -30,7 +27,7 @@ from flray.client.written_step import PlacedStep, WrittenModule, WrittenStep
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
 from flray.models.bank import Params, trainable
-from flray.models.dropout import KeyedDropout, dropout_keys
+from flray.models.dropout import dropout_keys
 
 # Of the models that are computed together on a CPU, which should stay in a core's cache.
 TILE_PARAMS = 800_000
@@ -61,28 +58,6 @@ def check_stackable(module: LightningModule) -> None:
         )
 
 
-def check_compiler(device: str, module: LightningModule) -> None:
-    """Refuse `execution.compile` where torch's compiler has no back end, or fails."""
-    drops = any(isinstance(layer, KeyedDropout) and layer.p > 0 for layer in module.modules())
-    if device == "cuda" and drops:
-        # Triton computes places of elements in int32, and the hash of a place needs int64.
-        raise ExperimentError(
-            "execution.compile cannot translate dropout on a GPU; set the model's dropout to 0 or "
-            "execution.compile=false"
-        )
-    if device == "cuda" and find_spec("triton") is None:
-        raise ExperimentError(
-            "execution.compile needs Triton on a GPU, and it is not installed; install triton or "
-            "set execution.compile=false"
-        )
-    compiler = os.environ.get("CXX", "g++")
-    if device == "cpu" and shutil.which(compiler) is None:
-        raise ExperimentError(
-            f"execution.compile needs a C++ compiler on a CPU, and there is no {compiler}; install "
-            "g++, name another in CXX, or set execution.compile=false"
-        )
-
-
 class Vectorized:
     """Trains many models in one step of tensor arithmetic.
 
@@ -91,7 +66,7 @@ class Vectorized:
     `num_slots` models is recorded once as a CUDA graph and replayed; it is written out where it can
     be, unless patches of convolutions take too much memory. On a CPU a module that can be written
     out is trained in tiles of a few slots, `threads` of them at a time: the number of threads
-    changes no bit. With `compile`, torch's compiler translates the step, on either device.
+    changes no bit.
     """
 
     def __init__(
@@ -100,21 +75,17 @@ class Vectorized:
         examples: Examples,
         num_slots: int,
         threads: int = 1,
-        compile: bool = False,
     ) -> None:
         check_stackable(module)
-        if compile:
-            check_compiler(examples.device.type, module)
         self.module = module
         self.examples = examples
         self.num_slots = num_slots
         self.threads = threads
-        self.compile = compile
         self.batch_loss = BatchLoss(module)
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
-        self.in_tiles = examples.device.type == "cpu" and not compile
-        self.written = None if compile else WrittenModule.of(self.batch_loss, examples)
+        self.in_tiles = examples.device.type == "cpu"
+        self.written = WrittenModule.of(self.batch_loss, examples)
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         self.module.train()
@@ -208,7 +179,7 @@ class StackedStep:
         capturable = device.type == "cuda"
         self.optimizer = elementwise_optimizer(training, engine.module, self.trained, capturable)
         name = type(engine.module).__name__
-        self.hook = StackedHook(gradient, self._gradient_at, name, engine.compile)
+        self.hook = StackedHook(gradient, self._gradient_at, name)
 
     def start(self, block: Block, plan: StackedPlan) -> None:
         """Put a block in place."""

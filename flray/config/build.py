@@ -1,7 +1,5 @@
 """Build an experiment: from checked configuration to a server ready to run."""
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +25,6 @@ from flray.execution.federation import Federation, Oracle, cohort_size
 from flray.execution.ray_pool import Payload, start_pool
 from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
-from flray.execution.shared_pool import join_shared_pool
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
 from flray.randomness import torch_seed
 from flray.records.columns import PARAMS_SHA256, SEED
@@ -90,17 +87,15 @@ def build_server(
     on_round: Callable[[RoundRow], None],
     should_stop: Callable[[], bool],
     clients: Sequence[Any] | None = None,  # Any: actor handles
-    pool: Any = None,  # Any: the handle of a dispatcher
 ) -> Server:
     """Everything an experiment needs; refuses before the run directory is made.
 
     Args:
         clients: client actors that were started for it and have no data yet.
-        pool: of client actors to share with other experiments; None: actors of its own.
     """
     experiment = with_recorded_block(experiment, directory)
-    parts = prepare(experiment, None if pool else experiment.settings.execution.actors)
-    fed = build_federation(experiment, parts, start_executor(parts, pool, clients))
+    parts = prepare(experiment, experiment.settings.execution.actors)
+    fed = build_federation(experiment, parts, start_executor(parts, clients))
     server = assemble(experiment, parts, fed, directory)
     open_directory(experiment, parts, directory)
     return replace(server, on_round=on_round, should_stop=should_stop)
@@ -157,8 +152,6 @@ class Prepared:
 
     payload: Payload
     plan: ActorPlan | None  # of the client actors, where there are any
-    host: str  # names the payload: equal names, equal hosts
-    load: Load | None = None  # of the memory of client actors, where there are any
 
     @property
     def device(self) -> str:
@@ -184,9 +177,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = own_actors.number(split.num_clients) if own_actors else 1
     block = execution.block or default_block(num_params, num_heard, device, num_hosts)
     threads = execution.threads or (
-        1
-        if execution.executor == "ray" or execution.compile
-        else default_threads(execution.engine, module, device)
+        1 if execution.executor == "ray" else default_threads(execution.engine, module, device)
     )
     host = HostSettings(
         engine=execution.engine,
@@ -196,7 +187,6 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         threads=threads,
         seed=settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
-        compile=execution.compile,
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
     if settings.evaluate.drift is not None:
@@ -209,13 +199,12 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
             "none; choose evaluate.on=local or a dataset with a test part"
         )
     payload = Payload(module, dataset, timeline, host)
-    name = _host_name(experiment, host)
     if execution.executor == "inline":
-        return Prepared(payload, None, name)
+        return Prepared(payload, None)
     num_actors = execution.actors.number(split.num_clients)
     load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
     plan = ActorPlan.of(execution.actors, execution.server, num_actors, load)
-    return Prepared(payload, plan, name, load)
+    return Prepared(payload, plan)
 
 
 def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) -> Load:
@@ -257,19 +246,9 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
     ).to(dtype=settings.execution.dtype)
 
 
-def _host_name(experiment: Experiment, host: HostSettings) -> str:
-    plain = experiment.plain
-    decides = [plain[key] for key in ("dataset", "split", "model", "events", "seed")]
-    decides.append(plain["evaluate"]["robustness"])  # the clients it makes up
-    text = json.dumps([decides, repr(host)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def start_executor(
-    parts: Prepared, pool: Any = None, clients: Sequence[Any] | None = None
+    parts: Prepared, clients: Sequence[Any] | None = None
 ) -> Executor:  # Any: actor handles
-    if pool is not None:
-        return join_shared_pool(pool, parts.host, parts.payload)
     if parts.plan:
         return start_pool(parts.payload, parts.plan, clients)
     payload = parts.payload

@@ -60,7 +60,7 @@ def _host_of(parts: Prepared) -> Host:
     """A host with the engine of the run and one slot, in this process; nothing is compiled."""
     payload, settings = parts.payload, parts.payload.settings
     device = settings.device if torch.cuda.is_available() else "cpu"
-    settings = replace(settings, device=device, num_slots=1, compile=False)
+    settings = replace(settings, device=device, num_slots=1)
     return start_host(payload.module, payload.dataset, payload.timeline, settings)
 
 

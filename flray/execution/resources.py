@@ -1,7 +1,7 @@
 """What client actors need and what there is: refused with the arithmetic, never left to hang."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from flray.errors import ExperimentError
@@ -17,9 +17,6 @@ COPIES_OF_A_MODEL = 6
 COPIES_IN_A_BLOCK = 2  # of every model: what training starts from, and what it gives
 STEP = 50_000_000  # bytes to which an estimate is rounded up
 TRAININGS_KEPT = 2  # whose models stay with the actor that trained them
-# Of an actor that experiments share: the trainings of all of them, and hosts with their data.
-SHARED_TRAININGS_KEPT = 64
-SHARED_HOSTS_KEPT = 4
 COPIES_ON_THE_SERVER = 3  # of each model of a cohort: received, mixed, written
 
 Kind = Literal["CPU", "GPU", "memory"]
@@ -102,19 +99,13 @@ class Load:
     cohort: int  # clients of a round
     actor_blocks: int  # of a round, in one actor
     on_gpu: bool = False
-    trainings_kept: int = TRAININGS_KEPT
-
-    def shared(self) -> "Load":
-        """Of actors that several experiments share."""
-        data = SHARED_HOSTS_KEPT * self.data
-        return replace(self, data=data, trainings_kept=SHARED_TRAININGS_KEPT)
 
     def of_actor(self) -> int:
         """Bytes of a client actor; on a GPU, of what passes through the machine's own memory."""
         if self.on_gpu:
             return PROCESS_BYTES + self.data + COPIES_IN_A_BLOCK * self.block * self.model
         trained = COPIES_OF_A_MODEL * self.at_once + COPIES_IN_A_BLOCK * self.block
-        kept = self.trainings_kept * self.actor_blocks * self.block
+        kept = TRAININGS_KEPT * self.actor_blocks * self.block
         return PROCESS_BYTES + self.data + (trained + kept) * self.model + self.activations
 
     def of_server(self) -> int:

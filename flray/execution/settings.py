@@ -26,7 +26,6 @@ class Execution:
     # Of a process. None: all cores where their number changes no bit, see docs/architecture.md.
     threads: int | None = None
     callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
-    compile: bool = False  # the step of engine vectorized, with torch's compiler
     actors: Actors = field(default_factory=Actors)  # of executor ray
     server: ServerProcess = field(default_factory=ServerProcess)  # of executor ray
 
@@ -39,11 +38,6 @@ class Execution:
             raise ValueError(
                 f"callbacks run on engine lightning only, got {list(self.callbacks)} with "
                 f"engine {self.engine}; set execution.engine=lightning"
-            )
-        if self.compile and self.engine not in ("auto", "vectorized"):
-            raise ValueError(
-                f"compile is for engine vectorized, got engine {self.engine}; set "
-                "execution.engine=vectorized or execution.compile=false"
             )
         kind = self.device.split(":")[0]
         if kind not in ("auto", "cpu", "cuda"):

@@ -6,22 +6,16 @@ from dataclasses import replace
 from flray.config.build import prepare
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
-from flray.execution.resources import ROUNDING, ActorPlan, Needs, check_resources
+from flray.execution.resources import ROUNDING, check_resources
 from flray.sweep.keys import device_of
 from flray.sweep.space import Options
 
 Bundle = dict[str, float]
 Nodes = Sequence[Mapping[str, float]]  # what each machine of the cluster has in all
-LEAST_CPU = 0.01  # of a trial that trains on shared client actors
 
 
 def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bundle]:
     """The trial's own process first, then one bundle for each client actor it will start."""
-    if options.client_actors == "shared":
-        pool = shared_plan([experiment])
-        check_resources(replace(pool, server=Needs(LEAST_CPU, memory=0)), nodes)
-        left = total(nodes, "CPU") - pool.num_actors * pool.actors.num_cpus
-        return [{"CPU": min(1.0, left / (options.concurrency or 1))}]
     if experiment.settings.execution.executor == "inline":
         return [_in_process(experiment, options.concurrency, nodes)]
     plan = prepare(experiment).plan
@@ -29,29 +23,6 @@ def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bund
     plan = replace(plan, server=replace(plan.server, num_cpus=1.0))
     check_resources(plan, nodes)
     return [plan.server.bundle, *[plan.each.bundle] * plan.num_actors]
-
-
-def shared_plan(experiments: Sequence[Experiment]) -> ActorPlan:
-    """Resources of the shared pool; all experiments of the sweep must ask for the same."""
-    asked = {
-        (execution.executor, execution.actors, execution.threads): experiment
-        for experiment in experiments
-        if (execution := experiment.settings.execution)
-    }
-    (executor, actors, _), first = next(iter(asked.items()))
-    if len(asked) > 1:
-        raise ExperimentError(
-            "client_actors is shared, but rows differ in execution.executor, execution.actors or "
-            "execution.threads: one pool has one form; choose client_actors=own"
-        )
-    if executor != "ray" or actors.count == "per_client":
-        raise ExperimentError(
-            f"client_actors is shared, but execution.executor is {executor} with "
-            f"{actors.count} actors; set execution.executor=ray and a number of actors"
-        )
-    load = prepare(first).load
-    assert load is not None  # of executor ray
-    return ActorPlan.of(actors, first.settings.execution.server, actors.count, load.shared())
 
 
 def total(nodes: Nodes, kind: str) -> float:

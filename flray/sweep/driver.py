@@ -2,8 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 import pandas as pd
-import ray
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
@@ -22,13 +20,12 @@ from flray.config.remarks import encoder_of
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
 from flray.execution.cluster import connected, reachable_nodes
-from flray.execution.shared_pool import start_shared_pool
 from flray.records.columns import CLIENT_STEPS
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import never
-from flray.sweep.allotment import bundles, shared_plan, total
+from flray.sweep.allotment import bundles, total
 from flray.sweep.cache import Cache
 from flray.sweep.components import KIND as COMPONENT
 from flray.sweep.describing import check_metric
@@ -106,12 +103,10 @@ def run_sweep(
     with connected():
         nodes = reachable_nodes()
         asked = list({digest(e.plain["execution"]): e for e in experiments}.values())
-        if space.options.client_actors == "shared":
-            shared_plan(asked)  # or refuse
         for experiment in asked:
             bundles(experiment, space.options, nodes)
         scheduler = scheduler_of(space.options, experiments)
-        with locked(out), _client_actors(space, asked) as pool:
+        with locked(out):
             open_folder(out, space, code)
             root, wish = Path(space.options.cache or out / "cache").absolute(), out / STOP
             wish.unlink(missing_ok=True)
@@ -122,7 +117,6 @@ def run_sweep(
                 has_gpu=total(nodes, "GPU") > 0,
                 wanted=rounds_to_cluster_after(space, experiments),
                 is_scheduled=space.is_scheduled,
-                pool=pool,
                 draw=watch.draw,
             )
             sweep = _Sweep(space, job, watch)
@@ -320,17 +314,3 @@ def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
         placed.append((turns[key], row))
         turns[key] += 1
     return [row for _, row in sorted(placed, key=lambda each: each[0])]
-
-
-@contextmanager
-def _client_actors(space: Space, experiments: Sequence[Experiment]) -> Iterator[Any]:
-    """The dispatcher of one pool for all trials, if the space asks for it; ended on exit."""
-    if space.options.client_actors == "own":
-        yield None
-        return
-    threads = experiments[0].settings.execution.threads or 1
-    pool = start_shared_pool(shared_plan(experiments), threads)
-    try:
-        yield pool
-    finally:
-        ray.kill(pool)  # and with it the actors it owns

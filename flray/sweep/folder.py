@@ -38,7 +38,7 @@ from flray.sweep.space import Options, Space
 
 SPACE, REPORT, TABLE, ROWS = "space.yaml", "sweep.json", "rows.parquet", "trials"
 FOLDERS = ("runs", ROWS)
-FREE = ("concurrency", "client_actors", "cache")  # keys of a space that may change on --resume
+FREE = ("concurrency", "cache")  # keys of a space that may change on --resume
 
 
 def run_path(number: int) -> str:

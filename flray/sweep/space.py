@@ -101,8 +101,6 @@ class Options:
     search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
     scheduler: Annotated[Any, "scheduler", SCHEDULERS] = field(default_factory=NoScheduler)
     concurrency: int | None = None  # trials at a time; null: as many as fit
-    # With executor ray: client actors of its own for each trial, or one pool for all.
-    client_actors: Literal["own", "shared"] = "own"
     cache: str | None = None  # a folder to share with other sweeps; null: below the sweep's own
 
     def __post_init__(self) -> None:

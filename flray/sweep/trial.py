@@ -82,7 +82,6 @@ class Job:
     has_gpu: bool
     wanted: frozenset[int]  # rounds after which rows may cluster
     is_scheduled: bool = False  # each row runs on its own and reports its rounds
-    pool: Any = None  # Any: the dispatcher of shared client actors; None: a trial has its own
     draw: Draw = no_figures  # what W&B is shown of a run
 
 
@@ -150,9 +149,9 @@ class Trial:
         return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.job.wanted)
 
     def _start_executor(self) -> Executor:
-        if self.parts.plan and self.job.pool is None:
+        if self.parts.plan:
             wait_for_resources(self.parts.plan)
-        return start_executor(self.parts, self.job.pool)
+        return start_executor(self.parts)
 
     def _run_whole(self) -> None:
         """Run from round 1; FedAvg starts with as many rounds of the prefix as other rows need."""

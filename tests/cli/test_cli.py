@@ -477,22 +477,6 @@ def test_an_installed_wheel_runs_in_any_folder(tmp_path) -> None:
     assert len(list((folder / "runs").rglob("summary.json"))) == 2
 
 
-def test_bench_measures_every_engine_and_block(capsys) -> None:
-    from rich.console import Console
-
-    from flray.cli.benching import bench, speeds
-
-    found = list(speeds(["mlp200"], [1, 2], 2, "cpu"))
-    measured = {(each.engine, each.block) for each in found}
-    assert measured == {("loop", 1), ("vectorized", 1), ("vectorized", 2)}
-    assert [each.steps for each in found] == [2 * each.block for each in found]
-    assert all(each.seconds > 0 for each in found)
-    bench(["mlp200"], [2], 1, "cpu", Console(width=120))
-    assert "client steps/s" in capsys.readouterr().out
-    with pytest.raises(ExperimentError, match="unknown model 'mlp'; known: "):
-        bench(["mlp"], [2], 1, "cpu", Console())
-
-
 def test_a_run_at_a_url_is_resumed_from_there(flray, tmp_path) -> None:
     """What the machine had is gone; the URL has all that a resume, a table and a page need."""
     url = (tmp_path / "store" / "run").as_uri()

@@ -1,7 +1,6 @@
 """The same results on a CUDA device, where steps are recorded as graphs."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -74,26 +73,6 @@ def test_graphs_of_several_steps_are_the_loop_on_a_cpu(model, gradient, monkeypa
     monkeypatch.setattr(step, "several", None)
     singly = engine.train(largest_clients(block), training, hook)
     assert all(torch.equal(singly.params[name], leaf) for name, leaf in found.params.items())
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
-def test_compiled_steps_are_the_loop_on_a_cpu() -> None:
-    training, hook = TRAININGS["momentum"], GRADIENTS["fedprox"]
-    module, examples, block = setup("mlp200", torch.float64, "cpu", training, dropout=0.0)
-    reference = Loop(module, examples).train(block, training, hook)
-    module, examples, block = setup("mlp200", torch.float64, "cuda", training, dropout=0.0)
-    engine = Vectorized(module, examples, SLOTS, compile=True)
-    for _ in range(2):
-        found = engine.train(block, training, hook)
-        assert largest_gap(reference.params, found.params) < 1e-10
-    backwards = [3, 2, 1, 0]
-    turned = Block(
-        tuple(block.plans[k] for k in backwards),
-        {name: leaf[backwards] for name, leaf in block.w0.items()},
-        {},
-    )
-    again = engine.train(turned, training, hook)
-    assert all(torch.equal(leaf[backwards], found.params[n]) for n, leaf in again.params.items())
 
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])

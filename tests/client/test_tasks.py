@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.fedavg import FedAvg
-from flray.algorithms.fedprox import FedProx
 from flray.client.host import HostSettings, start_host
-from flray.client.tasks import Train, TrainJob, train_together
+from flray.client.tasks import Train, TrainJob
 from flray.client.training import Gradient, Training
 from flray.data.events import make_timeline
 from flray.errors import ExperimentError
@@ -61,35 +59,6 @@ def jobs_of(gradient: Gradient, with_memo: bool, dtype: torch.dtype = torch.floa
         memo, shared = corrections(bank, len(clients), t) if with_memo else ({}, {})
         job = TrainJob(np.array(clients), np.array(rows), memo)
         yield Train(TRAINING, gradient, t + 1, shared=shared), bank, job
-
-
-def assert_together_is_alone(device: str, engine: str, gradient: Gradient, memo: bool) -> None:
-    host = host_on(device, engine)
-    parts = list(jobs_of(gradient, memo))
-    together = train_together(host, parts)
-    assert [len(each.loss) for each in together] == [1, 2, 3]
-    for (task, bank, job), found in zip(parts, together, strict=True):
-        alone = task(host, bank, job)
-        assert (alone.loss == found.loss).all()
-        for name, leaf in alone.params.items():
-            assert torch.equal(leaf, found.params[name]), name
-            assert not torch.equal(leaf.cpu(), bank[name][torch.from_numpy(job.rows)])
-
-
-CASES = [(FedAvg().gradient, False), (FedProx(mu=0.5).gradient, False), (Corrected(), True)]
-
-
-@pytest.mark.parametrize("engine", ["vectorized", "loop", "lightning"])
-@pytest.mark.parametrize(("gradient", "memo"), CASES, ids=["fedavg", "fedprox", "memo"])
-def test_jobs_together_have_the_bits_they_have_alone(engine, gradient, memo) -> None:
-    assert_together_is_alone("cpu", engine, gradient, memo)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(("gradient", "memo"), CASES, ids=["fedavg", "fedprox", "memo"])
-def test_on_a_gpu_too(gradient, memo) -> None:
-    assert_together_is_alone("cuda", "vectorized", gradient, memo)
 
 
 def largest_gap(a: Params, b: Params) -> float:

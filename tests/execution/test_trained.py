@@ -255,8 +255,8 @@ def test_the_default_block_divides_a_cohort_among_actors(overrides, block, idle)
     else:
         assert parts.plan.num_idle == idle
         assert (f"{idle} of the actors are idle" in str(parts.plan)) == (idle > 0)
-    in_a_shared_pool = prepare(experiment)
-    assert in_a_shared_pool.payload.settings.num_slots == (experiment.settings.execution.block or 6)
+    in_a_sweep = prepare(experiment)
+    assert in_a_sweep.payload.settings.num_slots == (experiment.settings.execution.block or 6)
 
 
 def test_a_run_goes_on_with_the_block_it_began_with(tiny_run, tmp_path) -> None:

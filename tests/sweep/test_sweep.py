@@ -3,13 +3,11 @@
 import itertools
 import json
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import ray
 import yaml
 from ray.tune.search import Searcher
 
@@ -365,46 +363,3 @@ def test_actors_of_a_trial_live_in_its_placement_group(tmp_path) -> None:
         inline = {**TINY, "seed": row.seed}
         alone = run_experiment(parse_experiment(inline), tmp_path / str(row.row))
         assert row.params_sha256 == alone.summary["params_sha256"]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("cluster")
-def test_trials_that_share_client_actors_have_the_bits_of_runs_alone(tmp_path) -> None:
-    """Two seeds are two prefixes and two hosts; trials of both meet in one pool of one actor."""
-    actors = {"executor": "ray", "actors": {"count": 1, "num_cpus": 0.5}}
-    space = {"algorithm.rounds_before": 1, THRESHOLD: {"between_merges": 2}, "seed": [0, 1]}
-    plain = {
-        "experiment": {**FLHC, "execution": actors},
-        "space": space,
-        "client_actors": "shared",
-        "concurrency": 2,
-    }
-    result = run_sweep(parse_space(plain), tmp_path / "out")
-    assert set(result.table["status"]) <= {"done", "shared"}
-    assert len(result.table) == 4
-    for row in result.table.itertuples():
-        config = yaml.safe_load((result.path / row.folder / "config.yaml").read_text())
-        inline = config | {"execution": {}}
-        alone = run_experiment(parse_experiment(inline), tmp_path / str(row.row))
-        assert row.params_sha256 == alone.summary["params_sha256"]
-    deadline = time.monotonic() + 30
-    while ray.available_resources()["CPU"] < ray.cluster_resources()["CPU"]:
-        assert time.monotonic() < deadline, "the pool is still there"
-        time.sleep(0.1)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_what_cannot_be_shared_is_refused(tmp_path) -> None:
-    def ray_of(**actors):
-        return {**TINY, "execution": {"executor": "ray", "actors": actors}}
-
-    for experiment, varied, message in (
-        (TINY, {"seed": [0, 1]}, "execution.executor is inline .* set execution.executor=ray"),
-        (ray_of(count="per_client"), {"seed": [0, 1]}, "with per_client actors"),
-        (ray_of(), {"execution.actors.count": [1, 2]}, "rows differ in execution"),
-        (ray_of(count=90), {"seed": [0, 1]}, r"90 x 1 .* = 90.01 CPU, the cluster has"),
-    ):
-        plain = {"experiment": experiment, "space": varied, "client_actors": "shared"}
-        with pytest.raises(ExperimentError, match=message):
-            run_sweep(parse_space(plain), tmp_path / "out")
-        assert not (tmp_path / "out").exists()

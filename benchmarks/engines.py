@@ -1,5 +1,10 @@
-"""`flray bench`: how fast the engines train on this machine."""
+"""How fast the engines train on this machine: client steps per second by engine, model and block.
 
+python benchmarks/engines.py                           mlp200, lenet5 and flhc_cnn
+python benchmarks/engines.py --models mlp200 --clients 20 100
+"""
+
+import argparse
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,21 +13,16 @@ from time import perf_counter
 
 import torch
 from pytorch_lightning import LightningModule
-from rich.console import Console
-from rich.table import Table
 
 from flray.client.engine import Block, Engine
 from flray.client.host import EngineName, HostSettings, default_threads, start_host
 from flray.client.plan import plan_client
 from flray.client.training import Training, plain_gradient
-from flray.config.binding import bind_dataclass
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline
 from flray.data.split import Split
 from flray.data.splits.iid import Iid
-from flray.errors import ExperimentError
-from flray.execution.settings import Execution
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, params_of
 
@@ -47,21 +47,22 @@ class Speed:
         return self.steps / self.seconds
 
 
-def bench(
-    models: Sequence[str], blocks: Sequence[int], steps: int, device: str, console: Console
-) -> None:
-    """Print a row for each engine, model and block as soon as it is measured."""
-    device = bind_dataclass(Execution, {"device": device}, "--device")[0].resolve_device()
-    if unknown := sorted(set(models) - set(MODELS)):
-        raise ExperimentError(f"unknown model {unknown[0]!r}; known: {', '.join(sorted(MODELS))}")
-    table = Table(title=_title(device, steps), title_justify="left")
-    for column in ("model", "engine", "clients", "threads", "client steps/s", "seconds a round"):
-        table.add_column(column, justify="left" if column in ("model", "engine") else "right")
-    with console.status("measuring"):
-        for speed in speeds(models or DEFAULT_MODELS, blocks, steps, device):
-            cells = (speed.block, speed.threads, f"{speed.steps_per_second:,.0f}")
-            table.add_row(speed.model, speed.engine, *map(str, cells), f"{speed.seconds:.4f}")
-    console.print(table)
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=DEFAULT_MODELS, choices=sorted(MODELS))
+    parser.add_argument(
+        "--clients", nargs="+", type=int, default=[1, 20], help="clients of a block"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="steps of each client")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    print(_title(options.device, options.steps))
+    print("model\tengine\tclients\tthreads\tclient steps/s\tseconds per round")
+    for speed in speeds(options.models, options.clients, options.steps, options.device):
+        names = (speed.model, speed.engine, speed.block, speed.threads)
+        print(*names, f"{speed.steps_per_second:,.0f}", f"{speed.seconds:.4f}", sep="\t")
 
 
 def speeds(
@@ -114,3 +115,7 @@ def _title(device: str, steps: int) -> str:
         f"{name}, torch {torch.__version__}: {steps} steps of each client, batches of "
         f"{TRAINING.batch_size} images of 28x28, median of {REPETITIONS} rounds"
     )
+
+
+if __name__ == "__main__":
+    main()
