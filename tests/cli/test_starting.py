@@ -125,7 +125,6 @@ MEANT = [
     ("run mine.yaml mine.yaml", "mine.yaml is given twice"),
     ("run mine.yaml --resume", "no run of mine below runs"),
     ("attach several", "holds 2 runs; name the folder of one: several/a/seed_0"),
-    ("bench mlp200 --device gpu", "device must be auto, cpu, cuda"),
     ("keys flch", "did you mean 'flhc'?"),
     ("keys lr", "did you mean 'train.lr'?"),
     ("init flch", "did you mean 'flhc'?"),
