@@ -14,15 +14,15 @@ from time import perf_counter
 import torch
 from pytorch_lightning import LightningModule
 
-from flray.client.engine import Block, Engine
 from flray.client.host import EngineName, HostSettings, default_threads, start_host
-from flray.client.plan import plan_client
-from flray.client.training import Training, plain_gradient
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline
 from flray.data.split import Split
 from flray.data.splits.iid import Iid
+from flray.engines.engine import Block, Engine
+from flray.engines.plan import plan_client
+from flray.engines.training import Training, plain_gradient
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, params_of
 

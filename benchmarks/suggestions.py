@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flray.columns import MERGE_PLACE
 from flray.config.experiment import parse_experiment
-from flray.records.columns import MERGE_PLACE
-from flray.sweep.rows import SweepRow, possible, rounds_to_cluster_after
-from flray.sweep.search import Suggestions
-from flray.sweep.space import THRESHOLD, Space, read_space
+from flray.sweeps.rows import SweepRow, possible, rounds_to_cluster_after
+from flray.sweeps.search import Suggestions
+from flray.sweeps.space import THRESHOLD, Space, read_space
 
 IN_FLIGHT = 2  # trials at a time, as on two cores
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flray.config.experiment import Experiment
     from flray.data.dataset import Dataset
     from flray.result import Result, Results
-    from flray.sweep.driver import SweepResult
+    from flray.sweeps.driver import SweepResult
 
 __version__ = "0.1.0"
 __all__ = ["from_tensors", "load", "report", "run", "sweep"]
@@ -90,7 +90,7 @@ def _run_one(
     from flray.client.host import restored_torch_settings
     from flray.config.build import run_experiment
     from flray.records.run_directory import RunDirectory
-    from flray.report.lines import round_line, with_merges
+    from flray.reports.lines import round_line, with_merges
     from flray.result import Result
 
     if changed is not None:
@@ -123,8 +123,8 @@ def sweep(
     """
     import tempfile
 
-    from flray.sweep.driver import run_sweep
-    from flray.sweep.space import read_space
+    from flray.sweeps.driver import run_sweep
+    from flray.sweeps.space import read_space
 
     given = dict(space) if isinstance(space, Mapping) else Path(space)
     parsed = read_space(given, overrides)
@@ -137,7 +137,7 @@ def report(
 ) -> Path:
     """One self-contained HTML page of runs and sweeps; its path, in the first folder by default."""
     from flray.errors import ExperimentError
-    from flray.report.page import write_page
+    from flray.reports.page import write_page
 
     if not runs:
         raise ExperimentError("expected a folder or a result, as in flray.report('runs/mine')")

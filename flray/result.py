@@ -14,21 +14,21 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule
 
 from flray.client.host import restored_torch_settings
+from flray.columns import CLIENT, MODEL, PART, ROUND
 from flray.config.build import deployed_models
 from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
 from flray.errors import ExperimentError
+from flray.files import write_output
 from flray.imports import require_own_modules
 from flray.models.bank import ModelBank, load_params
-from flray.records.atomic import write_output
 from flray.records.clusterings import ClusteringRecord, read_clusterings
-from flray.records.columns import CLIENT, MODEL, PART, ROUND
 from flray.records.run_directory import RunDirectory
-from flray.report.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.report.configuration import THRESHOLD
-from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, when
-from flray.report.runs import experiment_names, holds_run, read_run
-from flray.report.sweeps import enclosing_sweep
+from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
+from flray.reports.configuration import THRESHOLD
+from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, when
+from flray.reports.runs import experiment_names, holds_run, read_run
+from flray.reports.sweeps import enclosing_sweep
 from flray.server.summary import checked_summary
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}

@@ -13,10 +13,10 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from flray.client.host import HostSettings, start_host
-from flray.client.training import Training
 from flray.data.dataset import Dataset, Normalization
 from flray.data.events import make_timeline
 from flray.data.split import Split
+from flray.engines.training import Training
 from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank, params_of, stack

@@ -10,14 +10,14 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from flray.client.engine import Block
 from flray.client.host import HostSettings, start_host
-from flray.client.plan import plan_client
-from flray.client.training import Training
 from flray.data.dataset import Dataset, Normalization
 from flray.data.events import make_timeline
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
+from flray.engines.engine import Block
+from flray.engines.plan import plan_client
+from flray.engines.training import Training
 from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models.bank import params_of

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from flray.algorithms import ALGORITHMS
 from flray.cli import cli, concluding
-from flray.report import embed
+from flray.reports import embed
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)

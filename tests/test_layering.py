@@ -11,10 +11,10 @@ PACKAGE = Path(flray.__file__).parent
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    ["errors", "imports", "randomness", "values", "wording"],
-    ["published"],
+    ["errors", "imports", "randomness", "values", "wording", "columns", "files"],
     ["data"],
     ["models"],
+    ["engines"],
     ["client"],
     ["execution"],
     ["clustering"],
@@ -25,8 +25,8 @@ LAYERS = [
     ["config"],
     ["tracking"],
     ["forecast"],
-    ["sweep"],
-    ["report"],
+    ["sweeps"],
+    ["reports"],
     ["result"],
     ["cli"],
 ]
@@ -34,13 +34,13 @@ HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # Library -> the only places that may import it.
 CONFINED = {
-    "ray": ("execution/", "server/actor.py", "sweep/"),
+    "ray": ("execution/", "server/actor.py", "sweeps/"),
     "wandb": ("tracking/wandb_run.py",),
     "tensorboardX": ("tracking/tensorboard.py",),
     "mlflow": ("tracking/mlflow.py",),
-    "matplotlib": ("report/", "result.py"),
-    "seaborn": ("report/",),
-    "rich": ("report/", "cli/"),
+    "matplotlib": ("reports/", "result.py"),
+    "seaborn": ("reports/",),
+    "rich": ("reports/", "cli/"),
     "click": ("cli/",),
 }
 
@@ -86,7 +86,7 @@ def test_imports_run_one_way(path: Path) -> None:
 
 def test_a_wrong_import_is_seen() -> None:
     assert layering_faults("data/iid.py", {"flray.server.loop"})
-    assert layering_faults("client/loop.py", {"ray.util"})
+    assert layering_faults("engines/loop.py", {"ray.util"})
     assert not layering_faults("server/loop.py", {"flray.data.split", "numpy"})
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from flray.client.training import Gradient
 from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
 from flray.data.dataset import Ids
+from flray.engines.training import Gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 

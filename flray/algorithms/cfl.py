@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
-from flray.client.training import plain_gradient
 from flray.clustering import DISTANCES, PARTITIONS
 from flray.clustering.distances import Cosine
 from flray.clustering.hierarchical import Hierarchical
@@ -23,6 +22,7 @@ from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
 from flray.clustering.update import updates
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.models.client_table import ClientTable

@@ -7,8 +7,8 @@ from Decentralized Data. AISTATS 2017, arXiv 1602.05629. Algorithm 1.
 from dataclasses import dataclass
 
 from flray.algorithms.algorithm import Outcome
-from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.models.mixing import Relation

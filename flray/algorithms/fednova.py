@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
-from flray.client.training import Training
 from flray.data.dataset import Ids
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained

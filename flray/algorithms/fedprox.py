@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flray.algorithms.fedavg import FedAvg
-from flray.client.training import LocalBatch
+from flray.engines.training import LocalBatch
 from flray.models.bank import Params
 
 

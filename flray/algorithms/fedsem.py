@@ -17,12 +17,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from flray.algorithms.algorithm import Outcome
-from flray.client.training import plain_gradient
 from flray.clustering.distances import L2
 from flray.clustering.pipeline import Clustering, nearest_cluster
 from flray.clustering.points import Partition, Points, by_smallest_member
 from flray.clustering.update import flatten
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome, cluster
-from flray.client.training import plain_gradient
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
 from flray.clustering.update import Update
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation

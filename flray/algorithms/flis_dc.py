@@ -17,13 +17,13 @@ import numpy as np
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.choosing import ChooseBy, choose, require_choice
 from flray.client.tasks import PredictionKind
-from flray.client.training import plain_gradient
 from flray.clustering.distances import Disagreement
 from flray.clustering.partitions import equal_rows
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Partition
 from flray.clustering.predictions import predicted_points
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank

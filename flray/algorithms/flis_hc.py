@@ -14,7 +14,6 @@ import numpy as np
 
 from flray.algorithms.algorithm import Outcome, cluster
 from flray.algorithms.choosing import ChooseBy, choose
-from flray.client.training import plain_gradient
 from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
 from flray.clustering.distances import Disagreement
 from flray.clustering.hierarchical import Hierarchical
@@ -22,6 +21,7 @@ from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
 from flray.clustering.predictions import PublicPredictions
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation

@@ -15,7 +15,6 @@ from scipy.sparse.csgraph import connected_components
 
 from flray.algorithms.algorithm import Outcome, cluster
 from flray.algorithms.change import Dynamic, Flags, part_of
-from flray.client.training import plain_gradient
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
 from flray.clustering.distances import L2
 from flray.clustering.embeds import Umap
@@ -26,6 +25,7 @@ from flray.clustering.points import Points
 from flray.clustering.relations import Threshold
 from flray.clustering.set_distances import Matching
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, nobody
 from flray.models.bank import ModelBank, Params

@@ -14,8 +14,8 @@ import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.client.tasks import TrainingPart
-from flray.client.training import OnlyLeaves, plain_gradient
 from flray.data.dataset import Ids
+from flray.engines.training import OnlyLeaves, plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, Judgement
 from flray.models.bank import ModelBank, last_layers

@@ -13,8 +13,8 @@ Deviates: no rounds of FedAvg before, and no choice of models on test data, as i
 from dataclasses import dataclass
 
 from flray.algorithms.algorithm import Outcome
-from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers
 from flray.models.client_table import ClientTable

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
-from flray.client.training import plain_gradient
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.models.client_table import ClientTable

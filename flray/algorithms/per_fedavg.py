@@ -19,7 +19,7 @@ from typing import Literal
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
-from flray.client.training import LocalBatch
+from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Relation

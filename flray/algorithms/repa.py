@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome, cluster
-from flray.client.training import LocalBatch, plain_gradient
 from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
 from flray.clustering.embeds import Standardise
 from flray.clustering.partitions import KMeans
@@ -22,6 +21,7 @@ from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
 from flray.clustering.statistics import Statistics
 from flray.data.dataset import Ids
+from flray.engines.training import LocalBatch, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation

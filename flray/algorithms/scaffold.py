@@ -22,8 +22,8 @@ import torch
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fednova import effective_steps, require_sgd
-from flray.client.training import LocalBatch
 from flray.data.dataset import Ids
+from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params, num_bytes

@@ -290,7 +290,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     In Python: Module.load_from_checkpoint("client3.ckpt"), or
     torch.load("client3.ckpt", weights_only=True)["state_dict"].
     """
-    from flray.records.atomic import is_plain, write_output
+    from flray.files import is_plain, write_output
     from flray.result import load_one
 
     if (client is None) == (table is None):

@@ -28,6 +28,7 @@ from flray.cli.watching import (
     start_keeper,
     watch,
 )
+from flray.columns import ROUND
 from flray.config.binding import Plain
 from flray.config.build import run_experiment
 from flray.config.experiment import (
@@ -41,15 +42,14 @@ from flray.config.remarks import remarks
 from flray.config.several import named_experiments
 from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError
+from flray.files import replace_text
 from flray.imports import require_own_modules
-from flray.records.atomic import replace_text
-from flray.records.columns import ROUND
 from flray.records.command import COMMAND, read_command
 from flray.records.inside import path_below, refuse_links_out
 from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
-from flray.report.lines import event_line, round_line, with_merges
+from flray.reports.lines import event_line, round_line, with_merges
 from flray.server.actor import MOST_RESTARTS
 from flray.server.summary import checked_summary
 from flray.tracking.mirrors import tracked, tracking_remarks

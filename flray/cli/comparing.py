@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.errors import ExperimentError
-from flray.report.comparison import MEASURED, clustering_sheet, comparison_sheet
-from flray.report.figures import accuracy_figure, clients_figure, efficiency_figure, save_figure
-from flray.report.page_run import MAX_LINES
-from flray.report.runs import Experiments, by_experiment, find_runs, finished, row_runs
-from flray.report.writers import Format, to_csv, to_latex, to_markdown, to_rich
+from flray.reports.comparison import MEASURED, clustering_sheet, comparison_sheet
+from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, save_figure
+from flray.reports.page_run import MAX_LINES
+from flray.reports.runs import Experiments, by_experiment, find_runs, finished, row_runs
+from flray.reports.writers import Format, to_csv, to_latex, to_markdown, to_rich
 
 FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "efficiency": efficiency_figure}
 

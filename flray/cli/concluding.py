@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flray.report.comparison import clustering_sheet, comparison_sheet
-from flray.report.figures import write_figures
-from flray.report.runs import RunRecord, by_experiment
-from flray.report.writers import to_rich
+from flray.reports.comparison import clustering_sheet, comparison_sheet
+from flray.reports.figures import write_figures
+from flray.reports.runs import RunRecord, by_experiment
+from flray.reports.writers import to_rich
 from flray.wording import counted
 
 

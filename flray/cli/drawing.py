@@ -20,7 +20,7 @@ class Finished:
 
 def draw_figures(run: Path) -> Sequence[Path]:
     """The figures of a run directory, as PNG files."""
-    from flray.report.figures import figures_of
+    from flray.reports.figures import figures_of
 
     return figures_of(run)
 
@@ -32,7 +32,7 @@ def conclude(done: Sequence[Finished], console: Console, url: str | None = None)
         url: where the folder is copied to, if it is.
     """
     from flray.cli.concluding import show_results
-    from flray.report.runs import RunRecord
+    from flray.reports.runs import RunRecord
 
     records = [RunRecord(each.path, each.config, each.summary, each.name) for each in done]
     show_results(records, console, url)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flray.records.atomic import is_plain
-from flray.report.page import write_page
+from flray.files import is_plain
+from flray.reports.page import write_page
 
 
 def write_report(folders: tuple[Path, ...], out: Path | None, console: Console) -> None:

@@ -17,19 +17,19 @@ from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
 from flray.cli.stopping import noticing_sigterm
+from flray.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.config.binding import read_mapping
 from flray.config.shipped import SPACES, find_file
 from flray.errors import ClientFailure, ExperimentError
-from flray.records.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.records.mirror import Mirror
-from flray.report.figures import figures_of
-from flray.report.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
-from flray.report.sweep_tables import top_sheet
-from flray.report.sweeps import left_out_note, read_sweep
-from flray.report.writers import to_rich
-from flray.sweep.describing import describe_space
-from flray.sweep.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
-from flray.sweep.space import read_space
+from flray.reports.figures import figures_of
+from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
+from flray.reports.sweep_tables import top_sheet
+from flray.reports.sweeps import left_out_note, read_sweep
+from flray.reports.writers import to_rich
+from flray.sweeps.describing import describe_space
+from flray.sweeps.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
+from flray.sweeps.space import read_space
 from flray.wording import counted
 
 __all__ = ["describe_space", "read_space", "sweep"]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flray.config.reference import names
 from flray.errors import ExperimentError
-from flray.published import Table, find_table, load_tables
+from flray.reports.published import Table, find_table, load_tables
 
 DEFAULT_RUNS = Path("runs")
 
@@ -20,9 +20,9 @@ def show_table(
 ) -> None:
     """Print a published table, filled with the finished runs below a folder."""
     # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
-    from flray.report.published_cells import is_filled, nearest_miss
-    from flray.report.published_sheet import render
-    from flray.report.runs import collect_runs
+    from flray.reports.published_cells import is_filled, nearest_miss
+    from flray.reports.published_sheet import render
+    from flray.reports.runs import collect_runs
 
     table = find_table(name)
     if not runs.is_dir() and runs != DEFAULT_RUNS:

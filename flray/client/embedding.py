@@ -22,11 +22,11 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from flray.client.host import Host
-from flray.client.losses import BatchLoss
 from flray.client.tasks import ClientsJob
-from flray.client.training import LocalBatch
 from flray.data.dataset import Ids
 from flray.data.pixels import Examples
+from flray.engines.losses import BatchLoss
+from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params, params_of, trainable
 from flray.randomness import torch_seed

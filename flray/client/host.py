@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from pytorch_lightning import LightningModule
 
-from flray.client.engine import Engine
-from flray.client.lightning import Lightning, MakeCallback
-from flray.client.loop import Loop
-from flray.client.vectorized import Vectorized, refusal
-from flray.client.written import Written, is_written_out, write_out_forward
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
+from flray.engines.engine import Engine
+from flray.engines.lightning import Lightning, MakeCallback
+from flray.engines.loop import Loop
+from flray.engines.vectorized import Vectorized, refusal
+from flray.engines.written import Written, is_written_out, write_out_forward
 from flray.models.bank import Params
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]

@@ -7,10 +7,10 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.client.engine import BlockResult
 from flray.client.host import Host
 from flray.client.tasks import Train, TrainJob
 from flray.data.dataset import Ids
+from flray.engines.engine import BlockResult
 from flray.models.bank import Params
 from flray.models.mixing import Terms, Weights, largest_values, rows_of
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from flray.client.host import Host
-from flray.client.vectorized import Vectorized, refusal, tile_size
 from flray.data.dataset import Ids
+from flray.engines.vectorized import Vectorized, refusal, tile_size
 from flray.models.bank import Params, load_params
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 

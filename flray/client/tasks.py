@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flray.client.engine import Block, BlockResult
 from flray.client.host import Host
-from flray.client.plan import plan_clients
 from flray.client.scoring import SCORE_BATCH, ExampleScores, ScoreJob, score_models
-from flray.client.training import Gradient, Training, plain_gradient
 from flray.data.dataset import Ids
 from flray.data.split import Part
+from flray.engines.engine import Block, BlockResult
+from flray.engines.plan import plan_clients
+from flray.engines.training import Gradient, Training, plain_gradient
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
 from flray.randomness import torch_seed

@@ -27,9 +27,9 @@ from flray.client.embedding import (
 )
 from flray.clustering.encoder import Encoder, ImageKind, same_bits, server_device
 from flray.clustering.points import Points
+from flray.columns import CLIENT_STEPS
 from flray.data.datasets.downloaded import FashionMnist
 from flray.errors import ExperimentError
-from flray.execution.counted import CLIENT_STEPS
 from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
 from flray.models.conv_ae import ConvAe

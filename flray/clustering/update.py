@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flray.client.training import plain_gradient
 from flray.clustering.points import Points
 from flray.data.dataset import Ids
+from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params

@@ -12,6 +12,7 @@ from pytorch_lightning import LightningModule
 from flray.algorithms.algorithm import check_requirements
 from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, choose_engine, default_threads, start_host
+from flray.columns import PARAMS_SHA256, SEED
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.objects import Given
@@ -27,7 +28,6 @@ from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
 from flray.models.bank import ModelBank, buffers_of, build_seeded, params_of, stack
 from flray.randomness import torch_seed
-from flray.records.columns import PARAMS_SHA256, SEED
 from flray.records.deciding import with_block_of
 from flray.records.environment import environment
 from flray.records.lock import locked

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from yaml import YAMLError
 
 from flray.algorithms import ALGORITHMS
-from flray.client.training import Training
 from flray.clustering.hierarchical import Hierarchical
 from flray.config.binding import (
     Component,
@@ -25,6 +24,7 @@ from flray.config.shipped import require_file
 from flray.config.tracking import TRACKING, NoTracking
 from flray.data import DATASETS, SPLITS
 from flray.data.events import Event
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import OnClientFailure
 from flray.execution.settings import Execution

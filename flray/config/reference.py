@@ -34,14 +34,14 @@ REGISTRIES: Mapping[str, str] = {
     "relate": "flray.clustering:RELATIONS",
     "partition": "flray.clustering:PARTITIONS",
     "tracking": "flray.config.tracking:TRACKING",
-    "search": "flray.sweep.space:SEARCHES",
-    "scheduler": "flray.sweep.space:SCHEDULERS",
+    "search": "flray.sweeps.space:SEARCHES",
+    "scheduler": "flray.sweeps.space:SCHEDULERS",
 }
 COMPONENTS = ("dataset", "split", "model", "algorithm")
 STAGES = ("signature", "embed", "distance", "relate", "partition")
 SETTINGS = "flray.config.experiment:Settings"
 ENCODER = "flray.clustering.encoder:Encoder"
-OPTIONS = "flray.sweep.space:Options"  # of a space
+OPTIONS = "flray.sweeps.space:Options"  # of a space
 SEEDS = "seeds"
 
 # What other tools call a key, and short names that several sections have.

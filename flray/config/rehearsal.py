@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import check_requirements
-from flray.client.engine import Block
 from flray.client.host import Host, choose_engine, restored_torch_settings, start_host
-from flray.client.plan import plan_clients
-from flray.client.training import Training, plain_gradient
-from flray.client.vectorized import check_stackable
 from flray.config.build import Prepared, build_federation, prepare
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
+from flray.engines.engine import Block
+from flray.engines.plan import plan_clients
+from flray.engines.training import Training, plain_gradient
+from flray.engines.vectorized import check_stackable
 from flray.errors import ExperimentError
 from flray.execution.cluster import this_machine
 from flray.execution.executor import Failed, Inline

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flray.client.host import Host
 from flray.client.keeping import ExpectedSums, KeptBlock, TrainAndKeep, kept_block
-from flray.client.plan import num_local_steps
 from flray.client.scoring import ExampleScores, ScoreJob
 from flray.client.tasks import (
     ClientsJob,
@@ -28,14 +27,7 @@ from flray.client.tasks import (
     TrainJob,
     TuneAndScore,
 )
-from flray.client.training import Gradient, Training
-from flray.data.dataset import Ids
-from flray.data.dealing import whole_share
-from flray.data.events import Timeline
-from flray.data.split import Part, Split
-from flray.errors import ClientFailure, ExperimentError
-from flray.execution.attempts import not_finite, run_isolating_failures
-from flray.execution.counted import (
+from flray.columns import (
     CLIENT_STEPS,
     CLIENT_STEPS_EVALUATION,
     CLIENTS_DROPPED,
@@ -43,6 +35,14 @@ from flray.execution.counted import (
     HOLDOUT_LABELS_READ,
     PLACING_BYTES,
 )
+from flray.data.dataset import Ids
+from flray.data.dealing import whole_share
+from flray.data.events import Timeline
+from flray.data.split import Part, Split
+from flray.engines.plan import num_local_steps
+from flray.engines.training import Gradient, Training
+from flray.errors import ClientFailure, ExperimentError
+from flray.execution.attempts import not_finite, run_isolating_failures
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, TrainedModels
 from flray.models.bank import ModelBank, Params

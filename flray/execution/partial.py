@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from flray.client.keeping import ExpectedSums
-from flray.client.training import Gradient, Training
 from flray.data.dataset import Ids
+from flray.engines.training import Gradient, Training
 from flray.execution.federation import Cohort, Federation, nobody
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params

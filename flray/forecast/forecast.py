@@ -15,6 +15,15 @@ from typing import Any
 import pandas as pd
 import torch
 
+from flray.columns import (
+    BYTES_DOWN,
+    BYTES_UP,
+    CLIENT_STEPS,
+    SECONDS,
+    SECONDS_EVALUATE,
+    SECONDS_PROBE,
+    SECONDS_TRAIN,
+)
 from flray.config.build import (
     assemble,
     build_federation,
@@ -28,15 +37,6 @@ from flray.errors import ExperimentError
 from flray.execution.executor import Inline
 from flray.execution.federation import cohort_size
 from flray.forecast.sampling import Rate, Sampling
-from flray.records.columns import (
-    BYTES_DOWN,
-    BYTES_UP,
-    CLIENT_STEPS,
-    SECONDS,
-    SECONDS_EVALUATE,
-    SECONDS_PROBE,
-    SECONDS_TRAIN,
-)
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import Evaluation, RoundRow
 

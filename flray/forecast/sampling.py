@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from flray.client.engine import Block, BlockResult, Engine
-from flray.client.training import Gradient, Training
+from flray.engines.engine import Block, BlockResult, Engine
+from flray.engines.training import Gradient, Training
 
 SMALL_STEP = 1e-4  # from which norms and angles of updates can be taken
 MEASURED_S = 1.0  # about what measuring a kind of block may take

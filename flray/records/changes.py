@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flray.records.atomic import replace_file
+from flray.files import replace_file
 
 MANIFESTS = "checkpoints/round_*.json"
 LEFT_OUT = (".tmp", ".lock", ".alive", ".wish")  # of one machine and one moment

@@ -22,8 +22,7 @@ from safetensors.numpy import save_file
 
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
-from flray.records.atomic import replace_file, replace_text
-from flray.records.damage import reading
+from flray.files import reading, replace_file, replace_text
 from flray.records.encoding import Array, Arrays, Json, KnownTensors, classes_in, decode, encode
 
 FORMAT = 3

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
-from flray.records.atomic import replace_file
-from flray.records.damage import reading
+from flray.files import reading, replace_file
 
 FOLDER = "clusterings"  # in a run directory
 

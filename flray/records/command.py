@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from flray.records.damage import read_json, reading
+from flray.files import read_json, reading
 
 COMMAND = "command.json"
 

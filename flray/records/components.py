@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flray.columns import CLIENT, LOSS, ROUND
 from flray.data.dataset import Ids
-from flray.records.atomic import replace_file, replace_text
-from flray.records.columns import CLIENT, LOSS, ROUND
+from flray.files import replace_file, replace_text
 from flray.records.run_directory import COMPONENTS
 
 FOLDER = COMPONENTS  # of a run directory

@@ -24,13 +24,7 @@ import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
 
-from flray.data.dataset import Ids
-from flray.errors import ExperimentError
-from flray.records import lock
-from flray.records.atomic import replace_file, replace_text
-from flray.records.checkpoint import CheckpointStore
-from flray.records.clusterings import FOLDER, write_clustering
-from flray.records.columns import (
+from flray.columns import (
     ACCURACY,
     CLIENT,
     CORRECT,
@@ -43,8 +37,13 @@ from flray.records.columns import (
     SPLIT_SHA256,
     TOTAL,
 )
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.files import damaged, read_json, reading, replace_file, replace_text
+from flray.records import lock
+from flray.records.checkpoint import CheckpointStore
+from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.command import COMMAND
-from flray.records.damage import damaged, read_json, reading
 from flray.records.deciding import (
     FIXED,
     Config,

@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from flray.columns import ROUND
 from flray.records.checkpoint import CheckpointStore, Snapshot
-from flray.records.columns import ROUND
 from flray.records.run_directory import RunDirectory
 
 # Seconds for which a thread may keep the interpreter from others; Python's default of 0.005 is a

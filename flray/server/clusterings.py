@@ -10,18 +10,18 @@ from flray.algorithms.algorithm import Places
 from flray.clustering.distances import Cosine
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Matrix, Points
-from flray.data.events import Timeline
-from flray.data.similar import Robustness, similar_id
-from flray.data.split import Split
-from flray.errors import ExperimentError
-from flray.execution.federation import Federation, Meter
-from flray.records.columns import (
+from flray.columns import (
     CLUSTERING,
     CLUSTERING_CLUSTERS,
     CLUSTERING_OVERLAPPING,
     DATA_CORRELATION,
     DRIFT_CORRELATION,
 )
+from flray.data.events import Timeline
+from flray.data.similar import Robustness, similar_id
+from flray.data.split import Split
+from flray.errors import ExperimentError
+from flray.execution.federation import Federation, Meter
 from flray.records.run_directory import RunDirectory
 from flray.scores import (
     cosines,

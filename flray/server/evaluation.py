@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from flray.client.scoring import ExampleScores, ScoreJob
-from flray.client.training import Training
+from flray.columns import CLUSTERS, EVALUATED
 from flray.data.dataset import Ids
 from flray.data.similar import Robustness
 from flray.data.split import Part, Split
+from flray.engines.training import Training
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
-from flray.records.columns import CLUSTERS, EVALUATED
 from flray.scores import ClientScores, partition_scores, summarise
 from flray.server.drift import Drift
 

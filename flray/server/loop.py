@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from flray.algorithms.algorithm import Algorithm, Outcome
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Matrix
-from flray.data.dataset import Ids
-from flray.data.events import Timeline
-from flray.execution.federation import Cohort, Federation, Meter
-from flray.execution.trained import Trained
-from flray.models.bank import ModelBank, squared_changes
-from flray.records.checkpoint import Checkpoint, CheckpointStore
-from flray.records.columns import (
+from flray.columns import (
     CLUSTERING,
     COHORT_SIZE,
     PARAMS_CHANGE,
     ROUND,
     SECONDS,
 )
+from flray.data.dataset import Ids
+from flray.data.events import Timeline
+from flray.execution.federation import Cohort, Federation, Meter
+from flray.execution.trained import Trained
+from flray.models.bank import ModelBank, squared_changes
+from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter
 from flray.server.clusterings import (

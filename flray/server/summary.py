@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flray.data.events import Timeline
-from flray.errors import ExperimentError
-from flray.records.columns import (
+from flray.columns import (
     ACCURACY,
     ACCURACY_MEAN,
     AFTER,
@@ -49,6 +47,8 @@ from flray.records.columns import (
     VALIDATION_ACCURACY_MEAN,
     of_one_round,
 )
+from flray.data.events import Timeline
+from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
 from flray.server.evaluation import RoundRow

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flray.columns import ROUND
 from flray.config.tracking import MLflow
 from flray.errors import ExperimentError
-from flray.records.atomic import replace_text
-from flray.records.columns import ROUND
+from flray.files import replace_text
 from flray.records.deciding import leaves
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
-from flray.records.columns import ROUND
+from flray.columns import ROUND
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 

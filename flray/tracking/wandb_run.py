@@ -24,12 +24,11 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from flray.columns import CLIENT, GROUP, ROUND
 from flray.config.tracking import Wandb
 from flray.errors import ExperimentError
-from flray.records.atomic import replace_text
+from flray.files import read_json, reading, replace_text
 from flray.records.clusterings import ClusteringRecord
-from flray.records.columns import CLIENT, GROUP, ROUND
-from flray.records.damage import read_json, reading
 from flray.records.deciding import Config
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow

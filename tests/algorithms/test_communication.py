@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from flray.published.tables import FOLDER
+from flray.reports.published.tables import FOLDER
 
 M, RHO, T, FLOAT = 6, 0.5, 4, 4  # clients, participation and rounds of the tiny run; bytes
 W_LOCAL = 64 * 16 + 16 + 16 * 10 + 10  # mlp200 of 16 hidden units on 8x8 images

@@ -10,6 +10,7 @@ import yaml
 
 from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
+from flray.columns import PLACING_BYTES
 from flray.config.build import (
     Result,
     build_federation,
@@ -21,7 +22,6 @@ from flray.config.build import (
 from flray.config.experiment import override, parse_experiment
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
-from flray.records.columns import PLACING_BYTES
 from flray.records.run_directory import RunDirectory
 
 from scenarios import TINY

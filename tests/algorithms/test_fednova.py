@@ -8,7 +8,7 @@ from torch import nn
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fednova import FedNova, effective_steps
-from flray.client.training import Training
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, nobody
 from flray.models.bank import buffers_of, params_of

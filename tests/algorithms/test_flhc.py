@@ -8,7 +8,7 @@ from flray.algorithms.flhc import Flhc, UpdateClustering
 from flray.clustering.update import Weights
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
-from flray.sweep.keys import branch_key
+from flray.sweeps.keys import branch_key
 
 SWAPPED = [
     "dataset={name: digits, size: 8}",

@@ -12,11 +12,11 @@ from flray.algorithms.choosing import choose
 from flray.algorithms.flis_dc import FlisDc
 from flray.algorithms.flis_hc import FlisHc
 from flray.client.tasks import Judge
-from flray.client.training import plain_gradient
 from flray.clustering.distances import Disagreement
 from flray.clustering.points import Points, by_smallest_member
 from flray.config.build import build_federation, prepare, run_experiment, start_executor
 from flray.config.experiment import override, parse_experiment
+from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from flray.algorithms.lg_fedavg import LgFedAvg
-from flray.client.training import Training
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.data.dataset import Ids
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import last_layers, params_of

@@ -5,10 +5,10 @@ import pytest
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.per_fedavg import PerFedAvg
-from flray.client.plan import plan_client
-from flray.client.training import Training
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import parse_experiment
+from flray.engines.plan import plan_client
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.mixing import Aggregation
 

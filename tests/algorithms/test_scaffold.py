@@ -9,8 +9,8 @@ import torch
 from flray.algorithms import scaffold
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.scaffold import Scaffold, ScaffoldState
-from flray.client.training import Training
 from flray.data.dataset import Ids
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params

@@ -36,7 +36,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flray.cli.concluding.write_figures", lambda *_: [])
-        patch.setattr("flray.report.embed.figure_source", lambda *_: ("data:,", 1))
+        patch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))
         patch.chdir(tmp_path_factory.mktemp("damage"))
         Path("base.yaml").write_text(yaml.safe_dump(COMMON))
         invoke("run", "base.yaml", "--out", "whole")

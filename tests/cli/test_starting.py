@@ -14,7 +14,7 @@ from flray.config.reference import components
 from flray.config.rehearsal import describe
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, names
 from flray.errors import ExperimentError
-from flray.sweep.space import read_space
+from flray.sweeps.space import read_space
 
 METHODS = {each.name: each for each in components("algorithm")}
 

@@ -9,8 +9,8 @@ import torch
 
 from flray.client.host import HostSettings, start_host
 from flray.client.tasks import Train, TrainJob
-from flray.client.training import Gradient, Training
 from flray.data.events import make_timeline
+from flray.engines.training import Gradient, Training
 from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, params_of, stack

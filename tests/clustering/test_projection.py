@@ -10,7 +10,7 @@ from flray.clustering.distances import L2
 from flray.clustering.pipeline import LARGEST_KEPT, Clustering
 from flray.clustering.points import Partition, Points
 from flray.records.clusterings import ClusteringRecord
-from flray.report.geometry import plane, principal_plane
+from flray.reports.geometry import plane, principal_plane
 
 
 def recorded(points: Points) -> ClusteringRecord:

@@ -13,8 +13,8 @@ from flray.config.binding import Component
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
-from flray.sweep.rows import possible
-from flray.sweep.space import parse_space
+from flray.sweeps.rows import possible
+from flray.sweeps.space import parse_space
 
 from mutations import mutated, values
 from scenarios import TINY

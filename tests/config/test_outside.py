@@ -12,7 +12,7 @@ from flray.cli.campaign import campaign_runs
 from flray.config.build import prepare
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
-from flray.sweep.space import parse_space
+from flray.sweeps.space import parse_space
 
 from scenarios import TINY
 

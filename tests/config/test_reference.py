@@ -17,7 +17,7 @@ from flray.config.reference import (
     experiment_keys,
     keys,
 )
-from flray.sweep.space import Options
+from flray.sweeps.space import Options
 
 
 def registry_of(kind: str) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from flray.client.training import plain_gradient
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline, with_global_test
 from flray.data.split import Split
+from flray.engines.training import plain_gradient
 from flray.execution.executor import Inline
 from flray.execution.federation import Cohort, Federation, Oracle, nobody
 from flray.execution.partial import PartialFederation

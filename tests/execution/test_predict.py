@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from flray.client.tasks import Predict
-from flray.client.training import plain_gradient
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
+from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation

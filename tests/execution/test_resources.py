@@ -44,7 +44,7 @@ GROWTH = """
 import sys
 from pathlib import Path
 
-from flray.client.training import plain_gradient
+from flray.engines.training import plain_gradient
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.execution.federation import Cohort

@@ -8,10 +8,10 @@ import torch
 
 from flray.client.host import Host
 from flray.client.keeping import Ask
-from flray.client.training import plain_gradient
 from flray.clustering.update import flatten, updates
 from flray.config.build import build_federation, prepare, start_executor, with_recorded_block
 from flray.config.experiment import override, parse_experiment
+from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from flray.cli import cli
-from flray.client.engine import Block
-from flray.client.plan import IndexPlan
 from flray.config.experiment import override, parse_experiment
+from flray.engines.engine import Block
+from flray.engines.plan import IndexPlan
 from flray.errors import ExperimentError
 from flray.forecast.forecast import Forecast, forecast
 from flray.forecast.sampling import Rate, Sampling, some_steps

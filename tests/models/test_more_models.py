@@ -7,12 +7,12 @@ from pytorch_lightning import LightningModule
 
 from flray.algorithms.fedavg import FedAvg
 from flray.client.host import HostSettings, choose_engine, start_host
-from flray.client.loop import Loop
 from flray.client.scoring import ScoreJob, score_models
-from flray.client.training import Training
-from flray.client.vectorized import Vectorized
 from flray.data.datasets.digits import Digits
 from flray.data.events import make_timeline
+from flray.engines.loop import Loop
+from flray.engines.training import Training
+from flray.engines.vectorized import Vectorized
 from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded, load_params, params_of, stack

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from flray.client.host import HostSettings, start_host
-from flray.client.training import Training
 from flray.data.events import make_timeline
+from flray.engines.training import Training
 from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models import MODELS

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from flray import files
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.federation import Federation
-from flray.records import atomic
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
@@ -164,7 +164,7 @@ def test_a_full_disk_is_one_error_and_loses_one_round(
         replace(source, target)
 
     with monkeypatch.context() as full:
-        full.setattr(atomic.os, "replace", write)
+        full.setattr(files.os, "replace", write)
         with pytest.raises(ExperimentError, match=r"No space left on device.*--resume"):
             tiny_run(out=tmp_path / "full")
     assert not list((tmp_path / "full").rglob("*.tmp"))

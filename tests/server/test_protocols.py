@@ -9,13 +9,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.local import LocalState
-from flray.client.loop import Loop
 from flray.client.tasks import PartScore, Train, TrainJob
-from flray.client.training import plain_gradient
 from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.config.rehearsal import describe
 from flray.data.pixels import place_examples
+from flray.engines.loop import Loop
+from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.cluster import connected
 from flray.execution.federation import Cohort

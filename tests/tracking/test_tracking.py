@@ -22,9 +22,9 @@ from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.report.figures import figures_of
-from flray.sweep.driver import Progress, Watch, run_sweep
-from flray.sweep.space import THRESHOLD, parse_space
+from flray.reports.figures import figures_of
+from flray.sweeps.driver import Progress, Watch, run_sweep
+from flray.sweeps.space import THRESHOLD, parse_space
 from flray.tracking import wandb_run as tracking
 from flray.tracking.mirrors import track_table, tracked
 from flray.tracking.wandb_run import MARK, chosen_mode, without_secrets

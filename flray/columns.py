@@ -1,0 +1,123 @@
+"""The columns of rounds.parquet, clients.parquet and rows.parquet, and keys of summary.json.
+
+Writers and readers take names from here.
+"""
+
+# What the meter of a federation counts while it trains.
+CLIENT_STEPS = "client_steps"
+CLIENT_STEPS_EVALUATION = "client_steps_evaluation"
+CLIENTS_DROPPED = "clients_dropped"
+GROUND_TRUTH_READS = "ground_truth_reads"
+PLACING_BYTES = "placing_bytes_down"
+# Holdout clients that trained or judged models in a round, which takes labels, to be placed.
+HOLDOUT_LABELS_READ = "holdout_labels_read"
+
+# rounds.parquet: a row for each round.
+ROUND = "round"
+COHORT_SIZE = "cohort_size"
+TRAIN_LOSS = "train_loss"
+CLUSTERS = "clusters"
+PARAMS_CHANGE = "params_change_sq"
+ACCURACY_MEAN = "accuracy_mean"
+ACCURACY_WORST = "accuracy_worst"
+ACCURACY_WORST_DECILE = "accuracy_worst_decile"
+ACCURACY_VARIANCE = "accuracy_variance"
+SE_CLIENTS = "_se_clients"  # ends the standard error over clients
+ACCURACY_SE_CLIENTS = "accuracy_se_clients"
+CLIENTS_REACHING_TARGET = "clients_reaching_target"
+VALIDATION_ACCURACY_MEAN = "validation_accuracy_mean"
+VALIDATION_LOSS_MEAN = "validation_loss_mean"
+HOLDOUT_ACCURACY_MEAN = "holdout_accuracy_mean"
+GLOBAL_ACCURACY_MEAN = "global_accuracy_mean"
+TUNED_ACCURACY_MEAN = "tuned_accuracy_mean"
+TUNED_GLOBAL_ACCURACY_MEAN = "tuned_global_accuracy_mean"
+SECONDS = "seconds"
+SECONDS_TRAIN = "seconds_train"
+SECONDS_PROBE = "seconds_probe"
+SECONDS_EVALUATE = "seconds_evaluate"
+BYTES = "bytes_"  # begins what was sent
+BYTES_UP = "bytes_up"  # of a run; with an underscore and the kind, of a round
+BYTES_DOWN = "bytes_down"
+CLUSTERING = "clustering_"  # begins what was measured of a clustering
+CLUSTERING_CLUSTERS = "clustering_clusters"
+CLUSTERING_OVERLAPPING = "clustering_overlapping"
+
+# Measures of a clustering: with CLUSTERING in front in rounds.parquet, without it in summary.json.
+ARI = "ari"
+NMI = "nmi"
+PURITY = "purity"
+OVERLAP_FP = "overlap_fp"  # FLIS, Fig. 3
+OVERLAP_FN = "overlap_fn"
+EQUAL_FP = "equal_fp"
+EQUAL_FN = "equal_fn"
+ERRORS = (OVERLAP_FP, OVERLAP_FN, EQUAL_FP, EQUAL_FN)
+LABEL_CORRELATION = "label_correlation"  # REPA, Fig. 1
+DRIFT_CORRELATION = "drift_correlation"
+DATA_CORRELATION = "data_correlation"
+CORRELATIONS = (LABEL_CORRELATION, DRIFT_CORRELATION, DATA_CORRELATION)
+UNIFORMITY = "uniformity"  # REPA, Fig. 2
+UNIFORMITY_RANDOM = "uniformity_random"
+UNIFORMITY_LABELS = "uniformity_labels"
+UNIFORMITIES = (UNIFORMITY, UNIFORMITY_RANDOM, UNIFORMITY_LABELS)
+ROBUSTNESS = "robustness"  # REPA, Alg. 1
+ROBUSTNESS_SE = "robustness_se"
+ROBUSTNESS_CLIENTS = "robustness_clients"
+
+# clients.parquet: a row for each client and evaluation, also with ROUND.
+CLIENT = "client"
+PART = "part"
+CORRECT = "correct"
+TOTAL = "total"
+ACCURACY = "accuracy"
+LOSS = "loss"
+MODEL = "model"
+GROUP = "group"
+
+# summary.json: numbers of the last round, and these.
+ROUNDS = "rounds"
+SEED = "seed"
+CLUSTERS_OVERLAP = "clusters_overlap"
+LAST_TRAINED_ACCURACY_MEAN = "last_trained_accuracy_mean"
+ROUND_AFTER_CLUSTERING = "round_after_clustering"
+ROUNDS_TO_TARGET = "rounds_to_target"
+USES_GROUND_TRUTH = "uses_ground_truth"
+SPLIT_SHA256 = "split_sha256"
+PARAMS_SHA256 = "params_sha256"
+AFTER = "_after_clustering"  # ends numbers of the round after the first clustering
+
+# rows.parquet: a row for each configuration of a sweep, with its settings and its summary.
+ROW = "row"
+STATUS = "status"
+RUN = "run"
+FOLDER = "folder"
+ERROR = "error"
+MERGE_PLACE = "merge_place"
+
+# How the columns begin that hold the costs of a round.
+COUNTED = (CLIENT_STEPS, CLIENTS_DROPPED, BYTES)
+
+# What clients were evaluated on: how the columns begin, the part of clients.parquet, and whether
+# they are of holdout clients.
+EVALUATED = (
+    ("", "test", False),
+    ("holdout_", "test", True),
+    ("validation_", "validation", False),
+    ("global_", "global", False),
+    ("global_holdout_", "global", True),
+    ("tuned_", "tuned_test", False),
+    ("tuned_holdout_", "tuned_test", True),
+    ("tuned_validation_", "tuned_validation", False),
+    ("tuned_global_", "tuned_global", False),
+    ("tuned_global_holdout_", "tuned_global", True),
+)
+
+
+def of_one_round(column: str) -> bool:
+    """True for columns that mean something for a round and nothing for the run.
+
+    >>> [of_one_round(name) for name in ("seconds_train", "accuracy_mean")]
+    [True, False]
+    """
+    costs = ("seconds", "bytes", PLACING_BYTES, CLIENT_STEPS, CLIENTS_DROPPED, "clients_skipped")
+    reads = (GROUND_TRUTH_READS, HOLDOUT_LABELS_READ)
+    return column.startswith((ROUND, COHORT_SIZE, "clustering", "logged_", *costs, *reads))

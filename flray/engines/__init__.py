@@ -1,0 +1,1 @@
+"""Engines: a block of clients in, trained models out."""

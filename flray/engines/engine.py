@@ -1,0 +1,60 @@
+"""What an engine is: it trains a block of clients, one model each, to the same result as others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.dataset import Ids
+from flray.engines.plan import IndexPlan
+from flray.engines.training import Gradient, Training
+from flray.models.bank import Params
+
+
+@dataclass(frozen=True)
+class Block:
+    """Clients trained together: their plans, and the models and memos they start from."""
+
+    plans: tuple[IndexPlan, ...]  # K clients
+    w0: Params  # leaves (K, ...)
+    memo: Params  # leaves (K, ...), empty where the method keeps none
+
+    @property
+    def clients(self) -> Ids:
+        return np.array([plan.client for plan in self.plans], dtype=np.int64)
+
+    def some(self, part: slice) -> "Block":
+        """A part of the clients, over the same memory."""
+        w0, memo = (
+            {name: leaf[part] for name, leaf in leaves.items()} for leaves in (self.w0, self.memo)
+        )
+        return Block(self.plans[part], w0, memo)
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    params: Params  # leaves (K, ...)
+    loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
+    # (K,) by name: what the module logged, a mean over the client's steps; NaN: nothing.
+    logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    @classmethod
+    def empty_like(cls, block: Block) -> "BlockResult":
+        params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
+        return cls(params, np.empty(len(block.plans)))
+
+    def copy_unmoved(self, block: Block) -> None:
+        """Write what comes of clients that take no steps."""
+        for name, leaf in block.w0.items():
+            self.params[name].copy_(leaf)
+        self.loss[:] = 0
+
+    def some(self, part: slice) -> "BlockResult":
+        """A part of the clients, over the same memory."""
+        return BlockResult({n: leaf[part] for n, leaf in self.params.items()}, self.loss[part])
+
+
+class Engine(Protocol):
+    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult: ...

@@ -1,0 +1,194 @@
+"""Engine `lightning`: a real `Trainer.fit` for each client, with the user's callbacks."""
+
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from flray.data.pixels import Examples
+from flray.engines.engine import Block, BlockResult
+from flray.engines.logged import Logged, logged, means
+from flray.engines.loop import own_generator
+from flray.engines.losses import BatchLoss, second_batch, unpadded_batch
+from flray.engines.plan import IndexPlan
+from flray.engines.training import Gradient, LocalBatch, Training
+from flray.models.bank import Params, load_params, params_of, stack, trainable
+from flray.models.classifier import Batch
+from flray.models.dropout import dropout_keys
+
+MakeCallback = Callable[[], Callback]
+
+
+@dataclass(frozen=True)
+class Lightning:
+    """Runs whatever Lightning runs: callbacks, schedulers, hooks. About 15 ms a client dearer.
+
+    Lightning computes the gradient at (w, batch) in every step, so layers with running statistics
+    see that pass even where the hook asks for other gradients only.
+    """
+
+    module: LightningModule
+    examples: Examples
+    callbacks: tuple[MakeCallback, ...] = ()  # built anew for each client and round
+
+    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
+        # Lightning would tell of every Trainer which devices it found.
+        for name in ("pytorch_lightning", "lightning.pytorch"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        trained, losses = [], []
+        told: list[Logged] = []
+        for k, plan in enumerate(block.plans):
+            w0 = {name: leaf[k] for name, leaf in block.w0.items()}
+            memo = {name: leaf[k] for name, leaf in block.memo.items()}
+            local = LocalEquation(plan, self.examples, gradient, w0, memo)
+            with own_generator(plan, self.examples.device), logged(self.module) as values:
+                self._fit(local, training)
+            told.append(values)
+            trained.append({name: leaf.clone() for name, leaf in params_of(self.module).items()})
+            losses.append(local.mean_loss())
+        return BlockResult(stack(trained), np.array(losses), means(told))
+
+    def _fit(self, local: "LocalEquation", training: Training) -> None:
+        load_params(self.module, local.w0)
+        if not local.plan.num_steps:
+            return
+        self.module.train()  # Lightning would leave it in evaluation mode
+        device = self.examples.device
+        package = lightning_of(self.module)
+        trainer = package.trainer(
+            max_epochs=training.epochs,
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=1,
+            callbacks=[*(make() for make in self.callbacks), local],
+            plugins=[package.environment()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+        )
+        batches = PlannedBatches(local.plan, self.module, self.examples, training.epochs)
+        with _optimizer_set(self.module, training), warnings.catch_warnings():
+            # Lightning's own use of torch, which nobody here can change.
+            warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
+            # Of a Trainer alone, and said for each client and round.
+            warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning\.pytorch)\..*")
+            trainer.fit(self.module, batches)
+        self.module.to(device)  # Lightning leaves a module on the CPU
+
+
+@dataclass(frozen=True)
+class Package:
+    """Lightning comes under two names, whose Trainers refuse each other's modules."""
+
+    trainer: Callable[..., Trainer]
+    environment: Callable[[], LightningEnvironment]
+
+
+def lightning_of(module: LightningModule) -> Package:
+    """The package that a module's class comes from: `pytorch_lightning`, or `lightning`."""
+    if isinstance(module, LightningModule):
+        return Package(Trainer, LightningEnvironment)
+    fabric = importlib.import_module("lightning.fabric.plugins.environments")
+    trainer = importlib.import_module("lightning.pytorch").Trainer
+    return Package(trainer, fabric.LightningEnvironment)
+
+
+@dataclass
+class PlannedBatches:
+    """The first batch of each step of a plan; each pass over them is the next epoch."""
+
+    plan: IndexPlan
+    module: LightningModule
+    examples: Examples
+    epochs: int
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        return self.plan.num_steps // self.epochs
+
+    def __iter__(self) -> Iterator[Batch]:
+        first = self.epoch * len(self)
+        self.epoch += 1
+        for step in range(first, first + len(self)):
+            batch = unpadded_batch(self.plan, (step, 0), self.module, self.examples)
+            yield batch.x, batch.y
+
+
+@dataclass
+class LocalEquation(Callback):
+    """Puts the algorithm's direction in the place of the plain gradient, before each step."""
+
+    plan: IndexPlan
+    examples: Examples
+    gradient: Gradient
+    w0: Params
+    memo: Params
+    losses: list[Tensor] = field(default_factory=list)  # of the first call of grad in each step
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        x, y = batch
+        step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
+        key = torch.tensor(int(self.plan.keys[step, 0]), device=x.device)
+        second = second_batch(self.plan, step, pl_module, self.examples)
+        self.batch = LocalBatch(x, y, None, dropout_keys(pl_module, key), second)
+        for name, layer_key in self.batch.keys.items():
+            pl_module.get_buffer(name).copy_(layer_key)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        self.loss = loss.detach()
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        parameters = trainable(pl_module)
+        w = {name: p.detach() for name, p in parameters.items()}
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in parameters.items()
+        }
+
+        losses: list[Tensor] = []  # of the calls of grad in this step
+
+        def grad(at: Params, batch: LocalBatch) -> Params:
+            if at is w and batch is self.batch:  # Lightning has computed this one
+                found, loss = gradients, self.loss
+            else:
+                found, loss = BatchLoss(pl_module).gradient_at(at, batch)
+            losses.append(loss)
+            return found
+
+        direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
+        self.losses.append(losses[0].double())
+        for name, p in parameters.items():
+            p.grad = direction[name]
+
+    def mean_loss(self) -> float:
+        return float(torch.stack(self.losses).sum()) / len(self.losses) if self.losses else 0.0
+
+
+@contextmanager
+def _optimizer_set(module: LightningModule, training: Training) -> Iterator[None]:
+    """Let the experiment's optimiser be the module's for a while, unless it says `module`."""
+    if training.optimizer == "module":
+        yield
+        return
+    # An attribute of the instance hides the method of its class, for Lightning too.
+    module.configure_optimizers = lambda: training.make_optimizer(module, trainable(module))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.configure_optimizers

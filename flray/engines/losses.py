@@ -1,0 +1,87 @@
+"""The loss of a batch as a function of params, for any LightningModule."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flray.data.pixels import Examples
+from flray.engines.plan import IndexPlan
+from flray.engines.training import LocalBatch
+from flray.models.bank import Params
+from flray.models.classifier import Batch
+from flray.models.dropout import dropout_keys
+
+
+class BatchLoss(nn.Module):
+    """Wraps a module so that `functional_call` reaches its loss rather than its forward."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+        self.per_example = hasattr(module, "example_losses")
+
+    def forward(self, batch: LocalBatch) -> Tensor:
+        if not self.per_example:
+            return self._training_step(batch)
+        example_losses: Callable[[Batch], Tensor] = getattr(self.module, batch.loss)
+        losses = example_losses((batch.x, batch.y))
+        if batch.mask is None:
+            return losses.mean()
+        kept = torch.where(batch.mask, losses, torch.zeros_like(losses))
+        return kept.sum() / batch.mask.sum().clamp(min=1)
+
+    def _training_step(self, batch: LocalBatch) -> Tensor:
+        output = self.module.training_step((batch.x, batch.y), 0)
+        return cast(Tensor, output["loss"] if isinstance(output, dict) else output)
+
+    def at(self, w: Params, batch: LocalBatch) -> Tensor:
+        """The loss with the module's params replaced by w and its dropout keys by the batch's."""
+        state = {f"module.{k}": v for k, v in (w | batch.keys).items()}
+        return cast(Tensor, functional_call(self, state, (batch,)))
+
+    def gradient_at(self, w: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """Gradient and value of the loss at w, of one client, by plain autograd."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
+        return _differentiate(self.at(leaves, batch), leaves)
+
+    def gradient_here(self, own: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """As `gradient_at` at the module's own parameters, which need not be put in place."""
+        for name, key in batch.keys.items():
+            self.module.get_buffer(name).copy_(key)
+        return _differentiate(self(batch), own)
+
+
+def _differentiate(loss: Tensor, leaves: Params) -> tuple[Params, Tensor]:
+    wrt = list(leaves.values())
+    gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True)), loss.detach()
+
+
+def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
+    """The batch of one step of one client, with the second where the step takes two."""
+    first = unpadded_batch(plan, (step, 0), module, examples)
+    return replace(first, second=second_batch(plan, step, module, examples))
+
+
+def second_batch(
+    plan: IndexPlan, step: int, module: nn.Module, examples: Examples
+) -> LocalBatch | None:
+    """The second batch of a step, or None if the steps of the plan take one."""
+    if plan.batches_per_step == 1:
+        return None
+    return unpadded_batch(plan, (step, 1), module, examples)
+
+
+def unpadded_batch(
+    plan: IndexPlan, place: tuple[int, int], module: nn.Module, examples: Examples
+) -> LocalBatch:
+    """The batch at the place (step, number in the step) of one client, without padding."""
+    ids = torch.from_numpy(plan.ids[place][plan.mask[place]]).to(examples.device)
+    key = torch.tensor(int(plan.keys[place]), device=examples.device)
+    x, y = examples.training_batch(ids[None], key[None])
+    return LocalBatch(x[0], y[0], None, dropout_keys(module, key))

@@ -1,0 +1,101 @@
+"""Index plans: which example is in which batch of which step, decided before anything executes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.data.dataset import Ids
+from flray.engines.training import Training
+from flray.randomness import Generators, step_keys
+
+
+@dataclass(frozen=True)
+class IndexPlan:
+    """The local steps of one client in one round."""
+
+    client: int
+    ids: Ids  # (steps, batches, B) example ids; padded with the client's first example
+    mask: NDArray[np.bool_]  # (steps, batches, B) False where padded
+    keys: Ids  # (steps, batches) for dropout and augmentation
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.ids)
+
+    @property
+    def batches_per_step(self) -> int:
+        return int(self.ids.shape[1])
+
+
+def batch_orders(
+    num_examples: int, training: Training, streams: Iterable[np.random.Generator]
+) -> Ids:
+    """(K, steps, batches, B) places into the examples of K clients that have equally many.
+
+    -1 where a batch is short.
+
+    >>> order = batch_orders(5, Training(epochs=2, batch_size=3), [np.random.default_rng(0)])[0]
+    >>> order.shape, sorted(order[:2].flatten().tolist())
+    ((4, 1, 3), [-1, 0, 1, 2, 3, 4])
+    >>> pairs = batch_orders(3, Training(batch_size=3).paired(), [np.random.default_rng(0)])[0]
+    >>> (pairs >= 0).tolist()
+    [[[True, True, False], [True, False, False]]]
+    """
+    together, size, epochs = training.batches_per_step, training.batch_size, training.epochs
+    if num_examples > size:
+        num_batches, width = -(-num_examples // size), size
+    else:  # one batch, split where a step takes more
+        num_batches, width = together, -(-num_examples // together)
+    drawn = np.array([[s.permutation(num_examples) for _ in range(epochs)] for s in streams])
+    num = len(drawn)
+    places = np.full((num, epochs, num_batches * width), -1, dtype=np.int64)
+    places[:, :, :num_examples] = drawn
+    num_used = together * int(steps_per_epoch(np.array(num_examples), training))
+    order = np.full((num, epochs, num_used, size), -1, dtype=np.int64)
+    order[..., :width] = places[:, :, : num_used * width].reshape(num, epochs, num_used, width)
+    return order.reshape(num, epochs * num_used // together, together, size)
+
+
+def plan_client(examples: Ids, training: Training, seed: int, t: int, client: int) -> IndexPlan:
+    return plan_clients([examples], training, seed, t, np.array([client]))[0]
+
+
+def plan_clients(
+    examples: Sequence[Ids], training: Training, seed: int, t: int, clients: Ids
+) -> tuple[IndexPlan, ...]:
+    """The plans of clients that have these examples, in the order of `clients`."""
+    sizes = np.array([len(own) for own in examples])
+    streams = Generators(seed, ("order", "step"), t, places=clients)
+    plans: dict[int, IndexPlan] = {}
+    for size in np.unique(sizes):
+        alike = np.flatnonzero(sizes == size)
+        order = batch_orders(int(size), training, (streams.of("order", int(k)) for k in alike))
+        mask = order >= 0
+        if not mask.all():
+            order = np.where(mask, order, 0)
+        num_keys = order.shape[1] * order.shape[2]
+        for k, places, is_there in zip(alike.tolist(), order, mask, strict=True):
+            keys = step_keys(streams.of("step", k), num_keys).reshape(places.shape[:2])
+            plans[k] = IndexPlan(int(clients[k]), examples[k][places], is_there, keys)
+    return tuple(plans[k] for k in range(len(clients)))
+
+
+def steps_per_epoch(num_examples: Ids, training: Training) -> Ids:
+    """Steps per epoch of clients with so many examples.
+
+    >>> sizes, training = np.array([0, 1, 2, 10, 11, 25, 40]), Training(batch_size=10)
+    >>> steps_per_epoch(sizes, training).tolist()
+    [0, 1, 1, 1, 2, 3, 4]
+    >>> steps_per_epoch(sizes, training.paired()).tolist()
+    [0, 0, 1, 1, 1, 1, 2]
+    """
+    together, size = training.batches_per_step, training.batch_size
+    of_batches = -(-num_examples // size) // together
+    return np.where(num_examples > size, of_batches, num_examples >= together)
+
+
+def num_local_steps(num_examples: Ids, training: Training) -> Ids:
+    """Steps of clients with so many examples in all epochs of a round."""
+    return training.epochs * steps_per_epoch(num_examples, training)

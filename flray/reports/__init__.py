@@ -1,0 +1,1 @@
+"""What people read: tables, figures and pages of runs and sweeps."""

@@ -1,0 +1,158 @@
+"""The numbers that runs record: their titles, units and decimals."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+
+from flray import columns as recorded
+
+MISSING = "–"
+TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
+HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
+CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
+# What a row of a sweep may have measured, in the order of its columns on the page.
+MEASURED = (
+    *(
+        VALIDATION,
+        recorded.VALIDATION_LOSS_MEAN,
+        TEST,
+        TEST + recorded.AFTER,
+        recorded.CLIENTS_REACHING_TARGET,
+    ),
+    *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
+    *(CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN, *recorded.CORRELATIONS),
+    *(recorded.UNIFORMITY, recorded.ROBUSTNESS, recorded.CLIENT_STEPS, recorded.SECONDS),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    short: str = ""  # for tables in the terminal; "": the title
+    scale: float = 1.0  # from what is recorded to what is shown
+    unit: str = ""
+    decimals: int = 2  # 0: a count, whose mean has one
+    group: str = ""  # heading above several columns
+
+    @property
+    def label(self) -> str:
+        """For an axis."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+def _percent(title: str, short: str = "") -> Column:
+    return Column(title, short, 100.0, "%")
+
+
+_HALF, _SAME, _ALIKE = "half the labels:", "same labels:", "correlation with"
+COLUMNS = {
+    TEST: _percent("test accuracy", "accuracy %"),
+    recorded.GLOBAL_ACCURACY_MEAN: _percent("global test accuracy", "global"),
+    recorded.TUNED_ACCURACY_MEAN: _percent("fine-tuned test accuracy", "tuned"),
+    recorded.TUNED_GLOBAL_ACCURACY_MEAN: _percent(
+        "fine-tuned global test accuracy", "tuned global"
+    ),
+    VALIDATION: _percent("validation accuracy", "validation"),
+    recorded.VALIDATION_LOSS_MEAN: Column("validation loss", "loss", decimals=4),
+    HOLDOUT: _percent("holdout clients' accuracy"),
+    recorded.ACCURACY_WORST: _percent("worst client", "worst"),
+    TEST + recorded.AFTER: _percent("test accuracy after clustering"),
+    recorded.CLIENTS_REACHING_TARGET: _percent("clients at target"),
+    recorded.ACCURACY_VARIANCE: Column("variance over clients", "var. %²", 1e4, "%²"),
+    recorded.CLUSTERS: Column("clusters", decimals=0),
+    recorded.ARI: Column("ARI"),
+    recorded.ROUNDS: Column("rounds", decimals=0),
+    recorded.CLIENT_STEPS: Column("client steps", decimals=0),
+    recorded.BYTES_UP: Column("sent up", "MB up", 1e-6, "MB", 1),
+    recorded.BYTES_DOWN: Column("sent down", "MB down", 1e-6, "MB", 1),
+    recorded.SECONDS: Column("seconds", decimals=1),
+    CLUSTERING_ERROR: Column("clustering error"),
+    recorded.OVERLAP_FP: Column("false positives", "false pos.", group=_HALF),
+    recorded.OVERLAP_FN: Column("false negatives", "false neg.", group=_HALF),
+    recorded.EQUAL_FP: Column("false positives", "false pos.", group=_SAME),
+    recorded.EQUAL_FN: Column("false negatives", "false neg.", group=_SAME),
+    recorded.LABEL_CORRELATION: Column("correlation with labels", "labels", group=_ALIKE),
+    recorded.DRIFT_CORRELATION: Column("correlation with drift", "drift", group=_ALIKE),
+    recorded.DATA_CORRELATION: Column("correlation with both", "both", group=_ALIKE),
+    recorded.UNIFORMITY: Column("uniformity (eq. 7)", " ", group="uniformity"),
+    recorded.UNIFORMITY_RANDOM: Column(
+        "uniformity of random clusters", "(random)", group="uniformity"
+    ),
+    recorded.UNIFORMITY_LABELS: Column("uniformity by labels", "(of labels)", group="uniformity"),
+    recorded.ROBUSTNESS: Column("robustness"),
+    recorded.ROBUSTNESS_CLIENTS: Column("robustness by client"),
+}
+# Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
+_FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")
+
+
+def column_of(key: str) -> Column:
+    """
+    >>> column_of("tuned_validation_accuracy_mean").scale, column_of("clusters").scale
+    (100.0, 1.0)
+    """
+    return COLUMNS.get(key) or (_percent(key) if _FRACTIONS.match(key) else Column(key))
+
+
+def known(value: object) -> float:
+    """A recorded number, NaN where there is none.
+
+    >>> known(1), known(None), known(float("inf")), known("x")
+    (1.0, nan, nan, nan)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return math.nan
+    return float(value)
+
+
+def shown(key: str, value: object) -> float:
+    """A recorded number in the unit in which it is shown.
+
+    >>> shown("accuracy_mean", 0.5)
+    50.0
+    """
+    return column_of(key).scale * known(value)
+
+
+def decimals_of(key: str, values: Iterable[object]) -> int:
+    """How many decimals the shown values of a column have: all of them as many.
+
+    >>> decimals_of("clusters", [3.0, 4.0]), decimals_of("clusters", [3.5, 4.0])
+    (0, 1)
+    """
+    return column_of(key).decimals or int(any(known(value) % 1 > 0 for value in values))
+
+
+def number_text(key: str, value: object, error: object = None) -> str:
+    """A recorded number as it is shown, without its unit; the error has as many decimals.
+
+    >>> number_text("accuracy_mean", 0.9489, 0.01), number_text("clusters", 4.0, 0.71)
+    ('94.89 ± 1.00', '4.0 ± 0.7')
+    """
+    number, spread = shown(key, value), shown(key, error)
+    if math.isnan(number):
+        return MISSING
+    decimals = decimals_of(key, (number, spread))
+    return f"{number:,.{decimals}f}" + (f" ± {spread:,.{decimals}f}" if spread > 0 else "")
+
+
+def with_unit(key: str, value: object, error: object = None) -> str:
+    """
+    >>> with_unit("bytes_up", 3e6), with_unit("rounds", None)
+    ('3.0 MB', '–')
+    """
+    text = number_text(key, value, error)
+    return text if text == MISSING else f"{text} {column_of(key).unit}".rstrip()
+
+
+def value_text(value: object) -> str:
+    """A setting as a cell or label shows it.
+
+    >>> value_text(0.30000000000000004), value_text("ward"), value_text(None)
+    ('0.3', 'ward', '')
+    """
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,37 @@
+"""Figures as part of a page."""
+
+import base64
+import io
+import re
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from flray.reports import clustering_figures, figures, sweep_figures
+
+MAX_SVG_BYTES = 200_000
+DPI = 130
+CSS_PIXELS = 96  # an inch
+_NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
+
+
+def figure_source(name: str, *held: object) -> tuple[str, int] | None:
+    """The figure of this name, drawn from `held`, as a data URL, and its width in pixels.
+
+    It is SVG, or WebP where SVG would be large; None if nothing can be drawn.
+    """
+    modules = (figures, clustering_figures, sweep_figures)
+    draw = next(found for each in modules if (found := vars(each).get(f"{name}_figure")))
+    drawn: Figure | None = draw(*held)
+    if drawn is None:
+        return None
+    svg, pixels = io.StringIO(), io.BytesIO()
+    # The salt makes the same figure the same text.
+    with matplotlib.rc_context({"svg.hashsalt": "flray", "svg.fonttype": "path"}):
+        drawn.savefig(svg, format="svg", metadata={"Date": None})
+    kind, data = "svg+xml", re.sub(r"\s+", " ", _NEEDLESS.sub("", svg.getvalue())).encode()
+    if len(data) > MAX_SVG_BYTES:
+        drawn.savefig(pixels, format="webp", dpi=DPI)
+        kind, data = "webp", pixels.getvalue()
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    return source, round(drawn.get_size_inches()[0] * CSS_PIXELS)

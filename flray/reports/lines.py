@@ -1,0 +1,79 @@
+"""A line for each round of a run in progress. Imports no pandas, which would delay a start."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flray import columns as recorded
+from flray.records.clusterings import clustering_files, read_clustering
+from flray.reports.configuration import THRESHOLD, value_at
+
+Row = Mapping[str, Any]  # of rounds.parquet; Any: one value a column
+_LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # added to a row
+
+
+def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML
+    """The row of a round with the range of merges of its clustering, which the run's folder keeps.
+
+    It is no recorded column: rows of a sweep with equal clusters share a run, whatever their trees.
+    """
+    files = clustering_files(run) if row.get(recorded.CLUSTERING_CLUSTERS) is not None else {}
+    file = files.get(row[recorded.ROUND]) or files.get(0)
+    tree = None if file is None else read_clustering(file).linkage
+    if tree is None or not len(tree):
+        return dict(row)
+    return {**row, _LOWEST: tree[0, 2], _HIGHEST: tree[-1, 2], _CUT: value_at(config, THRESHOLD)}
+
+
+def round_line(row: Row, num_rounds: int) -> str:
+    """One round on one line.
+
+    >>> round_line({"round": 3, "accuracy_mean": 0.5, "accuracy_worst": 0.25, "clusters": 2,
+    ...             "train_loss": 1.5, "seconds": 0.25}, 20)
+    'round  3/20 · accuracy  50.00 % · worst client  25.00 % · clusters 2 · loss 1.5000 · 0.25 s'
+    """
+    parts = [f"round {row[recorded.ROUND]:{len(str(num_rounds))}d}/{num_rounds}"]
+    if row.get(recorded.ACCURACY_MEAN) is not None:
+        parts.append(f"accuracy {100 * row[recorded.ACCURACY_MEAN]:6.2f} %")
+        parts.append(f"worst client {100 * row[recorded.ACCURACY_WORST]:6.2f} %")
+        parts.append(f"clusters {row[recorded.CLUSTERS]}")
+    if recorded.TRAIN_LOSS in row:
+        parts.append(f"loss {row[recorded.TRAIN_LOSS]:.4f}")
+    if row.get(recorded.CLUSTERING_CLUSTERS) is not None:
+        found = f"clustered into {row[recorded.CLUSTERING_CLUSTERS]:g}"
+        if row.get(recorded.CLUSTERING_OVERLAPPING) == 1:
+            found += " overlapping clusters"
+        if row.get(recorded.CLUSTERING + recorded.ARI) is not None:
+            found += f" (ARI {row[recorded.CLUSTERING + recorded.ARI]:.2f})"
+        parts.append(found)
+    if row.get(_LOWEST) is not None:
+        parts.append(_merges(row[_LOWEST], row[_HIGHEST], row[_CUT]))
+    if row.get(recorded.CLIENTS_DROPPED):
+        parts.append(f"dropped {row[recorded.CLIENTS_DROPPED]}")
+    parts.append(f"{row[recorded.SECONDS]:.2f} s")
+    return " · ".join(parts)
+
+
+def event_line(events: Sequence[Mapping[str, Any]], t: int) -> str:  # Any: YAML
+    """What happens at the start of round t, empty where nothing does.
+
+    >>> event_line([{"round": 3, "kind": "leave", "clients": [4, 5]}], 3)
+    'round 3 begins with: leave (clients 4, 5)'
+    """
+    now = [event for event in events if event["round"] == t]
+    told = [f"{e['kind']} (clients {', '.join(map(str, e['clients']))})" for e in now]
+    return f"round {t} begins with: {'; '.join(told)}" if told else ""
+
+
+def _merges(low: float, high: float, threshold: float | None) -> str:
+    """The range of a tree's merges, and what a threshold outside it does.
+
+    >>> _merges(0.5, 1.9, 3.0)
+    'merges 0.5 to 1.9: the threshold 3 is above every merge, so there is one cluster'
+    """
+    told = f"merges {low:.3g} to {high:.3g}"
+    if threshold is not None and threshold >= high:
+        told += f": the threshold {threshold:g} is above every merge, so there is one cluster"
+    elif threshold is not None and threshold < low:
+        told += f": the threshold {threshold:g} is below every merge, so every client is alone"
+    return told

@@ -1,0 +1,96 @@
+"""One self-contained HTML page of a run, of several runs, of a sweep, or of all of them.
+
+Templates define layout and wording; `page_run` and `sweep_tables` compute what templates cannot.
+"""
+
+import functools
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from flray import __version__
+from flray import columns as recorded
+from flray.files import write_output
+from flray.records.clusterings import read_clustering
+from flray.records.deciding import leaves
+from flray.records.inside import path_below
+from flray.reports import embed, page_run, sweep_figures, sweep_tables
+from flray.reports.columns import column_of, with_unit
+from flray.reports.configuration import setting_text
+from flray.reports.figures import when
+from flray.reports.measures import errors_by_round, run_sheet
+from flray.reports.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
+from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
+from flray.reports.sweeps import Sweep, left_out_note
+from flray.scores import partition_scores
+
+PAGE = "report.html"
+
+_NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
+_FUNCTIONS = (  # what the templates call by name
+    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note, when),
+    *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
+)
+
+
+def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write one page of all runs and sweeps in and below the folders; its path.
+
+    Args:
+        out: None: report.html in the first folder.
+    """
+    path = path_below(folders[0], PAGE) if out is None else out
+    page = render_page(*find_runs(folders))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_output(path, lambda file: file.write_text(page, encoding="utf-8"))
+    return path
+
+
+def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(runs=runs, experiments=by_experiment(runs), sweeps=sweeps, version=__version__)
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("flray.reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {function.__name__: function for function in _FUNCTIONS}
+    environment.globals |= {
+        "GROUND_TRUTH": GROUND_TRUTH,
+        "GROUND_TRUTH_NOTE": GROUND_TRUTH_NOTE,
+        "INCOMPLETE_NOTE": INCOMPLETE_NOTE,
+        "embed": embed,
+        "number": with_unit,
+        "of_run": page_run,
+        "of_sweep": sweep_tables,
+        "recorded": recorded,
+        "title_of": lambda key: column_of(key).title,
+    }
+    environment.filters |= {
+        "leaves": leaves,
+        "setting": setting_text,
+        "typed": typed,
+        "yaml": lambda held: yaml.safe_dump(dict(held), sort_keys=False, allow_unicode=True),
+    }
+    environment.tests["numeric"] = lambda text: _NUMBER.match(str(text)) is not None
+    return environment
+
+
+def typed(path: Path) -> str:
+    """A path to type in a shell: relative if it lies below the current folder."""
+    absolute = path.absolute()
+    below = absolute.is_relative_to(Path.cwd())
+    return shlex.quote(str(absolute.relative_to(Path.cwd()) if below else absolute))

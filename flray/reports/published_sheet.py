@@ -1,0 +1,194 @@
+"""A paper's table with our numbers in it, and how the methods rank in both."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+from rich.console import RenderableType
+from scipy.stats import spearmanr
+
+from flray.columns import ROBUSTNESS_SE
+from flray.reports.columns import MISSING
+from flray.reports.published.tables import Table
+from flray.reports.published_cells import LEFT_OUT, VARIED, fill
+from flray.reports.runs import RunRecord
+from flray.reports.sheets import Heading, Sheet, mark_notes
+from flray.reports.writers import Format, to_latex, to_markdown, to_rich
+
+FEWEST_FOR_CORRELATION = 3  # methods
+STANDARD_ERRORS = {  # what is behind `se`, by its key in summary.json
+    "accuracy_se_binomial": "the binomial standard error, which is what the paper's ± is",
+    ROBUSTNESS_SE: "the standard error over clusters; of what the paper's ± is, it does not say",
+}
+
+
+def render(table: Table, runs: Sequence[RunRecord], form: Format) -> RenderableType:
+    """The table filled with the runs, in one of the formats; all but `rich` are text."""
+    cells = fill(table, runs)
+    if form == "csv":
+        return to_csv(table, cells)
+    sheet = published_sheet(table, cells)
+    return {"rich": to_rich, "md": to_markdown, "latex": to_latex}[form](sheet)
+
+
+def published_sheet(table: Table, cells: pd.DataFrame) -> Sheet:
+    return Sheet(
+        title=f"{table.key} · {table.paper}, Table {table.number}. {table.caption}",
+        labels=pd.DataFrame([row.labels for row in table.rows], columns=list(table.row_headings)),
+        headings=tuple(Heading(c.key, c.name, c.group, c.decimals) for c in table.columns),
+        cells=cells,
+        blocks=tuple(row.block for row in table.rows) if any(r.block for r in table.rows) else (),
+        notes=tuple(_notes(table, cells)),
+        below=_below(rank(table, cells)),
+        numbers_runs=True,
+        ratio_decimals=1,
+    )
+
+
+def rank(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
+    """A row for each place (row number, column key) that ours and the paper's both fill.
+
+    `ours` and `paper` are the ranks (1 is best) among the methods of a `comparison`: one column of
+    a block, or one row where methods are columns; `spearman` is their correlation, NaN where it has
+    none. Comparisons have two methods or more; tables of settings of one method have none.
+    """
+    compared = pd.DataFrame(_compared(table), columns=["row", "column", "comparison", "method"])
+    values = cells["value"].unstack("source").reindex(columns=["ours", "paper"]).dropna()
+    found = compared.set_index(["row", "column"]).join(values, how="inner")
+    lower = {column.key for column in table.columns if column.lower_is_better}
+    signs = [1.0 if key in lower else -1.0 for _, key in found.index]
+    groups = found[["ours", "paper"]].mul(signs, axis=0).groupby(found["comparison"], sort=False)
+    agreed = {name: _correlation(own) for name, own in groups}
+    ranked = groups.rank(method="min").astype(int)
+    found = found.assign(**ranked, spearman=found["comparison"].map(agreed))
+    return found[groups["ours"].transform("size") > 1]
+
+
+def _compared(table: Table) -> Iterator[tuple[int, str, str, str]]:
+    """Row, column, title of the comparison and method of each cell of a method, in order."""
+    if table.is_formulas or table.has_ratios:
+        return
+    methods_are_columns = all(row.method is None for row in table.rows)
+    for block in dict.fromkeys(row.block for row in table.rows):
+        for column in table.columns:
+            for r, row in enumerate(table.rows):
+                if row.block == block and methods_are_columns:
+                    yield r, column.key, row.title, column.title
+                elif row.block == block:
+                    title = ", ".join(filter(None, (block, column.title)))
+                    yield r, column.key, title, row.method or ""
+
+
+def _correlation(own: pd.DataFrame) -> float | None:
+    """Spearman's; None for fewer than three, or where one of them does not vary."""
+    if len(own) < FEWEST_FOR_CORRELATION or (own.nunique() == 1).any():
+        return None
+    return float(spearmanr(own["ours"], own["paper"]).statistic)
+
+
+def _below(ranked: pd.DataFrame) -> pd.DataFrame:
+    """A line of text for each comparison."""
+    texts = []
+    for title, own in ranked.groupby("comparison", sort=False):
+        best = own.sort_values("ours", kind="stable")
+        pairs = zip(best["method"], best["ours"], best["paper"], strict=True)
+        spearman = own["spearman"].iloc[0]
+        shown = MISSING if pd.isna(spearman) else f"{spearman:.2f}"
+        texts.append((title, ", ".join(f"{name} {a}/{b}" for name, a, b in pairs), shown))
+    return pd.DataFrame(texts, columns=["compared in", "ranks, ours/paper", "Spearman"])
+
+
+def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
+    ours, test = (_of_source(cells, source) for source in ("ours", "test"))
+    if not table.is_formulas:
+        total = len(table.rows) * len(table.columns)
+        yield f"{len(ours)} of {total} cells are filled by runs; {MISSING} is missing."
+    if len(ours):
+        counts = sorted({len(seeds) for seeds in ours["seeds"]})
+        over = f"{counts[0]} seed{'s' * (counts[0] > 1)}" if len(counts) == 1 else "n seeds"
+        yield (
+            f"Ours is a mean over {over}, ± its standard deviation over them, diff. ours less the "
+            "paper's; [k] are the runs listed below."
+        )
+    if ours["se"].notna().any():
+        places = itertools.product(table.rows, table.columns)
+        metrics = filter(None, (table.match.metric(row, column) for row, column in places))
+        yield f"se is {', '.join(dict.fromkeys(STANDARD_ERRORS[m.se] for m in metrics if m.se))}."
+    if len(test):
+        varied = sorted({key for keys in test[VARIED] for key in keys})
+        yield (
+            "Selected by validation accuracy, seed by seed, among runs that differ in "
+            f"{', '.join(varied) or 'nothing but their folder'}. "
+            "test is selected the papers' way: the best by its own test number."
+        )
+    yield from mark_notes(cells)
+    left_out = {path for paths in cells[LEFT_OUT] for path in paths}
+    if left_out:
+        runs = "runs are" if len(left_out) > 1 else "run is"
+        yield (
+            f"{len(left_out)} {runs} left out of the choice: another seed of the configuration "
+            "failed or did not finish."
+        )
+    if table.has_ratios and not all(ours["baselines"]):
+        yield (
+            "Ours without a ratio: no FedAvg run with these settings, seed and split has the round."
+        )
+    if ours["ratio"].notna().any():
+        yield "(x) ours is the mean over seeds of the ratio to FedAvg with the same seed and split."
+    for said in filter(None, (table.metric, table.note)):
+        yield f"Paper: {said}."
+    for note in dict.fromkeys(row.note for row in table.rows if row.note):
+        rows = dict.fromkeys(", ".join(row.labels) for row in table.rows if row.note == note)
+        yield f"Paper, {'; '.join(rows)}: {note}."
+
+
+def _of_source(cells: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The cells of a source by row and column."""
+    found: pd.DataFrame = cells[cells.index.get_level_values("source") == source]
+    return found.droplevel("source")
+
+
+def to_csv(table: Table, cells: pd.DataFrame) -> str:
+    """A line for each cell, empty fields for what is missing; several runs are joined by `;`."""
+    places = [(r, column) for r in range(len(table.rows)) for column in table.columns]
+    index = pd.MultiIndex.from_tuples([(r, column.key) for r, column in places])
+    ours, paper, apart, test = (
+        _of_source(cells, source).reindex(index)
+        for source in ("ours", "paper", "difference", "test")
+    )
+    ranked = rank(table, cells).reindex(index)
+    frame = pd.DataFrame(
+        {
+            "table": table.key,
+            "block": [table.rows[r].block for r, _ in places],
+            "row": [", ".join(table.rows[r].labels) for r, _ in places],
+            "column": [column.key for _, column in places],
+            "unit": [column.unit for _, column in places],
+            "ours": ours["value"],
+            "std": ours["error"],
+            "seeds": ours["seeds"].map(len, na_action="ignore").astype("Int64"),
+            "se": ours["se"],
+            "ratio": ours["ratio"],
+            "paper": paper["value"].astype(object).where(paper["text"] == "", paper["text"]),
+            "paper_spread": paper["error"],
+            "paper_ratio": paper["ratio"],
+            "difference": apart["value"],
+            "rank": ranked["ours"].astype("Int64"),
+            "paper_rank": ranked["paper"].astype("Int64"),
+            "spearman": ranked["spearman"],
+            "uses_ground_truth": ours["uses_ground_truth"],
+            "missing_seeds": ours["missing_seeds"].astype("Int64"),
+            "test_selected": test["value"],
+            "test_selected_std": test["error"],
+            "runs": ours["runs"].map(_joined, na_action="ignore"),
+            "fedavg_runs": ours["baselines"].map(_joined, na_action="ignore"),
+            "test_selected_runs": test["runs"].map(_joined, na_action="ignore"),
+        },
+        index,
+    )
+    return frame.to_csv(index=False)
+
+
+def _joined(paths: Sequence[Path]) -> str:
+    return ";".join(map(str, paths))

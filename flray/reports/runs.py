@@ -1,0 +1,259 @@
+"""Run directories as tables, figures and pages read them: one record per run, finished or not."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flray import columns as recorded
+from flray.errors import ExperimentError
+from flray.records.clusterings import clustering_files
+from flray.records.command import read_command
+from flray.records.deciding import is_below, leaves
+from flray.records.run_directory import RunDirectory
+from flray.reports.columns import value_text
+from flray.reports.configuration import value_at
+from flray.reports.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
+from flray.server.summary import checked_summary, numbers_so_far
+
+Plain = Mapping[str, Any]  # Any: YAML and JSON
+
+# Keys that do not change the experiment; a key includes those below it.
+NO_MATTER = ("execution", "tracking", "dataset.download", "on_client_failure")
+_SEED_FOLDER = re.compile(r"seed_\d+")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    path: Path
+    config: Plain  # resolved: nested mappings
+    summary: Plain | None  # None: the run is not finished
+    name: str = ""  # of the experiment, shared by its seeds
+    missing_seeds: int = 0  # runs that differ in their seed alone and failed or did not finish
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        return RunDirectory(self.path).rounds()
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        return RunDirectory(self.path).clients()
+
+    @cached_property
+    def clusterings(self) -> Mapping[int, Path]:
+        """Files by round."""
+        return clustering_files(self.path)
+
+    @cached_property
+    def environment(self) -> Plain:
+        directory = RunDirectory(self.path)
+        return directory.environment() if directory.has_environment() else {}
+
+    @cached_property
+    def numbers(self) -> Plain:
+        """The summary; of an unfinished run the last evaluation and totals so far."""
+        return numbers_so_far(self.rounds) if self.summary is None else self.summary
+
+    @property
+    def seed(self) -> int | None:
+        return self.config.get(recorded.SEED)
+
+    @property
+    def label(self) -> str:
+        return self.name if self.seed is None else f"{self.name}, seed {self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """Its path relative to the folder of its experiment."""
+        parts = self.path.parts
+        return "/".join(parts[-2:] if _SEED_FOLDER.fullmatch(parts[-1]) else parts[-1:])
+
+    @property
+    def title(self) -> str:
+        keys = ("algorithm.name", "dataset.name", "split.name")
+        return " · ".join(str(self.value(key) or "?") for key in keys)
+
+    @property
+    def uses_ground_truth(self) -> bool:
+        """True if the run read ground truth; for old runs, which do not record it, if it might."""
+        allowed = self.config.get(recorded.USES_GROUND_TRUTH) is True
+        return bool(self.numbers.get(recorded.USES_GROUND_TRUTH, allowed))
+
+    def value(self, key: str) -> Any:  # Any: YAML and JSON
+        """The value of a dotted key of the configuration or of summary.KEY, None without one."""
+        first, _, rest = key.partition(".")
+        return (self.summary or {}).get(rest) if first == "summary" else value_at(self.config, key)
+
+    def row(self, t: int | None) -> Plain:
+        """What rounds.parquet holds of round t, {} where it holds nothing."""
+        row = self.rounds[self.rounds[recorded.ROUND] == t]
+        return {} if row.empty else {str(k): v for k, v in row.iloc[0].dropna().items()}
+
+    def at(self, t: int | None) -> Plain:
+        """What was measured in round t, {} if nothing was; None is the end of the run."""
+        is_end = self.summary is not None and t in (None, self.summary.get(recorded.ROUNDS))
+        return self.numbers if is_end else self.row(t)
+
+    def evaluated(self) -> pd.DataFrame:
+        """The rounds that have an accuracy."""
+        accuracies = [recorded.ACCURACY_MEAN, recorded.ACCURACY_WORST_DECILE]
+        rounds = self.rounds.reindex(columns=[recorded.ROUND, *accuracies, recorded.CLUSTERS])
+        return rounds.dropna(subset=[recorded.ACCURACY_MEAN])
+
+    @property
+    def is_evaluated(self) -> bool:
+        return len(self.evaluated()) > 0
+
+    def last_test(self) -> pd.DataFrame:
+        """A row for each client at the last evaluation on its test part."""
+        test = self.clients[self.clients[recorded.PART] == "test"]
+        last: pd.DataFrame = test[test[recorded.ROUND] == test[recorded.ROUND].max()]
+        return last
+
+
+Experiments = Mapping[str, Sequence[RunRecord]]  # the seeds of each, by name
+
+
+def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs of each experiment in the order of seeds, told how many of them are missing."""
+    grouped: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        grouped.setdefault(run.name, []).append(run)
+    return {name: _in_order(seeds) for name, seeds in grouped.items()}
+
+
+def _in_order(seeds: Sequence[RunRecord]) -> list[RunRecord]:
+    missing = sum(run.summary is None for run in seeds)
+    ordered = sorted(seeds, key=lambda run: run.seed or 0)
+    return [replace(run, missing_seeds=missing) for run in ordered]
+
+
+def finished(experiments: Experiments) -> dict[str, list[RunRecord]]:
+    """The experiments with their finished runs only; those without one are left out."""
+    done = {name: [r for r in runs if r.summary is not None] for name, runs in experiments.items()}
+    return {name: runs for name, runs in done.items() if runs}
+
+
+def read_run(path: Path, name: str = "") -> RunRecord:
+    directory = RunDirectory(path)
+    if not directory.holds_run():
+        raise ExperimentError(f"{path} holds no run: it has no config.yaml")
+    return RunRecord(path, directory.config(), checked_summary(directory), name)
+
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
+    """All runs, finished or not, and all sweeps in and below the folders."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        below = list(_below(folder.resolve()))
+        if not below:
+            raise ExperimentError(_nothing_in(folder))
+        found |= dict.fromkeys(below)
+    sweeps = [path for path in found if holds_sweep(path)]
+    runs = [path for path in found if path not in sweeps]
+    named = zip(runs, experiment_names(runs), strict=True)
+    return [read_run(path, name) for path, name in named], [read_sweep(path) for path in sweeps]
+
+
+def row_runs(sweep: Sweep) -> list[RunRecord]:
+    """The finished rows of a sweep as runs; seeds of one configuration share its settings as name.
+
+    A number has the name of its key in front.
+    """
+    keys = {key: sweep.names.get(key, key) for key in sweep.telling}
+    runs = []
+    for _, row in sweep.finished.iterrows():
+        texts = [
+            f"{name} {value_text(row[key])}" if sweep.is_number(key) else value_text(row[key])
+            for key, name in keys.items()
+            if pd.notna(row[key])
+        ]
+        label = ", ".join(texts) or sweep.path.name
+        runs.append(read_run(sweep.path / str(row[recorded.FOLDER]), label))
+    return runs
+
+
+def collect_runs(folder: Path) -> list[RunRecord]:
+    """The finished runs below a folder, those of sweeps too, in the order of their paths."""
+    runs = [read_run(file.parent) for file in sorted(folder.rglob("config.yaml"))]
+    finished = [run for run in runs if run.summary is not None]
+    sweeps = {run.path: enclosing_sweep(run.path) for run in runs}
+    # The table of a sweep tells which of its rows did not finish.
+    tables = [read_sweep(path) for path in {*sweeps.values()} if path and holds_sweep(path)]
+    of_sweep = {path: n for table in tables for path, n in table.missing_by_folder.items()}
+    done = {settings_text(run.config) for run in finished}
+    unfinished = [run.config for run in runs if run.summary is None and sweeps[run.path] is None]
+    lacking = {settings_text(config): settings_text(config, recorded.SEED) for config in unfinished}
+    of_settings = Counter(alike for own, alike in lacking.items() if own not in done)
+
+    def num_missing(run: RunRecord) -> int:
+        if sweeps[run.path] is not None:
+            return of_sweep.get(run.path, 0)
+        return of_settings[settings_text(run.config, recorded.SEED)]
+
+    return [replace(run, missing_seeds=num_missing(run)) for run in finished]
+
+
+def holds_run(path: Path) -> bool:
+    """True for a run directory; a run that has just started has an environment, but no rounds."""
+    files = (path / "rounds.parquet", path / "environment.json")
+    return RunDirectory(path).holds_run() and any(file.is_file() for file in files)
+
+
+def experiment_names(runs: Sequence[Path]) -> list[str]:
+    """The experiment of each run: the folder above its seeds, from where such folders differ.
+
+    >>> experiment_names([Path("x/a/seed_0"), Path("x/a/seed_1"), Path("x/b")])
+    ['a', 'a', 'b']
+    """
+    paths = [p.parent if _SEED_FOLDER.fullmatch(p.name) else p for p in runs]
+    if len(set(paths)) < 2:
+        return [path.name for path in paths]
+    common = Path(os.path.commonpath([str(path) for path in paths]))
+    return [path.relative_to(common).as_posix() if path != common else "." for path in paths]
+
+
+def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
+    """The values of a configuration by dotted key, less those keys and what is below them."""
+    return {key: value for key, value in leaves(config).items() if not is_below(key, keys)}
+
+
+def settings_text(config: Plain, *left_out: str) -> str:
+    """The settings of an experiment but for some keys: equal experiments have equal texts."""
+    return json.dumps(without(config, (*NO_MATTER, *left_out)), sort_keys=True, default=str)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Runs and sweeps in a folder; what lies inside one is part of it.
+
+    Runs of one command come in the order in which it names them, others in that of their paths.
+    """
+    if holds_sweep(folder) or holds_run(folder):
+        yield folder
+    elif folder.is_dir():
+        children = [c for c in sorted(folder.iterdir()) if c.is_dir() and not c.is_symlink()]
+        order = _order_of_command(folder)
+        below = [path for child in children for path in _below(child)]
+        yield from sorted(below, key=lambda path: order.get(path, len(order)))
+
+
+def _order_of_command(folder: Path) -> dict[Path, int]:
+    """The position of each run in the command that `flray run` was given for this folder."""
+    runs = read_command(folder).get("runs", [])
+    return {folder / run["folder"]: position for position, run in enumerate(runs)}
+
+
+def _nothing_in(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no folder {folder}; expected one that `flray run` or `flray sweep` made"
+    return (
+        f"nothing to report in {folder}: expected a run (config.yaml and rounds.parquet), a sweep "
+        "(sweep.json and rows.parquet), or a folder with such folders below it"
+    )

@@ -1,0 +1,205 @@
+"""The one form of every table: a long DataFrame of numbers, and its layout."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flray.reports.columns import MISSING, column_of, decimals_of
+
+GROUND_TRUTH, INCOMPLETE = "†", "‡"
+GROUND_TRUTH_NOTE = (
+    f"{GROUND_TRUTH} uses ground truth: labels or groups that a real server does not know."
+)
+INCOMPLETE_NOTE = (
+    f"{INCOMPLETE} a seed of this configuration failed or did not finish: "
+    "the number is of its other seeds."
+)
+
+Fields = dict[str, Any]  # Any: fields of a cell
+Cells = Mapping[tuple[Any, str, str], Fields]  # by row, column and source
+
+PREFIXES = {"ours": "", "paper": "paper ", "difference": "diff. ", "test": "test "}  # by source
+FIELDS = {  # of a cell, and what they hold where nothing is given
+    "value": np.nan,  # in the unit of its column, a mean over seeds
+    "error": np.nan,  # behind ±
+    "seeds": (),
+    "se": np.nan,  # the recorded standard error, a mean over seeds
+    "ratio": np.nan,  # to FedAvg
+    "has_ratio": False,  # a ratio belongs here, even if there is none
+    "uses_ground_truth": False,
+    "missing_seeds": 0,
+    "text": "",  # in the place of a value
+    "runs": (),
+    "baselines": (),  # the runs that the ratio is taken to
+}
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column of numbers."""
+
+    key: str
+    name: str
+    group: str = ""  # above several columns
+    decimals: int = 2
+
+    @property
+    def title(self) -> str:
+        return f"{self.group} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table that every writer writes."""
+
+    title: str
+    labels: pd.DataFrame  # text; its index is the rows
+    headings: tuple[Heading, ...]
+    cells: pd.DataFrame  # as made by `numbers`
+    blocks: tuple[str, ...] = ()  # the heading above each row; () for none
+    notes: tuple[str, ...] = ()
+    below: pd.DataFrame = field(default_factory=pd.DataFrame)  # text
+    numbers_runs: bool = False  # cells name the runs behind them by number
+    ratio_decimals: int = 2
+
+    @cached_property
+    def behind(self) -> dict[tuple[Any, Any], int]:
+        """The distinct pairs of runs and baselines behind numbers, counted from 1."""
+        pairs = zip(self.cells["runs"], self.cells["baselines"], strict=True)
+        distinct = dict.fromkeys(pair for pair in pairs if pair[0]) if self.numbers_runs else ()
+        return {pair: k for k, pair in enumerate(distinct, start=1)}
+
+    @property
+    def runs(self) -> list[str]:
+        """A line for each of [1], [2], ... with the runs behind it."""
+        joined = [[", ".join(map(str, paths)) for paths in pair] for pair in self.behind]
+        return [f"{runs}; FedAvg: {base}" if base else runs for runs, base in joined]
+
+    def lines(self) -> dict[tuple[Any, str], dict[str, str]]:
+        """The text of every cell by source, in the order of PREFIXES."""
+        decimals = {heading.key: heading.decimals for heading in self.headings}
+        found: dict[tuple[Any, str], dict[str, str]] = {
+            (row, key): {} for row in self.labels.index for key in decimals
+        }
+        records = self.cells.to_dict("records")
+        for (row, column, source), cell in zip(self.cells.index.tolist(), records, strict=True):
+            sign = "+" if source == "difference" else ""
+            found[row, column][source] = self._text(cell, decimals[column], sign)
+            if source == "paper" and not cell["text"]:  # a run could fill the cell
+                found[row, column].setdefault("ours", MISSING)
+        return {
+            place: {source: texts[source] for source in PREFIXES if source in texts}
+            for place, texts in found.items()
+        }
+
+    def rows(self, repeats: bool = False) -> Iterator[tuple[str, list[str], list[dict[str, str]]]]:
+        """For each row its block where that begins, its labels, and the lines of its cells.
+
+        A line has the name of its source in front, except ours and a number that stands alone.
+
+        Args:
+            repeats: show the first of several labels where it repeats the one above.
+        """
+        lines, above, block = self.lines(), None, ""
+        for k, (row, *labels) in enumerate(self.labels.itertuples()):
+            begins = self.blocks[k] if self.blocks and self.blocks[k] != block else ""
+            block = begins or block
+            is_shown = repeats or len(labels) == 1 or labels[0] != above
+            shown = labels if is_shown else ["", *labels[1:]]
+            above = labels[0]
+            cells = [_prefixed(lines[row, heading.key]) for heading in self.headings]
+            yield begins, [str(label) for label in shown], cells
+
+    def _text(self, cell: Mapping[Any, Any], decimals: int, sign: str) -> str:
+        """A number with its marks, error and ratio, its seeds, standard error and runs."""
+        if cell["text"]:
+            return str(cell["text"])
+        text = MISSING
+        if not np.isnan(cell["value"]):
+            text = f"{cell['value']:{sign},.{decimals}f}"
+            text += marks(cell["uses_ground_truth"], cell["missing_seeds"])
+            if not np.isnan(cell["error"]):
+                text += f" ± {cell['error']:,.{decimals}f}"
+            if cell["has_ratio"]:
+                ratio = f"{cell['ratio']:.{self.ratio_decimals}f}x"
+                text += f" ({MISSING if np.isnan(cell['ratio']) else ratio})"
+        if cell["seeds"] and self._numbers_of_seeds_differ:
+            text += f" n={len(cell['seeds'])}"
+        if not np.isnan(cell["se"]):
+            text += f" se {cell['se']:.{decimals}f}"
+        place = self.behind.get((cell["runs"], cell["baselines"]))
+        return text if place is None else f"{text} [{place}]"
+
+    @cached_property
+    def _numbers_of_seeds_differ(self) -> bool:
+        return len({len(seeds) for seeds in self.cells["seeds"] if seeds}) > 1
+
+
+def sheet_of(
+    title: str,
+    labels: pd.DataFrame,
+    columns: Sequence[str | Heading],
+    cells: Cells,
+    notes: Iterable[str] = (),
+) -> Sheet:
+    """A sheet with notes on the marks that occur in it.
+
+    Args:
+        columns: recorded ones by key, shown with the decimals that their values and errors need.
+    """
+    frame = numbers(cells)
+    headings = tuple(c if isinstance(c, Heading) else _heading(c, frame) for c in columns)
+    return Sheet(title, labels, headings, frame, notes=(*notes, *mark_notes(frame)))
+
+
+def numbers(cells: Cells) -> pd.DataFrame:
+    """The frame of a sheet from the fields of each cell."""
+    frame = pd.DataFrame(
+        [{**FIELDS, **cell} for cell in cells.values()],
+        index=pd.MultiIndex.from_tuples(list(cells), names=["row", "column", "source"]),
+        columns=list(FIELDS),
+    )
+    return frame.astype(dict.fromkeys(("value", "error", "se", "ratio"), float))
+
+
+def seed_mean(values: Sequence[float]) -> Fields:
+    """The mean, and the standard deviation over seeds where there are several.
+
+    >>> seed_mean([1.0, 3.0])["value"], seed_mean([1.0])["error"]
+    (2.0, None)
+    """
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"value": float(np.mean(values)) if len(values) else np.nan, "error": spread}
+
+
+def marks(uses_ground_truth: bool, missing_seeds: float) -> str:
+    """
+    >>> marks(True, 2)
+    '†‡'
+    """
+    return GROUND_TRUTH * bool(uses_ground_truth) + INCOMPLETE * bool(missing_seeds > 0)
+
+
+def mark_notes(cells: pd.DataFrame) -> Iterator[str]:
+    """What the marks that occur in the cells mean."""
+    if cells["uses_ground_truth"].any():
+        yield GROUND_TRUTH_NOTE
+    if (cells["missing_seeds"] > 0).any():
+        yield INCOMPLETE_NOTE
+
+
+def _heading(key: str, cells: pd.DataFrame) -> Heading:
+    column = column_of(key)
+    own = cells[cells.index.get_level_values("column") == key]
+    decimals = decimals_of(key, own[["value", "error"]].to_numpy().flat)
+    return Heading(key, column.short or column.title, column.group, decimals)
+
+
+def _prefixed(texts: Mapping[str, str]) -> dict[str, str]:
+    if "ours" not in texts:
+        return dict(texts) or {"ours": MISSING}
+    return {source: PREFIXES[source] + text for source, text in texts.items()}

@@ -1,0 +1,142 @@
+"""Tables and texts of a sweep: its best configurations, all of its rows, the rows that failed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flray.columns import (
+    ARI,
+    CLUSTERS,
+    ERROR,
+    FOLDER,
+    MERGE_PLACE,
+    SEED,
+    STATUS,
+    VALIDATION_LOSS_MEAN,
+)
+from flray.columns import USES_GROUND_TRUTH as USES
+from flray.reports import columns
+from flray.reports.columns import MISSING, TEST, VALIDATION, column_of, shown, value_text
+from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet, marks, sheet_of
+from flray.reports.sweeps import FAILED, MISSING_ROWS, NUM_SEEDS, SPREAD, Sweep
+
+TOP = 5  # configurations
+
+
+def top_sheet(sweep: Sweep) -> Sheet:
+    """The best configurations by the metric, the simplest of those about as good, the baselines."""
+    ranked = sweep.ranked.drop(sweep.baselines.index)
+    listed = pd.concat([ranked.head(TOP), sweep.simplest, sweep.baselines])
+    listed = listed[~listed.index.duplicated()]
+    labels = pd.DataFrame({"rank": _rank_names(sweep, ranked, listed)}, listed.index)
+    for key, name in sweep.names.items():
+        labels[name] = [value_text(value) for value in listed[key]]
+    by_loss = (VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
+    wanted = dict.fromkeys((sweep.metric, VALIDATION, *by_loss, TEST, CLUSTERS, ARI))
+    keys = [column for column in wanted if column in listed and listed[column].notna().any()]
+    marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
+    cells = {
+        (k, column, "ours"): {
+            "value": shown(column, row[column]),
+            "error": shown(column, row[column + SPREAD]),
+            "seeds": tuple(range(int(row[NUM_SEEDS]))),
+            "uses_ground_truth": column in marked and row[USES] > 0,
+            "missing_seeds": row[MISSING_ROWS] if column in marked else 0,
+        }
+        for k, row in listed.iterrows()
+        for column in keys
+    }
+    title = f"the best {min(TOP, len(ranked))} of {len(ranked)} configurations"
+    return sheet_of(title, labels, keys, cells, _top_notes(sweep))
+
+
+def _rank_names(sweep: Sweep, ranked: pd.DataFrame, listed: pd.DataFrame) -> list[str]:
+    """The rank of each listed configuration; equal ones share one."""
+    ranks = sweep.ranks(ranked)
+    ties = zip(ranks.items(), ranks.duplicated(keep=False), strict=True)
+    names = {k: f"{rank}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
+    simplest = sweep.simplest.index.difference(sweep.best.index)
+    names |= {k: f"{ranks.get(k, 'baseline')}, simplest" for k in simplest}
+    return [names.get(k, "baseline") for k in listed.index]
+
+
+def _top_notes(sweep: Sweep) -> Iterator[str]:
+    over = ", a mean ± standard deviation over seeds" if sweep.has_seeds else ""
+    yield f"Ranked by {sweep.metric}{over}."
+    if sweep.num_left_out:
+        yield f"Configurations with {INCOMPLETE} rank after complete ones."
+    if sweep.num_tied > 1:
+        yield (
+            f"{sweep.num_tied} configurations tie for the best {sweep.metric}; the lowest "
+            "validation loss decides, then the fewest clusters, then the order of rows."
+        )
+    if len(sweep.simplest):
+        error = columns.with_unit(sweep.metric, sweep.best_error)
+        over = "seeds" if sweep.best[NUM_SEEDS].iloc[0] > 1 else "clients"
+        is_best = sweep.simplest.index.equals(sweep.best.index)
+        yield (
+            f"{'The best is also the simplest' if is_best else 'simplest'}: the fewest clusters "
+            f"within one standard error over {over} ({error}) of the best."
+        )
+    if len(sweep.importances):
+        shares = ", ".join(f"{name} {100 * x:.0f} %" for name, x in sweep.importances.items())
+        yield f"Share of the variance of {sweep.metric} that each key explains (fANOVA): {shares}."
+
+
+def mark_of(configuration: "pd.Series[Any]") -> str:
+    """The marks behind a number of a configuration."""
+    found = marks(configuration[USES] > 0, configuration[MISSING_ROWS])
+    return f" {found}" if found else ""
+
+
+def measured(configuration: "pd.Series[Any]", column: str) -> str:
+    """A number of a configuration with its standard deviation over seeds and its marks."""
+    text = columns.with_unit(column, configuration[column], configuration[column + SPREAD])
+    return text + mark_of(configuration)
+
+
+def settings_of(sweep: Sweep, configuration: "pd.Series[Any]") -> dict[str, str]:
+    """The settings that a configuration has, by key."""
+    settings = configuration.reindex([*sweep.keys, MERGE_PLACE]).dropna()
+    return {str(key): value_text(value) for key, value in settings.items()}
+
+
+def best_folder(sweep: Sweep) -> Path | None:
+    """Where the first row of the best configuration is kept."""
+    folder = sweep.rows_of(sweep.best)[FOLDER].iloc[0]
+    return None if pd.isna(folder) else sweep.path / str(folder)
+
+
+def row_texts(sweep: Sweep) -> pd.DataFrame:
+    """Every row with its settings, what it measured, its status and its folder."""
+    rows = sweep.rows
+    texts = {"row": [f"{k}{f' {GROUND_TRUTH}' * used}" for k, used in enumerate(rows[USES] > 0)]}
+    for key, name in _settings(sweep).items():
+        texts[name] = [value_text(value) or MISSING for value in rows[key]]
+    for key in sweep.measured:
+        column = column_of(key)
+        texts[f"{column.title} {column.unit}".strip()] = [
+            columns.number_text(key, v) for v in rows[key]
+        ]
+    incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
+    statuses = zip(rows[STATUS].map(value_text), incomplete, strict=True)
+    texts[STATUS] = [f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses]
+    texts[FOLDER] = [value_text(folder) or MISSING for folder in rows[FOLDER]]
+    return pd.DataFrame(texts).set_index("row")
+
+
+def failures(sweep: Sweep) -> pd.DataFrame:
+    """The message of each failed row by its settings."""
+    names, rows = _settings(sweep), sweep.rows[sweep.rows[STATUS] == FAILED]
+    told = [
+        ", ".join(f"{names[k]}={value_text(row[k])}" for k in names if pd.notna(row[k]))
+        for _, row in rows.iterrows()
+    ]
+    return pd.DataFrame({"message": rows[ERROR].fillna("no message").to_numpy()}, index=told)
+
+
+def _settings(sweep: Sweep) -> dict[str, str]:
+    """The columns that tell rows apart, by name."""
+    return sweep.names | ({SEED: SEED} if sweep.rows[SEED].notna().any() else {})

@@ -1,0 +1,1 @@
+"""Sweeps: many configurations of experiments, of which nothing is trained twice."""

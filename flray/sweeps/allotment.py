@@ -1,0 +1,49 @@
+"""Resources of a trial: bundles of CPUs and GPUs; what can never fit is refused with numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flray.config.build import prepare
+from flray.config.experiment import Experiment
+from flray.errors import ExperimentError
+from flray.execution.resources import ROUNDING, check_resources
+from flray.sweeps.keys import device_of
+from flray.sweeps.space import Options
+
+Bundle = dict[str, float]
+Nodes = Sequence[Mapping[str, float]]  # what each machine of the cluster has in all
+
+
+def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bundle]:
+    """The trial's own process first, then one bundle for each client actor it will start."""
+    if experiment.settings.execution.executor == "inline":
+        return [_in_process(experiment, options.concurrency, nodes)]
+    plan = prepare(experiment).plan
+    assert plan is not None  # of executor ray
+    plan = replace(plan, server=replace(plan.server, num_cpus=1.0))
+    check_resources(plan, nodes)
+    return [plan.server.bundle, *[plan.each.bundle] * plan.num_actors]
+
+
+def total(nodes: Nodes, kind: str) -> float:
+    return sum(node.get(kind, 0.0) for node in nodes)
+
+
+def _in_process(experiment: Experiment, concurrency: int | None, nodes: Nodes) -> Bundle:
+    execution, num_gpus = experiment.settings.execution, total(nodes, "GPU")
+    if execution.device not in ("auto", "cpu", "cuda"):
+        raise ExperimentError(
+            f"execution.device must be auto, cpu or cuda in a sweep, got {execution.device}: "
+            "Ray gives each trial its GPU"
+        )
+    asked = {"CPU": float(execution.threads or 1)}
+    if device_of(experiment, has_gpu=num_gpus > 0) == "cuda":
+        asked["GPU"] = min(1.0, max(num_gpus, 1.0) / (concurrency or 1))
+    for kind, amount in asked.items():
+        most = max(node.get(kind, 0.0) for node in nodes)
+        if amount > most + ROUNDING:
+            raise ExperimentError(
+                f"a trial asks for {amount:g} {kind}, the largest machine has {most:g}: it would "
+                "wait for ever; lower execution.threads or change execution.device"
+            )
+    return asked

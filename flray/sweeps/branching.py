@@ -1,0 +1,173 @@
+"""What branching runs share, FedAvg up to their clusterings, and how they go on from there."""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flray.algorithms.algorithm import Branching, Outcome
+from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.clustering.pipeline import Clustering
+from flray.columns import CLIENT_STEPS, COUNTED, TRAIN_LOSS
+from flray.config.build import Prepared, assemble, open_directory
+from flray.config.experiment import Experiment, parse_experiment
+from flray.data.dataset import Ids
+from flray.engines.training import Gradient
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank
+from flray.records.run_directory import RunDirectory
+from flray.server.evaluation import RoundRow
+from flray.sweeps.cache import Cache, OutOfTime
+
+PREFIX = "prefix"
+NEVER_ENDS = 1_000_000_000  # rounds: a prefix is no finished run, wherever it is left
+OF_EVALUATION = "_evaluation"  # ends the costs of evaluating, which are not the round's own
+METRICS = frozenset({TRAIN_LOSS})  # of a round; computed again from the records of its clients
+
+
+def branches(experiment: Experiment) -> bool:
+    """True if the experiment is FedAvg up to a clustering, and has enough rounds to reach it."""
+    algorithm = experiment.algorithm.build()
+    if not isinstance(algorithm, Branching):
+        return False
+    return algorithm.rounds_before <= experiment.settings.rounds
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The entries `prefix/<key>-<n>`: run directories of FedAvg after n rounds.
+
+    Each continues the one of fewer rounds. It holds the checkpoints of its last two rounds: a
+    branch starts after round n - 1, so that the server's own loop records round n.
+    """
+
+    key: str
+    cache: Cache
+    parts: Prepared
+    fed: Federation
+    plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
+    wanted: Collection[int]  # rounds after which rows may cluster
+
+    def require(self, n: int) -> None:
+        """Train the first n rounds, or wait for them; n may be 0."""
+        if n:
+            self._after(n)
+
+    def bank(self, n: int, t: int) -> ModelBank:
+        """The model after round t of the prefix of n rounds; t is n - 1 or n."""
+        if t == 0:
+            return self.fed.initial_bank()
+        found = self._after(n).store().load_latest(self.parts.device, up_to=t)
+        assert found is not None, (n, t)
+        assert found.round == t, (n, t)
+        bank: ModelBank = found.state.bank
+        return bank
+
+    def row(self, n: int) -> RoundRow:
+        """What was recorded of round n; nothing of round 0."""
+        return self._after(n).rows()[-1] if n else {}
+
+    def steps(self, n: int) -> int:
+        """The client steps of the first n rounds."""
+        return sum(row.get(CLIENT_STEPS, 0) for row in self._after(n).rows()) if n else 0
+
+    def begin(self, directory: RunDirectory, n: int, t: int) -> None:
+        """Give a new run directory records and state after round t of the prefix of n rounds.
+
+        Does nothing if n is 0.
+        """
+        if not n:
+            return
+        if t:
+            directory.adopt(self._after(n), t)
+        directory.store().save(t, FedAvgState(self.bank(n, t)))
+
+    def _after(self, n: int) -> RunDirectory:
+        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
+        key = f"{self.key}-{n}"
+        others = (self.cache.root / PREFIX).glob(f"{self.key}-*/")
+        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
+        before = max((t for t in known if t < n), default=0)
+        if not self.cache.path(PREFIX, key).exists():
+            self.require(before)  # before claiming: a process that holds a claim must not wait
+        return RunDirectory(
+            self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
+        )
+
+    def _train(self, folder: Path, before: int, n: int) -> int:
+        experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
+        directory = RunDirectory(folder)
+        is_new = not directory.holds_run()
+        open_directory(experiment, self.parts, directory)
+        if is_new:
+            self.begin(directory, before, before)
+        self.fed.meter.read_and_reset()
+        server = assemble(experiment, self.parts, self.fed, directory)
+        replace(server, should_stop=self.cache.is_over, stop_after=n).run()
+        self.fed.meter.read_and_reset()
+        rows = directory.rows()
+        if len(rows) < n:
+            raise OutOfTime
+        return sum(row.get(CLIENT_STEPS, 0) for row in rows[before:])
+
+
+class OwnMetrics(Exception):
+    """A round returned metrics that are recorded neither in the prefix nor for components."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Replaces a branching algorithm from the round of its clustering on.
+
+    The server's own loop records and evaluates that round, as it would in a run alone.
+    """
+
+    algorithm: Branching[Any]  # Any: the state is the algorithm's own
+    state: Any  # after the clustering
+    clustering: Clustering
+    counts: Counter[str]  # of the clustering
+    row: RoundRow  # the prefix's, of the round of the clustering
+    are_metrics_known: bool  # raise OwnMetrics for metrics that prefix or components lack
+
+    @property
+    def gradient(self) -> Gradient:
+        return self.algorithm.gradient
+
+    def init(self, fed: Federation) -> Outcome[Any]:
+        fed.meter.counts.update(self.counts)
+        return Outcome(self.state, clusterings=(self.clustering,))
+
+    def cohort(self, state: Any, t: int, fed: Federation) -> Cohort:
+        if t == self.algorithm.rounds_before:
+            return FedAvg().cohort(state, t, fed)
+        return self.algorithm.cohort(state, t, fed)
+
+    def round(self, state: Any, cohort: Cohort, fed: Federation) -> Outcome[Any]:
+        if cohort.t > self.algorithm.rounds_before:
+            outcome = self.algorithm.round(state, cohort, fed)
+            if self.are_metrics_known and outcome.metrics.keys() - METRICS:
+                raise OwnMetrics
+            return outcome
+        # A branch is evaluated anew, so what the prefix's evaluation cost is not its own.
+        costs = {
+            key: value
+            for key, value in self.row.items()
+            if key.startswith(COUNTED) and not key.endswith(OF_EVALUATION)
+        }
+        fed.meter.counts.update(costs)
+        fed.meter.counts.update(self.counts)
+        metrics = {key: value for key, value in self.row.items() if key in METRICS}
+        return Outcome(self.state, metrics, (self.clustering,))
+
+    def deploy(self, state: Any, clients: Ids, fed: Federation) -> ModelBank:
+        if isinstance(state, FedAvgState):  # as it was before the clustering
+            return state.bank
+        return self.algorithm.deploy(state, clients, fed)
+
+    def partition(self, state: Any) -> Ids:
+        return self.algorithm.partition(state)
+
+    @property
+    def assign(self) -> Any:  # Any: a method that only some algorithms have
+        return self.algorithm.assign  # type: ignore[attr-defined]  # raised where it has none

@@ -1,0 +1,95 @@
+"""What a sweep will run, before anything is trained: its rows and their client steps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flray.clustering.update import Update, Weights
+from flray.config.build import deal
+from flray.config.experiment import Experiment, parse_experiment
+from flray.data.events import Timeline, make_timeline
+from flray.engines.plan import num_local_steps
+from flray.errors import ExperimentError
+from flray.execution.federation import cohort_size, sample_cohort
+from flray.server.summary import summary_names
+from flray.sweeps.branching import branches
+from flray.sweeps.keys import code_version, digest, prefix_key
+from flray.sweeps.rows import expand, possible
+from flray.sweeps.search import seeds_of
+from flray.sweeps.space import OptunaSearch, Space
+from flray.wording import counted
+
+
+def describe_space(space: Space) -> str:
+    """One sentence on what a sweep will run. Deals the data, but trains nothing."""
+    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    check_metric(space, experiments)
+    timelines: dict[str, Timeline] = {}
+    steps = []
+    for experiment in experiments:
+        key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
+        if key not in timelines:
+            split = deal(experiment, experiment.dataset.build().load())
+            timelines[key] = make_timeline(split, experiment.settings.events)
+        steps.append(predicted_steps(experiment, timelines[key]))
+    search = space.options.search
+    if isinstance(search, OptunaSearch):
+        num_known, num_suggested = len(expand(space)), search.samples * len(seeds_of(space))
+        return (
+            f"{counted(num_suggested, 'row')} suggested by Optuna and "
+            f"{counted(num_known, 'baseline')}; one by one they would take about "
+            f"{np.mean(steps) * (num_suggested + num_known):,.0f} client steps"
+        )
+    branching = [e for e in experiments if branches(e)]
+    prefixes = {prefix_key(e, code_version(), has_gpu=False) for e in branching}
+    return (
+        f"{counted(len(experiments), 'row')}: {len(branching)} from "
+        f"{counted(len(prefixes), 'prefix', 'prefixes')} of FedAvg, "
+        f"{len(experiments) - len(branching)} without one; one by one they would take about "
+        f"{counted(sum(steps), 'client step')}{_if_clusters_draw(branching)}"
+    )
+
+
+def _if_clusters_draw(branching: Sequence[Experiment]) -> str:
+    """The condition for a prediction to hold, where clusters sample cohorts of their own."""
+    if all(experiment.settings.participation == 1 for experiment in branching):
+        return ""
+    return " if clients end in one cluster (every cluster draws at least one client a round)"
+
+
+def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
+    """Refuse a metric that no row will have, before anything is trained.
+
+    An algorithm of the user's own, named with a colon, may return metrics of its own.
+    """
+    metric, known = space.options.metric, summary_names()
+    if metric not in known and not any(":" in e.algorithm.name for e in experiments):
+        raise ExperimentError(f"unknown metric {metric!r}; known: {', '.join(known)}")
+    has_validation = any(e.plain["split"].get("validation", True) for e in experiments)
+    is_needed = space.is_scheduled or isinstance(space.options.search, OptunaSearch)
+    if is_needed and "validation_" in metric and not has_validation:
+        raise ExperimentError(
+            f"the search goes by {metric}, but no client has validation examples: set "
+            "split.validation=0.1, or name another metric"
+        )
+
+
+def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
+    """Client steps of a run, as its summary counts them, if its clients end in one cluster.
+
+    A method whose clusters draw cohorts of their own may take more or fewer after its clustering.
+    """
+    settings, algorithm = experiment.settings, experiment.algorithm.build()
+    total = 0
+    for t in range(1, settings.rounds + 1):
+        split = timeline.at(t)
+        size = cohort_size(len(split.clients), settings.participation)
+        cohort = sample_cohort(split.clients, size, settings.seed, t)
+        total += int(num_local_steps(split.num_train_examples[cohort], settings.train).sum())
+    signature = getattr(getattr(algorithm, "clustering", None), "signature", None)
+    if branches(experiment) and isinstance(signature, Update | Weights):  # which all clients train
+        split = timeline.at(max(algorithm.rounds_before, 1))
+        epochs = getattr(signature, "epochs", None) or settings.train.epochs
+        per_epoch = num_local_steps(split.num_train_examples[split.clients], settings.train)
+        total += int(per_epoch.sum()) // settings.train.epochs * epochs
+    return total

@@ -1,0 +1,100 @@
+"""Names for what a sweep computes: equal names, equal bits."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flray import __version__
+from flray.algorithms.algorithm import Branching
+from flray.config.binding import Plain
+from flray.config.experiment import Experiment
+from flray.records.deciding import deciding
+from flray.records.encoding import encode
+
+SHORT = 12  # characters of a name: 2^48 of them
+LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
+SHOWING = ("cli", "reports", "tracking")  # packages that change no number
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def canonical(value: object) -> str:
+    """The same text for equal configurations."""
+    return json.dumps(value, sort_keys=True)
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:SHORT]
+
+
+@cache
+def code_version() -> Mapping[str, str]:
+    """Versions of sources and libraries: results of two versions do not belong in one sweep."""
+    sources = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE)
+        if name.parts[0] not in SHOWING:
+            sources.update(name.as_posix().encode())
+            sources.update(path.read_bytes())
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    versions = {"flray": __version__, "sources": sources.hexdigest()[:SHORT]}
+    return versions | {"torch": str(torch.__version__)} | libraries
+
+
+def device_of(experiment: Experiment, has_gpu: bool) -> str:
+    """The kind of device the clients of a trial train on."""
+    execution = experiment.settings.execution
+    if execution.executor == "inline" and execution.device == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if execution.executor == "inline":
+        return execution.device.split(":")[0]
+    return execution.resolve_device()
+
+
+def state_digest(state: object) -> str:
+    """A name for an algorithm's state, by its bits."""
+    tree, arrays = encode(state)
+    sha = hashlib.sha256(canonical(tree).encode())
+    for path, array in arrays.items():
+        sha.update(f"{path} {array.dtype} {array.shape}".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -> str:
+    """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone."""
+    own = ("algorithm", "rounds")
+    shared = {key: v for key, v in deciding(experiment.plain).items() if key not in own}
+    return digest([shared, dict(code), device_of(experiment, has_gpu)])
+
+
+def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
+    """The key of a run that starts with round 1."""
+    return digest([prefix, plain["algorithm"], plain["rounds"]])
+
+
+def observation_key(prefix: str, plain: Plain, algorithm: Branching[Any]) -> str:
+    """The key of all clients' signatures, by the fields of the algorithm that `observe` reads."""
+    own = {name: plain["algorithm"][name] for name in ("name", *algorithm.observed_by)}
+    signature = plain["algorithm"]["clustering"]["signature"]
+    return digest([prefix, algorithm.rounds_before, own, signature])
+
+
+def branch_key(
+    prefix: str, plain: Mapping[str, Any], algorithm: Branching[Any], start: object
+) -> str:
+    """The key of what follows a clustering: rows with equal keys have equal records.
+
+    Args:
+        start: digests of the state to go on from, and of what else the records depend on.
+    """
+    own: Any = plain["algorithm"]
+    if algorithm.state_decides and not plain["events"]:
+        own = own["name"]
+    return digest([prefix, algorithm.rounds_before, own, plain["rounds"], start])

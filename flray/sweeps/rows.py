@@ -1,0 +1,275 @@
+"""The rows of a sweep: one for each configuration that its space describes."""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from ray.tune.search.sample import Categorical, Domain, Float, Integer
+
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.merges import MergePoint
+from flray.columns import MERGE_PLACE
+from flray.config.binding import Plain
+from flray.config.experiment import (
+    Experiment,
+    also_evaluated,
+    parse_experiment,
+    with_value,
+)
+from flray.errors import ExperimentError
+from flray.randomness import generator
+from flray.sweeps.keys import canonical
+from flray.sweeps.space import (
+    THRESHOLD,
+    BetweenMerges,
+    Grid,
+    OptunaSearch,
+    RandomSearch,
+    Space,
+    Values,
+)
+
+ROUNDS_BEFORE = "algorithm.rounds_before"
+STAND_IN = 1.0  # for a threshold that is not known before the row's tree
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A configuration of a sweep and its state so far."""
+
+    number: int
+    overrides: Mapping[str, Any]  # Any: YAML; without a threshold that is still to be found
+    plain: Plain  # resolved; with a stand-in for such a threshold
+    merge_point: MergePoint | None = None  # the threshold, where the row's own tree decides it
+    status: str = "unfinished"  # later done, shared (copied from another row), failed or stopped
+    error: str | None = None
+    run: str | None = None  # the key of its run, which rows may share
+    is_whole: bool = False  # its algorithm has metrics that prefix and components lack
+    components: list[str] = field(default_factory=list)  # keys of those its clients are in
+    steps_placed: int = 0  # client steps that placed clients after the clustering
+    steps_found: int = 0  # client steps in the records of its own run that others trained
+
+    @property
+    def is_done(self) -> bool:
+        return self.status in ("done", "shared")
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values of the space's keys; for a threshold of its own tree, where it lies there."""
+        point = {} if self.merge_point is None else {THRESHOLD: self.merge_point}
+        return {**self.overrides, **point}
+
+    def but_for_the_seed(self) -> dict[str, Any]:
+        """The settings without the seed: equal for rows that differ in their seed alone."""
+        sets = {key: value for key, value in self.overrides.items() if key != "seed"}
+        if self.merge_point is None:
+            return sets
+        sets.pop(THRESHOLD, None)  # each seed has a tree of its own
+        return {**sets, MERGE_PLACE: self.merge_point.place}
+
+    def at(self, threshold: float) -> "SweepRow":
+        """The row once its threshold is known."""
+        plain = parse_experiment(with_value(self.plain, THRESHOLD, threshold)).plain
+        return replace(self, overrides={**self.overrides, THRESHOLD: threshold}, plain=plain)
+
+
+def expand(space: Space) -> tuple[SweepRow, ...]:
+    """The rows that are known before anything runs; a configuration that repeats is one row.
+
+    Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
+    of which there may be none.
+    """
+    return _rows(space)[0]
+
+
+def possible(space: Space) -> tuple[SweepRow, ...]:
+    """The rows that are known before and, with Optuna, some of those that may be suggested.
+
+    These have each value of each list and the ends of each range, one at a time.
+    """
+    known, some = _rows(space)
+    return known + some
+
+
+def suggested_row(
+    space: Space, number: int, chosen: Mapping[str, Any], rounds: Collection[int]
+) -> SweepRow:
+    """The row of values that were suggested for the keys of the space.
+
+    Args:
+        rounds: those of `rounds_to_cluster_after`.
+    """
+    (name,) = space.experiments
+    row = _row(space, name, chosen)
+    return replace(row, number=number, plain=_evaluated(parse_experiment(row.plain), rounds))
+
+
+def is_suggested(space: Space, key: str) -> bool:
+    """True if Optuna decides this key: seeds repeat, and a single value is no choice."""
+    values = space.varied[key]
+    is_single = isinstance(values, Grid) and len(values.values) == 1
+    return isinstance(space.options.search, OptunaSearch) and key != "seed" and not is_single
+
+
+def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
+    """True if `except` leaves this combination out."""
+    return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
+
+
+def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> frozenset[int]:
+    """The rounds after which a row of the space may cluster.
+
+    Args:
+        experiments: those of `possible`.
+    """
+    algorithms = [experiment.algorithm.build() for experiment in experiments]
+    rounds = {a.rounds_before for a in algorithms if hasattr(a, "rounds_before")}
+    drawn = space.varied.get(ROUNDS_BEFORE)
+    if isinstance(drawn, Integer) and is_suggested(space, ROUNDS_BEFORE):
+        rounds |= set(range(int(drawn.lower), int(drawn.upper)))
+    return frozenset(rounds)
+
+
+def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
+    """The rows that are known before, and some of those that may be suggested.
+
+    All are evaluated in the round after each clustering that may be, so that a method and FedAvg
+    can be compared there and share their prefix.
+    """
+    is_adaptive = isinstance(space.options.search, OptunaSearch)
+    varied = () if is_adaptive else _varied(space)
+    known = _distinct(itertools.chain(varied, _baselines(space)))
+    some = list(_at_the_ends(space, len(known))) if is_adaptive else []
+    if not known and not is_adaptive:
+        raise ExperimentError("the space has no rows: `except` leaves no combination")
+    rows = [*known, *some]
+    experiments = [parse_experiment(row.plain) for row in rows]
+    rounds = rounds_to_cluster_after(space, experiments)
+    plains = (_evaluated(experiment, rounds) for experiment in experiments)
+    made = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
+    return made[: len(known)], made[len(known) :]
+
+
+def _evaluated(experiment: Experiment, rounds: Collection[int]) -> Plain:
+    """The configuration, with an evaluation in the round after each of these."""
+    return also_evaluated(experiment, {t + 1 for t in rounds}).plain
+
+
+def _at_the_ends(space: Space, number: int) -> Iterator[SweepRow]:
+    """Rows that differ from the first values of all keys in one value each."""
+    (name,) = space.experiments
+    ends = {key: ends_of(values) for key, values in space.varied.items()}
+    first = {key: values[0] for key, values in ends.items()}
+    others = ({**first, key: v} for key, values in ends.items() for v in values[1:])
+    for chosen in (first, *others):
+        if not is_excluded(space, chosen):
+            yield replace(_row(space, name, chosen), number=number)
+
+
+def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    found: dict[str, SweepRow] = {}
+    for row in rows:
+        key = canonical([row.plain, row.merge_point and astuple(row.merge_point)])
+        found.setdefault(key, replace(row, number=len(found)))
+    return list(found.values())
+
+
+def _varied(space: Space) -> Iterator[SweepRow]:
+    for name in space.experiments:
+        for chosen in _combinations(space, space.varied):
+            if not is_excluded(space, chosen):
+                yield _row(space, name, chosen)
+
+
+def _baselines(space: Space) -> Iterator[SweepRow]:
+    """With Optuna nothing is suggested for a baseline: it has the experiment's own values."""
+    for name, changes in itertools.product(space.experiments, space.baselines):
+        applying = {
+            key: values
+            for key, values in space.varied.items()
+            if not (_is_replaced(key, changes) or is_suggested(space, key))
+        }
+        for chosen in _combinations(space, applying):
+            yield _row(space, name, {**changes, **chosen})
+
+
+def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
+    """True if a baseline sets this key or the component it is a field of.
+
+    >>> [_is_replaced(key, {"algorithm": "fedavg"}) for key in ("algorithm.mu", "seed")]
+    [True, False]
+    """
+    return any(key == changed or key.startswith(f"{changed}.") for changed in changes)
+
+
+def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
+    """Mappings with a value for each key: all combinations of the lists, each with all draws."""
+    lists = {key: ends_of(v) for key, v in varied.items() if not isinstance(v, Domain)}
+    for values in itertools.product(*lists.values()):
+        for drawn in _draws(space, varied):
+            chosen = dict(zip(lists, values, strict=True)) | drawn
+            yield {key: chosen[key] for key in varied}
+
+
+def ends_of(values: Values) -> Sequence[Any]:
+    """All values of a list, the ends of a range."""
+    match values:
+        case Grid():
+            return values.values
+        case BetweenMerges():
+            return [MergePoint(place, values.number) for place in range(values.number)]
+        case Categorical():
+            return values.categories
+        case Integer():
+            return [values.lower, values.upper - 1]
+        case Float():
+            return [values.lower, values.upper]
+    raise AssertionError(values)
+
+
+def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
+    search = space.options.search
+    num_samples = search.samples if type(search) is RandomSearch else 1
+    for sample in range(num_samples):
+        # All keys are drawn whether they apply or not, so that a baseline has the same values.
+        rng = generator(getattr(search, "seed", 0), "search", sample)
+        drawn = {k: _draw(v, rng) for k, v in space.varied.items() if isinstance(v, Domain)}
+        yield {key: value for key, value in drawn.items() if key in varied}
+
+
+def _draw(domain: Domain, rng: np.random.Generator) -> Any:
+    if isinstance(domain, Categorical):  # numpy would make one array of names and numbers
+        return domain.categories[int(rng.integers(len(domain.categories)))]
+    value = domain.sample(random_state=rng)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _row(space: Space, name: str, chosen: Mapping[str, Any]) -> SweepRow:
+    """The row of an experiment with these values, which is not numbered yet."""
+    points = [value for value in chosen.values() if isinstance(value, MergePoint)]
+    overrides = {key: value for key, value in chosen.items() if value not in points}
+    plain = space.experiments[name]
+    for key, value in chosen.items():
+        plain = with_value(plain, key, STAND_IN if value in points else value)
+    try:
+        parsed = parse_experiment(plain)
+    except ExperimentError as error:
+        raise ExperimentError(
+            f"{error} (in the row {overrides}; `except` leaves combinations out)"
+        ) from error
+    if points:
+        _require_tree(parsed)
+    named = {"experiment": name} if len(space.experiments) > 1 else {}
+    return SweepRow(-1, named | overrides, parsed.plain, points[0] if points else None)
+
+
+def _require_tree(experiment: Experiment) -> None:
+    pipeline = getattr(experiment.algorithm.build(), "clustering", None)
+    partition = getattr(pipeline, "partition", None)
+    if not isinstance(partition, Hierarchical):
+        raise ExperimentError(
+            f"between_merges needs partition hierarchical, got {type(partition).__name__} "
+            f"({THRESHOLD})"
+        )

@@ -1,0 +1,155 @@
+"""What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import optuna
+from ray import tune
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch as TuneOptuna
+from ray.tune.search.sample import Categorical
+
+from flray.errors import ExperimentError
+from flray.sweeps.rows import SweepRow, ends_of, is_excluded, is_suggested, suggested_row
+from flray.sweeps.space import BetweenMerges, Grid, Space, Values
+
+MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
+
+
+class RowSearch(Searcher):
+    """Returns the rows that are known, then those that Optuna suggests, if it is used."""
+
+    def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
+        super().__init__()
+        self.known = deque(known)
+        self._suggestions = suggestions
+
+    def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
+        """The rows of a trial as its configuration."""
+        if self.known:
+            return {"rows": [self.known.popleft()]}
+        rows = self._suggestions.ask(trial_id) if self._suggestions else []
+        return {"rows": rows} if rows else Searcher.FINISHED
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if self._suggestions is not None:
+            self._suggestions.tell(trial_id, result or {}, error)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: a sweep is resumed from its folder."""
+
+
+class Suggestions:
+    """Optuna's suggestions as rows, one for each seed of the space; the value is their mean."""
+
+    def __init__(
+        self, space: Space, rounds: Collection[int], first: int, before: Iterable[SweepRow]
+    ) -> None:
+        """Continue after earlier starts of the sweep.
+
+        Args:
+            rounds: after which rows may cluster.
+            first: the number of the first row that is suggested.
+            before: rows suggested earlier; a kill may have left only some of a suggestion.
+        """
+        search, options = space.options.search, space.options
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space, self._rounds, self._first = space, rounds, first
+        self._seeds = seeds_of(space)
+        found = {(row.number - first) // len(self._seeds): row.chosen for row in before}
+        self._suggested = {place: self._rows(place, chosen) for place, chosen in found.items()}
+        self._free = {key: v for key, v in space.varied.items() if is_suggested(space, key)}
+        self._optuna = TuneOptuna(
+            TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._free.items()}),
+            metric=options.metric,
+            mode=options.mode,
+            seed=search.seed + len(self._suggested),  # or it would suggest the same values again
+        )
+        self._names: dict[str, str] = {}  # by which Optuna knows trials
+
+    @property
+    def rows(self) -> list[SweepRow]:
+        """The rows of all suggestions so far, as if none had run."""
+        return [row for rows in self._suggested.values() for row in rows]
+
+    @property
+    def num_left(self) -> int:
+        """Rows that are still to be suggested."""
+        samples: int = self._space.options.search.samples
+        return (samples - len(self._suggested)) * len(self._seeds)
+
+    def learn(self, values: Mapping[int, float]) -> None:
+        """Tell Optuna of the suggestions so far whose rows all have a value, by their numbers."""
+        for rows in self._suggested.values():
+            known = [values[row.number] for row in rows if row.number in values]
+            if len(known) == len(self._seeds):
+                chosen = rows[0].chosen
+                point = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
+                self._optuna.add_evaluated_point(point, sum(known) / len(known))
+
+    def ask(self, trial_id: str) -> list[SweepRow]:
+        """The rows of the next suggestion; none once all samples were taken."""
+        if not self.num_left:
+            return []
+        place = next(k for k in count() if k not in self._suggested)
+        for attempt in range(MOST_REFUSED):
+            self._names[trial_id] = f"{trial_id} {attempt}"
+            found = self._optuna.suggest(self._names[trial_id]) or {}
+            chosen = {
+                key: _decoded(values, found[key]) if key in found else ends_of(values)[0]
+                for key, values in self._space.varied.items()
+                if key != "seed"
+            }
+            if rows := self._rows(place, chosen):
+                self._suggested[place] = rows
+                return rows
+            self.tell(trial_id, {}, error=True)
+        raise ExperimentError("`except` leaves out everything that Optuna suggests")
+
+    def tell(self, trial_id: str, result: Mapping[str, Any], error: bool) -> None:
+        """Tell Optuna what came of a trial, if it has suggested it."""
+        if name := self._names.pop(trial_id, None):
+            self._optuna.on_trial_complete(name, dict(result), error)
+
+    def _rows(self, place: int, chosen: Mapping[str, Any]) -> list[SweepRow]:
+        """A row for each seed; none for a combination that is left out or not valid."""
+        first = self._first + place * len(self._seeds)
+        each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
+        if any(is_excluded(self._space, sets) for sets in each):
+            return []
+        try:
+            return [
+                suggested_row(self._space, first + k, sets, self._rounds)
+                for k, sets in enumerate(each)
+            ]
+        except ExperimentError:
+            return []
+
+
+def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
+    """The seeds that each sample has; None: the experiment's own."""
+    grid = space.varied.get("seed")
+    return grid.values if isinstance(grid, Grid) else [None]
+
+
+def _domain(values: Values) -> Any:  # Any: Tune leaves its domains untyped
+    """What Optuna draws from: a range, or places in a list; thresholds are ordered."""
+    if isinstance(values, BetweenMerges):
+        return tune.randint(0, values.number)
+    return tune.choice(list(range(len(ends_of(values))))) if _is_listed(values) else values
+
+
+def _is_listed(values: Values) -> bool:
+    return isinstance(values, Grid | BetweenMerges | Categorical)
+
+
+def _decoded(values: Values, suggested: Any) -> Any:
+    return ends_of(values)[suggested] if _is_listed(values) else suggested
+
+
+def _encoded(values: Values, value: Any) -> Any:
+    return list(ends_of(values)).index(value) if _is_listed(values) else value

@@ -1,0 +1,369 @@
+"""A space: experiments, the keys that a sweep varies, and how it searches; read from YAML."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from ray import tune
+from ray.tune.search.sample import Categorical, Domain
+
+from flray.columns import VALIDATION_ACCURACY_MEAN
+from flray.config.binding import Plain, bind_dataclass, read_mapping
+from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.config.shipped import SPACES, require_file
+from flray.errors import ExperimentError
+from flray.values import Seed, shown
+from flray.wording import suggestion
+
+THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
+
+
+@dataclass(frozen=True)
+class Grid:
+    values: tuple[Any, ...]  # Any: YAML
+
+
+@dataclass(frozen=True)
+class BetweenMerges:
+    """Thresholds in equal ratios from the lowest to the highest merge of each row's own tree.
+
+    None of them lies on a merge.
+    """
+
+    number: int
+
+
+Values = Grid | BetweenMerges | Domain  # Domain: drawn, as Ray Tune writes it
+
+
+@dataclass(frozen=True)
+class GridSearch:
+    """Every combination once."""
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """The same draws for every combination of the lists, so that rows can be compared in pairs."""
+
+    samples: int
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        _require_at_least("samples", self.samples, 1)
+        _require_at_least("seed", self.seed, 0)
+
+
+@dataclass(frozen=True)
+class OptunaSearch(RandomSearch):
+    """Each sample is suggested by those before it; lists are choices, every sample has all seeds.
+
+    Akiba et al.: Optuna. KDD 2019, arXiv 1907.10902; its sampler is TPE.
+    """
+
+
+@dataclass(frozen=True)
+class NoScheduler:
+    """Every trial runs to its end."""
+
+
+@dataclass(frozen=True)
+class Asha:
+    """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a run."""
+
+    grace: int = 1  # rounds that every trial gets
+    reduction: int = 3  # one in this many trials continues at each rung
+
+    def __post_init__(self) -> None:
+        _require_at_least("grace", self.grace, 1)
+        _require_at_least("reduction", self.reduction, 2)
+
+
+SEARCHES: dict[str, type] = {
+    "grid": GridSearch,
+    "random": RandomSearch,
+    "optuna": OptunaSearch,
+}
+SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep searches, and what counts as best."""
+
+    metric: str = VALIDATION_ACCURACY_MEAN  # of summary.json; test data choose nothing
+    mode: Literal["max", "min"] = "max"
+    # Any: one of the registered classes above
+    search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
+    scheduler: Annotated[Any, "scheduler", SCHEDULERS] = field(default_factory=NoScheduler)
+    concurrency: int | None = None  # trials at a time; null: as many as fit
+    cache: str | None = None  # a folder to share with other sweeps; null: below the sweep's own
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            _require_at_least("concurrency", self.concurrency, 1)
+
+
+@dataclass(frozen=True)
+class Space:
+    experiments: dict[str, Plain]  # by name
+    varied: dict[str, Values]  # by dotted key
+    excluded: tuple[dict[str, tuple[Any, ...]], ...]  # a row that matches all keys of one is out
+    baselines: tuple[Plain, ...]  # what further rows set
+    options: Options
+    plain: Plain = field(repr=False)  # resolved, for space.yaml
+
+    @property
+    def is_scheduled(self) -> bool:
+        """True if a scheduler stops trials by their rank; each row then has a run of its own."""
+        return not isinstance(self.options.scheduler, NoScheduler)
+
+
+OPTIONS = tuple(Options.__dataclass_fields__)
+KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
+
+
+def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
+    """The space of a file or a mapping; `key=value` sets a key of it, of its `space`, or of its
+    experiments. Experiment files are looked for from the file's folder, or the current one."""
+    folder = Path()
+    if isinstance(given, Path):
+        file = require_file(given, SPACES)
+        given, folder = read_mapping(file, "the space"), file.resolve().parent
+    plain, rest = _overridden(given, overrides)
+    return parse_space(plain, folder, rest)
+
+
+def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:
+    """Check every key; experiment files are looked for from `folder`, overrides are theirs."""
+    for key in plain:
+        if key not in KNOWN:
+            raise ExperimentError(_unknown_key(key, KNOWN, "of a space"))
+    given = _require_mapping("space", plain.get("space", {}))
+    experiments = _experiments(plain, folder, overrides)
+    varied = {key: _values(key, value) for key, value in given.items() if key != "seeds"}
+    if "seeds" in given:
+        varied["seed"] = _seeds(given, experiments)
+    plain_options = {key: plain[key] for key in OPTIONS if key in plain}
+    options, resolved = bind_dataclass(Options, plain_options, "")
+    _check_search(varied, options, len(experiments))
+    excluded = _excluded(plain.get("except", []), varied)
+    baselines = _baselines(plain.get("baseline", []))
+    kept = {"except": plain.get("except", []), "baseline": list(baselines)}
+    everything = {"experiment": experiments, "space": given} | kept | resolved
+    return Space(experiments, varied, excluded, baselines, options, everything)
+
+
+def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
+    """The space with its own overrides set, and the overrides of its experiments."""
+    varied = dict(_require_mapping("space", plain.get("space", {})))
+    own: list[str] = []
+    rest: list[str] = []
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        name = key.removeprefix("space.")
+        if not separator or not name:
+            raise ExperimentError(f"expected key=value, got {shown(item)}, as in train.lr=0.1")
+        if key != name or name in (*varied, "seeds"):
+            for same in {"seed": ("seeds",), "seeds": ("seed",)}.get(name, ()):
+                varied.pop(same, None)
+            varied[name] = override({}, [f"value={text}"])["value"]
+        elif key.split(".")[0] in KNOWN:
+            own.append(item)
+        else:
+            rest.append(item)
+    return override(plain, own) | {"space": varied}, rest
+
+
+def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[str, Plain]:
+    given = plain.get("experiment")
+    if isinstance(given, Mapping) and given and not _is_experiment(given):
+        named = {str(name): dict(_require_mapping(name, each)) for name, each in given.items()}
+    elif isinstance(given, Mapping) and given:
+        named = {"experiment": dict(given)}
+    else:
+        files = [given] if isinstance(given, str) else given
+        if not isinstance(files, list) or not files or not all(isinstance(f, str) for f in files):
+            raise ExperimentError(
+                "experiment must be a file, a list of files or an experiment's keys, "
+                f"got {shown(given)}; files are looked for from the folder of the space"
+            )
+        named = {Path(file).stem: read_yaml(_beside(file, folder)) for file in files}
+        if len(named) < len(files):
+            raise ExperimentError(f"two experiment files have one name: {files}; rename one")
+    return {name: override(each, overrides) for name, each in named.items()}
+
+
+def _beside(file: str, folder: Path) -> str | Path:
+    """The file in the folder of the space, or else a shipped experiment of that name."""
+    return folder / file if os.path.isfile(folder / file) else file
+
+
+def _is_experiment(given: Mapping[str, Any]) -> bool:
+    """True for the keys of one experiment; a resolved space has several by name."""
+    return "dataset" in given or not all(isinstance(each, Mapping) for each in given.values())
+
+
+def _values(key: str, given: object) -> Values | Any:  # Any: Tune leaves its domains untyped
+    if isinstance(given, list):
+        given = {"grid": given}
+    if not isinstance(given, Mapping) or "name" in given:
+        return Grid((given,))
+    form, argument = next(iter(given.items()), ("", None))
+    if len(given) != 1 or form not in FORMS:
+        raise ExperimentError(
+            f"space.{key}: a value, a list of values or one of the forms {', '.join(FORMS)} was "
+            f"expected, got {shown(dict(given))}{suggestion(str(form), FORMS)}"
+        )
+    if form == "between_merges" and key != THRESHOLD:
+        raise ExperimentError(
+            f"between_merges is for {THRESHOLD}, the height at which a tree is cut, got {key}"
+        )
+    try:
+        return FORMS[form](argument)
+    except (OverflowError, ValueError) as error:
+        raise ExperimentError(f"space.{key}: {form} {error}, got {shown(argument)}") from error
+
+
+def _listed(given: Any) -> list[Any]:  # Any: YAML
+    if not isinstance(given, list) or not given:
+        raise ValueError("must be a list of at least one value")
+    texts = [json.dumps(value, sort_keys=True) for value in given]
+    if twice := [text for text in texts if texts.count(text) > 1]:
+        raise ValueError(f"names {twice[0]} twice; leave one out")
+    return given
+
+
+def _bounds(given: Any, form: str = "[from, to]") -> list[float]:
+    """The numbers that the form names, the second above the first."""
+    is_list = isinstance(given, list) and len(given) == len(form.split(","))
+    if not is_list or not all(type(value) in (int, float) for value in given):
+        raise ValueError(f"takes {form}")
+    if not given[0] < given[1] or not all(map(math.isfinite, given)):
+        raise ValueError("goes from low to high, both finite")
+    return [float(value) for value in given]
+
+
+def _positive(numbers: list[float]) -> list[float]:
+    if not numbers[0] > 0:
+        raise ValueError("must start above 0")
+    return numbers
+
+
+def _whole(value: Any, least: float = -math.inf) -> int:
+    if type(value) not in (int, float) or int(value) != value:
+        raise ValueError("takes whole numbers")
+    if value < least:
+        raise ValueError(f"takes a whole number >= {least}")
+    return int(value)
+
+
+def _spaced(space: Callable[..., Any], bounds: list[float]) -> Grid:
+    low, high, number = bounds
+    return Grid(tuple(float(value) for value in space(low, high, _whole(number, 2))))
+
+
+SPACED = "[from, to, how many]"
+FORMS: dict[str, Callable[[Any], Any]] = {  # Any: YAML to a Grid, BetweenMerges or Tune's Domain
+    "grid": lambda given: Grid(tuple(_listed(given))),
+    "choice": lambda given: tune.choice(_listed(given)),
+    "uniform": lambda given: tune.uniform(*_bounds(given)),
+    "loguniform": lambda given: tune.loguniform(*_positive(_bounds(given))),
+    "randint": lambda given: _between(*map(_whole, _bounds(given))),
+    "linspace": lambda given: _spaced(np.linspace, _bounds(given, SPACED)),
+    "logspace": lambda given: _spaced(np.geomspace, _positive(_bounds(given, SPACED))),
+    "between_merges": lambda given: BetweenMerges(_whole(given, 2)),
+}
+
+
+def _between(low: int, high: int) -> Any:  # Any: Tune leaves its domains untyped
+    """Whole numbers from low to high, both included."""
+    return tune.randint(low, high + 1)
+
+
+def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
+    if "seed" in given:
+        raise ExperimentError("space names both seed and seeds; leave one out")
+    number = given["seeds"]
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ExperimentError(f"seeds must be a whole number >= 1, got {shown(number)}")
+    firsts = {parse_experiment(plain).settings.seed for plain in experiments.values()}
+    if len(firsts) > 1:
+        raise ExperimentError(
+            f"seeds counts from the experiment's seed, but the experiments start at "
+            f"{sorted(firsts)}; list the seeds instead"
+        )
+    first = firsts.pop()
+    return Grid(tuple(range(first, first + number)))
+
+
+def _check_search(varied: Mapping[str, Values], options: Options, num_experiments: int) -> None:
+    drawn = [key for key, values in varied.items() if isinstance(values, Domain)]
+    if drawn and isinstance(options.search, GridSearch):
+        raise ExperimentError(
+            f"space.{drawn[0]} is drawn at random, but search is grid; give a list, linspace or "
+            "logspace, or set search={name: random, samples: 20} or {name: optuna, samples: 20}"
+        )
+    if not isinstance(options.search, OptunaSearch):
+        if not drawn and isinstance(options.search, RandomSearch):
+            raise ExperimentError(
+                "search is random, but the space has nothing to draw; use uniform, loguniform, "
+                "choice or randint, or leave search out"
+            )
+        return
+    if num_experiments > 1:
+        raise ExperimentError(
+            f"search optuna looks for the best of one experiment, got {num_experiments}"
+        )
+    if all(isinstance(v, Grid) and len(v.values) < 2 for k, v in varied.items() if k != "seed"):
+        raise ExperimentError("search is optuna, but the space has nothing to choose from")
+
+
+def _excluded(
+    given: object, varied: Mapping[str, Values]
+) -> tuple[dict[str, tuple[Any, ...]], ...]:
+    if not isinstance(given, list):
+        raise ExperimentError(f"except must be a list of mappings from keys, got {shown(given)}")
+    patterns = []
+    for place, each in enumerate(given):
+        where = f"except[{place}]"
+        pattern = _require_mapping(where, each)
+        patterns.append({k: tuple(v) if isinstance(v, list) else (v,) for k, v in pattern.items()})
+        for key, wanted in patterns[-1].items():
+            if key not in varied:
+                raise ExperimentError(_unknown_key(key, varied, f"in {where}"))
+            values = varied[key]
+            if not isinstance(values, Grid | Categorical):
+                raise ExperimentError(f"{where}: the values of {key} are not known before")
+            known = values.values if isinstance(values, Grid) else values.categories
+            if absent := [value for value in wanted if value not in known]:
+                raise ExperimentError(
+                    f"{where}: {key} is never {shown(absent[0])}; it is one of "
+                    f"{', '.join(map(str, known))}"
+                )
+    return tuple(patterns)
+
+
+def _baselines(given: object) -> tuple[Plain, ...]:
+    listed = given if isinstance(given, list) else [given]
+    return tuple(dict(_require_mapping("baseline", each)) for each in listed)
+
+
+def _require_mapping(where: object, given: object) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ExperimentError(f"{where} must be a mapping from keys to values, got {shown(given)}")
+    return given
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")
+
+
+def _unknown_key(key: str, known: Collection[str], where: str) -> str:
+    names = ", ".join(known) or "none"
+    return f"unknown key {shown(key)} {where}{suggestion(key, known)}; known: {names}"

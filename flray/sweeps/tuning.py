@@ -1,0 +1,214 @@
+"""Ray Tune as it runs the trials of a sweep; its own state and output are not kept."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import time
+from typing import Any
+
+import numpy as np
+import ray
+from ray import tune
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+
+from flray.columns import ROUND
+from flray.config.experiment import Experiment, parse_experiment
+from flray.errors import ExperimentError
+from flray.execution.cluster import reachable_nodes
+from flray.execution.ray_pool import Patience
+from flray.records.run_directory import RunDirectory
+from flray.server.evaluation import RoundRow
+from flray.server.loop import ignore, never
+from flray.sweeps.allotment import bundles
+from flray.sweeps.folder import alive_file, run_path
+from flray.sweeps.search import RowSearch
+from flray.sweeps.space import Asha, Options, OptunaSearch
+from flray.sweeps.trial import Job, run_row
+
+FOLDER = "tune"  # Tune's own files, of no use once it has ended
+SHOW_EVERY_S = 1.0
+SIGN = "sign"  # of progress of a trial: the end of a round, or a moment of waiting for another
+LATE_S = 60.0
+MOST_PENDING = 16  # trials that wait for a place
+
+# Trials stay in the driver's folder, from which data and modules are looked for.
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",  # whose silence prints a heading
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+class TrialWatch(TrialProgressCallback):
+    """Replaces Tune's own progress callback, which prints.
+
+    Shows how many trials are running, asks them to stop, and ends those that hang. A trial hangs if
+    its process shows no sign of progress for far longer than any trial took between two signs. Tune
+    starts it once more; after the end of the sweep's time such a start does nothing.
+    """
+
+    def __init__(
+        self, job: Job, show: Callable[[int], None], should_stop: Callable[[], bool] = never
+    ) -> None:
+        super().__init__()
+        self.job, self.show, self.should_stop = job, show, should_stop
+        self.patience = Patience(least_s=600.0)
+        self.signs: dict[str, float] = {}  # the last of each trial, by the clock
+        self._next = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Tune pickles its callbacks to restore them, which is not needed; a terminal cannot be.
+        return tune.Callback, ()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Look at the trials now and then. Any: Tune's own class."""
+        if time() >= self._next:
+            self._next = time() + SHOW_EVERY_S
+            self.step(trials)
+
+    def on_trial_result(self, *args: Any, **info: Any) -> None:
+        """Print nothing."""
+
+    on_trial_error = on_trial_complete = on_trial_result
+
+    def step(self, trials: Sequence[Any]) -> None:
+        cache = self.job.cache
+        if self.should_stop() and cache.wish is not None:
+            cache.wish.touch()
+        running = [trial for trial in trials if trial.status == "RUNNING"]
+        self.signs = {trial.trial_id: self._sign(trial) for trial in running}
+        limit = self.allowed_s(cache.is_late())
+        for trial in running:
+            actor = trial.temporary_state.ray_actor
+            if actor is not None and time() - self.signs[trial.trial_id] > limit:
+                ray.kill(actor)
+                self.signs[trial.trial_id] = time()
+        self.show(len(running))
+
+    def allowed_s(self, is_late: bool) -> float:
+        """How long a trial may show no sign; once the sweep's time is over, about two rounds."""
+        if not is_late:
+            return self.patience.of(SIGN)
+        return max(LATE_S, 2 * self.patience.longest_s.get(SIGN, 0.0))
+
+    def _sign(self, trial: Any) -> float:
+        """When the trial last showed a sign; when it was first seen, if it has shown none."""
+        before = self.signs.get(trial.trial_id)
+        if before is None:
+            return time()
+        files = [alive_file(self.job.folder, row.number) for row in trial.config["rows"]]
+        latest = max([before, *(file.stat().st_mtime for file in files if file.exists())])
+        if latest > before:
+            self.patience.learn(SIGN, latest - before)
+        return latest
+
+
+def run_trials(
+    search: RowSearch, options: Options, scheduler: TrialScheduler | None, watch: TrialWatch
+) -> list[tune.Result]:
+    """Run the trials that the search returns; `watch` looks at them now and then."""
+    job, nodes = watch.job, reachable_nodes()
+
+    def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+        experiment = parse_experiment(config["rows"][0].plain)
+        return tune.PlacementGroupFactory(bundles(experiment, options, nodes))
+
+    trainable = tune.with_parameters(run_trial, job=job, metric=options.metric)
+    # Tune would start one process at a time for a search that is not its own.
+    pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
+    storage = job.folder / FOLDER
+    shutil.rmtree(storage, ignore_errors=True)  # of a sweep that was killed
+    with _quiet(pending):
+        tuner = tune.Tuner(
+            tune.with_resources(trainable, placement),
+            tune_config=tune.TuneConfig(
+                search_alg=search,
+                num_samples=-1,  # until the search has no more
+                max_concurrent_trials=options.concurrency,
+                scheduler=scheduler,
+                reuse_actors=True,  # a process with torch takes seconds to start
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="sweep",
+                storage_path=str(storage),
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=1),  # of processes
+                callbacks=[watch],
+            ),
+        )
+        try:
+            results = tuner.fit()
+        finally:
+            shutil.rmtree(storage, ignore_errors=True)
+    return [results[place] for place in range(len(results))]
+
+
+def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any]:
+    """What Tune calls: run the rows of a trial, and return the mean of their metric."""
+    values: list[Any] = []  # Any: numbers, or None where a row has no such number
+    rounds = config["rows"][0].plain["rounds"]
+    for row in config["rows"]:
+        ended = run_row(row, job, _reporting(metric, rounds) if job.is_scheduled else ignore)
+        directory = RunDirectory(job.folder / run_path(row.number))
+        summary = directory.summary() if ended.is_done else None
+        values.append((summary or {}).get(metric))
+    mean = {} if None in values else {metric: float(np.mean(values))}
+    return {"is_over": True, ROUND: rounds, **mean}
+
+
+def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
+    """A function that reports each round to Tune, with the last value of the metric.
+
+    The last round is not reported: Tune may end a trial after a report, before it has written its
+    summary.
+    """
+    known: dict[str, float] = {}
+
+    def report(row: RoundRow) -> None:
+        known.update({name: row[name] for name in (ROUND, metric) if name in row})
+        if metric in known and row[ROUND] < rounds:
+            tune.report(dict(known))
+
+    return report
+
+
+def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
+    """The scheduler that a space asks for; None: every trial runs to its end."""
+    scheduler = options.scheduler
+    if not isinstance(scheduler, Asha):
+        return None
+    rounds = max(experiment.settings.rounds for experiment in experiments)
+    if scheduler.grace > rounds:
+        raise ExperimentError(
+            f"scheduler.grace must be at most the {rounds} rounds of the trials, "
+            f"got {scheduler.grace}"
+        )
+    return ASHAScheduler(
+        time_attr=ROUND,
+        metric=options.metric,
+        mode=options.mode,
+        max_t=rounds + 1,  # or it would end trials that are about to write their summary
+        grace_period=scheduler.grace,
+        reduction_factor=scheduler.reduction,
+    )
+
+
+@contextmanager
+def _quiet(pending: int) -> Iterator[None]:
+    """Silence the log lines of Tune, which would mix with our progress lines."""
+    logger = logging.getLogger("ray.tune")
+    settings = ENVIRONMENT | {"TUNE_MAX_PENDING_TRIALS_PG": str(pending)}
+    level, before = logger.level, {key: os.environ.get(key) for key in settings}
+    os.environ.update(settings)
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.update({key: value})

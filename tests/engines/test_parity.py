@@ -1,0 +1,419 @@
+"""The engines agree: on ragged clients, with everything that could tell them apart."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import nn
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedprox import FedProx
+from flray.client import vectorized
+from flray.engines.engine import Block
+from flray.engines.lightning import Lightning
+from flray.engines.loop import Loop
+from flray.engines.losses import BatchLoss, step_batch
+from flray.engines.training import Training
+from flray.engines.vectorized import Vectorized
+from flray.errors import ExperimentError
+from flray.models import MODELS
+from flray.models.bank import build_seeded
+from flray.models.dropout import KeyedDropout
+
+from scenarios import RAGGED, block_of, noise_dataset, pairwise, place, ragged_split
+
+pytestmark = pytest.mark.slow
+
+SLOTS = 6  # two dummies beside the four clients
+FIVE_STEPS = {"epochs": 2, "batch_size": 4}  # 2 epochs of at most 10 batches: 2 to 20 steps
+
+OPTIMIZERS = {
+    "sgd": Training(lr=0.1, **FIVE_STEPS),
+    "momentum": Training(lr=0.05, momentum=0.9, **FIVE_STEPS),
+    "weight_decay": Training(lr=0.1, weight_decay=0.01, momentum=0.5, **FIVE_STEPS),
+    "adam": Training(optimizer="adam", lr=0.001, weight_decay=0.01, **FIVE_STEPS),
+    "module": Training(optimizer="module", **FIVE_STEPS),
+}
+GRADIENTS = {"fedavg": FedAvg().gradient, "fedprox": FedProx(mu=0.5).gradient}
+
+
+class SquaredError(LightningModule):
+    """A loss other than cross-entropy, two parameter groups, an optimiser of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(64, 16)
+        self.drop = KeyedDropout(0.3)
+        self.out = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(torch.tanh(self.hidden(x.flatten(1)))))
+
+    def example_losses(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, y = batch
+        return (self(x) - torch.eye(10, dtype=x.dtype)[y]).square().sum(1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        groups = [
+            {"params": self.hidden.parameters(), "lr": 0.01},
+            {"params": self.out.parameters(), "lr": 0.02, "momentum": 0.8},
+        ]
+        return torch.optim.SGD(groups, lr=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    module: Any
+    examples: Any
+    block: Block
+
+
+def make(model: str, dtype: torch.dtype, training: Training, augment: str = "none") -> Case:
+    shape = (1, 8, 8) if model == "squared_error" else (1, 28, 28)
+    build = {
+        "mlp200": lambda: MODELS["mlp200"](shape, 10, hidden=20, dropout=0.5),
+        "lenet5": lambda: MODELS["lenet5"](shape, 10),
+        "flhc_cnn": lambda: MODELS["flhc_cnn"](shape, 10),
+        "squared_error": SquaredError,
+    }[model]
+    module = build_seeded(build, 0).to(dtype)
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED), shape, augment), split, dtype)
+    return Case(module, examples, block_of(split, module, training))
+
+
+def largest_gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "gradient", "augment", "dtype"),
+    pairwise(
+        ["mlp200", "lenet5", "squared_error"],
+        OPTIMIZERS,
+        GRADIENTS,
+        ["none", "crop_flip"],
+        [torch.float64, torch.float32],
+    ),
+)
+def test_vectorized_is_loop(model, optimizer, gradient, augment, dtype) -> None:
+    training = OPTIMIZERS[optimizer]
+    case = make(model, dtype, training, augment)
+    a = Loop(case.module, case.examples).train(case.block, training, GRADIENTS[gradient])
+    b = Vectorized(case.module, case.examples, SLOTS).train(
+        case.block, training, GRADIENTS[gradient]
+    )
+    assert max(plan.num_steps for plan in case.block.plans) == 20
+    for k in range(len(RAGGED)):  # every client moved
+        assert (
+            max(float((a.params[n][k] - w[k]).abs().max()) for n, w in case.block.w0.items()) > 1e-3
+        )
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    assert largest_gap(a.params, b.params) < tolerance
+    assert np.abs(a.loss - b.loss).max() < tolerance
+
+
+def test_parity_of_the_large_cnn() -> None:
+    training = OPTIMIZERS["momentum"]
+    case = make("flhc_cnn", torch.float64, training)
+    a = Loop(case.module, case.examples).train(case.block, training, GRADIENTS["fedprox"])
+    b = Vectorized(case.module, case.examples, 4).train(case.block, training, GRADIENTS["fedprox"])
+    assert largest_gap(a.params, b.params) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "how", [("momentum", "fedavg"), ("sgd", "fedprox"), ("weight_decay", "fedavg")]
+)
+def test_parity_would_fail_if_finished_clients_were_not_frozen(how, monkeypatch) -> None:
+    training, gradient = OPTIMIZERS[how[0]], GRADIENTS[how[1]]
+    case = make("mlp200", torch.float64, training)
+    reference = Loop(case.module, case.examples).train(case.block, training, gradient)
+
+    def all_at_the_end(plan: vectorized.StackedPlan) -> dict[int, np.ndarray]:
+        return {plan.num_steps - 1: np.flatnonzero(plan.last_step >= 0)}
+
+    monkeypatch.setattr(vectorized.StackedPlan, "clients_by_last_step", all_at_the_end)
+    thawed = Vectorized(case.module, case.examples, SLOTS).train(case.block, training, gradient)
+    assert largest_gap(reference.params, thawed.params) > 1e-4
+
+
+def only(block: Block, order: list[int]) -> Block:
+    return Block(
+        tuple(block.plans[k] for k in order),
+        {name: leaf[order] for name, leaf in block.w0.items()},
+        {name: leaf[order] for name, leaf in block.memo.items()},
+    )
+
+
+@pytest.mark.parametrize("model", ["mlp200", "lenet5"])
+def test_bits_do_not_depend_on_slot_or_neighbours(model) -> None:
+    training = OPTIMIZERS["momentum"]
+    case = make(model, torch.float32, training)
+    engine = Vectorized(case.module, case.examples, SLOTS)
+    together = engine.train(case.block, training, GRADIENTS["fedprox"])
+    for order in ([3, 1, 0, 2], [2], [1, 3]):
+        again = engine.train(only(case.block, order), training, GRADIENTS["fedprox"])
+        for name, leaf in again.params.items():
+            assert torch.equal(leaf, together.params[name][order]), (order, name)
+
+
+def test_what_was_received_is_not_changed() -> None:
+    training = OPTIMIZERS["momentum"]
+    case = make("mlp200", torch.float32, training)
+    before = {name: leaf.clone() for name, leaf in case.block.w0.items()}
+    for engine in (Loop(case.module, case.examples), Vectorized(case.module, case.examples, SLOTS)):
+        engine.train(case.block, training, GRADIENTS["fedavg"])
+        assert largest_gap(before, case.block.w0) == 0
+
+
+class Memo:
+    """A direction that reads the client's own memo, as SCAFFOLD does: g + c."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        g = grad(w, batch)
+        return {name: g[name] + memo[name] for name in g}
+
+
+def test_memos_reach_their_clients() -> None:
+    training = OPTIMIZERS["momentum"]
+    case = make("mlp200", torch.float64, training)
+    generator = torch.Generator().manual_seed(0)
+    memo = {
+        name: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) / 100
+        for name, leaf in case.block.w0.items()
+    }
+    block = Block(case.block.plans, case.block.w0, memo)
+    a = Loop(case.module, case.examples).train(block, training, Memo())
+    b = Vectorized(case.module, case.examples, SLOTS).train(block, training, Memo())
+    without = Loop(case.module, case.examples).train(case.block, training, GRADIENTS["fedavg"])
+    assert largest_gap(a.params, b.params) < 1e-10
+    assert largest_gap(a.params, without.params) > 1e-3
+
+
+class FirstOrderMaml:
+    """As first-order Per-FedAvg: the gradient of the second batch after a step on the first."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        g = grad(w, batch)
+        return grad({name: w[name] - 0.1 * g[name] for name in g}, batch.second)
+
+
+class SecondBatchFirst:
+    """Asks at another point and on the second batch first, at w and on the first batch last."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        ahead = grad({name: 0.9 * w[name] for name in w}, batch.second)
+        there = grad(w, batch.second)
+        here = grad(w, batch)
+        return {name: here[name] + 0.5 * there[name] + 0.2 * ahead[name] for name in w}
+
+
+def engines(case: Case) -> list[Any]:
+    return [
+        Loop(case.module, case.examples),
+        Vectorized(case.module, case.examples, SLOTS),
+        Lightning(case.module, case.examples),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "gradient", "augment"),
+    pairwise(
+        ["mlp200", "lenet5"],
+        ["momentum", "adam"],
+        [FirstOrderMaml(), SecondBatchFirst()],
+        ["none", "crop_flip"],
+    ),
+)
+def test_engines_agree_on_steps_of_two_batches(model, optimizer, gradient, augment) -> None:
+    """RAGGED is 1, 3, 9 and 40 samples: no step, a batch in halves, an odd batch left out."""
+    training = OPTIMIZERS[optimizer].paired()
+    case = make(model, torch.float64, training, augment)
+    assert [plan.num_steps for plan in case.block.plans] == [0, 2, 2, 10]
+    loop, *others = (engine.train(case.block, training, gradient) for engine in engines(case))
+    w0 = case.block.w0
+    assert all(torch.equal(leaf[0], w0[name][0]) for name, leaf in loop.params.items())
+    for k in (1, 2, 3):  # every other client moved
+        assert (
+            max(float((leaf[k] - w0[n][k]).abs().max()) for n, leaf in loop.params.items()) > 1e-3
+        )
+    assert loop.loss[0] == 0
+    assert (loop.loss[1:] > 0).all()
+    for other in others:
+        assert largest_gap(loop.params, other.params) < 1e-10
+        assert np.abs(loop.loss - other.loss).max() < 1e-10
+
+
+def first_loss(case: Case, k: int) -> float:
+    """Of client k, the loss of the second batch at 0.9 w0: the first that SecondBatchFirst asks."""
+    w = {name: 0.9 * leaf[k] for name, leaf in case.block.w0.items()}
+    plan = case.block.plans[k]
+    batch = step_batch(plan, 0, case.module, case.examples).second
+    return float(BatchLoss(case.module).gradient_at(w, batch)[1])
+
+
+def test_the_loss_of_a_step_is_that_of_its_first_gradient() -> None:
+    training = Training(lr=0.1, batch_size=4, epochs=1).paired()
+    case = make("mlp200", torch.float64, training)
+    expected = first_loss(case, 2)  # nine samples: one step
+    for engine in engines(case):
+        found = engine.train(only(case.block, [2]), training, SecondBatchFirst())
+        assert found.loss == pytest.approx([expected], abs=1e-10)
+
+
+def test_the_second_batch_has_a_key_of_its_own() -> None:
+    """Dropout and crops of the two batches differ, even of the same examples."""
+    training = OPTIMIZERS["sgd"].paired()
+    case = make("mlp200", torch.float64, training, "crop_flip")
+    plan = case.block.plans[3]
+    ids = plan.ids.copy()
+    ids[:, 1] = ids[:, 0]
+    batch = step_batch(replace(plan, ids=ids), 0, case.module, case.examples)
+    assert batch.second is not None
+    assert torch.equal(batch.y, batch.second.y)
+    assert not torch.equal(batch.x, batch.second.x)
+    assert batch.keys != batch.second.keys
+    single = make("mlp200", torch.float64, OPTIMIZERS["sgd"]).block.plans[3]
+    assert step_batch(single, 0, case.module, case.examples).second is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_clients_without_steps_keep_their_models(dtype) -> None:
+    """Alone, where a whole block takes no steps, and beside others."""
+    training = OPTIMIZERS["momentum"].paired()
+    case = make("mlp200", dtype, training)
+    for engine, order in product(engines(case), ([0], [0, 0], [3, 0])):
+        found = engine.train(only(case.block, order), training, FirstOrderMaml())
+        for name, leaf in found.params.items():
+            assert torch.equal(leaf[-1], case.block.w0[name][0])
+        assert found.loss[-1] == 0
+        assert (found.loss[0] > 0) == (order[0] == 3)
+
+
+def test_bits_of_paired_steps_do_not_depend_on_slot_or_neighbours() -> None:
+    training = OPTIMIZERS["momentum"].paired()
+    case = make("mlp200", torch.float32, training, "crop_flip")
+    engine = Vectorized(case.module, case.examples, SLOTS)
+    together = engine.train(case.block, training, FirstOrderMaml())
+    for order in ([3, 1, 0, 2], [2], [1, 3]):
+        again = engine.train(only(case.block, order), training, FirstOrderMaml())
+        for name, leaf in again.params.items():
+            assert torch.equal(leaf, together.params[name][order]), (order, name)
+
+
+class WithBatchNorm(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": nn.functional.cross_entropy(self(x), y)}
+
+
+class WithTorchDropout(SquaredError):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+
+class WithLbfgs(SquaredError):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters())
+
+
+def test_loop_trains_batch_norm_and_its_statistics_travel() -> None:
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split((8, 8))
+    module = build_seeded(WithBatchNorm, 0)
+    examples = place(noise_dataset(16, (1, 8, 8)), split, torch.float32)
+    block = block_of(split, module, training)
+    result = Loop(module, examples).train(block, training, GRADIENTS["fedavg"])
+    assert "layers.2.running_mean" in result.params
+    assert float(result.params["layers.2.running_mean"].abs().max()) > 0
+    assert "layers.2.num_batches_tracked" not in result.params
+
+
+def test_torch_dropout_on_loop_depends_on_the_client_only() -> None:
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split()
+    module = build_seeded(WithTorchDropout, 0)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
+    block = block_of(split, module, training)
+    together = Loop(module, examples).train(block, training, GRADIENTS["fedavg"])
+    torch.rand(3)
+    alone = Loop(module, examples).train(only(block, [3]), training, GRADIENTS["fedavg"])
+    assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [(WithBatchNorm, "example_losses"), (WithTorchDropout, "'drop'.*KeyedDropout")],
+)
+def test_vectorized_refuses_by_name(build, reason) -> None:
+    module = build()
+    examples = place(noise_dataset(4, (1, 8, 8)), ragged_split((4,)), torch.float32)
+    with pytest.raises(ExperimentError, match=f"{build.__name__}.*{reason}.*engine=loop"):
+        Vectorized(module, examples, 2)
+
+
+def test_vectorized_refuses_batch_norm_statistics() -> None:
+    class Both(WithBatchNorm):
+        def example_losses(self, batch):
+            x, y = batch
+            return nn.functional.cross_entropy(self(x), y, reduction="none")
+
+    examples = place(noise_dataset(4, (1, 8, 8)), ragged_split((4,)), torch.float32)
+    with pytest.raises(ExperimentError, match=r"layers\.2.*BatchNorm1d"):
+        Vectorized(Both(), examples, 2)
+
+
+def test_vectorized_refuses_an_optimizer_that_is_not_elementwise() -> None:
+    training = Training(optimizer="module", batch_size=4)
+    split = ragged_split((4, 4))
+    module = WithLbfgs()
+    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
+    with pytest.raises(ExperimentError, match=r"LBFGS.*engine=loop"):
+        Vectorized(module, examples, 2).train(
+            block_of(split, module, training), training, GRADIENTS["fedavg"]
+        )
+
+
+def test_vectorized_refuses_a_loss_that_reads_values_back() -> None:
+    class ReadsBack(SquaredError):
+        def example_losses(self, batch):
+            return super().example_losses(batch) * (2.0 if float(batch[0].sum()) > 0 else 1.0)
+
+    training = Training(batch_size=4)
+    split = ragged_split((4, 4))
+    module = ReadsBack()
+    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
+    with pytest.raises(ExperimentError, match=r"ReadsBack.*vmap.*engine=loop"):
+        Vectorized(module, examples, 2).train(
+            block_of(split, module, training), training, GRADIENTS["fedavg"]
+        )
+
+
+def test_frozen_parameters_stay_as_they_are() -> None:
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split()
+    module = build_seeded(SquaredError, 0)
+    module.hidden.weight.requires_grad_(False)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
+    block = block_of(split, module, training)
+    for engine, how in product(
+        (Loop(module, examples), Vectorized(module, examples, SLOTS)),
+        (training, OPTIMIZERS["module"]),
+    ):
+        result = engine.train(block, how, GRADIENTS["fedprox"])
+        assert torch.equal(result.params["hidden.weight"], block.w0["hidden.weight"])
+        assert not torch.equal(result.params["out.weight"], block.w0["out.weight"])

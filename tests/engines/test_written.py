@@ -1,0 +1,338 @@
+"""Written-out modules: what is recognised, and that every optimiser and hook agrees with `loop`."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedprox import FedProx
+from flray.algorithms.scaffold import Scaffold
+from flray.client.footprint import layer_values
+from flray.client.host import choose_engine, default_threads
+from flray.engines.engine import Block, BlockResult
+from flray.engines.loop import Loop
+from flray.engines.stacked_layers import sum_of_products
+from flray.engines.stacking import StackedPlan, train_slots
+from flray.engines.training import OnlyLeaves, Training
+from flray.engines.vectorized import Vectorized
+from flray.engines.written import is_written_out, write_out
+from flray.engines.written_step import PlacedStep, WrittenStep
+from flray.models import MODELS
+from flray.models.bank import build_seeded
+from flray.models.classifier import Batch, Classifier
+from flray.models.dropout import KeyedDropout
+
+from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+
+pytestmark = pytest.mark.slow
+
+SHAPE = (2, 9, 8)
+STEPS = {"epochs": 2, "batch_size": 4}
+
+
+class Functional(Classifier):
+    """Layers without a Sequential, odd shapes, dropout of images, a layer without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, (3, 2), padding=(1, 0))
+        self.drop = KeyedDropout(0.3)
+        self.second = nn.Conv2d(3, 4, 3, padding="same", bias=False)
+        self.last = nn.Linear(4 * 2 * 3, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.drop(self.first(x))), 2)  # (3, 4, 3)
+        x = F.max_pool2d(self.second(x), (2, 1))
+        logits: Tensor = self.last(torch.relu(x).flatten(1))
+        return logits
+
+
+class Scaled(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class TwoLosses(Functional):
+    def other_losses(self, batch: Batch) -> Tensor:
+        return 3 * self.example_losses(batch)
+
+
+def case(module: LightningModule, training: Training, dtype: torch.dtype = torch.float64) -> Any:
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED), SHAPE, "crop_flip"), split, dtype)
+    return examples, block_of(split, module.to(dtype), training)
+
+
+def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+def with_controls(block: Block) -> Block:
+    generator = torch.Generator().manual_seed(0)
+    memo = {
+        f"{kind}/{name}": torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) / 100
+        for kind in ("c_i", "c")
+        for name, leaf in block.w0.items()
+    }
+    return Block(block.plans, block.w0, memo)
+
+
+class OtherLoss:
+    """A hook that asks for another loss of the module, which is not written out."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        return grad(w, replace(batch, loss="other_losses"))
+
+
+class Clipped:
+    """A hook that mixes the elements of a leaf: right only if it sees one client at a time."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        return {name: g / (1 + g.norm()) for name, g in grad(w, batch).items()}
+
+
+HOOKS = {
+    "fedavg": FedAvg().gradient,
+    "fedprox": FedProx(mu=0.5).gradient,
+    "scaffold": Scaffold().gradient,
+    "only_leaves": OnlyLeaves(frozenset({"last.weight", "last.bias"})),
+    "clipped": Clipped(),
+    "other_loss": OtherLoss(),
+}
+TRAININGS = {
+    "sgd": Training(lr=0.1, **STEPS),
+    "weight_decay": Training(lr=0.1, weight_decay=0.05, **STEPS),
+    "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, **STEPS),
+    "adam": Training(optimizer="adam", lr=0.001, **STEPS),
+    "module": Training(optimizer="module", **STEPS),
+}
+
+
+@pytest.mark.parametrize("optimizer", TRAININGS)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_written_out_is_loop(optimizer, hook) -> None:
+    """Ragged clients in tiles with dummies, crops, dropout, odd kernels."""
+    training = TRAININGS[optimizer]
+    module = build_seeded(TwoLosses, 0)
+    examples, block = case(module, training)
+    block = with_controls(block) if hook == "scaffold" else block
+    engine = Vectorized(module, examples, num_slots=6)
+    assert engine.written is not None
+    assert engine.tile == 6
+    engine.tile = 3  # two tiles, the second with two dummies
+    found = engine.train(block, training, HOOKS[hook])
+    expected = Loop(module, examples).train(block, training, HOOKS[hook])
+    for k in range(len(RAGGED)):
+        moved = (expected.params[n][k] - w[k] for n, w in block.w0.items())
+        assert max(float(each.abs().max()) for each in moved) > 1e-3
+    assert largest_gap(expected.params, found.params) < 1e-10
+    assert np.abs(expected.loss - found.loss).max() < 1e-10
+
+
+class Dense(Classifier):
+    """Dropout before the first linear layer, between two and after the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            KeyedDropout(0.2),
+            nn.Linear(2 * 9 * 8, 7),
+            KeyedDropout(0.5),
+            nn.ReLU(),
+            nn.Linear(7, 10),
+            KeyedDropout(0.1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+    def other_losses(self, batch: Batch) -> Tensor:
+        return 3 * self.example_losses(batch)
+
+
+class Spare(Dense):
+    """With a layer that its loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("optimizer", TRAININGS)
+@pytest.mark.parametrize("hook", ["fedavg", "fedprox"])
+def test_leaves_of_no_layer_decay_as_in_loop(optimizer, hook) -> None:
+    training = TRAININGS[optimizer]
+    module = build_seeded(Spare, 0)
+    examples, block = case(module, training)
+    engine = Vectorized(module, examples, num_slots=6)
+    assert engine.written is not None
+    found = engine.train(block, training, HOOKS[hook])
+    expected = Loop(module, examples).train(block, training, HOOKS[hook])
+    assert largest_gap(expected.params, found.params) < 1e-10
+    is_moved = not torch.equal(expected.params["spare.weight"], block.w0["spare.weight"])
+    assert is_moved == (training.weight_decay > 0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("hook", ["fedavg", "fedprox", "scaffold", "other_loss"])
+@pytest.mark.parametrize("model", [Dense, TwoLosses])
+def test_steps_whose_place_is_on_the_device_are_the_same_steps(model, optimizer, hook) -> None:
+    """What a CUDA graph records, run without one: dropout is drawn for several steps at once."""
+    training = TRAININGS[optimizer]
+    module = build_seeded(model, 0)
+    examples, block = case(module, training, torch.float32)
+    block = with_controls(block) if hook == "scaffold" else block
+    engine = Vectorized(module, examples, num_slots=6)
+    assert engine.written is not None
+    assert engine.written.main.is_dense == (model is Dense)
+    plan = StackedPlan.of(block, 6, examples.device)
+    steps = [
+        kind(engine.written, training, HOOKS[hook], block, 6) for kind in (WrittenStep, PlacedStep)
+    ]
+    takes_steps = hook == "fedavg" and optimizer != "adam"  # while the gradient passes
+    assert [step.descent is not None for step in steps] == [takes_steps] * 2
+    results = [BlockResult.empty_like(block) for _ in steps]
+    with torch.no_grad():
+        for _ in range(2):  # a graph's step starts again where it is
+            steps[0] = WrittenStep(engine.written, training, HOOKS[hook], block, 6)
+            for step, result in zip(steps, results, strict=True):
+                train_slots(step, block, plan, result)
+            if steps[1].optimizer is not None:
+                for state in steps[1].optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+    written, placed = results
+    assert largest_gap(block.w0, placed.params) > 1e-3
+    assert largest_gap(written.params, placed.params) == 0
+    assert np.array_equal(written.loss, placed.loss)
+
+
+def test_patches_of_an_image_are_counted() -> None:
+    """By hand: (2, 9, 8) -> 3 channels of 9 x 7, kernel 3 x 2; pooled to 4 x 3; then 3 x 3."""
+    module = build_seeded(Functional, 0)
+    written = write_out(module, "example_losses")
+    assert written is not None
+    kept = 9 * 7 * 6 * 2 + 4 * 3 * 9 * 3
+    gradient_of_second = 4 * 3 * 9 * 4
+    found = written.patch_values(dict(module.named_parameters()), SHAPE)
+    assert found == kept + gradient_of_second
+
+
+@pytest.mark.parametrize("parts", [2, 8, 32])
+def test_a_sum_in_parts_is_the_sum(parts) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, dy = (
+        torch.randn(3, 64, width, generator=generator, dtype=torch.float64) for width in (5, 4)
+    )
+    found = sum_of_products(inputs, dy, parts)
+    torch.testing.assert_close(found, torch.einsum("knp,knq->kpq", inputs, dy))
+
+
+@pytest.mark.parametrize("hook", ["fedavg", "clipped"])
+def test_threads_tiles_and_slots_change_no_bit(hook) -> None:
+    training = TRAININGS["sgd"]
+    module = build_seeded(Functional, 0)
+    examples, block = case(module, training, torch.float32)
+    engine = Vectorized(module, examples, num_slots=6)
+    engine.tile = 2
+    alone = engine.train(block, training, HOOKS[hook])
+    engine.threads = 3
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2], [1, 3, 0]):
+        part = Block(
+            tuple(block.plans[k] for k in order), {n: w[order] for n, w in block.w0.items()}, {}
+        )
+        found = engine.train(part, training, HOOKS[hook])
+        for name, leaf in found.params.items():
+            assert torch.equal(leaf, alone.params[name][order]), (order, name)
+        assert np.array_equal(found.loss, alone.loss[order])
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    class Broken:
+        def __call__(self, grad, w, batch, w0, memo):
+            raise ArithmeticError("a client's own error")
+
+    module = build_seeded(Functional, 0)
+    examples, block = case(module, TRAININGS["sgd"])
+    engine = Vectorized(module, examples, num_slots=6, threads=2)
+    engine.tile = 2
+    with pytest.raises(ArithmeticError, match="a client's own error"):
+        engine.train(block, TRAININGS["sgd"], Broken())
+
+
+@pytest.mark.parametrize("name", ["mlp200", "lenet5", "flhc_cnn", "leaf_cnn"])
+def test_the_classifiers_of_the_papers_are_written_out(name) -> None:
+    assert is_written_out(MODELS[name]((1, 28, 28), 10))
+
+
+def with_hook() -> LightningModule:
+    module = Functional()
+    module.first.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return module
+
+
+def with_frozen() -> LightningModule:
+    module = Functional()
+    module.first.weight.requires_grad_(False)
+    return module
+
+
+def with_strides() -> LightningModule:
+    module = Functional()
+    module.first = nn.Conv2d(2, 3, (3, 2), stride=2)
+    return module
+
+
+class Smoothed(Functional):
+    def losses(self, output: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(output, labels, reduction="none", label_smoothing=0.1)
+
+
+class Shared(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(144, 144)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x.flatten(1)))
+
+
+class Deciding(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.sum()) > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    "build", [Scaled, Smoothed, Shared, Deciding, with_hook, with_frozen, with_strides]
+)
+def test_what_is_not_such_a_chain_is_left_to_vmap(build) -> None:
+    assert write_out(build(), "example_losses") is None
+
+
+def test_threads_by_default_are_used_where_they_change_no_bit(monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    written, other = Functional(), Scaled()
+    assert default_threads("auto", written, "cpu") == 3
+    assert default_threads("loop", written, "cpu") == 1
+    assert default_threads("auto", other, "cpu") == 1
+    assert default_threads("auto", written, "cuda") == 1
+    large = MODELS["leaf_cnn"]((1, 28, 28), 10)
+    assert choose_engine("auto", large, "cpu") == "vectorized"
+
+
+def test_modules_are_traced_in_several_threads() -> None:
+    def traced(_: int) -> tuple[bool, int]:
+        module = MODELS["mlp200"]((1, 28, 28), 10)
+        return is_written_out(module), layer_values(module, (1, 28, 28))[-1]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(traced, range(60))) == {(True, 10)}

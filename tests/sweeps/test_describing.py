@@ -1,0 +1,51 @@
+"""What is known of a sweep before anything has trained."""
+
+import pytest
+
+from flray.errors import ExperimentError
+from flray.sweeps.describing import describe_space
+from flray.sweeps.driver import run_sweep
+from flray.sweeps.space import THRESHOLD, parse_space
+
+from scenarios import TINY
+
+FLHC = {**TINY, "algorithm": "flhc", "rounds": 3}
+
+
+def described(varied, **more) -> str:
+    return describe_space(parse_space({"experiment": FLHC, "space": varied, **more}))
+
+
+def test_a_space_is_described_without_training() -> None:
+    """FedAvg's first rounds depend on the seed and on nothing that comes after them."""
+    varied = {"algorithm.rounds_before": [1, 2], THRESHOLD: {"between_merges": 2}}
+    fedavg = {"baseline": {"algorithm": "fedavg"}}
+    text = described({**varied, "seed": [0, 1]}, **fedavg)
+    assert text.startswith("10 rows: 8 from 2 prefixes of FedAvg, 2 without one")
+    assert "client steps if clients end in one cluster" in text
+    one = described({"algorithm.rounds_before": 1})
+    assert one.startswith("1 row: 1 from 1 prefix of FedAvg, 0 without one")
+    optuna = {"search": {"name": "optuna", "samples": 4}, **fedavg}
+    text = described({**varied, "seeds": 2}, **optuna)
+    assert text.startswith("8 rows suggested by Optuna and 2 baselines")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric": "accuracy"}, "unknown metric 'accuracy'; known: accuracy_mean, "),
+        (
+            {"split": {**TINY["split"], "validation": 0}, "scheduler": "asha"},
+            "goes by validation_accuracy_mean, but no client has validation examples",
+        ),
+    ],
+)
+def test_a_metric_that_no_row_will_have_is_refused_before_anything_trains(
+    tmp_path, given, message
+) -> None:
+    given = dict(given)
+    experiment = {**TINY, "split": given.pop("split", TINY["split"])}
+    space = parse_space({"experiment": experiment, "space": {"seed": [0, 1]}, **given})
+    with pytest.raises(ExperimentError, match=message):
+        run_sweep(space, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

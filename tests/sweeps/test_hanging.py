@@ -1,0 +1,143 @@
+"""A trial that hangs holds a sweep neither for ever nor beyond its time."""
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flray.config.build import run_experiment
+from flray.config.experiment import parse_experiment
+from flray.execution.ray_pool import Patience
+from flray.sweeps import tuning
+from flray.sweeps.cache import Cache
+from flray.sweeps.driver import Watch, run_sweep
+from flray.sweeps.folder import ROWS, alive_file, read_rows
+from flray.sweeps.space import parse_space
+from flray.sweeps.trial import Job
+from flray.sweeps.tuning import TrialWatch
+
+from scenarios import TINY
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    (tmp_path / ROWS).mkdir()
+    cache = Cache(tmp_path / "cache", "sweep", "session", wish=tmp_path / "stop.wish")
+    return Job(tmp_path, cache, {}, False, frozenset())
+
+
+def trial(number: int, status: str = "RUNNING") -> Any:
+    """As Tune has them."""
+    rows = [SimpleNamespace(number=number)]
+    state = SimpleNamespace(ray_actor=f"actor {number}")
+    return SimpleNamespace(
+        trial_id=str(number), status=status, config={"rows": rows}, temporary_state=state
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which a test sets, and the actors that were killed."""
+    now = SimpleNamespace(time=1000.0, killed=[])
+    monkeypatch.setattr(tuning, "time", lambda: now.time)
+    monkeypatch.setattr(tuning.ray, "kill", now.killed.append)
+    return now
+
+
+def test_a_trial_without_a_sign_is_ended_by_what_others_took(job, clock) -> None:
+    """Rounds take 5 s, so ten times as long is too long; one that is pending may take its time."""
+    shown: list[int] = []
+    watch = TrialWatch(job, shown.append)
+    watch.patience = Patience(first_s=100.0, least_s=20.0)
+    trials = [trial(0), trial(1), trial(2, "PENDING")]
+    for seconds in range(0, 52, 5):
+        clock.time = 1000.0 + seconds
+        alive_file(job.folder, 0).touch()
+        os.utime(alive_file(job.folder, 0), (clock.time, clock.time))
+        watch.step(trials)
+        assert clock.killed == []
+    assert watch.allowed_s(is_late=False) == 50.0
+    clock.time = 1053.0
+    watch.step(trials)
+    assert clock.killed == ["actor 1"]
+    watch.step(trials)
+    assert clock.killed == ["actor 1"]  # it has its time once more
+    assert shown == [2] * 13
+
+
+def test_after_the_end_two_rounds_are_allowed(job, clock, monkeypatch) -> None:
+    monkeypatch.setattr(tuning, "LATE_S", 3.0)
+    stop: list[bool] = []
+    watch = TrialWatch(job, lambda _: None, lambda: bool(stop))
+    assert watch.allowed_s(is_late=True) == 3.0
+    watch.patience.learn("sign", 5.0)
+    assert watch.allowed_s(is_late=True) == 10.0
+    watch.step([trial(0)])
+    assert not job.cache.is_late()
+    stop.append(True)
+    clock.time += 11
+    watch.step([trial(0)])
+    assert job.cache.is_late()
+    assert clock.killed == ["actor 0"]
+
+
+def test_who_asks_whether_it_is_over_shows_that_it_goes_on(job) -> None:
+    cache = replace(job.cache, alive=alive_file(job.folder, 3))
+    assert not cache.alive.exists()
+    assert not cache.is_over()
+    assert cache.alive.exists()
+    job.cache.wish.touch()
+    assert cache.is_over()
+
+
+def trial_processes() -> list[int]:
+    """Processes below this one in which Tune runs a trial."""
+    parents, titles = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rsplit(")")[-1].split()[1]
+            )
+            titles[int(folder.name)] = (folder / "cmdline").read_text()
+    found = []
+    for pid, title in titles.items():
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and title.startswith("ray::ImplicitFunc"):
+            found.append(pid)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("cluster")
+def test_a_stopped_trial_does_not_hold_a_sweep_that_is_to_end(tmp_path, monkeypatch) -> None:
+    """The process of the second row is stopped in its rounds, then the sweep is told to stop."""
+    monkeypatch.setattr(tuning, "LATE_S", 10.0)
+    experiment = {**TINY, "rounds": 150, "evaluate": {"every": 50}}
+    space = parse_space(
+        {"experiment": experiment, "space": {"train.lr": [0.1, 0.2]}, "concurrency": 1}
+    )
+    out, stopped = tmp_path / "out", []
+
+    def stop_the_second(_progress) -> None:
+        if alive_file(out, 1).exists() and not stopped:
+            for pid in trial_processes():
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+
+    result = run_sweep(space, out, watch=Watch(stop_the_second, should_stop=lambda: bool(stopped)))
+    states = read_rows(out)
+    assert len(stopped) == 1
+    assert (states[0].status, states[1].status) == ("done", "unfinished")
+    assert (result.report["done"], result.report["unfinished"]) == (1, 1)
+    assert not Path(f"/proc/{stopped[0]}").exists()
+    rest = run_sweep(space, out, resume=True)
+    alone = run_experiment(parse_experiment(states[1].plain), tmp_path / "alone")
+    assert rest.table["params_sha256"].iloc[1] == alone.summary["params_sha256"]

@@ -1,0 +1,511 @@
+"""Trials: what is computed once, and that nothing of a row shows it. In process, without Ray."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flray.algorithms.flhc import Flhc, FlhcState
+from flray.clustering.points import Partition
+from flray.clustering.related import Related
+from flray.config.build import Result, run_experiment
+from flray.config.experiment import parse_experiment
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import squared_changes
+from flray.records.checkpoint import CheckpointStore
+from flray.records.clusterings import read_clusterings
+from flray.records.run_directory import RunDirectory
+from flray.sweeps import cache as cache_module
+from flray.sweeps.branching import branches
+from flray.sweeps.cache import Cache
+from flray.sweeps.components import KIND, Assembly
+from flray.sweeps.folder import run_path
+from flray.sweeps.keys import prefix_key
+from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
+from flray.sweeps.space import THRESHOLD, parse_space
+from flray.sweeps.trial import Job, Trial, run_row
+
+from scenarios import TINY
+
+pytestmark = pytest.mark.slow
+
+DISTANCE = "algorithm.clustering.distance"
+LINKAGE = "algorithm.clustering.partition.linkage"
+GAMMA = "algorithm.clustering.relate.gamma"
+VERSION = {"sources": "of a test"}
+FLHC_1 = {"algorithm": {"name": "flhc", "rounds_before": 1}}
+
+
+def space_of(experiment, varied, **more):
+    return parse_space({"experiment": {**TINY, **experiment}, "space": varied, **more})
+
+
+def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
+    for name in ("runs", "trials"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    session, wish = str(time.monotonic_ns()), folder / "stop.wish"
+    shared = Cache(cache or folder / "cache", folder.name, session, wish=wish)
+    experiments = [parse_experiment(row.plain) for row in expand(space)]
+    wanted = rounds_to_cluster_after(space, experiments)
+    return Job(folder, shared, VERSION, False, wanted, **more)
+
+
+def swept(space, folder: Path, **more) -> list[SweepRow]:
+    """What became of all rows, run one after another; everything must have gone well."""
+    job = job_of(space, folder, **more)
+    states = [run_row(row, job) for row in expand(space)]
+    assert {state.error for state in states} == {None}
+    return states
+
+
+def costs(folder: Path, kind: str) -> dict[str, int]:
+    return Cache(folder / "cache", folder.name, "").costs(kind)
+
+
+def result_of(state: SweepRow, folder: Path) -> Result:
+    directory = RunDirectory(folder / run_path(state.number))
+    return Result(directory.path, directory.summary(), directory.rounds(), directory.clients())
+
+
+def without_seconds(frame):
+    return frame[[column for column in frame if not column.startswith("seconds")]]
+
+
+def assert_same_run(found, naive) -> None:
+    """Everything recorded is equal to the last bit, but for what the clock said."""
+    assert {**found.summary, "seconds": 0} == {**naive.summary, "seconds": 0}
+    exact = {"check_exact": True, "check_like": True}  # in whatever order the columns are
+    pd.testing.assert_frame_equal(
+        without_seconds(found.rounds), without_seconds(naive.rounds), **exact
+    )
+    pd.testing.assert_frame_equal(found.clients, naive.clients, **exact)
+
+
+def assert_rows_equal_naive_runs(states, folder: Path, tmp_path: Path) -> None:
+    for state in states:
+        alone = tmp_path / "naive" / str(state.number)
+        naive = run_experiment(parse_experiment(dict(state.plain)), alone)
+        assert_same_run(result_of(state, folder), naive)
+        found, expected = (
+            read_clusterings(folder / run_path(state.number)),
+            read_clusterings(naive.path),
+        )
+        assert list(found) == list(expected) != []
+        for t, clustering in expected.items():
+            for name, array in vars(clustering).items():
+                same = getattr(found[t], name)
+                assert (array is None) == (same is None)
+                assert array is None or (array == same).all(), name
+
+
+def prefixes(experiment, varied) -> set[str]:
+    rows = expand(space_of(experiment, varied))
+    return {prefix_key(parse_experiment(row.plain), VERSION, has_gpu=False) for row in rows}
+
+
+def test_whatever_changes_the_prefix_is_another_prefix() -> None:
+    for key, values, number in (
+        ("train.lr", [0.1, 0.2], 2),
+        ("participation", [0.5, 1.0], 2),
+        ("execution.block", [2, 3], 2),
+        ("rounds", [4, 5], 1),
+        ("execution.actors.count", [1, 2], 1),
+        ("algorithm.clustering.signature", ["update", "weights"], 1),
+    ):
+        found = prefixes({"algorithm": "flhc"}, {key: values, "algorithm.rounds_before": 2})
+        assert len(found) == number, key
+    experiment = parse_experiment({**TINY, "execution": {"device": "auto"}})
+    versions = ((VERSION, False), ({"sources": "newer"}, False), (VERSION, True))
+    assert len({prefix_key(experiment, *each) for each in versions}) == 3
+
+
+def test_a_clustering_that_never_comes_is_a_run_of_its_own() -> None:
+    space = space_of({"algorithm": "flhc"}, {"algorithm.rounds_before": [3, 4, 5]})
+    found = [branches(parse_experiment(row.plain)) for row in expand(space)]
+    assert found == [True, True, False]
+
+
+def test_stages_are_computed_once(tmp_path) -> None:
+    """3 metrics by 2 linkages are 3 distances and 6 trees, however many thresholds."""
+    varied = {
+        DISTANCE: ["l1", "l2", "cosine"],
+        LINKAGE: ["single", "complete"],
+        THRESHOLD: {"between_merges": 2},
+    }
+    states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path)
+    counted = {kind: len(costs(tmp_path, kind)) for kind in ("observation", "distance", "tree")}
+    assert counted == {"observation": 1, "distance": 3, "tree": 6}
+    # The highest merge leaves one cluster, whatever the metric and the linkage.
+    assert len({state.run for state in states[1::2]}) == 1
+    assert 1 < len({state.run for state in states}) < 12
+    assert sum(costs(tmp_path, "observation").values()) > 0
+
+
+EVERY_ROUND = {
+    "algorithm.rounds_before": 2,
+    LINKAGE: ["complete", "ward"],
+    THRESHOLD: {"between_merges": 3},
+}
+AT_THE_ENDS = {"algorithm.rounds_before": [3, 1], THRESHOLD: {"linspace": [0.2, 1.2, 3]}}
+
+
+@pytest.mark.parametrize(
+    ("every", "varied"),
+    [(1, EVERY_ROUND), pytest.param(3, AT_THE_ENDS, marks=pytest.mark.long)],
+)
+def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
+    """Clustering after the first, a middle and the last round, rounds evaluated or not."""
+    experiment = {"algorithm": "flhc", "rounds": 3, "evaluate": {"every": every, "target": 0.2}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert len({state.run for state in states}) < len(states)
+    hashes = {RunDirectory(p).summary()["params_sha256"] for p in (tmp_path / "naive").iterdir()}
+    assert len(hashes) > 2
+
+
+def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
+    """A holdout client and one who joins later: the metric decides where they go."""
+    joins = [{"round": 3, "kind": "join", "clients": [5]}]
+    split = {**TINY["split"], "holdout": 1}
+    experiment = FLHC_1 | {"rounds": 3, "events": joins, "split": split}
+    varied = {DISTANCE: ["l1", "l2"], LINKAGE: "complete", THRESHOLD: {"between_merges": 2}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert len({state.run for state in states}) == 4
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+
+
+def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
+    """Clustering before the first round: what it cost is in the first row."""
+    clustering = {"signature": {"name": "pca_centres", "components": 4, "k": 2}, "embed": "none"}
+    experiment = {"algorithm": {"name": "flt", "clustering": clustering}, "rounds": 2}
+    experiment["split"] = {"name": "label_swap", "clients": 4, "groups": 2}  # planted
+    varied = {
+        "algorithm.dynamic.every": [None, 1],
+        "algorithm.case": ["rows", "clusters"],
+        GAMMA: [0.01, 1.0, 100.0],
+    }
+    again = {"algorithm.dynamic.every": 1, GAMMA: [0.01, 100.0]}
+    space = space_of(experiment, varied, **{"except": [again]})
+    states = swept(space, tmp_path / "sweep")
+    assert len(costs(tmp_path / "sweep", "observation")) == 1
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    runs = [state.run for state in states]
+    first = result_of(states[0], tmp_path / "sweep").rounds.iloc[0]
+    assert {"clustering_clusters", "clustering_ari", "bytes_up_signature"} <= set(first.index)
+    assert runs[2] == runs[5]  # everybody hears everybody, by rows or by clusters
+    assert 1 < len(set(runs[:6])) < 6
+    assert len(set(runs[6:])) == 2  # who clusters again will need to know
+
+
+@pytest.mark.parametrize("rounds_before", [0, 1])
+def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) -> None:
+    """Label counts find one cluster, as a high threshold does: one state, but only one has read."""
+    partitions = [
+        {"name": "hierarchical", "threshold": 1e9},
+        {"name": "label_counts"},
+        {"name": "hierarchical", "threshold": 1e8},
+        {"name": "hierarchical", "threshold": 0.0},
+    ]
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": rounds_before}, "rounds": 3}
+    experiment |= {"uses_ground_truth": True, "split": {"name": "iid", "clients": 3}}
+    space = space_of(experiment, {"algorithm.clustering.partition": partitions})
+    states = swept(space, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    first, counts, high, _ = (state.run for state in states)
+    assert first == high != counts
+    assert len(costs(tmp_path / "sweep", KIND)) == 1 + 3  # nothing is trained twice for that
+    summaries = [result_of(state, tmp_path / "sweep").summary for state in states]
+    assert [each["uses_ground_truth"] for each in summaries] == [False, True, False, False]
+    assert len({each["params_sha256"] for each in summaries}) == 2
+
+
+def test_rows_that_differ_in_what_their_signatures_cost_share_their_components(tmp_path) -> None:
+    """One cluster either way, but updates are trained for and principal components are not."""
+    signatures = ["update", {"name": "pca_centres", "components": 4, "k": 1}]
+    varied = {"algorithm.clustering.signature": signatures, THRESHOLD: 1e9}
+    states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert states[0].run != states[1].run
+    assert states[0].components == states[1].components
+    assert len(costs(tmp_path / "sweep", KIND)) == 1
+
+
+def test_a_row_that_fails_leaves_no_mark_on_the_next(tmp_path) -> None:
+    """The first reads ground truth, then fails."""
+    partitions = [f"{__name__}:Careless", {"name": "hierarchical", "threshold": 1.0}]
+    varied = {"algorithm.clustering.partition": partitions}
+    space = space_of(FLHC_1 | {"uses_ground_truth": True}, varied)
+    job = job_of(space, tmp_path)
+    failed, done = (run_row(row, job) for row in expand(space))
+    assert (failed.status, failed.run) == ("failed", None)
+    assert "labels" in failed.error
+    assert result_of(done, tmp_path).summary["uses_ground_truth"] is False
+
+
+@dataclass(frozen=True)
+class Careless:
+    """Looks at labels and stumbles."""
+
+    def __call__(self, related: Related) -> Partition:
+        raise ValueError(f"{related.label_counts().sum()} labels")
+
+
+def test_what_fails_fails_once_in_a_start_of_the_sweep(tmp_path, monkeypatch) -> None:
+    space = space_of(FLHC_1 | {"train": {"lr": 1e30}}, {THRESHOLD: [1.0, 2.0]})
+    job = job_of(space, tmp_path)
+    first, second = expand(space)
+    message = run_row(first, job).error
+    assert "NaN or infinite; lower train.lr" in message
+    with monkeypatch.context() as patched:
+        patched.setattr(Federation, "train", lambda *_, **__: pytest.fail("trained again"))
+        assert run_row(second, job).error == message
+    again = run_row(second, job_of(space, tmp_path))
+    assert again.error == message
+
+
+def test_a_prefix_that_was_cut_short_goes_on(tmp_path, monkeypatch) -> None:
+    space = space_of({"algorithm": {"name": "flhc", "rounds_before": 3}}, {THRESHOLD: [0.0]})
+    (row,) = expand(space)
+    clock = iter([0.0, 0.0, 2.0])
+    job = job_of(space, tmp_path / "cut")
+    job = replace(job, cache=replace(job.cache, deadline=1.0))
+    monkeypatch.setattr(cache_module, "time", lambda: next(clock, 2.0))
+    assert run_row(row, job).status == "unfinished"
+    (run,) = (tmp_path / "cut" / "cache" / "prefix").glob(".*-3/")
+    assert 0 < len(RunDirectory(run).rows()) < 3
+    monkeypatch.setattr(cache_module, "time", lambda: 0.0)
+    state = run_row(row, job)
+    assert_rows_equal_naive_runs([state], tmp_path / "cut", tmp_path)
+    whole = swept(space, tmp_path / "whole")
+    assert costs(tmp_path / "cut", "prefix") == costs(tmp_path / "whole", "prefix")
+    assert whole[0].run == state.run
+
+
+def test_an_earlier_round_of_a_prefix_can_be_asked_for_later(tmp_path) -> None:
+    """Round 2 was not kept on the way to 4: it and round 3 are trained again, from round 1."""
+    space = space_of({"algorithm": "flhc", "rounds": 4}, {"algorithm.rounds_before": [1, 4]})
+    swept(space, tmp_path / "one", cache=tmp_path / "cache")
+    other = space_of({"algorithm": "flhc", "rounds": 4}, {"algorithm.rounds_before": [3]})
+    states = swept(other, tmp_path / "two", cache=tmp_path / "cache")
+    assert_rows_equal_naive_runs(states, tmp_path / "two", tmp_path)
+    shared = Cache(tmp_path / "cache", "two", "")
+    (steps,) = shared.costs("prefix").values()
+    (prefix,) = (tmp_path / "cache" / "prefix").glob("*-4/")
+    rounds = RunDirectory(prefix).rounds().set_index("round")
+    assert steps == rounds.loc[2:3, "client_steps"].sum()
+
+
+def test_fedavg_goes_on_from_the_prefix_and_others_from_its_first_rounds(tmp_path) -> None:
+    space = space_of(
+        {"algorithm": "flhc", "rounds": 4},
+        {"algorithm.rounds_before": [2], THRESHOLD: [1e9]},
+        baseline={"algorithm": "fedavg"},
+    )
+    rows, job = expand(space), job_of(space, tmp_path / "sweep")
+    states = [run_row(row, job) for row in reversed(rows)]
+    fedavg, _ = states
+    alone = run_experiment(parse_experiment(dict(fedavg.plain)), tmp_path / "fedavg")
+    assert_same_run(result_of(fedavg, tmp_path / "sweep"), alone)
+    two_rounds = alone.rounds["client_steps"].iloc[:2].sum()
+    assert fedavg.steps_found == two_rounds
+    assert list(costs(tmp_path / "sweep", "prefix").values()) == [two_rounds]
+
+
+def test_two_sweeps_share_one_cache(tmp_path) -> None:
+    """The second trains the one cluster that the first has not; a third nothing."""
+    first = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: [0.0]})
+    swept(first, tmp_path / "first", cache=tmp_path / "cache")
+    second = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: [0.0, 1e9]})
+    states = swept(second, tmp_path / "second", cache=tmp_path / "cache")
+    assert_rows_equal_naive_runs(states, tmp_path / "second", tmp_path)
+    theirs = Cache(tmp_path / "cache", "second", "")
+    assert theirs.costs("prefix") == theirs.costs("observation") == {}
+    assert list(theirs.costs(KIND)) == states[1].components
+    swept(second, tmp_path / "third", cache=tmp_path / "cache")
+    assert Cache(tmp_path / "cache", "third", "").costs(KIND) == {}
+
+
+def test_a_scheduled_row_has_a_run_of_its_own_and_reports_rounds_that_are_written(
+    tmp_path, monkeypatch
+) -> None:
+    """However slow the disk is: a scheduler may end the process when a round is reported."""
+    write = CheckpointStore.write
+
+    def slowly(self, snapshot):
+        time.sleep(0.1)
+        write(self, snapshot)
+
+    monkeypatch.setattr(CheckpointStore, "write", slowly)
+    space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e8, 1e9]})
+    job = job_of(space, tmp_path / "sweep", is_scheduled=True)
+    reported, states = [], []
+    for row in expand(space):
+        directory = RunDirectory(job.folder / run_path(row.number))
+
+        def report(found, directory=directory) -> None:
+            reported.append((found["round"], len(directory.rounds())))
+
+        states.append(run_row(row, job, report))
+    assert len({state.run for state in states}) == 2
+    assert reported == [(t, t) for t in (1, 2, 3, 4)] * 2
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert len(costs(tmp_path / "sweep", "observation")) == 1
+
+
+NOT_DIVIDED = {
+    "a client that never trains": {"split": {**TINY["split"], "holdout": 1}},
+    "a client that joins": {"events": [{"round": 3, "kind": "join", "clients": [5]}]},
+    "clients that may be dropped": {"on_client_failure": "drop"},
+}
+
+
+@pytest.mark.parametrize("more", NOT_DIVIDED.values(), ids=NOT_DIVIDED)
+def test_rows_are_not_divided_where_clients_come_and_go(tmp_path, more) -> None:
+    varied = {THRESHOLD: [0.0]}
+    (whole,) = swept(space_of(FLHC_1 | {"rounds": 3, **more}, varied), tmp_path / "whole")
+    (divided,) = swept(space_of(FLHC_1 | {"rounds": 3}, varied), tmp_path / "divided")
+    assert whole.components == []
+    assert len(divided.components) == 6
+
+
+@dataclass(frozen=True)
+class Watched(Flhc):
+    """FL+HC whose rounds also return how far the models of all clients have moved."""
+
+    def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
+        outcome = super().round(state, cohort, fed)
+        moved = squared_changes(outcome.state.bank, state.bank, fed.clients)
+        own = {"largest_move": float(moved.max())} if outcome.metrics else {}
+        return replace(outcome, metrics=outcome.metrics | own)
+
+
+@dataclass(frozen=True)
+class WatchedLate(Flhc):
+    """One that returns a metric of its own in round 3 alone."""
+
+    def round(self, state: FlhcState, cohort: Cohort, fed: Federation):
+        outcome = super().round(state, cohort, fed)
+        own = {"late": 1.0} if cohort.t == 3 else {}
+        return replace(outcome, metrics=outcome.metrics | own)
+
+
+@pytest.mark.parametrize("rounds_before", [0, 2])
+@pytest.mark.parametrize(("name", "metric"), [("Watched", "largest_move"), ("WatchedLate", "late")])
+def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
+    tmp_path, name, metric, rounds_before
+) -> None:
+    """Neither FedAvg's prefix nor what is kept of components has such metrics."""
+    algorithm = {"name": f"{__name__}:{name}", "rounds_before": rounds_before}
+    varied = {THRESHOLD: {"between_merges": 2}}
+    space = space_of({"algorithm": algorithm, "rounds": 3}, varied)
+    states = swept(space, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert len({state.run for state in states}) == 2
+    assert all(state.components == [] for state in states)
+    for state in states:
+        found = result_of(state, tmp_path / "sweep").rounds[metric].notna()
+        assert found.all() if name == "Watched" else found.tolist() == [False, False, True]
+    assert list((tmp_path / "sweep" / "runs").iterdir()) != []
+    assert not any((tmp_path / "sweep" / "parts").iterdir())
+
+
+def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkeypatch) -> None:
+    """Its metric shows in round 3, after which it began anew and was stopped in round 2.
+
+    It goes on with the threshold that its tree gave, and does not look for it again.
+    """
+    algorithm = {"name": f"{__name__}:WatchedLate", "rounds_before": 2}
+    varied = {THRESHOLD: {"between_merges": 2}}
+    space = space_of({"algorithm": algorithm, "rounds": 4}, varied)
+    row = expand(space)[0]
+    job = job_of(space, tmp_path / "sweep")
+    run_whole = Trial._run_whole
+
+    def run_late(trial: Trial) -> None:
+        trial.on_round = lambda each: job.cache.wish.touch() if each["round"] == 2 else None
+        run_whole(trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trial, "_run_whole", run_late)
+        stopped = run_row(row, job)
+    assert stopped.status == "unfinished"
+    assert stopped.overrides[THRESHOLD] != STAND_IN
+    assert len(RunDirectory(tmp_path / "sweep" / run_path(0)).rows()) == 2
+    job.cache.wish.unlink()
+    monkeypatch.setattr(Trial, "_run_branch", lambda _: pytest.fail("branched again"))
+    ended = run_row(row, job)
+    assert ended.overrides == stopped.overrides
+    assert_rows_equal_naive_runs([ended], tmp_path / "sweep", tmp_path)
+
+
+def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
+    """Cuts of one tree: the components of a row are all its clients, and none is trained twice."""
+    space = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: {"between_merges": 5}})
+    states = swept(space, tmp_path)
+    named = [key for state in states for key in state.components]
+    assert len(named) > len(set(named)) == len(costs(tmp_path, KIND))
+    entries = {key: tmp_path / "cache" / KIND / key / "models.parquet" for key in set(named)}
+    for state in states:
+        who = [i for key in state.components for i in pd.read_parquet(entries[key])["client"]]
+        assert sorted(who) == list(range(6))
+
+
+def put_together_and_fail(assembly: Assembly, tables) -> None:
+    PUT_TOGETHER(assembly, tables)
+    raise RuntimeError("killed")
+
+
+PUT_TOGETHER = Assembly.put_together
+
+
+def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypatch) -> None:
+    """While it trains a part of its clients, and while it is put together."""
+    space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e9, 0.0]})
+    first, row = expand(space)
+    job = job_of(space, tmp_path / "sweep")
+    run_row(first, job)
+    late = replace(job, cache=replace(job.cache, deadline=1.0))
+    clock = iter([0.0, 0.0, 0.0, 2.0])
+    with monkeypatch.context() as patched:
+        patched.setattr(cache_module, "time", lambda: next(clock, 2.0))
+        assert run_row(row, late).status == "unfinished"
+    (part,) = (tmp_path / "sweep" / "parts").glob("*/*")
+    assert 1 < len(RunDirectory(part).rows()) < 4
+    with monkeypatch.context() as patched:
+        patched.setattr(Assembly, "put_together", put_together_and_fail)
+        assert "killed" in run_row(row, job).error
+    assert RunDirectory(part).summary() is not None
+    state = run_row(row, job_of(space, tmp_path / "sweep"))
+    assert_rows_equal_naive_runs([state], tmp_path / "sweep", tmp_path)
+    assert state.status == "done"
+
+
+def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path) -> None:
+    evaluate = {"on": "global", "fine_tune": {"epochs": 1}}
+    space = space_of(FLHC_1 | {"rounds": 3, "evaluate": evaluate}, {THRESHOLD: [1e9, 0.0]})
+    states = swept(space, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    found = result_of(states[1], tmp_path / "sweep")
+    assert found.rounds["client_steps_evaluation"].nunique() == 1  # of everybody, in each round
+    assert set(found.clients["part"]) >= {"global", "tuned_test", "tuned_global"}
+    assert {"tuned_accuracy_mean", "global_accuracy_mean"} <= set(found.summary)
+
+
+def test_rows_that_differ_in_their_cohorts_have_blocks_of_their_own(tmp_path) -> None:
+    """Half of six clients a round are blocks of 3, all of them blocks of 6."""
+    varied = {"participation": [0.5, 1.0], THRESHOLD: [1e9]}
+    states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    blocks = [result_of(state, tmp_path / "sweep").summary["block"] for state in states]
+    assert blocks == [3, 6]
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu_are_the_runs_they_stand_for(tmp_path) -> None:
+    """A trial asks for its federation before a host has moved the module to the device."""
+    experiment = FLHC_1 | {"rounds": 3, "aggregate": {"unheard": "stale"}}
+    varied = {LINKAGE: "complete", THRESHOLD: {"between_merges": 3}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
