@@ -143,7 +143,7 @@ class Result:
             return self.experiment
         plain, objects = dict(self._directory.config()), dict(self.objects or {})
         for kind in COMPONENTS:
-            if OBJECT in plain[kind] and kind not in objects:
+            if OBJECT in plain.get(kind, {}) and kind not in objects:
                 raise ExperimentError(
                     f"the {kind} of {self.path} was given as an object, which config.yaml does not "
                     f"hold: flray.load(path, {kind}=...)"

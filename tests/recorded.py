@@ -119,7 +119,8 @@ def write_run(
     for t in events:
         write_clustering(path / "clusterings", t, CLUSTERING)
     if summary is not None:
-        directory.finish({**summary, "seed": config["seed"]})
+        names = {"seed": config["seed"], "algorithm": config["algorithm"]["name"]}
+        directory.finish({**summary, **names})
     return path
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from flray.errors import ExperimentError
 
+WANDB = "wandb"  # in a run directory: what W&B keeps of it
+
 
 def path_below(root: Path, name: str) -> Path:
     """The path that a file of `root` names; refused unless it is `root` or lies below it."""
@@ -18,9 +20,14 @@ def path_below(root: Path, name: str) -> Path:
 
 
 def refuse_links_out(folder: Path) -> None:
-    """Refuse a folder with a link that leads out of it: records would be written there."""
+    """Refuse a folder with a link that leads out of it: records would be written there.
+
+    Links inside `wandb/` are W&B's own, which writes each run into a new folder.
+    """
     root = folder.resolve()
     for parent, folders, files in os.walk(root):
+        if Path(parent).name == WANDB:
+            folders.clear()
         for entry in (Path(parent, name) for name in (*folders, *files)):
             if entry.is_symlink() and not entry.resolve().is_relative_to(root):
                 raise ExperimentError(

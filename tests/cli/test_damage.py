@@ -269,5 +269,5 @@ def test_a_read_only_file_system_is_one_message(monkeypatch) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ExperimentError, match=r"read or write .*new: Read-only"):
+    with pytest.raises(ExperimentError, match=r"read or write .*new': Read-only"):
         invoke("run", "base.yaml", "--out", "new")

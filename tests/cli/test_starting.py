@@ -1,5 +1,6 @@
 """`flray init`, `flray keys`, `flray list` and shipped files: the first minutes of a new user."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -136,9 +137,8 @@ def test_what_was_meant_is_named(folder, command, expected) -> None:
     (folder / "mine.yaml").write_text(experiment_text(METHODS["flhc"], Path("mine.yaml")))
     (folder / "space.yaml").write_text("experiment: mine.yaml\n")
     (folder / "several").mkdir()
-    (folder / "several" / "command.json").write_text(
-        '{"runs": [{"folder": "a/seed_0"}, {"folder": "b"}]}'
-    )
+    runs = [{"name": name, "folder": f"{name}/seed_0", "experiment": {}} for name in ("a", "b")]
+    (folder / "several" / "command.json").write_text(json.dumps({"overrides": [], "runs": runs}))
     with pytest.raises(ExperimentError) as caught:
         flray(*command.split())
     assert expected in str(caught.value)

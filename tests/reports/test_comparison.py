@@ -64,7 +64,7 @@ def test_differences_are_to_fedavg_else_to_the_first_one_named(algorithms, expec
 def test_a_page_has_the_order_of_the_command_that_made_its_runs(tmp_path: Path) -> None:
     for name in ("flhc", "other", "zeta"):
         write_run(tmp_path / name / "seed_0", events=(), algorithm={"name": name})
-    runs = [{"name": n, "folder": f"{n}/seed_0"} for n in ("zeta", "flhc")]
+    runs = [{"name": n, "folder": f"{n}/seed_0", "experiment": {}} for n in ("zeta", "flhc")]
     (tmp_path / "command.json").write_text(json.dumps({"overrides": [], "runs": runs}))
     found, _ = find_runs([tmp_path])
     assert list(by_experiment(found)) == ["zeta", "flhc", "other"]

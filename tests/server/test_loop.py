@@ -98,7 +98,7 @@ def test_planted_groups_are_scored(tiny_run) -> None:
 
 
 def test_divergence_names_the_client(tiny_run) -> None:
-    with pytest.raises(ClientFailure, match=r"round 1 client \d+ failed.*NaN.*on_client_failure"):
+    with pytest.raises(ClientFailure, match=r"round 1 client \d+ failed.*NaN.*where everybody"):
         tiny_run("train.lr=1e30")
 
 
