@@ -82,8 +82,8 @@ def measure(case: Found) -> Found:
 
 def run(case: Found) -> dict[str, float]:
     """Rounds of a method, or a round of FL+HC with its clustering pass."""
-    from flray.config.build import run_experiment
     from flray.config.experiment import parse_experiment
+    from flray.runs.launch import run_experiment
 
     clients, is_pass = case["clients"], case["what"] == "clustering"
     rounds = 1 if is_pass else case["rounds"]

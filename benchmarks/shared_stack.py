@@ -69,9 +69,9 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     from flray.cli.together import Job, run_together, runs_at_a_time
-    from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment, read_yaml
     from flray.records.run_directory import RunDirectory
+    from flray.runs.launch import run_experiment
 
     names = [
         f"flt/mnist_scenario{s}" + ("" if method == "flt" else f"_{method}")

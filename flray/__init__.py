@@ -88,10 +88,10 @@ def _run_one(
         changed: keys whose values may differ from those of the run to go on with; None: a new run.
     """
     from flray.client.host import restored_torch_settings
-    from flray.config.build import run_experiment
     from flray.records.run_directory import RunDirectory
     from flray.reports.lines import round_line, with_merges
     from flray.result import Result
+    from flray.runs.launch import run_experiment
 
     if changed is not None:
         RunDirectory(folder).change_settings(parsed.plain, changed)

@@ -15,7 +15,6 @@ from pytorch_lightning import LightningModule
 
 from flray.client.host import restored_torch_settings
 from flray.columns import CLIENT, MODEL, PART, ROUND
-from flray.config.build import deployed_models
 from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
 from flray.errors import ExperimentError
@@ -29,6 +28,7 @@ from flray.reports.configuration import THRESHOLD
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, when
 from flray.reports.runs import experiment_names, holds_run, read_run
 from flray.reports.sweeps import enclosing_sweep
+from flray.runs.assemble import deployed_models
 from flray.server.summary import checked_summary
 
 OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}

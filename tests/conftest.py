@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from flray.config.build import Result
+    from flray.runs.launch import Result
 
 RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
 
@@ -101,8 +101,8 @@ def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result
 
 
 def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
-    from flray.config.build import run_experiment
     from flray.config.experiment import override, parse_experiment
+    from flray.runs.launch import run_experiment
 
     from scenarios import TINY
 

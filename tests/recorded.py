@@ -11,9 +11,9 @@ import yaml
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
+from flray.measures.scores import ClientScores
 from flray.records.clusterings import write_clustering
 from flray.records.run_directory import RunDirectory
-from flray.scores import ClientScores
 
 Row = dict[str, Any]  # Any: YAML, JSON
 

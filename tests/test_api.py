@@ -13,13 +13,13 @@ import flray
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.ifca import Ifca
 from flray.cli import cli
-from flray.config.build import deployed_models
 from flray.config.experiment import parse_experiment
 from flray.data.splits.label_swap import LabelSwap
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.mlp200 import Mlp200
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import deployed_models
 
 from scenarios import TINY
 

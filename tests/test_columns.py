@@ -8,7 +8,7 @@ import numpy as np
 
 import flray
 from flray import columns
-from flray.scores import (
+from flray.measures.scores import (
     ClientScores,
     label_scores,
     overlap_errors,
@@ -25,8 +25,8 @@ BELOW = (
     "data",
     "engines",
     "execution",
+    "measures",
     "models",
-    "scores.py",
 )
 # A key of experiments and a field of the cells of tables too.
 AMBIGUOUS = {"uses_ground_truth"}

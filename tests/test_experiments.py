@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.config.build import deal, run_experiment
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.config.pretrain import parse_encoder
 from flray.config.shipped import demo_files
 from flray.data.split import Split
+from flray.runs.launch import run_experiment
+from flray.runs.preparing import deal
 
 pytestmark = pytest.mark.slow
 

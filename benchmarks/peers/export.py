@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flray.config.build import build_federation, prepare
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.data.pixels import place_examples
 from flray.engines.plan import plan_client
 from flray.execution.executor import LazyExecutor
 from flray.models.bank import params_of
+from flray.runs.assemble import build_federation
+from flray.runs.preparing import prepare
 
 
 def main() -> None:

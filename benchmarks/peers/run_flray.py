@@ -9,9 +9,9 @@ from pathlib import Path
 
 from work import Work, write_result
 
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment, read_yaml
 from flray.records.checkpoint import CheckpointStore
+from flray.runs.launch import run_experiment
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ from flray.cli.watching import (
 )
 from flray.columns import ROUND
 from flray.config.binding import Plain
-from flray.config.build import run_experiment
 from flray.config.experiment import (
     Experiment,
     evaluated_together,
@@ -38,7 +37,6 @@ from flray.config.experiment import (
     parse_experiment,
     read_yaml,
 )
-from flray.config.remarks import remarks
 from flray.config.several import named_experiments
 from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError
@@ -50,6 +48,8 @@ from flray.records.lock import check_free, holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
 from flray.reports.lines import event_line, round_line, with_merges
+from flray.runs.launch import run_experiment
+from flray.runs.remarks import remarks
 from flray.server.actor import MOST_RESTARTS
 from flray.server.summary import checked_summary
 from flray.tracking.mirrors import tracked, tracking_remarks

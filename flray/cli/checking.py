@@ -12,10 +12,10 @@ from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import campaign_runs
 from flray.cli.sweeping import describe_space, read_space
 from flray.config.binding import read_mapping
-from flray.config.rehearsal import describe
-from flray.config.remarks import remarks
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
+from flray.runs.rehearsal import describe
+from flray.runs.remarks import remarks
 from flray.tracking.mirrors import tracking_remarks
 
 NOTE = "   note: "

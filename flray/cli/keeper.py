@@ -136,11 +136,11 @@ def run(request: Request, processes: "Processes") -> None:
 
 
 def build_server(plain: Request, directory: "RunDirectory", *others: Any) -> "Server":
-    """As `config.build` does, from an experiment as it stands in YAML."""
-    from flray.config import build
+    """As `runs.assemble` does, from an experiment as it stands in YAML."""
     from flray.config.experiment import parse_experiment
+    from flray.runs import assemble
 
-    return build.build_server(parse_experiment(plain), directory, *others)
+    return assemble.build_server(parse_experiment(plain), directory, *others)
 
 
 @contextmanager

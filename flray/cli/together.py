@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from flray.cli.drawing import draw_figures
-from flray.config.build import run_experiment
 from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.mps import gpu_memory_gib, shared_gpu
+from flray.runs.launch import run_experiment
 from flray.tracking.mirrors import tracked
 
 POLL_S = 0.2

@@ -13,11 +13,11 @@ from time import sleep
 from typing import Any
 
 from flray.cli.keeper import LOG, STOP, take_keeper
-from flray.config.build import plan_of
 from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.command import COMMAND
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import plan_of
 
 POLL_S = 0.3
 FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code

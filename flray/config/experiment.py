@@ -28,9 +28,9 @@ from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import OnClientFailure
 from flray.execution.settings import Execution
+from flray.measures.settings import Evaluation
 from flray.models import MODELS
 from flray.models.mixing import Aggregation
-from flray.server.evaluation import Evaluation
 from flray.values import Seed, shown
 
 COMPONENTS: dict[str, Registry] = {

@@ -24,21 +24,16 @@ from flray.columns import (
     SECONDS_PROBE,
     SECONDS_TRAIN,
 )
-from flray.config.build import (
-    assemble,
-    build_federation,
-    load_of,
-    open_directory,
-    prepare,
-    start_executor,
-)
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Inline
 from flray.execution.federation import cohort_size
 from flray.forecast.sampling import Rate, Sampling
+from flray.measures.settings import Evaluation
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import Evaluation, RoundRow
+from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
+from flray.runs.preparing import load_of, prepare
+from flray.server.evaluation import RoundRow
 
 REHEARSED_S = 10.0  # of rounds without training; those left are like the last ones
 ROUND_TRIP_S = 0.02  # of a block on a client actor, beside its training

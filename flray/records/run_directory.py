@@ -37,14 +37,7 @@ from flray.columns import (
     SPLIT_SHA256,
     TOTAL,
 )
-from flray.data.dataset import Ids
-from flray.errors import ExperimentError
-from flray.files import damaged, read_json, reading, replace_file, replace_text
-from flray.records import lock
-from flray.records.checkpoint import CheckpointStore
-from flray.records.clusterings import FOLDER, write_clustering
-from flray.records.command import COMMAND
-from flray.records.deciding import (
+from flray.config.deciding import (
     FIXED,
     Config,
     deciding,
@@ -54,8 +47,15 @@ from flray.records.deciding import (
     value_text,
     with_block_of,
 )
+from flray.data.dataset import Ids
+from flray.errors import ExperimentError
+from flray.files import damaged, read_json, reading, replace_file, replace_text
+from flray.measures.scores import ClientScores
+from flray.records import lock
+from flray.records.checkpoint import CheckpointStore
+from flray.records.clusterings import FOLDER, write_clustering
+from flray.records.command import COMMAND
 from flray.records.inside import refuse_links_out
-from flray.scores import ClientScores
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flray.columns import ARI
 from flray.data.dataset import Ids
+from flray.measures.scores import partition_scores
 from flray.records.clusterings import ClusteringRecord
 from flray.reports.geometry import (
     Matrix,
@@ -28,7 +29,6 @@ from flray.reports.geometry import (
     tree_of,
 )
 from flray.reports.style import GREY, Colour, lines, matched_colours
-from flray.scores import partition_scores
 
 MAX_NAMED_CLIENTS = 25  # more ids than this do not fit on an axis or into nodes
 MAX_LEGEND = 12  # categories

@@ -14,9 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flray import __version__
 from flray import columns as recorded
+from flray.config.deciding import leaves
 from flray.files import write_output
+from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clustering
-from flray.records.deciding import leaves
 from flray.records.inside import path_below
 from flray.reports import embed, page_run, sweep_figures, sweep_tables
 from flray.reports.columns import column_of, with_unit
@@ -26,7 +27,6 @@ from flray.reports.measures import errors_by_round, run_sheet
 from flray.reports.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
 from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
 from flray.reports.sweeps import Sweep, left_out_note
-from flray.scores import partition_scores
 
 PAGE = "report.html"
 

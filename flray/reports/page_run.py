@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from flray.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
+from flray.config.deciding import leaves
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
-from flray.records.deciding import leaves
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.measures import experiments_sheet
 from flray.reports.runs import Experiments, RunRecord, finished, without

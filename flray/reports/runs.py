@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from flray import columns as recorded
+from flray.config.deciding import is_below, leaves
 from flray.errors import ExperimentError
 from flray.records.clusterings import clustering_files
 from flray.records.command import read_command
-from flray.records.deciding import is_below, leaves
 from flray.records.run_directory import RunDirectory
 from flray.reports.columns import value_text
 from flray.reports.configuration import value_at

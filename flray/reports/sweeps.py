@@ -13,8 +13,8 @@ import yaml
 
 from flray import columns as recorded
 from flray.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
+from flray.config.deciding import leaves
 from flray.files import reading
-from flray.records.deciding import leaves
 from flray.reports.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
 from flray.reports.configuration import THRESHOLD
 from flray.sweeps.importance import importances

@@ -22,8 +22,7 @@ from flray.data.similar import Robustness, similar_id
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation, Meter
-from flray.records.run_directory import RunDirectory
-from flray.scores import (
+from flray.measures.scores import (
     cosines,
     label_scores,
     overlap_errors,
@@ -31,6 +30,7 @@ from flray.scores import (
     partition_scores,
     robustness_scores,
 )
+from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
 

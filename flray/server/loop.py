@@ -23,6 +23,7 @@ from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.execution.federation import Cohort, Federation, Meter
 from flray.execution.trained import Trained
+from flray.measures.settings import Evaluation
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
@@ -33,7 +34,7 @@ from flray.server.clusterings import (
     record_clusterings,
     robustness_row,
 )
-from flray.server.evaluation import Evaluation, RoundRow, evaluate, evaluation_row, score_clients
+from flray.server.evaluation import RoundRow, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
 

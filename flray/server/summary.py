@@ -49,8 +49,8 @@ from flray.columns import (
 )
 from flray.data.events import Timeline
 from flray.errors import ExperimentError
+from flray.measures.scores import ClientScores, partition_scores, rounds_to_target, summarise
 from flray.records.run_directory import RunDirectory
-from flray.scores import ClientScores, partition_scores, rounds_to_target, summarise
 from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flray.config.build import prepare
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.resources import ROUNDING, check_resources
+from flray.runs.preparing import prepare
 from flray.sweeps.keys import device_of
 from flray.sweeps.space import Options
 

@@ -10,13 +10,14 @@ from flray.algorithms.algorithm import Branching, Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS, COUNTED, TRAIN_LOSS
-from flray.config.build import Prepared, assemble, open_directory
 from flray.config.experiment import Experiment, parse_experiment
 from flray.data.dataset import Ids
 from flray.engines.training import Gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import assemble, open_directory
+from flray.runs.preparing import Prepared
 from flray.server.evaluation import RoundRow
 from flray.sweeps.cache import Cache, OutOfTime
 

@@ -27,16 +27,17 @@ from flray.columns import (
     TOTAL,
     TRAIN_LOSS,
 )
-from flray.config.build import Prepared, facts_of
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.engines.plan import num_local_steps
 from flray.execution.federation import nobody
 from flray.execution.partial import PartialFederation
+from flray.measures.scores import ClientScores
 from flray.models.bank import ModelBank, sha256_of
 from flray.records.components import MOVED, STEPS, PartRecords
 from flray.records.run_directory import PARTS, RunDirectory
-from flray.scores import ClientScores
+from flray.runs.assemble import facts_of
+from flray.runs.preparing import Prepared
 from flray.server.evaluation import RoundRow, evaluation_row
 from flray.server.summary import summarise_run
 from flray.sweeps.cache import Cache

@@ -15,15 +15,15 @@ from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
 from flray.columns import CLIENT_STEPS
-from flray.config.build import deal
 from flray.config.experiment import Experiment, parse_experiment
-from flray.config.remarks import encoder_of
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
 from flray.execution.cluster import connected, reachable_nodes
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
+from flray.runs.preparing import deal
+from flray.runs.remarks import encoder_of
 from flray.server.loop import never
 from flray.sweeps.allotment import bundles, total
 from flray.sweeps.cache import Cache

@@ -23,10 +23,10 @@ from flray.columns import (
     STATUS,
     USES_GROUND_TRUTH,
 )
+from flray.config.deciding import first_difference
 from flray.errors import ExperimentError
 from flray.files import read_json, reading, replace_file, replace_text
 from flray.records import lock
-from flray.records.deciding import first_difference
 from flray.records.inside import refuse_links_out
 from flray.records.run_directory import RunDirectory
 from flray.server.summary import numbers_so_far

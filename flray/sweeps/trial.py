@@ -24,14 +24,6 @@ from flray.algorithms.algorithm import Branching, Separable
 from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
-from flray.config.build import (
-    Prepared,
-    assemble,
-    build_federation,
-    open_directory,
-    prepare,
-    start_executor,
-)
 from flray.config.experiment import parse_experiment
 from flray.data.dataset import Ids
 from flray.errors import one_line_message
@@ -42,6 +34,8 @@ from flray.execution.partial import PartialFederation
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
+from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Server, ignore

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flray.config.deciding import Config
 from flray.config.experiment import Experiment
 from flray.config.tracking import MLflow, TensorBoard, Wandb
 from flray.records.clusterings import read_clusterings
-from flray.records.deciding import Config
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore

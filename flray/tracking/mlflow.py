@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flray.columns import ROUND
+from flray.config.deciding import leaves
 from flray.config.tracking import MLflow
 from flray.errors import ExperimentError
 from flray.files import replace_text
-from flray.records.deciding import leaves
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from flray.columns import CLIENT, GROUP, ROUND
+from flray.config.deciding import Config
 from flray.config.tracking import Wandb
 from flray.errors import ExperimentError
 from flray.files import read_json, reading, replace_text
 from flray.records.clusterings import ClusteringRecord
-from flray.records.deciding import Config
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 

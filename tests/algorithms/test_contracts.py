@@ -11,18 +11,13 @@ import yaml
 from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
 from flray.columns import PLACING_BYTES
-from flray.config.build import (
-    Result,
-    build_federation,
-    deal,
-    prepare,
-    run_experiment,
-    start_executor,
-)
 from flray.config.experiment import override, parse_experiment
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.launch import Result, run_experiment
+from flray.runs.preparing import deal, prepare
 
 from scenarios import TINY
 

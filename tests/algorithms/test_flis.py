@@ -14,7 +14,6 @@ from flray.algorithms.flis_hc import FlisHc
 from flray.client.tasks import Judge
 from flray.clustering.distances import Disagreement
 from flray.clustering.points import Points, by_smallest_member
-from flray.config.build import build_federation, prepare, run_experiment, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
@@ -22,6 +21,9 @@ from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.records.clusterings import read_clusterings
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.launch import run_experiment
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

@@ -6,8 +6,8 @@ import pytest
 from flray.algorithms.change import Dynamic, Flags, part_of
 from flray.algorithms.flt import Flt
 from flray.errors import ExperimentError
+from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clusterings
-from flray.scores import partition_scores
 
 # No encoder and no UMAP: PCA centres where only the relation and what follows are in question.
 SIGNATURE = "signature: {name: pca_centres, components: 16, k: 2}"

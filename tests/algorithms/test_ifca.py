@@ -6,12 +6,13 @@ import torch
 
 from flray.algorithms.ifca import Ifca
 from flray.client.tasks import Judge
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.models.bank import last_layers
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from scenarios import TINY, line_federation
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from flray.algorithms.lg_fedavg import LgFedAvg
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.data.dataset import Ids
 from flray.engines.training import Training
@@ -16,6 +15,8 @@ from flray.models.lenet5 import LeNet5
 from flray.models.resnet9 import ResNet9
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from linear import START, linear_federation, local_sgd, run_rounds, vector
 from scenarios import TINY

@@ -5,12 +5,13 @@ import pytest
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.per_fedavg import PerFedAvg
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import parse_experiment
 from flray.engines.plan import plan_client
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.mixing import Aggregation
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from linear import START, gradient, linear_federation, run_rounds, vector
 from scenarios import TINY

@@ -3,9 +3,9 @@
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from flray.config.build import Result, run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.records.clusterings import read_clusterings
+from flray.runs.launch import Result, run_experiment
 
 BASE = {
     "dataset": "digits",

@@ -8,13 +8,15 @@ from flray.algorithms.repa import Repa
 from flray.client.tasks import Train
 from flray.clustering.statistics import Statistics
 from flray.clustering.update import Update
-from flray.config.build import build_federation, deal, prepare, run_experiment, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.execution.executor import Inline
 from flray.execution.federation import Cohort
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.launch import run_experiment
+from flray.runs.preparing import deal, prepare
 
 from scenarios import TINY, line_federation
 

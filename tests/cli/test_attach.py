@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import run_experiment
 
 from scenarios import TINY
 

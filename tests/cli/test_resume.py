@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 import flray
 from flray.cli import cli
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import run_experiment
 
 from scenarios import TINY
 

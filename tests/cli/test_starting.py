@@ -12,9 +12,9 @@ from flray.cli import cli, main
 from flray.cli.starting import experiment_text
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.reference import components
-from flray.config.rehearsal import describe
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, names
 from flray.errors import ExperimentError
+from flray.runs.rehearsal import describe
 from flray.sweeps.space import read_space
 
 METHODS = {each.name: each for each in components("algorithm")}

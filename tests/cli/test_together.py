@@ -12,11 +12,11 @@ from rich.console import Console
 from flray.cli import together
 from flray.cli.campaign import campaign_runs, run_all
 from flray.cli.together import Job, run_together, runs_at_a_time
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import mps
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import run_experiment
 
 from scenarios import TINY
 

@@ -12,11 +12,12 @@ from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURE
 from flray.clustering.encoder import Encoder
 from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.execution.federation import Cohort, Federation
 from flray.models.conv_ae import ConvAe
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

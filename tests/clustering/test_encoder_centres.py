@@ -11,7 +11,6 @@ from flray.client.embedding import EmbedCentres
 from flray.clustering.encoder import Encoder, ImageKind
 from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.pca_centres import PcaCentres
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.downloaded import FashionMnist
 from flray.data.datasets.synthetic import Synthetic
@@ -20,6 +19,8 @@ from flray.execution.cluster import connected
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import params_of
 from flray.models.conv_ae import ConvAe
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

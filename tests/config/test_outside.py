@@ -9,9 +9,9 @@ import yaml
 
 import flray
 from flray.cli.campaign import campaign_runs
-from flray.config.build import prepare
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
+from flray.runs.preparing import prepare
 from flray.sweeps.space import parse_space
 
 from scenarios import TINY

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from flray.config.build import prepare
 from flray.config.experiment import override, parse_experiment
 from flray.data.similar import Robustness, noisy_counts, similar_id, with_similar
 from flray.errors import ExperimentError
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline, with_global_test
@@ -18,6 +17,8 @@ from flray.execution.federation import Cohort, Federation, Oracle, nobody
 from flray.execution.partial import PartialFederation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

@@ -7,10 +7,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 import flray
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.execution.cluster import connected
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import run_experiment
 from flray.server import actor
 
 from scenarios import TINY

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from flray.client.tasks import Predict
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
@@ -13,6 +12,8 @@ from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import load_params
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

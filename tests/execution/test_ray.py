@@ -20,13 +20,6 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 import flray
-from flray.config.build import (
-    Result,
-    build_federation,
-    prepare,
-    run_experiment,
-    start_executor,
-)
 from flray.config.experiment import override, parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
@@ -40,6 +33,9 @@ from flray.execution.ray_pool import Patience
 from flray.execution.resources import ActorPlan, Actors, Needs
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.launch import Result, run_experiment
+from flray.runs.preparing import prepare
 from flray.server.actor import start_processes
 
 from scenarios import TINY, ancestors

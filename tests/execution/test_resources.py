@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from flray.config.build import load_of, prepare
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution import cluster
@@ -20,6 +19,7 @@ from flray.execution.resources import (
     Needs,
     check_resources,
 )
+from flray.runs.preparing import load_of, prepare
 
 from scenarios import TINY
 
@@ -45,7 +45,8 @@ import sys
 from pathlib import Path
 
 from flray.engines.training import plain_gradient
-from flray.config.build import build_federation, prepare, start_executor
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
 from flray.config.experiment import override, parse_experiment
 from flray.execution.federation import Cohort
 from flray.server.evaluation import score_clients

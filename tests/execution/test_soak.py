@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
 from flray.execution.cluster import connected
+from flray.runs.launch import run_experiment
 
 from scenarios import TINY, ancestors
 

@@ -9,7 +9,6 @@ import torch
 from flray.client.host import Host
 from flray.client.keeping import Ask
 from flray.clustering.update import flatten, updates
-from flray.config.build import build_federation, prepare, start_executor, with_recorded_block
 from flray.config.experiment import override, parse_experiment
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
@@ -18,6 +17,8 @@ from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import HostedBlocks
 from flray.models.mixing import Relation
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_federation, start_executor, with_recorded_block
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from flray.config.deciding import first_difference
 from flray.errors import ExperimentError
+from flray.measures.scores import ClientScores
 from flray.records import run_directory
 from flray.records.clusterings import read_clusterings
-from flray.records.deciding import first_difference
 from flray.records.run_directory import RunDirectory
-from flray.scores import ClientScores
 
 CONFIG = {
     "dataset": "mnist",

@@ -33,6 +33,7 @@ from scipy.spatial.distance import squareform
 
 from flray.cli.reporting import write_report
 from flray.errors import ExperimentError
+from flray.measures.scores import ClientScores
 from flray.records.clusterings import ClusteringRecord, write_clustering
 from flray.records.run_directory import RunDirectory
 from flray.reports.columns import VALIDATION
@@ -52,7 +53,6 @@ from flray.reports.sweep_figures import (
 )
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import read_sweep
-from flray.scores import ClientScores
 
 pytestmark = pytest.mark.slow
 

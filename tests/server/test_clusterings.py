@@ -11,13 +11,13 @@ from flray.clustering.distances import L2
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Partition, Points
 from flray.columns import CLUSTERING, ERRORS
-from flray.config.build import prepare
 from flray.config.experiment import parse_experiment
 from flray.data.similar import Robustness
 from flray.errors import ExperimentError
+from flray.measures.scores import cosines, drift_similarity
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.scores import cosines, drift_similarity
+from flray.runs.preparing import prepare
 from flray.server.clusterings import robustness_row
 
 from scenarios import line_federation, ragged_split

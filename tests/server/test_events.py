@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flray.algorithms.fedavg import FedAvg
-from flray.config.build import build_server
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_server
 from flray.server.loop import ignore, never
 
 from scenarios import TINY

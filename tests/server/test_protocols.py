@@ -10,9 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.local import LocalState
 from flray.client.tasks import PartScore, Train, TrainJob
-from flray.config.build import build_federation, prepare, start_executor
 from flray.config.experiment import override, parse_experiment
-from flray.config.rehearsal import describe
 from flray.data.pixels import place_examples
 from flray.engines.loop import Loop
 from flray.engines.training import plain_gradient
@@ -22,6 +20,9 @@ from flray.execution.federation import Cohort
 from flray.models.bank import ModelBank, load_params, stack
 from flray.randomness import torch_seed
 from flray.records.checkpoint import CheckpointStore
+from flray.runs.assemble import build_federation, start_executor
+from flray.runs.preparing import prepare
+from flray.runs.rehearsal import describe
 from flray.server.evaluation import score_globally
 from flray.server.summary import last_trained_accuracy
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flray.config.build import run_experiment
 from flray.config.experiment import parse_experiment
 from flray.execution.ray_pool import Patience
+from flray.runs.launch import run_experiment
 from flray.sweeps import tuning
 from flray.sweeps.cache import Cache
 from flray.sweeps.driver import Watch, run_sweep

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.config.build import run_experiment
 from flray.config.experiment import parse_experiment
+from flray.runs.launch import run_experiment
 
 from scenarios import TINY
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from ray.tune.search import Searcher
 
-from flray.config.build import deal, run_experiment
 from flray.config.experiment import parse_experiment
 from flray.data.events import make_timeline
 from flray.errors import ExperimentError
@@ -20,6 +19,8 @@ from flray.records.clusterings import read_clusterings
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.reports.runs import collect_runs
+from flray.runs.launch import run_experiment
+from flray.runs.preparing import deal
 from flray.sweeps import driver
 from flray.sweeps.describing import describe_space, predicted_steps
 from flray.sweeps.driver import Progress, Watch, _Sweep, run_sweep

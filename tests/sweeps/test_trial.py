@@ -10,13 +10,13 @@ import pytest
 from flray.algorithms.flhc import Flhc, FlhcState
 from flray.clustering.points import Partition
 from flray.clustering.related import Related
-from flray.config.build import Result, run_experiment
 from flray.config.experiment import parse_experiment
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import squared_changes
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import Result, run_experiment
 from flray.sweeps import cache as cache_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flray.config.build import run_experiment
+from flray.config.deciding import leaves
 from flray.config.experiment import override, parse_experiment
 from flray.errors import ExperimentError
-from flray.records.deciding import leaves
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import run_experiment
 from flray.tracking.mirrors import tracked
 
 from scenarios import TINY

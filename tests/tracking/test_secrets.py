@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flray.config.build import run_experiment
 from flray.config.experiment import override, parse_experiment
+from flray.runs.launch import run_experiment
 from flray.tracking.mirrors import tracked
 
 from scenarios import TINY

@@ -16,13 +16,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.config.build import Result, run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment
 from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.reports.figures import figures_of
+from flray.runs.launch import Result, run_experiment
 from flray.sweeps.driver import Progress, Watch, run_sweep
 from flray.sweeps.space import THRESHOLD, parse_space
 from flray.tracking import wandb_run as tracking

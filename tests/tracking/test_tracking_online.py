@@ -19,10 +19,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.config.build import Result, run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
+from flray.runs.launch import Result, run_experiment
 from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore
 from flray.tracking import wandb_run as tracking

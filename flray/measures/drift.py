@@ -18,9 +18,9 @@ from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset
 from flray.data.parts import Views, seen_alike
 from flray.errors import ExperimentError
+from flray.measures.scores import drift_similarity
 from flray.models.bank import load_params
 from flray.randomness import generator
-from flray.scores import drift_similarity
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pytorch_lightning import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flray.config.build import run_experiment
+from flray.runs.launch import run_experiment
 from flray.config.experiment import Experiment, override, parse_experiment
-from flray.config.rehearsal import describe
+from flray.runs.rehearsal import describe
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import cluster
 from flray.models.classifier import Classifier

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from flray.scores import (
+from flray.measures.scores import (
     ClientScores,
     overlap_errors,
     partition_scores,

@@ -8,7 +8,6 @@ import torch
 
 from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Host, choose_engine, restored_torch_settings, start_host
-from flray.config.build import Prepared, build_federation, prepare
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.engines.engine import Block
@@ -20,6 +19,8 @@ from flray.execution.cluster import this_machine
 from flray.execution.executor import Failed, Inline
 from flray.execution.resources import check_resources
 from flray.models.bank import Params
+from flray.runs.assemble import build_federation
+from flray.runs.preparing import Prepared, prepare
 from flray.wording import counted
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from flray.clustering.encoder import Encoder
-from flray.config.build import draw_module
 from flray.config.experiment import Experiment
 from flray.execution.resources import Actors
 from flray.models.bank import layers_of, params_of
+from flray.runs.preparing import draw_module
 
 # Keys of algorithms for the rounds in which all clients share a model.
 JOINT_ROUNDS = ("rounds_before", "pretrain_rounds", "rounds_joint")

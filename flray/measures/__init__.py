@@ -1,0 +1,1 @@
+"""Measures: how good models, partitions and clusterings are."""
