@@ -39,6 +39,7 @@ from flray.client.embedding import (
     seeded_generator,
 )
 from flray.client.host import restored_torch_settings
+from flray.columns import PARAMS_SHA256
 from flray.data import DATASETS
 from flray.data.dataset import Dataset, Ids
 from flray.data.pixels import Examples, tensor_over
@@ -52,7 +53,7 @@ FORMAT = 2  # of training and files: raise it when the same configuration gives 
 NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
 PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
 UNFINISHED_FILE = "unfinished.pt"  # the state after an epoch, from which training goes on
-_NEEDED = ("key", "image_shape", "num_classes", "params_sha256")  # of a record, to use it
+_NEEDED = ("key", "image_shape", "num_classes", PARAMS_SHA256)  # of a record, to use it
 
 _log = logging.getLogger("flray")
 
@@ -302,7 +303,7 @@ class Encoder:
         except (OSError, SafetensorError) as error:
             _log.warning("encoder in %s cannot be read, it is trained anew: %s", path, error)
             return None
-        if _sha256(params) != record["params_sha256"]:
+        if _sha256(params) != record[PARAMS_SHA256]:
             _log.warning("encoder in %s is not the one that was written, it is trained anew", path)
             return None
         return params
@@ -325,7 +326,7 @@ class Encoder:
             "configuration": self.configuration(),
             **dataclasses.asdict(kind),
             "epochs": [dataclasses.asdict(epoch) for epoch in epochs],
-            "params_sha256": _sha256(params),
+            PARAMS_SHA256: _sha256(params),
             "device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
             "torch": torch.__version__,
         }

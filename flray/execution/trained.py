@@ -18,6 +18,7 @@ from flray.client.keeping import (
     block_number,
 )
 from flray.client.tasks import TrainJob
+from flray.columns import TRAIN_LOSS
 from flray.data.dataset import Ids
 from flray.errors import ClientFailure
 from flray.execution.executor import Executor, Failed
@@ -203,4 +204,4 @@ class Trained:
     def metrics(self) -> dict[str, float]:
         """What every method reports of its local training: the mean of clients that took a step."""
         losses = self.loss[self.num_steps > 0]
-        return {"train_loss": float(losses.mean())} if len(losses) else {}
+        return {TRAIN_LOSS: float(losses.mean())} if len(losses) else {}

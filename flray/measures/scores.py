@@ -13,6 +13,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
+from flray.columns import (
+    ACCURACY_MEAN,
+    ACCURACY_SE_CLIENTS,
+    ACCURACY_VARIANCE,
+    ACCURACY_WORST,
+    ACCURACY_WORST_DECILE,
+    ARI,
+    CLIENTS_REACHING_TARGET,
+    LABEL_CORRELATION,
+    NMI,
+    PURITY,
+    ROBUSTNESS,
+    ROBUSTNESS_CLIENTS,
+    ROBUSTNESS_SE,
+    UNIFORMITY,
+    UNIFORMITY_LABELS,
+    UNIFORMITY_RANDOM,
+)
 from flray.data.dataset import Ids
 
 
@@ -79,14 +97,14 @@ def summarise(
     num_worst = max(1, len(accuracy) // 10)
     reaching = np.nan if target is None else np.mean(accuracy >= target)
     summary = {
-        "accuracy_mean": mean,
+        ACCURACY_MEAN: mean,
         "accuracy_weighted": scores.correct.sum() / scores.total.sum(),
         "accuracy_se_binomial": np.sqrt(mean * (1 - mean) / num_examples),
-        "accuracy_se_clients": accuracy.std() / np.sqrt(len(accuracy)),
-        "accuracy_variance": accuracy.var(),
-        "accuracy_worst": accuracy.min(),
-        "accuracy_worst_decile": np.sort(accuracy)[:num_worst].mean(),
-        "clients_reaching_target": reaching,
+        ACCURACY_SE_CLIENTS: accuracy.std() / np.sqrt(len(accuracy)),
+        ACCURACY_VARIANCE: accuracy.var(),
+        ACCURACY_WORST: accuracy.min(),
+        ACCURACY_WORST_DECILE: np.sort(accuracy)[:num_worst].mean(),
+        CLIENTS_REACHING_TARGET: reaching,
         "loss_mean": scores.loss.mean(),
     }
     return {name: float(value) for name, value in summary.items()}
@@ -126,9 +144,9 @@ def _partition_scores(labels: bytes, groups: bytes) -> dict[str, float]:
     both, together, like = (_pairs(c) for c in (counts, counts.sum(0), counts.sum(1)))
     unlike = _pairs(np.array([len(found)])) - like
     return {
-        "ari": float(metrics.adjusted_rand_score(planted, found)),
-        "nmi": float(metrics.normalized_mutual_info_score(planted, found)),
-        "purity": float(counts.max(axis=0).sum() / len(found)),
+        ARI: float(metrics.adjusted_rand_score(planted, found)),
+        NMI: float(metrics.normalized_mutual_info_score(planted, found)),
+        PURITY: float(counts.max(axis=0).sum() / len(found)),
         "false_positives": (together - both) / max(unlike, 1),
         "false_negatives": (like - both) / max(like, 1),
     }
@@ -197,11 +215,11 @@ def label_scores(
         given = kmeans.fit_predict(counts.astype(np.float64))
     found, num_singletons = uniformity(alike, labels)
     return {
-        "label_correlation": pair_correlation(similarity, alike),
-        "uniformity": found,
+        LABEL_CORRELATION: pair_correlation(similarity, alike),
+        UNIFORMITY: found,
         "singletons": num_singletons,
-        "uniformity_random": uniformity(alike, drawn)[0],
-        "uniformity_labels": uniformity(alike, given)[0],
+        UNIFORMITY_RANDOM: uniformity(alike, drawn)[0],
+        UNIFORMITY_LABELS: uniformity(alike, given)[0],
     }
 
 
@@ -288,9 +306,9 @@ def robustness_scores(successes: NDArray[np.bool_], sizes: Ids) -> dict[str, flo
     """
     each = successes.mean(1)  # (C,)
     return {
-        "robustness": float(each.mean()),
-        "robustness_se": float(each.std() / np.sqrt(len(each))),
-        "robustness_clients": float((each * sizes).sum() / sizes.sum()),
+        ROBUSTNESS: float(each.mean()),
+        ROBUSTNESS_SE: float(each.std() / np.sqrt(len(each))),
+        ROBUSTNESS_CLIENTS: float((each * sizes).sum() / sizes.sum()),
         "size_smallest": int(sizes.min()),
         "size_largest": int(sizes.max()),
     }
