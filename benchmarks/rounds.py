@@ -85,7 +85,8 @@ def measure(case: str, where: str, num_rounds: int | None, overrides: list[str])
     # Here: importing torch and Lightning is part of the start.
     import numpy as np
 
-    from flray.config.experiment import override, parse_experiment
+    from flray.config.experiment import parse_experiment
+    from flray.config.overrides import override
     from flray.runs.launch import run_experiment
 
     ends: list[tuple[float, float]] = []

@@ -69,7 +69,8 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     from flray.cli.together import Job, run_together, runs_at_a_time
-    from flray.config.experiment import override, parse_experiment, read_yaml
+    from flray.config.experiment import parse_experiment, read_yaml
+    from flray.config.overrides import override
     from flray.records.run_directory import RunDirectory
     from flray.runs.launch import run_experiment
 

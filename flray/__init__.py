@@ -54,7 +54,8 @@ def run(
     """
     import tempfile
 
-    from flray.config.experiment import evaluated_together, override, read_yaml
+    from flray.config.experiment import evaluated_together, read_yaml
+    from flray.config.overrides import override
     from flray.config.several import named_experiments
     from flray.result import Results
 

@@ -101,7 +101,8 @@ def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result
 
 
 def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
-    from flray.config.experiment import override, parse_experiment
+    from flray.config.experiment import parse_experiment
+    from flray.config.overrides import override
     from flray.runs.launch import run_experiment
 
     from scenarios import TINY

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from work import Work, write_result
 
-from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.config.experiment import parse_experiment, read_yaml
+from flray.config.overrides import override
 from flray.records.checkpoint import CheckpointStore
 from flray.runs.launch import run_experiment
 

@@ -7,7 +7,6 @@ waits for its request on standard input. Until a round is there it imports nothi
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from yaml import YAMLError
+
 from flray.cli.arguments import files_and_overrides
+from flray.config.overrides import override
+from flray.config.reading import parse_yaml, read_text
 from flray.config.shipped import require_file
 from flray.errors import ExperimentError
 
@@ -30,21 +33,29 @@ if TYPE_CHECKING:
 LOG = "server.log"
 COMMAND = [sys.executable, "-P", "-m", "flray", "keep"]  # -P: the current folder is not searched
 STOP = "stop.wish"
-ON_RAY = re.compile(r"executor['\"]?\s*[:=]\s*['\"]?ray\b")
 
 Request = dict[str, Any]  # Any: JSON
 _waiting: list[subprocess.Popen[str]] = []
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start a keeper if the arguments of `flray run` seem to want one; who needs it takes it.
+    """Start a keeper if an experiment of `flray run` is to run on Ray; who needs it takes it.
 
     A file that is not there is refused here, before anything takes seconds.
     """
-    files = [require_file(file) for file in files_and_overrides(arguments)[0]]
-    texts = [file.read_text(errors="replace") for file in files]
-    if any(ON_RAY.search(text) for text in (*arguments, *texts)):
+    names, overrides = files_and_overrides(arguments)
+    files = [require_file(name) for name in names]
+    if any(_is_on_ray(file, overrides) for file in files):
         _waiting.append(_start())
+
+
+def _is_on_ray(file: Path, overrides: Sequence[str]) -> bool:
+    """True if a file names the executor ray; False if it cannot be read, which is said later."""
+    try:
+        execution = override(parse_yaml(read_text(file)) or {}, overrides).get("execution")
+    except (YAMLError, ExperimentError, AttributeError):
+        return False
+    return isinstance(execution, dict) and execution.get("executor") == "ray"
 
 
 def take_keeper() -> subprocess.Popen[str]:

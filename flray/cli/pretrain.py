@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flray.clustering.encoder import Encoder, Epoch, server_device, time_left
 from flray.config.binding import read_mapping
-from flray.config.experiment import override
+from flray.config.overrides import override
 from flray.config.pretrain import parse_encoder
 from flray.errors import ExperimentError
 

@@ -5,10 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from yaml import YAMLError
-
 from flray.algorithms import ALGORITHMS
-from flray.clustering.hierarchical import Hierarchical
 from flray.config.binding import (
     Component,
     Plain,
@@ -18,7 +15,7 @@ from flray.config.binding import (
     read_mapping,
 )
 from flray.config.objects import is_object, object_component
-from flray.config.reading import parse_yaml
+from flray.config.overrides import with_value
 from flray.config.reference import SYNONYMS, keys_meant
 from flray.config.shipped import require_file
 from flray.config.tracking import TRACKING, NoTracking
@@ -31,7 +28,7 @@ from flray.execution.settings import Execution
 from flray.measures.settings import Evaluation
 from flray.models import MODELS
 from flray.models.mixing import Aggregation
-from flray.values import Seed, shown
+from flray.values import Seed
 
 COMPONENTS: dict[str, Registry] = {
     "dataset": DATASETS,
@@ -166,84 +163,3 @@ def also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experimen
 
 def _injected(kind: str) -> tuple[str, ...]:
     return FROM_THE_DATASET if kind == "model" else ()
-
-
-def override(plain: Plain, overrides: Sequence[str]) -> Plain:
-    """Set dotted keys; a component given as a bare name becomes a mapping when a field is set.
-
-    A partition's threshold and number exclude each other: one that is set here unsets the other
-    where that is not set here too.
-
-    >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
-    {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
-    >>> override({"partition": {"threshold": 3.0}}, ["partition.number=auto"])
-    {'partition': {'number': 'auto'}}
-    """
-    if isinstance(overrides, str):
-        raise ExperimentError(f"overrides must be a list, as in [{overrides!r}], got text")
-    values: Plain = {}
-    for item in overrides:
-        key, separator, text = item.partition("=")
-        if not separator or not key:
-            raise ExperimentError(f"expected key=value, got {shown(item)}, as in train.lr=0.1")
-        values.pop(key, None)  # the last of equal keys, in its own place
-        values[key] = _value(item, text)
-    result: Plain = _copied(plain)
-    for key, value in values.items():
-        if value is not None:
-            _unset_rivals(result, key.split("."), values)
-        _set(result, key.split("."), value)
-    return result
-
-
-def with_value(plain: Plain, key: str, value: object) -> Plain:
-    """A copy in which one dotted key is set, as `override` does."""
-    result: Plain = _copied(plain)
-    if value is not None:
-        _unset_rivals(result, key.split("."), {})
-    _set(result, key.split("."), value)
-    return result
-
-
-def _copied(node: Any) -> Any:  # Any: YAML
-    """Mappings and lists anew; objects from Python stay the same objects."""
-    if isinstance(node, dict):
-        return {key: _copied(value) for key, value in node.items()}
-    return [_copied(value) for value in node] if isinstance(node, list) else node
-
-
-def _value(item: str, text: str) -> Any:
-    try:
-        return parse_yaml(f"value: {text}")["value"]
-    except YAMLError as error:
-        raise ExperimentError(f"{shown(item)}: the value is not valid YAML: {error}") from error
-
-
-def _unset_rivals(node: Plain, path: list[str], kept: Collection[str]) -> None:
-    """Remove what excludes the key of a partition that is set next, but not the keys `kept`."""
-    *parents, name = path
-    if parents[-1:] != ["partition"] or name not in Hierarchical.exclusive:
-        return
-    for key in parents:
-        child = node.get(key)
-        if not isinstance(child, dict):
-            return
-        node = child
-    for rival in Hierarchical.exclusive:
-        if rival != name and ".".join([*parents, rival]) not in kept:
-            node.pop(rival, None)
-
-
-def _set(node: Plain, path: list[str], value: object) -> None:
-    for key in path[:-1]:
-        child = node.get(key)
-        if isinstance(child, list):
-            raise ExperimentError(
-                f"{'.'.join(path)} cannot be set because {key} is a list; set it inside the list, "
-                "as in algorithm=[{name: flhc, rounds_before: 3}, fedavg]"
-            )
-        if not isinstance(child, dict):
-            child = {"name": child} if isinstance(child, str) else {}
-            node[key] = child
-        node = child
-    node[path[-1]] = value

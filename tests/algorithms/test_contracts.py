@@ -11,7 +11,8 @@ import yaml
 from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
 from flray.columns import PLACING_BYTES
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory

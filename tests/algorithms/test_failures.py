@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flray.client.tasks import Train
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 

@@ -14,7 +14,8 @@ from flray.algorithms.flis_hc import FlisHc
 from flray.client.tasks import Judge
 from flray.clustering.distances import Disagreement
 from flray.clustering.points import Points, by_smallest_member
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline

@@ -6,7 +6,8 @@ import torch
 
 from flray.algorithms.ifca import Ifca
 from flray.client.tasks import Judge
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from flray.algorithms.lg_fedavg import LgFedAvg
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.data.dataset import Ids
 from flray.engines.training import Training
 from flray.errors import ExperimentError

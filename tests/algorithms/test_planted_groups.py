@@ -3,7 +3,8 @@
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.records.clusterings import read_clusterings
 from flray.runs.launch import Result, run_experiment
 

@@ -8,7 +8,8 @@ from flray.algorithms.repa import Repa
 from flray.client.tasks import Train
 from flray.clustering.statistics import Statistics
 from flray.clustering.update import Update
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.execution.executor import Inline
 from flray.execution.federation import Cohort
 from flray.records.checkpoint import CheckpointStore

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import run_experiment

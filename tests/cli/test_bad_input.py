@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flray.cli import cli
-from flray.config.experiment import override
+from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.run_directory import RunDirectory
 

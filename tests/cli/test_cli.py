@@ -16,7 +16,8 @@ import yaml
 from tensorboardX.proto.event_pb2 import Event
 
 from flray.cli import concluding, main
-from flray.config.experiment import COMPONENTS, override
+from flray.config.experiment import COMPONENTS
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 from flray.records.mirror import Mirror

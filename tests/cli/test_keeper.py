@@ -9,7 +9,8 @@ import fsspec
 import pytest
 
 from flray.cli import keeper, watching
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.records import mirror
 from flray.records.mirror import Mirror

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 import flray
 from flray.cli import cli
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import run_experiment

@@ -12,7 +12,8 @@ from rich.console import Console
 from flray.cli import together
 from flray.cli.campaign import campaign_runs, run_all
 from flray.cli.together import Job, run_together, runs_at_a_time
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import mps
 from flray.records.run_directory import RunDirectory

@@ -12,7 +12,8 @@ from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURE
 from flray.clustering.encoder import Encoder
 from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.data.datasets.synthetic import Synthetic
 from flray.execution.federation import Cohort, Federation
 from flray.models.conv_ae import ConvAe

@@ -11,7 +11,8 @@ from flray.client.embedding import EmbedCentres
 from flray.clustering.encoder import Encoder, ImageKind
 from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.pca_centres import PcaCentres
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.data.datasets.downloaded import FashionMnist
 from flray.data.datasets.synthetic import Synthetic
 from flray.errors import ClientFailure, ExperimentError

@@ -12,7 +12,8 @@ from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
 from flray.clustering.relations import Threshold
 from flray.config.binding import bind_component
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 
 from scenarios import TINY

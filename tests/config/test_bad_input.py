@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flray.config.binding import Component
-from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.config.experiment import parse_experiment, read_yaml
+from flray.config.overrides import override
 from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
 from flray.sweeps.rows import possible

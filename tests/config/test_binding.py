@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from flray.config.binding import bind_component, bind_dataclass
-from flray.config.experiment import override
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 
 

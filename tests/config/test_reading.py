@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from flray.clustering.hierarchical import Hierarchical
-from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.config.experiment import parse_experiment, read_yaml
+from flray.config.overrides import override
 from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.data.similar import Robustness, noisy_counts, similar_id, with_similar
 from flray.errors import ExperimentError
 from flray.runs.preparing import prepare

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.engines.plan import num_local_steps, plan_client
 from flray.engines.training import PairedTraining, Training
 from flray.errors import ExperimentError

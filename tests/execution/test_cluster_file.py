@@ -6,7 +6,7 @@ import pytest
 
 from flray.cli import cli
 from flray.config.binding import read_mapping
-from flray.config.experiment import override
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution.cluster_file import check_cluster_file, tool_of
 

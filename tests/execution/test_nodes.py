@@ -7,7 +7,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 import flray
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.execution.cluster import connected
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import run_experiment

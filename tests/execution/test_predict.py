@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from flray.client.tasks import Predict
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline

@@ -20,7 +20,8 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 import flray
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError

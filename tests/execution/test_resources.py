@@ -8,7 +8,8 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution import cluster
 from flray.execution.resources import (
@@ -47,7 +48,8 @@ from pathlib import Path
 from flray.engines.training import plain_gradient
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import prepare
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.execution.federation import Cohort
 from flray.server.evaluation import score_clients
 from scenarios import TINY

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.execution.cluster import connected
 from flray.runs.launch import run_experiment
 

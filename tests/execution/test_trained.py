@@ -9,7 +9,8 @@ import torch
 from flray.client.host import Host
 from flray.client.keeping import Ask
 from flray.clustering.update import flatten, updates
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline

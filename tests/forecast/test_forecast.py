@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from flray.cli import cli
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.engines.engine import Block
 from flray.engines.plan import IndexPlan
 from flray.errors import ExperimentError

@@ -18,7 +18,8 @@ from recorded import fitting
 from rich.console import Console
 
 from flray.cli.tables import show_table, tables_listing
-from flray.config.experiment import override, parse_experiment, read_yaml
+from flray.config.experiment import parse_experiment, read_yaml
+from flray.config.overrides import override
 from flray.models.lenet5 import LeNet5
 from flray.reports.published import find_table, load_tables
 from flray.reports.published.costs import Cost

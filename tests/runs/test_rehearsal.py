@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flray.runs.launch import run_experiment
-from flray.config.experiment import Experiment, override, parse_experiment
+from flray.config.experiment import Experiment, parse_experiment
+from flray.config.overrides import override
 from flray.runs.rehearsal import describe
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import cluster

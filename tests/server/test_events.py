@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flray.algorithms.fedavg import FedAvg
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from flray import files
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.federation import Federation
 from flray.records.checkpoint import CheckpointStore

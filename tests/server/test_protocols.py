@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.local import LocalState
 from flray.client.tasks import PartScore, Train, TrainJob
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.data.pixels import place_examples
 from flray.engines.loop import Loop
 from flray.engines.training import plain_gradient

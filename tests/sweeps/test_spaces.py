@@ -16,7 +16,7 @@ from ray.tune.search.sample import Domain
 from flray.algorithms import ALGORITHMS
 from flray.cli.tables import tables_listing
 from flray.clustering import STAGES
-from flray.config.experiment import with_value
+from flray.config.overrides import with_value
 from flray.reports.configuration import value_at
 from flray.reports.published import find_table, load_tables
 from flray.reports.published_cells import fits

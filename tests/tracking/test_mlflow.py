@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from flray.config.deciding import leaves
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import run_experiment

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flray.config.experiment import override, parse_experiment
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
 from flray.runs.launch import run_experiment
 from flray.tracking.mirrors import tracked
 

@@ -16,7 +16,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.config.experiment import Experiment, override, parse_experiment
+from flray.config.experiment import Experiment, parse_experiment
+from flray.config.overrides import override
 from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings

@@ -19,7 +19,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.config.experiment import Experiment, override, parse_experiment
+from flray.config.experiment import Experiment, parse_experiment
+from flray.config.overrides import override
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import Result, run_experiment

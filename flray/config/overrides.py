@@ -1,0 +1,94 @@
+"""Values that a command sets in an experiment, as in `train.lr=0.1`; imports nothing heavy."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from yaml import YAMLError
+
+from flray.config.reading import parse_yaml
+from flray.errors import ExperimentError
+from flray.values import shown
+
+Plain = dict[str, Any]  # Any: YAML
+RIVALS = ("threshold", "number")  # keys of a partition, of which only one is set
+
+
+def override(plain: Plain, overrides: Sequence[str]) -> Plain:
+    """Set dotted keys; a component given as a bare name becomes a mapping when a field is set.
+
+    A partition's threshold and number exclude each other: one that is set here unsets the other
+    where that is not set here too.
+
+    >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
+    {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
+    >>> override({"partition": {"threshold": 3.0}}, ["partition.number=auto"])
+    {'partition': {'number': 'auto'}}
+    """
+    if isinstance(overrides, str):
+        raise ExperimentError(f"overrides must be a list, as in [{overrides!r}], got text")
+    values: Plain = {}
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        if not separator or not key:
+            raise ExperimentError(f"expected key=value, got {shown(item)}, as in train.lr=0.1")
+        values.pop(key, None)  # the last of equal keys, in its own place
+        values[key] = _value(item, text)
+    result: Plain = _copied(plain)
+    for key, value in values.items():
+        if value is not None:
+            _unset_rivals(result, key.split("."), values)
+        _set(result, key.split("."), value)
+    return result
+
+
+def with_value(plain: Plain, key: str, value: object) -> Plain:
+    """A copy in which one dotted key is set, as `override` does."""
+    result: Plain = _copied(plain)
+    if value is not None:
+        _unset_rivals(result, key.split("."), {})
+    _set(result, key.split("."), value)
+    return result
+
+
+def _copied(node: Any) -> Any:  # Any: YAML
+    """Mappings and lists anew; objects from Python stay the same objects."""
+    if isinstance(node, dict):
+        return {key: _copied(value) for key, value in node.items()}
+    return [_copied(value) for value in node] if isinstance(node, list) else node
+
+
+def _value(item: str, text: str) -> Any:
+    try:
+        return parse_yaml(f"value: {text}")["value"]
+    except YAMLError as error:
+        raise ExperimentError(f"{shown(item)}: the value is not valid YAML: {error}") from error
+
+
+def _unset_rivals(node: Plain, path: list[str], kept: Collection[str]) -> None:
+    """Remove what excludes the key of a partition that is set next, but not the keys `kept`."""
+    *parents, name = path
+    if parents[-1:] != ["partition"] or name not in RIVALS:
+        return
+    for key in parents:
+        child = node.get(key)
+        if not isinstance(child, dict):
+            return
+        node = child
+    for rival in RIVALS:
+        if rival != name and ".".join([*parents, rival]) not in kept:
+            node.pop(rival, None)
+
+
+def _set(node: Plain, path: list[str], value: object) -> None:
+    for key in path[:-1]:
+        child = node.get(key)
+        if isinstance(child, list):
+            raise ExperimentError(
+                f"{'.'.join(path)} cannot be set because {key} is a list; set it inside the list, "
+                "as in algorithm=[{name: flhc, rounds_before: 3}, fedavg]"
+            )
+        if not isinstance(child, dict):
+            child = {"name": child} if isinstance(child, str) else {}
+            node[key] = child
+        node = child
+    node[path[-1]] = value
