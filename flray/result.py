@@ -17,6 +17,7 @@ from flray.client.host import restored_torch_settings
 from flray.columns import CLIENT, MODEL, PART, ROUND
 from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
+from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
 from flray.files import write_output
 from flray.imports import require_own_modules
@@ -24,7 +25,6 @@ from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.reports.configuration import THRESHOLD
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, when
 from flray.reports.runs import experiment_names, holds_run, read_run
 from flray.reports.sweeps import enclosing_sweep

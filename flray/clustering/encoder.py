@@ -47,13 +47,13 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, digest, params_of, stack
 from flray.randomness import generator, torch_seed
-from flray.values import Seed
+from flray.values import FROM_DATASET, Seed
 
 FORMAT = 2  # of training and files: raise it when the same configuration gives other params
 NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
 PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
 UNFINISHED_FILE = "unfinished.pt"  # the state after an epoch, from which training goes on
-_NEEDED = ("key", "image_shape", "num_classes", PARAMS_SHA256)  # of a record, to use it
+_NEEDED = ("key", *FROM_DATASET, PARAMS_SHA256)  # of a record, to use it
 
 _log = logging.getLogger("flray")
 
@@ -116,7 +116,7 @@ class Encoder:
 
     # Any: what a registry or `package.module:Name` holds.
     dataset: Annotated[Any, "dataset", DATASETS]
-    model: Annotated[Any, "model", MODELS, ("image_shape", "num_classes")]  # a class, not built yet
+    model: Annotated[Any, "model", MODELS, FROM_DATASET]  # a class, not built yet
     epochs: int = 40
     batch_size: int = 64
     lr: float = 1e-3  # of Adam

@@ -28,7 +28,7 @@ from flray.execution.settings import Execution
 from flray.measures.settings import Evaluation
 from flray.models import MODELS
 from flray.models.mixing import Aggregation
-from flray.values import Seed
+from flray.values import FROM_DATASET, Seed
 
 COMPONENTS: dict[str, Registry] = {
     "dataset": DATASETS,
@@ -36,7 +36,6 @@ COMPONENTS: dict[str, Registry] = {
     "model": MODELS,
     "algorithm": ALGORITHMS,
 }
-FROM_THE_DATASET = ("image_shape", "num_classes")  # what a model may ask for and no YAML says
 
 
 @dataclass(frozen=True)
@@ -151,15 +150,13 @@ def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 def also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experiment:
     """The experiment with the rounds in `evaluate.also` that `evaluate.every` leaves out."""
-    settings = experiment.settings
-    own = settings.evaluate
-    missing = {t for t in rounds if t % own.every and t < settings.rounds} - set(own.also)
+    evaluation, last = experiment.settings.evaluate, experiment.settings.rounds
+    missing = {t for t in rounds if t < last and not evaluation.is_regular(t, last)}
     if not missing:
         return experiment
-    return parse_experiment(
-        with_value(experiment.plain, "evaluate.also", sorted({*own.also, *missing}))
-    )
+    also = sorted({*evaluation.also, *missing})
+    return parse_experiment(with_value(experiment.plain, "evaluate.also", also))
 
 
 def _injected(kind: str) -> tuple[str, ...]:
-    return FROM_THE_DATASET if kind == "model" else ()
+    return FROM_DATASET if kind == "model" else ()

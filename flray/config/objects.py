@@ -13,6 +13,7 @@ from flray.data.dataset import Dataset
 from flray.data.tensors import digest_of, from_tensors
 from flray.errors import ExperimentError
 from flray.models.bank import digest, params_of, stack
+from flray.values import FROM_DATASET
 
 OBJECT = "object"  # the key of config.yaml that marks a component which no YAML describes
 
@@ -56,7 +57,7 @@ def object_component(kind: str, registry: Registry, given: Any) -> Component:  #
     if kind == "model" and callable(given) and not isinstance(given, type):
         return Component(kind, _name(given), given, {}, {"name": _name(given), OBJECT: "function"})
     if kind == "model" and isinstance(given, type):
-        return component_of(kind, registry, given, ("image_shape", "num_classes"))
+        return component_of(kind, registry, given, FROM_DATASET)
     return component_of(kind, registry, given)
 
 

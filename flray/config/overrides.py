@@ -10,6 +10,7 @@ from flray.errors import ExperimentError
 from flray.values import shown
 
 Plain = dict[str, Any]  # Any: YAML
+THRESHOLD = "algorithm.clustering.partition.threshold"
 RIVALS = ("threshold", "number")  # keys of a partition, of which only one is set
 
 

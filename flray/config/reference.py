@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
+from flray.values import FROM_DATASET
+
 _PACKAGE = Path(__file__).parents[1]
 _WORDS = {
     **{"int": "whole number", "float": "number", "bool": "true, false", "str": "text"},
@@ -20,7 +22,6 @@ _WORDS = {
 }
 _YAML = {"None": "null", "True": "true", "False": "false", "()": "[]"}
 _SENTENCE = re.compile(r"(?<!al)(?<!i\.e)\. (?!\d)")  # not after an abbreviation: Alg. 1 l. 8
-_FROM_THE_DATASET = ("self", "image_shape", "num_classes")
 
 # The registries of components, by what a user calls their entries.
 REGISTRIES: Mapping[str, str] = {
@@ -182,7 +183,7 @@ def _of_init(source: "_Source", node: ast.ClassDef) -> Iterator[Key]:
             pairs = [*zip(given.args, defaults, strict=True)]
             pairs += [*zip(given.kwonlyargs, given.kw_defaults, strict=True)]
             for argument, default in pairs:
-                if argument.arg not in _FROM_THE_DATASET and argument.annotation is not None:
+                if argument.arg not in ("self", *FROM_DATASET) and argument.annotation is not None:
                     yield _key(source, argument.arg, argument.annotation, default, argument)
 
 

@@ -155,15 +155,13 @@ def _rehearsed(
 
 
 def evaluated_rounds(num_rounds: int, evaluation: Evaluation, clusterings: list[int]) -> set[int]:
-    """Rounds that a run evaluates; of clusterings in consecutive rounds the first forces one.
+    """Rounds that a run with these clusterings evaluates.
 
     >>> sorted(evaluated_rounds(10, Evaluation(every=4), [2, 3]))
     [2, 3, 4, 8, 10]
     """
-    regular = set(range(evaluation.every, num_rounds + 1, evaluation.every))
-    first = {t for t in clusterings if t - 1 not in clusterings}
-    forced = {num_rounds, *evaluation.also, *first, *(t + 1 for t in first)}
-    return regular | {t for t in forced if 1 <= t <= num_rounds}
+    rounds, clusters_in = range(1, num_rounds + 1), set(clusterings).__contains__
+    return {t for t in rounds if evaluation.is_due(t, num_rounds, clusters_in)}
 
 
 def _columns(rounds: pd.DataFrame, prefix: str) -> pd.Series:

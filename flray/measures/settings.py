@@ -1,5 +1,6 @@
 """The `evaluate` part of an experiment: when models are judged, on what, and how."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -47,6 +48,23 @@ class Evaluation:
             raise ValueError(
                 f"target must be in (0, 1], got {self.target}: a fraction, not percent"
             )
+
+    def is_regular(self, t: int, num_rounds: int) -> bool:
+        """True if round t is evaluated whatever happens in it.
+
+        >>> [t for t in range(1, 8) if Evaluation(every=3, also=(2,)).is_regular(t, num_rounds=7)]
+        [2, 3, 6, 7]
+        """
+        return t % self.every == 0 or t == num_rounds or t in self.also
+
+    def is_due(self, t: int, num_rounds: int, clusters_in: Callable[[int], bool]) -> bool:
+        """True if round t is evaluated: regularly, or in or after the round of a clustering.
+
+        Papers report the round of a clustering and the one after it. Of clusterings in consecutive
+        rounds the first counts: FLIS (DC) clusters in all.
+        """
+        begins = any(clusters_in(n) and not clusters_in(n - 1) for n in (t, t - 1))
+        return begins or self.is_regular(t, num_rounds)
 
     @property
     def parts(self) -> tuple[Part, ...]:

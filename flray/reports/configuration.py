@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-THRESHOLD = "algorithm.clustering.partition.threshold"
-
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stands there
     """The value of a dotted key, None where there is none; a bare name is a component's `name`.

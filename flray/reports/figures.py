@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 
 from flray import columns as recorded
 from flray.columns import ACCURACY, ACCURACY_MEAN, CLUSTERS, GROUP, MODEL, ROUND, SEED
+from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clustering
 from flray.reports import style
 from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.reports.configuration import THRESHOLD
 from flray.reports.runs import Experiments, RunRecord, read_run
 from flray.reports.sheets import GROUND_TRUTH
 from flray.values import file_name

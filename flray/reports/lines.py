@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from flray import columns as recorded
+from flray.config.overrides import THRESHOLD
 from flray.records.clusterings import clustering_files, read_clustering
-from flray.reports.configuration import THRESHOLD, value_at
+from flray.reports.configuration import value_at
 
 Row = Mapping[str, Any]  # of rounds.parquet; Any: one value a column
 _LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # added to a row

@@ -14,9 +14,9 @@ import yaml
 from flray import columns as recorded
 from flray.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
 from flray.config.deciding import leaves
+from flray.config.overrides import THRESHOLD
 from flray.files import reading
 from flray.reports.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
-from flray.reports.configuration import THRESHOLD
 from flray.sweeps.importance import importances
 from flray.sweeps.ranking import candidates, ranks, simplest
 

@@ -185,20 +185,7 @@ class Server:
         return np.concatenate(moved)
 
     def _is_evaluated(self, t: int) -> bool:
-        """The round of a clustering and the one after it always are: papers report them.
-
-        Of clusterings in consecutive rounds that is so for the first: FLIS (DC) clusters in all.
-        """
-        return (
-            t % self.evaluation.every == 0
-            or t == self.num_rounds
-            or t in self.evaluation.also
-            or self._begins_clustering(t)
-            or self._begins_clustering(t - 1)
-        )
-
-    def _begins_clustering(self, t: int) -> bool:
-        return self.directory.has_clustering(t) and not self.directory.has_clustering(t - 1)
+        return self.evaluation.is_due(t, self.num_rounds, self.directory.has_clustering)
 
     def _record(self, t: int, clusterings: Sequence[Clustering]) -> RoundRow:
         return record_clusterings(self.directory, self.timeline, t, clusterings)

@@ -13,19 +13,11 @@ from flray.clustering.merges import MergePoint
 from flray.columns import MERGE_PLACE
 from flray.config.binding import Plain
 from flray.config.experiment import Experiment, also_evaluated, parse_experiment
-from flray.config.overrides import with_value
+from flray.config.overrides import THRESHOLD, with_value
 from flray.errors import ExperimentError
 from flray.randomness import generator
 from flray.sweeps.keys import canonical
-from flray.sweeps.space import (
-    THRESHOLD,
-    BetweenMerges,
-    Grid,
-    OptunaSearch,
-    RandomSearch,
-    Space,
-    Values,
-)
+from flray.sweeps.space import BetweenMerges, Grid, OptunaSearch, RandomSearch, Space, Values
 
 ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree

@@ -15,13 +15,11 @@ from ray.tune.search.sample import Categorical, Domain
 from flray.columns import VALIDATION_ACCURACY_MEAN
 from flray.config.binding import Plain, bind_dataclass, read_mapping
 from flray.config.experiment import parse_experiment, read_yaml
-from flray.config.overrides import override
+from flray.config.overrides import THRESHOLD, override
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 from flray.values import Seed, shown
 from flray.wording import suggestion
-
-THRESHOLD = "algorithm.clustering.partition.threshold"  # what between_merges is for
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flray.config.binding import MISSING, _defaults, _hints, _plain, _signature
-from flray.config.experiment import FROM_THE_DATASET, Settings
+from flray.config.experiment import Settings
 from flray.config.reading import parse_yaml
 from flray.config.reference import (
     OPTIONS,
@@ -18,6 +18,7 @@ from flray.config.reference import (
     keys,
 )
 from flray.sweeps.space import Options
+from flray.values import FROM_DATASET
 
 
 def registry_of(kind: str) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def test_components_have_the_keys_and_defaults_of_their_classes(kind) -> None:
     described, registry = components(kind), registry_of(kind)
     assert [each.name for each in described] == sorted(registry)
     for each in described:
-        check_keys(each.keys, registry[each.name], FROM_THE_DATASET if kind == "model" else ())
+        check_keys(each.keys, registry[each.name], FROM_DATASET if kind == "model" else ())
         assert each.purpose
         assert each.purpose.count("(") == each.purpose.count(")")  # not cut at "l. 8)"
 

@@ -2,10 +2,11 @@
 
 import pytest
 
+from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
 from flray.sweeps.describing import describe_space
 from flray.sweeps.driver import run_sweep
-from flray.sweeps.space import THRESHOLD, parse_space
+from flray.sweeps.space import parse_space
 
 from scenarios import TINY
 

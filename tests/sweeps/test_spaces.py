@@ -16,22 +16,14 @@ from ray.tune.search.sample import Domain
 from flray.algorithms import ALGORITHMS
 from flray.cli.tables import tables_listing
 from flray.clustering import STAGES
-from flray.config.overrides import with_value
+from flray.config.overrides import THRESHOLD, with_value
 from flray.reports.configuration import value_at
 from flray.reports.published import find_table, load_tables
 from flray.reports.published_cells import fits
 from flray.reports.runs import RunRecord
 from flray.sweeps.keys import canonical
 from flray.sweeps.rows import SweepRow, _baselines, _varied, possible
-from flray.sweeps.space import (
-    THRESHOLD,
-    BetweenMerges,
-    Grid,
-    OptunaSearch,
-    RandomSearch,
-    Space,
-    read_space,
-)
+from flray.sweeps.space import BetweenMerges, Grid, OptunaSearch, RandomSearch, Space, read_space
 
 pytestmark = pytest.mark.slow
 

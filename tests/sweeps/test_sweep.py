@@ -12,6 +12,7 @@ import yaml
 from ray.tune.search import Searcher
 
 from flray.config.experiment import parse_experiment
+from flray.config.overrides import THRESHOLD
 from flray.data.events import make_timeline
 from flray.errors import ExperimentError
 from flray.randomness import generator
@@ -28,7 +29,7 @@ from flray.sweeps.folder import (
     read_rows,
 )
 from flray.sweeps.rows import expand
-from flray.sweeps.space import THRESHOLD, parse_space
+from flray.sweeps.space import parse_space
 from flray.sweeps.tuning import run_trial
 
 from scenarios import TINY

@@ -11,6 +11,7 @@ from flray.algorithms.flhc import Flhc, FlhcState
 from flray.clustering.points import Partition
 from flray.clustering.related import Related
 from flray.config.experiment import parse_experiment
+from flray.config.overrides import THRESHOLD
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import squared_changes
 from flray.records.checkpoint import CheckpointStore
@@ -24,7 +25,7 @@ from flray.sweeps.components import KIND, Assembly
 from flray.sweeps.folder import run_path
 from flray.sweeps.keys import prefix_key
 from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
-from flray.sweeps.space import THRESHOLD, parse_space
+from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Job, Trial, run_row
 
 from scenarios import TINY

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from flray.config.experiment import Experiment, parse_experiment
-from flray.config.overrides import override
+from flray.config.overrides import THRESHOLD, override
 from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
@@ -25,7 +25,7 @@ from flray.records.run_directory import RunDirectory
 from flray.reports.figures import figures_of
 from flray.runs.launch import Result, run_experiment
 from flray.sweeps.driver import Progress, Watch, run_sweep
-from flray.sweeps.space import THRESHOLD, parse_space
+from flray.sweeps.space import parse_space
 from flray.tracking import wandb_run as tracking
 from flray.tracking.mirrors import track_table, tracked
 from flray.tracking.wandb_run import MARK, chosen_mode, without_secrets
