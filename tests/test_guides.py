@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from flray import columns
 from flray.algorithms import ALGORITHMS
 from flray.cli import cli, concluding
 from flray.reports import embed
+from flray.server.summary import summary_names
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -83,7 +85,7 @@ def test_the_tour_in_python(tmp_path, monkeypatch) -> None:
     (tour,) = [text for language, text in blocks if language == "python"]
     monkeypatch.chdir(tmp_path)
     Path("python_tour.py").write_text(tour)
-    found = runpy.run_path("python_tour.py")
+    found = runpy.run_path("python_tour.py", run_name="__main__")
     assert found["result"].summary["accuracy_mean"] > 0.9
     assert Path("accuracy.png").exists()
 
@@ -104,6 +106,19 @@ def test_the_notebook(tmp_path, monkeypatch) -> None:
 def test_the_readme_names_every_method() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in ALGORITHMS if f"`{name}`" not in text] == []
+
+
+def test_every_recorded_column_is_explained() -> None:
+    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    prefixes = [prefix for prefix, _, _ in columns.EVALUATED]
+    assert [prefix for prefix in prefixes if prefix and f"`{prefix}`" not in text] == []
+    constants = {v for k, v in vars(columns).items() if k.isupper() and isinstance(v, str)}
+    names = {name for name in constants | set(summary_names()) if not re.search("^_|_$", name)}
+    starts = "|".join(prefixes)
+    plain = {re.sub(f"^(?:{starts})(accuracy|clients_r|loss)", r"\1", name) for name in names}
+    assert len(plain) > 60
+    forms = {name: (f"`{name}`", f"`clustering_{name}`", f"`{name}_KIND`") for name in plain}
+    assert {n for n, shown in forms.items() if not any(form in text for form in shown)} == set()
 
 
 @pytest.mark.slow
