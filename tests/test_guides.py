@@ -129,3 +129,12 @@ def test_the_documentation_builds_strictly(tmp_path) -> None:
     build.build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
     assert "rounds_before" in (tmp_path / "methods" / "flhc" / "index.html").read_text()
     assert "participation" in (tmp_path / "reference" / "keys" / "index.html").read_text()
+    api = (tmp_path / "reference" / "api" / "index.html").read_text()
+    documented = ("flray.run", "flray.sweep", "flray.report", "flray.load", "flray.from_tensors")
+    documented += ("flray.result.Result", "flray.result.Results")
+    assert [name for name in documented if f'<h2 id="{name}"' not in api] == []
+    assert not list(tmp_path.rglob("__pycache__"))
+    pages = [page.read_text() for page in tmp_path.rglob("index.html")]
+    titles = [title for page in pages for title in re.findall(r"<h1[^>]*>(.*?)<", page)]
+    assert len(titles) > 20
+    assert sorted(titles) == sorted(set(titles))
