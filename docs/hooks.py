@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 # A comment at the line of an equation: it names the algorithm, equation or line of the paper.
 CITED = re.compile(r"#\s*(.*\b(?:Alg\.|Eq\.|l\. \d|Section|Sec\.).*)$")
 
+# Keys stay on one line.
+STYLE = "<style>td:first-child code { white-space: nowrap; }</style>\n"
+
 
 def on_files(files, config):
     """Add the generated pages to those of the folder."""
@@ -57,6 +60,7 @@ def keys_page() -> str:
     """Every key of an experiment, of each component, of an encoder and of a space."""
     parts = [
         "# All keys\n",
+        STYLE,
         "This page is for authors of experiments: every key with its values and default, read from "
         "the classes that it configures. `flray keys` shows the same.\n",
     ]
@@ -108,7 +112,7 @@ def method_page(method) -> str:
     parts += ["## An experiment to start from\n", f"`flray init {method.name}` writes\n"]
     parts.append(f"```yaml\n{experiment_text(method, Path(f'{method.name}.yaml'))}```\n")
     if method.keys:
-        parts += ["## Keys\n", key_table(component_keys(method))]
+        parts += [STYLE, "## Keys\n", key_table(component_keys(method))]
     if comments := expectations(method.name):
         parts += ["## What to expect\n", "The head of each shipped experiment:\n", comments]
     return "\n".join(parts)
