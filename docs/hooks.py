@@ -24,39 +24,53 @@ ROOT = Path(__file__).parents[1]
 # A comment at the line of an equation: it names the algorithm, equation or line of the paper.
 CITED = re.compile(r"#\s*(.*\b(?:Alg\.|Eq\.|l\. \d|Section|Sec\.).*)$")
 
+# Keys stay on one line.
+STYLE = "<style>td:first-child code { white-space: nowrap; }</style>\n"
+
 
 def on_files(files, config):
     """Add the generated pages to those of the folder."""
     pages = {"reference/keys.md": keys_page(), "notebook.md": notebook_page()}
     methods = components("algorithm")
     pages["methods/index.md"] = methods_page(methods)
-    pages |= {f"methods/{each.name}.md": method_page(each) for each in methods}
+    pages |= {f"methods/{method.name}.md": method_page(method) for method in methods}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_config(config):
-    """Every method has its place in the navigation."""
+    """Add the page of each method to the navigation."""
     for section in config.nav:
         if isinstance(section, dict) and "Methods" in section:
-            section["Methods"] += [f"methods/{each.name}.md" for each in components("algorithm")]
+            methods = components("algorithm")
+            section["Methods"] += [f"methods/{method.name}.md" for method in methods]
     return config
+
+
+def on_page_markdown(markdown, page, **_):
+    """Name the page of a reproduced table by the first sentence of its caption."""
+    if not page.file.src_uri.endswith("/table.md"):
+        return markdown
+    caption = markdown.strip("*").partition("**")[0]
+    return f"# {caption.partition('. ')[0]}\n\n{markdown}"
 
 
 def keys_page() -> str:
     """Every key of an experiment, of each component, of an encoder and of a space."""
     parts = [
         "# All keys\n",
-        "Read from the classes that the loader binds them to; `flray keys` shows the same.\n",
+        STYLE,
+        "This page is for authors of experiments: every key with its values and default, read from "
+        "the classes that it configures. `flray keys` shows the same.\n",
     ]
     parts += ["## An experiment\n", key_table(experiment_keys())]
     for kind in REGISTRIES:
         parts.append(f"## {kind}\n")
-        for each in components(kind):
-            parts.append(f"### {kind} `{each.name}`\n\n{escaped(each.purpose)}.\n")
-            if each.keys:
-                parts.append(key_table(component_keys(each)))
+        for component in components(kind):
+            parts.append(f"### {kind} `{component.name}`\n\n{escaped(component.purpose)}.\n")
+            if component.keys:
+                parts.append(key_table(component_keys(component)))
     parts += ["## The file of an encoder\n", key_table(keys(ENCODER))]
     parts += [
         "## A space, beside `experiment`, `space`, `except` and `baseline`\n",
@@ -65,16 +79,21 @@ def keys_page() -> str:
     return "\n".join(parts)
 
 
-def key_table(found: list[Key] | tuple[Key, ...]) -> str:
+def key_table(rows: list[Key] | tuple[Key, ...]) -> str:
     lines = ["| key | values | default | what it is |", "|---|---|---|---|"]
-    for key in found:
+    for key in rows:
         default = "**required**" if key.default is None else f"`{key.default}`"
         lines.append(f"| `{key.name}` | {escaped(key.values)} | {default} | {escaped(key.note)} |")
     return "\n".join(lines) + "\n"
 
 
 def methods_page(methods) -> str:
-    lines = ["# Methods\n", "| name | what it is |", "|---|---|"]
+    lines = [
+        "# Methods\n",
+        "This page is for users who choose a method; each has a page with its paper and keys.\n",
+        "| name | what it is |",
+        "|---|---|",
+    ]
     lines += [f"| [`{m.name}`]({m.name}.md) | {escaped(m.purpose)} |" for m in methods]
     return "\n".join(lines) + "\n"
 
@@ -85,23 +104,23 @@ def method_page(method) -> str:
     first, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
     title, _, what = first.replace("\n", " ").partition(": ")
     parts = [f"# {title}\n", f"{what[:1].upper()}{what[1:]}\n", f"{escaped(rest)}\n"]
-    if cited := equations(source):
+    if citations := equations(source):
         parts += [
             "## Equations, as the code cites them\n",
-            "\n".join(f"- `{line}`" for line in cited) + "\n",
+            "\n".join(f"- `{line}`" for line in citations) + "\n",
         ]
     parts += ["## An experiment to start from\n", f"`flray init {method.name}` writes\n"]
     parts.append(f"```yaml\n{experiment_text(method, Path(f'{method.name}.yaml'))}```\n")
     if method.keys:
-        parts += ["## Keys\n", key_table(component_keys(method))]
-    if found := expectations(method.name):
-        parts += ["## What to expect\n", "What the shipped experiments say of themselves:\n", found]
+        parts += [STYLE, "## Keys\n", key_table(component_keys(method))]
+    if comments := expectations(method.name):
+        parts += ["## What to expect\n", "The head of each shipped experiment:\n", comments]
     return "\n".join(parts)
 
 
 def equations(source: str) -> list[str]:
-    found = (CITED.search(line) for line in source.splitlines())
-    return [match[1] for match in found if match]
+    matches = (CITED.search(line) for line in source.splitlines())
+    return [match[1] for match in matches if match]
 
 
 def expectations(method: str) -> str:

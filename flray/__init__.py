@@ -1,7 +1,9 @@
 """flray: an experiment platform for clustered federated learning.
 
-result = flray.run("mine.yaml", rounds=5)
-result.summary["accuracy_mean"], result.clusters, result.model(client=3)
+The public functions are `run`, `sweep`, `report`, `load` and `from_tensors`:
+
+    result = flray.run("mine.yaml", rounds=5)
+    result.summary["accuracy_mean"], result.clusters, result.model(client=3)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,24 +35,32 @@ def run(
     progress: bool = False,
     **keys: Any,  # Any: YAML and objects
 ) -> "Result | Results":
-    """Run an experiment and return what it found.
+    """Run an experiment, or several, and return the results.
 
     With `seeds=3`, or a list of names or mappings in the place of a component, as in
-    `algorithm=["fedavg", {"name": "flhc", "rounds_before": 3}]`, several experiments run, one after
-    another, and their results come by name, as `flray.load` gives those of a folder.
+    `algorithm=["fedavg", {"name": "flhc", "rounds_before": 3}]`, several experiments run one after
+    another.
 
     Args:
-        experiment: a YAML file, the name of a shipped experiment, or a mapping of keys.
-        out: the folder of the run; None: a new temporary folder.
-        overrides: `key=value` as on the command line, dotted keys too.
-        resume: go on with the run in `out` where it stopped; what `overrides` and `keys` set may
-            differ from what it had so far, if it is not what its clients and state are made from.
-        on_round: called after each round with its row of rounds.parquet.
-        progress: print a line for each round.
-        keys: keys of an experiment, which replace those of `experiment`. Beside what YAML can say,
-            `model` may be a LightningModule or a function that builds one, `dataset` a tuple
-            (x_train, y_train, x_test, y_test) of tensors, and any component an instance of its
-            class.
+        experiment: A YAML file, the name of a shipped experiment, or a mapping of keys.
+        out: The folder of the run. None: a new temporary folder.
+        overrides: `key=value` as on the command line, with dotted keys.
+        resume: Continue the run in `out` where it stopped. `overrides` and `keys` may then change
+            any key except dataset, split, model, algorithm, events, seed, execution.precision and
+            evaluate.last_trained.
+        on_round: Called after each round with its row of rounds.parquet.
+        progress: Print a line for each round.
+        keys: Keys of an experiment, which replace those of `experiment`. In addition to values
+            of YAML, `model` may be a LightningModule or a function that builds one, `dataset` a
+            tuple (x_train, y_train, x_test, y_test) of tensors or arrays, and any component an
+            instance of its class.
+
+    Returns:
+        The `Result` of the run; with several experiments, `Results` by name.
+
+    Raises:
+        ExperimentError: The experiment is wrong, or `out` holds another run.
+        ClientFailure: A client failed and `on_client_failure` is `raise`.
     """
     import tempfile
 
@@ -117,10 +127,19 @@ def sweep(
     *,
     max_minutes: float | None = None,
 ) -> "SweepResult":
-    """Run every experiment of a space: a YAML file, the name of a shipped space, or a mapping.
+    """Run every configuration of a space with Ray Tune; work that they share is done once.
 
-    The result has `table`, a data frame with a row for each configuration, `report`, what was
-    best, and `path`, whose runs `flray.load` reads.
+    Args:
+        space: A YAML file, the name of a shipped space, or a mapping.
+        out: The folder of the sweep. None: a new temporary folder.
+        overrides: `key=value` as on the command line; `space.KEY=[...]` varies one more key.
+        resume: Continue the sweep in `out` where it stopped.
+        max_minutes: Stop after the rounds in progress when this time is over.
+
+    Returns:
+        A result with `table`, a data frame with one row per configuration and seed (the columns
+        of rows.parquet), `report`, the content of sweep.json with the best configuration, and
+        `path`, whose runs `flray.load` reads.
     """
     import tempfile
 
@@ -136,7 +155,15 @@ def sweep(
 def report(
     *runs: "str | Path | Result | Results | SweepResult", out: str | Path | None = None
 ) -> Path:
-    """One self-contained HTML page of runs and sweeps; its path, in the first folder by default."""
+    """Write one self-contained HTML page of runs and sweeps.
+
+    Args:
+        runs: Folders, or what `flray.run`, `flray.load` and `flray.sweep` return.
+        out: The file to write. None: report.html in the first folder.
+
+    Returns:
+        The path of the page.
+    """
     from flray.errors import ExperimentError
     from flray.reports.page import write_page
 
@@ -147,14 +174,19 @@ def report(
 
 
 def load(path: str | Path, **objects: Any) -> "Result | Results":  # Any: components
-    """The run in a folder, finished or not; of a folder with several runs a mapping of them.
+    """Read the run in a folder, finished or not, or all runs below it.
 
-    `flray.load("runs/both")["flhc"]` is the run of flhc.yaml and, where there are several seeds,
-    `flray.load("runs/both")["flhc/seed_1"]` that of seed 1; `flray.load("runs/both").table` is a
-    data frame with a row for each run. A sweep's folder gives the runs of its rows by number.
+    `flray.load("runs/both")["flhc"]` is the run of flhc.yaml; with several seeds it is
+    `flray.load("runs/both")["flhc/seed_1"]`. `flray.load("runs/both").table` is a data frame with
+    one row per run. The runs of a sweep's folder are named by the numbers of their rows.
 
     Args:
-        objects: components that were given as objects when it ran; only its models need them.
+        path: The folder of a run, or a folder that contains runs.
+        objects: Components that were passed to `flray.run` as objects, as in `model=MyModule()`.
+            Only the models of the run need them.
+
+    Returns:
+        The `Result` of a run; of a folder with several runs, `Results` by name.
     """
     from flray.result import load as load_result
 
@@ -168,7 +200,19 @@ def from_tensors(
     y_test: "ArrayLike | None" = None,
     name: str = "tensors",
 ) -> "Dataset":
-    """A dataset of images and labels that are in memory; see `flray.data.tensors`."""
+    """Make a dataset of images and labels in memory.
+
+    Args:
+        x_train: Images of shape (N, channels, height, width), (N, height, width) or (N, features),
+            as a tensor or an array. Bytes are divided by 255; floats reach the model as they are.
+        y_train: Labels 0, 1, ... of shape (N,).
+        x_test: Test images. None: the split must cut test parts off (`split.test=own_split`).
+        y_test: Labels of the test images.
+        name: The name that summaries show.
+
+    Returns:
+        A dataset for `flray.run(dataset=...)`, or for `load()` of a dataset class of your own.
+    """
     from flray.data.tensors import from_tensors as made
 
     return made(x_train, y_train, x_test, y_test, name)

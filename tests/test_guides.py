@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from flray import columns
 from flray.algorithms import ALGORITHMS
 from flray.cli import cli, concluding
 from flray.reports import embed
+from flray.server.summary import summary_names
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -83,7 +85,7 @@ def test_the_tour_in_python(tmp_path, monkeypatch) -> None:
     (tour,) = [text for language, text in blocks if language == "python"]
     monkeypatch.chdir(tmp_path)
     Path("python_tour.py").write_text(tour)
-    found = runpy.run_path("python_tour.py")
+    found = runpy.run_path("python_tour.py", run_name="__main__")
     assert found["result"].summary["accuracy_mean"] > 0.9
     assert Path("accuracy.png").exists()
 
@@ -106,6 +108,19 @@ def test_the_readme_names_every_method() -> None:
     assert [name for name in ALGORITHMS if f"`{name}`" not in text] == []
 
 
+def test_every_recorded_column_is_explained() -> None:
+    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    prefixes = [prefix for prefix, _, _ in columns.EVALUATED]
+    assert [prefix for prefix in prefixes if prefix and f"`{prefix}`" not in text] == []
+    constants = {v for k, v in vars(columns).items() if k.isupper() and isinstance(v, str)}
+    names = {name for name in constants | set(summary_names()) if not re.search("^_|_$", name)}
+    starts = "|".join(prefixes)
+    plain = {re.sub(f"^(?:{starts})(accuracy|clients_r|loss)", r"\1", name) for name in names}
+    assert len(plain) > 60
+    forms = {name: (f"`{name}`", f"`clustering_{name}`", f"`{name}_KIND`") for name in plain}
+    assert {n for n, shown in forms.items() if not any(form in text for form in shown)} == set()
+
+
 @pytest.mark.slow
 def test_the_documentation_builds_strictly(tmp_path) -> None:
     pytest.importorskip("mkdocstrings")
@@ -114,3 +129,12 @@ def test_the_documentation_builds_strictly(tmp_path) -> None:
     build.build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
     assert "rounds_before" in (tmp_path / "methods" / "flhc" / "index.html").read_text()
     assert "participation" in (tmp_path / "reference" / "keys" / "index.html").read_text()
+    api = (tmp_path / "reference" / "api" / "index.html").read_text()
+    documented = ("flray.run", "flray.sweep", "flray.report", "flray.load", "flray.from_tensors")
+    documented += ("flray.result.Result", "flray.result.Results")
+    assert [name for name in documented if f'<h2 id="{name}"' not in api] == []
+    assert not list(tmp_path.rglob("__pycache__"))
+    pages = [page.read_text() for page in tmp_path.rglob("index.html")]
+    titles = [title for page in pages for title in re.findall(r"<h1[^>]*>(.*?)<", page)]
+    assert len(titles) > 20
+    assert sorted(titles) == sorted(set(titles))
