@@ -10,7 +10,6 @@ from flray.config.experiment import override, parse_experiment
 from flray.tracking.mirrors import tracked
 
 from scenarios import TINY
-from wandb_server import teardown
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +37,15 @@ def files_with_secrets(folder: Path) -> list[Path]:
 
 def test_nothing_of_a_run_and_of_its_mirror_has_them(tmp_path) -> None:
     """W&B's own files are below the run's."""
+    import wandb
+
     experiment = parse_experiment(
         override(TINY, ["tracking={name: wandb, mode: offline}", "rounds=2"])
     )
     out = tmp_path / "run"
     with tracked(experiment, out) as on_round:
         run_experiment(experiment, out, on_round=on_round)
-    teardown()
+    wandb.teardown()  # writes what it was given
     assert list(out.rglob("*.wandb"))
     assert files_with_secrets(out) == []
     (out / "leak.txt").write_text(os.environ["HF_TOKEN"])
