@@ -43,11 +43,12 @@ class WandbRounds(WandbLogger):
     """Lightning's W&B logger with the round as W&B's step.
 
     Lightning lets W&B count the steps, which begin at 0 in every part of a run that is kept
-    offline: parts of a resumed run would overlap.
+    offline: parts of a resumed run would overlap. A step that W&B has closed becomes the next one,
+    because W&B ignores values for it.
     """
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        self.experiment.log(dict(metrics), step=step)
+        self.experiment.log(dict(metrics), step=max(step or 0, self.experiment.step))
 
     def finalize(self, status: str) -> None:
         self.experiment.finish(exit_code=int(status != "success"))

@@ -74,7 +74,7 @@ def tracked(
     try:
         yield show_and_log
         summary = RunDirectory(out).summary()
-        if summary is not None and not tracker.mark.is_complete:
+        if summary is not None and not tracker.is_complete:
             figures = draw(out) if isinstance(tracking, Wandb) else ()
             tracker.finish(summary, figures, _tables(read_clusterings(out)))
         status = "success"
@@ -128,7 +128,7 @@ class Mark:
 
     id: str | None = None  # of the run in W&B or MLflow
     round: int = 0  # the last one that was logged
-    is_complete: bool = False  # summary, clusterings and figures are logged too
+    is_complete: bool = False  # summary, clusterings and figures of that round are logged too
 
 
 class Tracker:
@@ -143,14 +143,19 @@ class Tracker:
     """
 
     def __init__(self, mark_file: Path, open_logger: Callable[[str | None], Logger]) -> None:
-        self.mark = Mark()
+        self._mark = Mark()
         if mark_file.is_file():
             with reading(mark_file):
-                self.mark = Mark(**read_json(mark_file))
+                self._mark = Mark(**read_json(mark_file))
         self._mark_file = mark_file
         self._open_logger = open_logger
         self._jobs: SimpleQueue[Callable[[Logger], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="tracking", daemon=True)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if an earlier process has logged everything and nothing came since."""
+        return self._mark.is_complete and self._thread.ident is None
 
     def round(self, row: RoundRow) -> None:
         """Log a round, unless it was logged before."""
@@ -162,12 +167,11 @@ class Tracker:
         figures: Sequence[Path],
         tables: Mapping[str, "pd.DataFrame"],
     ) -> None:
-        """Log the summary; in W&B also figures and tables, in the step after the last round."""
+        """Log the summary, in W&B also figures and tables, in the step of the last round."""
 
         def log(logger: Logger) -> None:
-            step = self.mark.round
+            step = self._mark.round
             if isinstance(logger, WandbLogger):
-                step += 1  # W&B ignores a step that it has closed
                 for name, frame in tables.items():
                     logger.log_table(name, dataframe=frame, step=step)
                 for path in figures:
@@ -176,7 +180,7 @@ class Tracker:
             else:
                 values = {f"summary_{name}": value for name, value in _numbers(summary).items()}
                 logger.log_metrics(values, step=step)
-            self._write(replace(self.mark, round=step, is_complete=True))
+            self._write(replace(self._mark, is_complete=True))
 
         self._ask(log)
 
@@ -199,10 +203,10 @@ class Tracker:
         """Do what is asked in order, until something fails."""
         setattr(rank_zero_only, "rank", 0)  # noqa: B010  # else only one task of a SLURM job logs
         try:
-            logger = self._open_logger(self.mark.id)
-            self._write(replace(self.mark, id=str(logger.version)))
+            logger = self._open_logger(self._mark.id)
+            self._write(replace(self._mark, id=str(logger.version)))
             # What an earlier process recorded and could not log.
-            self._log_rows(logger, RunDirectory(self._mark_file.parent).rows(self.mark.round))
+            self._log_rows(logger, RunDirectory(self._mark_file.parent).rows(self._mark.round))
             while (job := self._jobs.get()) is not None:
                 job(logger)
         except Exception as error:  # noqa: BLE001  # of three libraries and their servers
@@ -218,14 +222,14 @@ class Tracker:
 
     def _log_rows(self, logger: Logger, rows: Sequence[RoundRow]) -> None:
         for row in rows:
-            if row[ROUND] > self.mark.round:
+            if row[ROUND] > self._mark.round:
                 logger.log_metrics(_numbers(row), step=row[ROUND])
                 logger.save()
-                self._write(replace(self.mark, round=row[ROUND]))
+                self._write(replace(self._mark, round=row[ROUND], is_complete=False))
 
     def _write(self, mark: Mark) -> None:
         replace_text(self._mark_file, json.dumps(asdict(mark)) + "\n")
-        self.mark = mark
+        self._mark = mark
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

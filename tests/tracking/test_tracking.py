@@ -238,6 +238,17 @@ def test_a_finished_run_is_mirrored_once(tmp_path) -> None:
     assert run_record(segment).run_group == "ours"  # the experiment's group comes first
 
 
+def test_more_rounds_of_a_finished_run_and_their_summary_follow(tmp_path) -> None:
+    out = tmp_path / "run"
+    run_tracked(out, OFFLINE)
+    RunDirectory(out).change_settings(experiment_of(OFFLINE, "rounds=6").plain, ["rounds"])
+    result = run_tracked(out, OFFLINE, "rounds=6", rounds=6)
+    first, second = segments(out)
+    assert [row["step"] for row in history(second)] == [5, 6]
+    assert summary_of(first)["params_sha256"] != result.summary["params_sha256"]
+    assert summary_of(second)["params_sha256"] == result.summary["params_sha256"]
+
+
 def test_clusterings_are_tables_and_figures_images(tmp_path) -> None:
     out = tmp_path / "run"
 
@@ -250,8 +261,8 @@ def test_clusterings_are_tables_and_figures_images(tmp_path) -> None:
     run_tracked(out, OFFLINE, *FLHC, draw=draw)
     (segment,) = segments(out)
     logged = history(segment)
-    assert [row["step"] for row in logged] == [1, 2, 3, 4, 5]
-    assert set(logged[-1]) == {"step", "clusterings/round_2", "figures/distance"}
+    assert [row["step"] for row in logged] == [1, 2, 3, 4]
+    assert logged[-1].keys() - logged[0].keys() >= {"clusterings/round_2", "figures/distance"}
     (table,) = out.glob("wandb/*/files/media/table/clusterings/*.json")
     clustering = read_clusterings(out)[2]
     expected = zip(clustering.clients, clustering.labels, clustering.groups, strict=True)
@@ -264,21 +275,17 @@ def test_clusterings_are_tables_and_figures_images(tmp_path) -> None:
 
 
 def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:
-    """A resumed sweep logs its table in a step of its own."""
     folder = tmp_path / "my_sweep"
     folder.mkdir()
     frame = pd.DataFrame({"lr": [0.1, 0.2], "accuracy": [0.5, 0.75]})
     space = {"space": {"train.lr": [0.1, 0.2]}, "token": "x"}
-    for _ in range(2):
-        track_table(Wandb(mode="offline"), folder, "results", frame, space)
-    first, second = segments(folder)
-    assert config_of(first) == {"space": {"train.lr": [0.1, 0.2]}}
-    assert run_record(first).run_group == run_record(first).display_name == "my_sweep"
-    assert run_record(first).run_id == run_record(second).run_id
-    assert [row["step"] for part in (first, second) for row in history(part)] == [1, 2]
-    for table in folder.glob("wandb/*/files/media/table/*.json"):
-        content = json.loads(table.read_text())
-        assert content == {"columns": ["lr", "accuracy"], "data": [[0.1, 0.5], [0.2, 0.75]]}
+    track_table(Wandb(mode="offline"), folder, "results", frame, space)
+    (segment,) = segments(folder)
+    assert config_of(segment) == {"space": {"train.lr": [0.1, 0.2]}}
+    assert run_record(segment).run_group == run_record(segment).display_name == "my_sweep"
+    (table,) = folder.glob("wandb/*/files/media/table/*.json")
+    content = json.loads(table.read_text())
+    assert content == {"columns": ["lr", "accuracy"], "data": [[0.1, 0.5], [0.2, 0.75]]}
 
 
 @pytest.mark.long
