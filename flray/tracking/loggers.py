@@ -107,6 +107,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _open_tensorboard(folder: Path, config: Config, _id: str | None) -> Logger:
+    logging.getLogger("tensorboardX").setLevel(logging.ERROR)  # else a line for every NaN
     logger = TensorBoardLogger(
         folder,
         name="",

@@ -176,6 +176,7 @@ class Tracker:
                     logger.log_table(name, dataframe=frame, step=step)
                 for path in figures:
                     logger.log_image(f"figures/{path.stem}", [str(path)], step=step)
+                logger.experiment.log({}, commit=True)  # a row that is open overwrites the summary
                 logger.experiment.summary.update(dict(summary))
             else:
                 values = {f"summary_{name}": value for name, value in _numbers(summary).items()}
