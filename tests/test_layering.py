@@ -36,9 +36,9 @@ HEIGHT = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Library -> the only places that may import it.
 CONFINED = {
     "ray": ("execution/", "server/actor.py", "sweeps/"),
-    "wandb": ("tracking/wandb_run.py",),
-    "tensorboardX": ("tracking/tensorboard.py",),
-    "mlflow": ("tracking/mlflow.py",),
+    "wandb": ("tracking/loggers.py",),
+    "mlflow": ("tracking/loggers.py",),
+    "tensorboardX": ("tracking/loggers.py",),
     "matplotlib": ("reports/", "result.py"),
     "seaborn": ("reports/",),
     "rich": ("reports/", "cli/"),
