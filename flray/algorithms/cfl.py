@@ -70,12 +70,12 @@ class Cfl:
 
     mean_norm: Unbounded = 0.4  # ε1: split below this norm of the mean update
     max_norm: Unbounded = 1.6  # ε2: and above this largest norm of an update
-    rounds_joint: int = 20  # rounds before the first that may split
+    rounds_before: int = 20  # rounds before the first that may split
     min_members: int = 3  # of a cluster that may be split
     clustering: Bipartition = field(default_factory=Bipartition)
 
     def __post_init__(self) -> None:
-        for name, least in (("mean_norm", 0), ("max_norm", 0), ("rounds_joint", 0)):
+        for name, least in (("mean_norm", 0), ("max_norm", 0), ("rounds_before", 0)):
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.min_members < 2:
@@ -100,7 +100,7 @@ class Cfl:
         heard = Points.vectors(trained.clients, updates(trained, state.bank.params, rows))
         seen = state.updates.updated(heard.clients, {"update": heard.values})
         found: list[Clustering] = []
-        if cohort.t > self.rounds_joint:
+        if cohort.t > self.rounds_before:
             state, found = self._split(state, heard, seen, fed)
         # In each cluster, as it is now: θ_c <- θ_c + sum_i n_i / n_c Δθ_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)

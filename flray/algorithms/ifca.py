@@ -34,7 +34,7 @@ class Ifca:
     """Alg. 1. The partition is the last choice of each client that was ever sampled; at test time
     every client that is there, sampled or not, chooses among the current models.
 
-    With `own: last_layer` the other layers are one model's, which `pretrain_rounds` of FedAvg
+    With `own: last_layer` the other layers are one model's, which `rounds_before` of FedAvg
     train and nothing changes afterwards. `restarts` draws that many sets of k initial models and
     keeps the set with the least mean over clients of their best model's loss; to train several
     times and keep the best, as the paper does, run several seeds.
@@ -43,16 +43,16 @@ class Ifca:
     number: int = 2  # k; 2 in FLIS, 3 in FLT
     choose_by: TrainingPart = "train"  # F_i: the loss on this part of a client's examples
     restarts: int = 1
-    pretrain_rounds: int = 0  # of FedAvg, for the layers that models share
+    rounds_before: int = 0  # of FedAvg, for the layers that models share
     own: Literal["all", "last_layer"] = "all"  # what differs between models
 
     def __post_init__(self) -> None:
-        for name, least in (("number", 1), ("restarts", 1), ("pretrain_rounds", 0)):
+        for name, least in (("number", 1), ("restarts", 1), ("rounds_before", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if self.pretrain_rounds and self.own == "all":
+        if self.rounds_before and self.own == "all":
             raise ValueError(
-                f"pretrain_rounds must be 0 with own: all, got {self.pretrain_rounds}: models that "
+                f"rounds_before must be 0 with own: all, got {self.rounds_before}: models that "
                 "share no layer start anew after it; set own: last_layer"
             )
 
@@ -64,7 +64,7 @@ class Ifca:
 
     def init(self, fed: Federation) -> Outcome[IfcaState]:
         joint = fed.initial_bank()
-        if self.pretrain_rounds:
+        if self.rounds_before:
             return Outcome(IfcaState(joint, joint.owner))
         return Outcome(self._start(joint, fed))
 
@@ -72,7 +72,7 @@ class Ifca:
         return Cohort(t, fed.sample(t, fed.clients))  # M_t
 
     def round(self, state: IfcaState, cohort: Cohort, fed: Federation) -> Outcome[IfcaState]:
-        is_pretraining = cohort.t <= self.pretrain_rounds
+        is_pretraining = cohort.t <= self.rounds_before
         chosen, answered = self._choices(state, cohort.clients, fed)
         bank = replace(state.bank, owner=np.maximum(chosen, 0))
         own = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
@@ -86,7 +86,7 @@ class Ifca:
         # Weight decay and running statistics move leaves whose gradient is zero: put them back.
         params = {n: leaf if n in own else bank.params[n] for n, leaf in mixed.params.items()}
         state = IfcaState(replace(mixed, params=params), chosen)
-        if cohort.t == self.pretrain_rounds:
+        if cohort.t == self.rounds_before:
             state = self._start(state.bank, fed)
         return Outcome(state, trained.metrics())
 

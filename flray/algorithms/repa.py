@@ -57,18 +57,18 @@ class Repa:
     training and no labels.
     """
 
-    pretrain_rounds: int = 10  # T, of the joint model, which encodes the data
+    rounds_before: int = 10  # T, of the joint model, which encodes the data
     mu: float = 0.01  # μ
     clustering: StatisticsClustering = field(default_factory=StatisticsClustering)
 
     def __post_init__(self) -> None:
-        for name in ("pretrain_rounds", "mu"):
+        for name in ("rounds_before", "mu"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     def init(self, fed: Federation) -> Outcome[RepaState]:
         bank = fed.initial_bank()
-        if self.pretrain_rounds == 0:
+        if self.rounds_before == 0:
             return cluster(self, bank, fed)
         return Outcome(RepaState(bank, bank.owner))
 
@@ -90,14 +90,14 @@ class Repa:
         return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
 
     def round(self, state: RepaState, cohort: Cohort, fed: Federation) -> Outcome[RepaState]:
-        is_joint = cohort.t <= self.pretrain_rounds
+        is_joint = cohort.t <= self.rounds_before
         gradient = plain_gradient if is_joint else self.gradient
         trained = fed.train(state.bank, cohort, gradient)
         fed.count_models(state.bank if is_joint else without_embedder(state.bank), cohort, trained)
         # Eq. 4: θ_k <- W({(θ_i, ε_i) | α(i) = k}), the mean weighted by n_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         metrics = trained.metrics()
-        if cohort.t == self.pretrain_rounds:
+        if cohort.t == self.rounds_before:
             return replace(cluster(self, bank, fed), metrics=metrics)
         state = replace(state, bank=bank)
         if not is_joint:
@@ -109,10 +109,6 @@ class Repa:
 
     def partition(self, state: RepaState) -> Ids:
         return state.labels
-
-    @property
-    def rounds_before(self) -> int:
-        return self.pretrain_rounds
 
     observed_by = ()
     state_decides = False  # rounds after the clustering depend on μ

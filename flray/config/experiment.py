@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from yaml import YAMLError
 
 from flray.algorithms import ALGORITHMS
+from flray.algorithms.algorithm import Branching
 from flray.clustering.hierarchical import Hierarchical
 from flray.config.binding import (
     Component,
@@ -148,7 +149,7 @@ def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
     too.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
-    after = {a.rounds_before + 1 for a in algorithms if hasattr(a, "rounds_before")}
+    after = {a.rounds_before + 1 for a in algorithms if isinstance(a, Branching)}
     return [also_evaluated(experiment, after) for experiment in experiments]
 
 

@@ -61,6 +61,8 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("cpus", "num_cpus"), "execution.actors.num_cpus"),
     **dict.fromkeys(("actors", "num_actors"), "execution.actors.count"),
 }
+# Keys that have another name now: the old ones are refused with the new one named.
+RENAMED: Mapping[str, str] = dict.fromkeys(("pretrain_rounds", "rounds_joint"), "rounds_before")
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def keys_meant(given: str) -> list[str]:
     below = [name for name in names if not section or name.startswith(f"{section}.")]
     if SYNONYMS.get(last) in below:
         return [SYNONYMS[last]]
+    last = RENAMED.get(last, last)
     return list(dict.fromkeys(name for name in below if name.rpartition(".")[2] == last))
 
 

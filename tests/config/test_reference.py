@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from flray.config.binding import MISSING, _defaults, _hints, _plain, _signature
+from flray.algorithms import ALGORITHMS
+from flray.config.binding import (
+    MISSING,
+    _defaults,
+    _hints,
+    _plain,
+    _signature,
+    bind_component,
+)
 from flray.config.experiment import FROM_THE_DATASET, Settings
 from flray.config.reading import parse_yaml
 from flray.config.reference import (
@@ -16,7 +24,9 @@ from flray.config.reference import (
     components,
     experiment_keys,
     keys,
+    keys_meant,
 )
+from flray.errors import ExperimentError
 from flray.sweeps.space import Options
 
 
@@ -68,3 +78,19 @@ def test_keys_below_mappings_and_allowed_values_are_listed() -> None:
     assert found["participation"].note == "rho: the share of clients in a cohort"
     assert "flhc" in found["algorithm"].values
     assert found["algorithm"].default is None
+
+
+@pytest.mark.parametrize(
+    ("method", "old"),
+    [
+        ("cfl", "rounds_joint"),
+        ("ifca", "pretrain_rounds"),
+        ("repa", "pretrain_rounds"),
+        ("wd", "pretrain_rounds"),
+    ],
+)
+def test_a_renamed_key_is_refused_with_the_new_one_named(method, old) -> None:
+    message = f"unknown key 'algorithm.{old}' .it is now called 'rounds_before'.; known here"
+    with pytest.raises(ExperimentError, match=message):
+        bind_component("algorithm", ALGORITHMS, {"name": method, old: 1}, "algorithm")
+    assert keys_meant(f"algorithm.{old}") == keys_meant(old) == ["algorithm.rounds_before"]
