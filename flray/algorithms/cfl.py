@@ -68,11 +68,11 @@ class Cfl:
     of each they train once, not as a round, and follow the part whose mean update is nearest.
     """
 
-    mean_norm: Unbounded = 0.4  # ε1: split below this norm of the mean update
-    max_norm: Unbounded = 1.6  # ε2: and above this largest norm of an update
-    rounds_before: int = 20  # rounds before the first that may split
-    min_members: int = 3  # of a cluster that may be split
-    clustering: Bipartition = field(default_factory=Bipartition)
+    mean_norm: Unbounded = 0.4  # Norm ε1 of the mean update below which a cluster may be split
+    max_norm: Unbounded = 1.6  # Norm ε2 that its largest update must exceed as well
+    rounds_before: int = 20  # Rounds of FedAvg before the first that may split
+    min_members: int = 3  # Fewest members of a cluster that may be split
+    clustering: Bipartition = field(default_factory=Bipartition)  # How a cluster is divided in two
 
     def __post_init__(self) -> None:
         for name, least in (("mean_norm", 0), ("max_norm", 0), ("rounds_before", 0)):

@@ -14,7 +14,7 @@ from flray.models.bank import Params
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    mu: float = 0.01  # μ
+    mu: float = 0.01  # Weight μ of the proximal term
 
     def __post_init__(self) -> None:
         if self.mu < 0:

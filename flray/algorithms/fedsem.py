@@ -49,12 +49,13 @@ class FedSem:
     as a round, from the mean of the models that clients use, and stays with the nearest centre.
     """
 
-    number: int = 5  # K; FLT has 10 in scenario 4
-    space: Literal["all", "last_layer"] = "all"  # the layers that are compared
-    # members: a cluster's model is the mean of its members' last trained models. heard: of those
-    # heard in the round; aggregate.unheard then decides whether the others count.
+    number: int = 5  # Number of clusters K; FLT has 10 in scenario 4
+    space: Literal["all", "last_layer"] = "all"  # Layers by which models are compared
+    # Models that are averaged. members: those that all members of the cluster trained last; heard:
+    # those of the round; aggregate.unheard then decides whether the other members count
     mean_of: Literal["members", "heard"] = "members"
-    first_starts: int = 20  # of the first k-means; later ones start at the centres before
+    # Random starts of the first k-means; later ones start at the previous centres
+    first_starts: int = 20
 
     def __post_init__(self) -> None:
         for name in ("number", "first_starts"):

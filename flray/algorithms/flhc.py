@@ -49,12 +49,13 @@ class Flhc:
     placed, who then go on with the models of the clusters they join.
     """
 
-    rounds_before: int = 10  # n, rounds of FedAvg before the clustering
+    rounds_before: int = 10  # Rounds n of FedAvg before the clustering
+    # How clients are clustered after these rounds
     clustering: UpdateClustering = field(default_factory=UpdateClustering)
-    # Clients of a cluster that train in a round: the share alpha of all clients, at most the whole
-    # cluster, or the share alpha of the cluster
+    # Clients of a cluster that train in a round. of_all: the share ρ of all clients, at most the
+    # whole cluster; of_cluster: the share ρ of the cluster
     cohort_size: Literal["of_all", "of_cluster"] = "of_all"
-    # Clusters start from the mean of the models that their members trained to be clustered
+    # Start clusters from the mean of the models that their members trained to be clustered
     keep_pass: bool = False
 
     def __post_init__(self) -> None:

@@ -44,10 +44,15 @@ class FlisDc:
     The partition is of the last round's clients: those with the same cluster are together.
     """
 
-    beta: float = 0.3  # β: clients whose models agree on this share of examples are together
-    similarity: Literal["agreement", "frobenius"] = "agreement"  # A
-    predictions: PredictionKind = "hard"  # B: one-hot or soft labels
-    choose_by: ChooseBy = "validation"  # L_k; the paper says D_k^test
+    # Threshold β: clients whose models agree on this share of examples are together
+    beta: float = 0.3
+    # Similarity A of two clients' predictions
+    similarity: Literal["agreement", "frobenius"] = "agreement"
+    # Predictions B on the public images. hard: one-hot; soft: class probabilities
+    predictions: PredictionKind = "hard"
+    # Part whose loss L_k a client minimises to choose a model; the paper says D_k^test
+    # (test_accuracy)
+    choose_by: ChooseBy = "validation"
 
     gradient = staticmethod(plain_gradient)
 

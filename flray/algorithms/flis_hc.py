@@ -56,8 +56,10 @@ class FlisHc:
     for it at the end of its first round, and stays. Holdout clients choose at test time.
     """
 
+    # How clients are clustered before round 1
     clustering: InferenceClustering = field(default_factory=InferenceClustering)
-    choose_by: ChooseBy = "validation"  # of those who come later
+    # Part whose loss a client that comes later minimises to choose a cluster
+    choose_by: ChooseBy = "validation"
 
     gradient = staticmethod(plain_gradient)
 

@@ -63,10 +63,16 @@ class Flt:
     to hear is skipped.
     """
 
-    case: Literal["rows", "clusters"] = "rows"  # Alg. 3: Case I, by Ã; Case II, by clusters
+    # Averaging of Alg. 3. rows: Case I, by each client's row of Ã; clusters: Case II, within
+    # clusters
+    case: Literal["rows", "clusters"] = "rows"
+    # How clients are related and clustered before round 1
     clustering: Taskonomy = field(default_factory=Taskonomy)
-    stages: int = 1  # FCR hears a part of the clients before each of the first rounds
-    dynamic: Dynamic = field(default_factory=Dynamic)
+    # Number of parts in which FCR hears the clients, one before each of the first rounds
+    stages: int = 1
+    dynamic: Dynamic = field(default_factory=Dynamic)  # When clients are clustered again
+    # Clusters of clients that join later. mean_embedding: the nearest mean; fcr: related anew by
+    # FCR
     newcomers: Literal["mean_embedding", "fcr"] = "mean_embedding"
 
     def __post_init__(self) -> None:

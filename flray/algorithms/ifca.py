@@ -40,11 +40,14 @@ class Ifca:
     times and keep the best, as the paper does, run several seeds.
     """
 
-    number: int = 2  # k; 2 in FLIS, 3 in FLT
-    choose_by: TrainingPart = "train"  # F_i: the loss on this part of a client's examples
+    number: int = 2  # Number of models k; 2 in FLIS, 3 in FLT
+    # Part of a client's examples whose loss F_i it minimises to choose a model
+    choose_by: TrainingPart = "train"
+    # Sets of k initial models that are drawn; the one with the least mean loss is kept
     restarts: int = 1
-    rounds_before: int = 0  # of FedAvg, for the layers that models share
-    own: Literal["all", "last_layer"] = "all"  # what differs between models
+    # Rounds of FedAvg for the layers that models share, with own: last_layer
+    rounds_before: int = 0
+    own: Literal["all", "last_layer"] = "all"  # Layers that differ between the k models
 
     def __post_init__(self) -> None:
         for name, least in (("number", 1), ("restarts", 1), ("rounds_before", 0)):

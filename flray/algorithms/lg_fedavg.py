@@ -29,7 +29,8 @@ class LgFedAvgState:
 
 @dataclass(frozen=True)
 class LgFedAvg:
-    global_layers: int = 2  # the last two, as in FLIS's comparison; 0 shares nothing
+    # Number of last layers that clients share; 2 in FLIS's comparison, 0 shares nothing
+    global_layers: int = 2
 
     gradient = staticmethod(plain_gradient)
 

@@ -57,8 +57,10 @@ class Repa:
     training and no labels.
     """
 
-    rounds_before: int = 10  # T, of the joint model, which encodes the data
-    mu: float = 0.01  # μ
+    # Rounds T of FedAvg before the clustering; the joint model encodes the data
+    rounds_before: int = 10
+    mu: float = 0.01  # Weight μ of the proximal term after the clustering
+    # How clients are clustered after these rounds
     clustering: StatisticsClustering = field(default_factory=StatisticsClustering)
 
     def __post_init__(self) -> None:

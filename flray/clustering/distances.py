@@ -106,6 +106,7 @@ class Disagreement:
     1 / sqrt(examples), so no β of the paper is ever met.
     """
 
+    # Similarity of two clients' predictions, of which this is the complement
     similarity: Literal["agreement", "frobenius"] = "agreement"
     euclidean: ClassVar[bool] = False
 

@@ -51,10 +51,14 @@ class EncoderCentres:
     from what the server holds; `central`: on everybody's data, gathered at the server.
     """
 
-    encoder: Encoder = field(default_factory=foreign_encoder)  # G
-    k: int | Literal["label_count"] = 5  # label_count: as many as the client has labels
+    # Encoder G that embeds the clients' images
+    encoder: Encoder = field(default_factory=foreign_encoder)
+    # Number of centres per client. label_count: as many as the client has labels (ground truth)
+    k: int | Literal["label_count"] = 5
+    # Fine-tuning of the encoder. sequential: clients train one encoder in turn; independent: each
+    # trains a copy; central: the server trains it on everybody's data
     fine_tune: FineTune = "sequential"
-    epochs: int = 5  # J, of fine-tuning
+    epochs: int = 5  # Epochs J of fine-tuning
 
     def __post_init__(self) -> None:
         if isinstance(self.k, int) and self.k < 1:

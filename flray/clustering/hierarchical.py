@@ -24,12 +24,17 @@ class Hierarchical:
 
     exclusive: ClassVar[tuple[str, ...]] = ("threshold", "number")  # naming one unsets the other
 
-    linkage: Literal["single", "complete", "average", "ward"] = "ward"  # ward: L2 only
-    threshold: Unbounded | None = None  # T: no merge above it; .inf: one cluster
-    number: int | Literal["auto"] | None = None  # of clusters, exactly
-    # How auto looks for 2 .. m - 1 clusters. gap: between successive merges; silhouette: of D.
+    # Distance between two clusters; ward needs distance l2
+    linkage: Literal["single", "complete", "average", "ward"] = "ward"
+    # Distance T above which clusters are not merged; .inf: one cluster
+    threshold: Unbounded | None = None
+    # Number of clusters, instead of a threshold. auto: chosen by `choose_by`
+    number: int | Literal["auto"] | None = None
+    # How number: auto chooses among 2 to m - 1 clusters. gap: the widest gap between successive
+    # merges; silhouette: the best silhouette of D
     choose_by: Literal["gap", "silhouette"] = "gap"
-    on: Literal["distance", "relation"] = "distance"  # relation: rows of R as vectors, as FLT does
+    # What is clustered. distance: D; relation: the rows of R as vectors, as FLT does
+    on: Literal["distance", "relation"] = "distance"
 
     def __post_init__(self) -> None:
         if (self.threshold is None) == (self.number is None):

@@ -39,8 +39,8 @@ class Rows:
 class KMeans:
     """k-means on one vector a client; fewer clusters where fewer vectors differ."""
 
-    number: int  # of clusters
-    n_init: int = 10  # starts, of which the best is kept
+    number: int  # Number of clusters k
+    n_init: int = 10  # Random starts, of which the best is kept
 
     def __post_init__(self) -> None:
         _require_positive("number", self.number)
@@ -64,7 +64,7 @@ class Hdbscan:
     than with other outliers that it has nothing in common with.
     """
 
-    min_cluster_size: int = 5  # fewer where there are fewer clients
+    min_cluster_size: int = 5  # Fewest clients of a cluster; smaller if there are fewer clients
 
     def __post_init__(self) -> None:
         if self.min_cluster_size < 2:
@@ -88,7 +88,7 @@ class Hdbscan:
 class Random:
     """Clusters of equal size, give or take one, drawn at random: what clustering must beat."""
 
-    number: int  # of clusters
+    number: int  # Number of clusters
 
     def __post_init__(self) -> None:
         _require_positive("number", self.number)

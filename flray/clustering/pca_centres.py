@@ -17,8 +17,8 @@ from flray.models.bank import ModelBank, Params
 class PcaCentres:
     """k centres a client, in the coordinates of the client's own PCA; no model travels."""
 
-    components: int = 128
-    k: int = 5
+    components: int = 128  # Number of principal components
+    k: int = 5  # Number of centres per client
 
     def __post_init__(self) -> None:
         for name in ("components", "k"):

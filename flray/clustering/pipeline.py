@@ -85,11 +85,17 @@ class Clustering:
 class Pipeline:
     """Five stages; an algorithm's own pipeline differs in its defaults alone."""
 
-    # Any: what a registry or `package.module:Name` holds; the protocols say what is called.
+    # Any: a stage is a registered class or `package.module:Name`.
+
+    # What the server learns of a client
     signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Update)
+    # Coordinates in which signatures are compared
     embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
+    # Distance D between clients
     distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=L2)
+    # Relation R between clients, made from D
     relate: Annotated[Any, "relate", RELATIONS] = field(default_factory=NoRelation)
+    # How D or R becomes clusters
     partition: Annotated[Any, "partition", PARTITIONS] = field(
         default_factory=lambda: Hierarchical(threshold=1.0)
     )

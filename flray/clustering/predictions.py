@@ -13,7 +13,8 @@ from flray.models.bank import ModelBank, Params
 class PublicPredictions:
     """B: predictions on the server's public examples, after the client's own training (FLIS)."""
 
-    kind: PredictionKind = "hard"  # one-hot rows; soft: class probabilities
+    # Predictions that clients send. hard: one-hot rows; soft: class probabilities
+    kind: PredictionKind = "hard"
 
     def require(self, fed: Federation) -> None:
         fed.require_public()

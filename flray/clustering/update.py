@@ -17,7 +17,7 @@ from flray.models.bank import ModelBank, Params
 class Update:
     """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8)."""
 
-    epochs: int | None = None  # of that training; null: the experiment's own
+    epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:

@@ -105,9 +105,9 @@ def names(kind: str) -> list[str]:
 
 def experiment_keys() -> list[Key]:
     """The keys of every experiment, whatever its components; those of mappings follow them."""
-    told = "a name, or a mapping with `name` and the keys of that component"
-    own = [Key(kind, _component_values(kind), None, told, kind=kind) for kind in COMPONENTS]
-    return [*own, *_with_those_below(keys(SETTINGS))]
+    note = "Name, or a mapping with `name` and the keys of that component"
+    named = [Key(kind, _component_values(kind), None, note, kind=kind) for kind in COMPONENTS]
+    return [*named, *_with_those_below(keys(SETTINGS))]
 
 
 def keys_meant(given: str) -> list[str]:
@@ -132,7 +132,7 @@ def keys_meant(given: str) -> list[str]:
 @cache
 def every_key() -> tuple[Key, ...]:
     """The keys of experiments with any registered component; one with several defaults repeats."""
-    found = [Key(SEEDS, "whole number", "1", "runs, with seeds from `seed` on")]
+    found = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
     found += experiment_keys()
     prefixes = {kind: kind for kind in COMPONENTS}
     prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
@@ -157,15 +157,21 @@ def _with_those_below(found: Sequence[Key]) -> Iterator[Key]:
 
 @cache
 def keys(target: str) -> tuple[Key, ...]:
-    """The keys of a class, `package.module:Name`, those of the classes it extends included."""
+    """The keys of a class, `package.module:Name`, those of the classes it extends included.
+
+    A field that only changes a default, without a comment, keeps the comment of its base class.
+    """
     source, node = _class(target)
-    found: dict[str, Key] = {}
+    by_name: dict[str, Key] = {}
     for base in node.bases:
         parent = source.resolve(ast.unparse(base))
         if parent is not None:
-            found |= {key.name: key for key in keys(parent)}
-    made = _of_fields(source, node) if _is_dataclass(node) else _of_init(source, node)
-    return tuple((found | {key.name: key for key in made}).values())
+            by_name |= {key.name: key for key in keys(parent)}
+    fields = _of_fields(source, node) if _is_dataclass(node) else _of_init(source, node)
+    for key in fields:
+        inherited = by_name[key.name].note if key.name in by_name else ""
+        by_name[key.name] = replace(key, note=key.note or inherited)
+    return tuple(by_name.values())
 
 
 def _of_fields(source: "_Source", node: ast.ClassDef) -> Iterator[Key]:

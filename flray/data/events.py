@@ -31,10 +31,10 @@ class Event:
     first. `relabel`: the pairs of `labels` are swapped in all the data they hold now.
     """
 
-    round: int
-    kind: Kind
-    clients: tuple[int, ...]
-    labels: tuple[tuple[int, int], ...] = ()  # relabel: the pairs to swap
+    round: int  # Round at whose start it happens
+    kind: Kind  # What happens to the clients
+    clients: tuple[int, ...]  # Clients to which it happens
+    labels: tuple[tuple[int, int], ...] = ()  # Pairs of labels to swap, with kind: relabel
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))

@@ -27,10 +27,12 @@ KINDS: tuple[Kind, ...] = ("CPU", "GPU", "memory")
 class Actors:
     """The pool of client actors."""
 
+    # Number of client actors. per_client: one for each client
     count: int | Literal["per_client"] = 2
-    num_cpus: float = 1.0  # of each
-    num_gpus: float = 0.0  # of each; 0.1 puts ten actors on one GPU
-    memory_gb: float | None = None  # of each; None: by model, block, data and engine
+    num_cpus: float = 1.0  # CPUs per client actor
+    num_gpus: float = 0.0  # GPUs per client actor; 0.1 puts ten actors on one GPU
+    # Memory per client actor in GB. None: estimated from model, block, data and engine
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.count, int) and self.count < 1:
@@ -51,8 +53,9 @@ class Actors:
 class ServerProcess:
     """What the server's own process asks Ray for."""
 
-    num_cpus: float = 0.0  # its clients' actors do most of the work
-    memory_gb: float | None = None  # None: by model, cohort and data
+    num_cpus: float = 0.0  # CPUs of the server process; client actors do most of the work
+    # Memory of the server process in GB. None: estimated from model, cohort and data
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_cpus < 0:

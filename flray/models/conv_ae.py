@@ -18,8 +18,9 @@ class ConvAe(Autoencoder):
         self,
         image_shape: tuple[int, int, int],
         *,
-        latent: int = 128,  # e
-        loss: Literal["mse", "bce"] = "mse",  # bce: FLT's code when the paper was written
+        latent: int = 128,  # Size e of the latent vector
+        # Reconstruction loss. mse: as in the paper; bce: FLT's code when the paper was written
+        loss: Literal["mse", "bce"] = "mse",
     ) -> None:
         super().__init__()
         channels = image_shape[0]

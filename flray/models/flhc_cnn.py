@@ -12,7 +12,8 @@ class FlhcCnn(Classifier):
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        padding: Literal["valid", "same"] = "same",  # as McMahan's; the paper does not say
+        # Padding of the convolutions. same: as in McMahan 2017; the paper of FL+HC does not say
+        padding: Literal["valid", "same"] = "same",
     ) -> None:
         super().__init__()
         channels, height, width = image_shape

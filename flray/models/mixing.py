@@ -34,9 +34,12 @@ ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
 class Aggregation:
     """How heard and unheard clients enter a mean."""
 
-    unheard: Literal["ignore", "stale"] = "ignore"  # stale: as they were, which is what FLT does
-    weights: Literal["samples", "uniform"] = "samples"  # n_k (McMahan 2017), or 1
-    server_lr: float = 1.0  # w' = w + server_lr (mean - w)
+    # Clients not heard in a round. ignore: left out of the mean; stale: count with their last
+    # model, as in FLT
+    unheard: Literal["ignore", "stale"] = "ignore"
+    # Weight of a client in a mean. samples: n_k (McMahan 2017); uniform: 1
+    weights: Literal["samples", "uniform"] = "samples"
+    server_lr: float = 1.0  # Server learning rate: w' = w + server_lr (mean - w)
 
     def __post_init__(self) -> None:
         if not self.server_lr > 0:

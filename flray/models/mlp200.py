@@ -11,8 +11,9 @@ class Mlp200(Classifier):
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        hidden: int = 200,
-        dropout: float = 0.0,  # FLT's code has 0.5 here, its paper has none
+        hidden: int = 200,  # Number of hidden units
+        # Dropout rate of the hidden layer; FLT's code has 0.5, its paper none
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape

@@ -32,9 +32,10 @@ class RepaNet(LightningModule):
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        encoder: Literal["sae", "clf", "ae"] = "sae",  # both losses, cross-entropy, squared error
-        latent: int = 64,  # E
-        weight: float = 1.0,  # of the squared error in `sae`
+        # Loss of the encoder. clf: cross-entropy; ae: squared error; sae: both
+        encoder: Literal["sae", "clf", "ae"] = "sae",
+        latent: int = 64,  # Size E of the latent vector
+        weight: float = 1.0,  # Weight of the squared error, with encoder: sae
     ) -> None:
         super().__init__()
         self.classifier = SupervisedAe(image_shape, num_classes, latent, "clf")

@@ -28,7 +28,9 @@ class ResidualConvAe(Autoencoder):
         self,
         image_shape: tuple[int, int, int],
         *,
-        latent: int = 128,  # e; 64 in FLT's code when the paper was written
+        # Size e of the latent vector; 64 in FLT's code when the paper was written
+        latent: int = 128,
+        # Batch norms of the encoder. first_two: as FLT's code used them at the time of the paper
         batch_norm: Literal["all", "first_two"] = "all",
     ) -> None:
         super().__init__()

@@ -20,9 +20,10 @@ class SupervisedAe(Autoencoder):
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        latent: int = 64,  # E
-        variant: Literal["sae", "clf", "ae"] = "sae",  # both losses, cross-entropy, squared error
-        weight: float = 1.0,  # of the squared error in `sae`
+        latent: int = 64,  # Size E of the latent vector
+        # Training loss. clf: cross-entropy; ae: squared error; sae: both
+        variant: Literal["sae", "clf", "ae"] = "sae",
+        weight: float = 1.0,  # Weight of the squared error, with variant: sae
     ) -> None:
         super().__init__()
         if weight < 0:

@@ -22,6 +22,7 @@ from flray.config.reference import (
     SETTINGS,
     Key,
     components,
+    every_key,
     experiment_keys,
     keys,
     keys_meant,
@@ -75,7 +76,7 @@ def test_keys_below_mappings_and_allowed_values_are_listed() -> None:
     assert found["execution.engine"].values == "auto, loop, vectorized, lightning"  # an alias
     assert found["execution.actors.count"].values == "whole number or per_client"
     assert found["evaluate.target"].values == "number or null"
-    assert found["participation"].note == "rho: the share of clients in a cohort"
+    assert found["participation"].note.startswith("Share ρ of the clients")
     assert "flhc" in found["algorithm"].values
     assert found["algorithm"].default is None
 
@@ -94,3 +95,19 @@ def test_a_renamed_key_is_refused_with_the_new_one_named(method, old) -> None:
     with pytest.raises(ExperimentError, match=message):
         bind_component("algorithm", ALGORITHMS, {"name": method, old: 1}, "algorithm")
     assert keys_meant(f"algorithm.{old}") == keys_meant(old) == ["algorithm.rounds_before"]
+
+
+SHOWN = [
+    *every_key(),
+    *keys(OPTIONS),
+    *keys("flray.data.events:Event"),
+    *(key for kind in ("search", "scheduler") for each in components(kind) for key in each.keys),
+]
+
+
+@pytest.mark.parametrize("key", SHOWN, ids=[key.name for key in SHOWN])
+def test_every_key_has_a_note_that_can_be_read_alone(key) -> None:
+    words = key.note.split()
+    assert len(words) > 1
+    assert words[0][0].isupper() or words[0][0] == "`"
+    assert words[0] not in ("Of", "In")
