@@ -32,7 +32,16 @@ ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How heard and unheard clients enter a mean."""
+    """How the models of heard and unheard clients enter a mean.
+
+    By default a model becomes sum_k n_k w_k / sum_k n_k over the clients heard, as in FedAvg.
+
+    >>> bank = ModelBank({}, np.zeros(2, np.int64))
+    >>> half = Aggregation(server_lr=0.5)
+    >>> row = mixing_row(np.array([1.0, 3.0]), 0, np.array([0, 1]), bank, half)
+    >>> row.a, row.b  # half of the mean of two clients, half of the model before
+    (array([0.125, 0.375]), array([0.5]))
+    """
 
     # Clients not heard in a round. ignore: left out of the mean; stale: count with their last
     # model, as in FLT
@@ -48,14 +57,26 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Relation:
-    """Who hears whom: client i hears client j with strength rows[of[i], j]."""
+    """Who hears whom in a mean: client i hears client j with strength rows[of[i], j].
 
-    rows: Weights  # (V, M) distinct rows
-    of: Ids  # (M,) the row of each client
+    Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
+    sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once.
+
+    >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
+    >>> clusters.rows[clusters.of[2]]  # client 2 hears client 0 and itself
+    array([1., 0., 1.])
+    """
+
+    rows: Weights  # (V, M) the distinct rows
+    of: Ids  # (M,) the number of each client's row
 
     @classmethod
     def joint(cls, num_clients: int) -> "Relation":
-        """Everybody hears everybody: FedAvg."""
+        """Everybody hears everybody: FedAvg.
+
+        >>> Relation.joint(3).rows, Relation.joint(3).of
+        (array([[1., 1., 1.]]), array([0, 0, 0]))
+        """
         return cls(np.ones((1, num_clients)), np.zeros(num_clients, np.int64))
 
     @classmethod
@@ -73,7 +94,11 @@ class Relation:
 
     @classmethod
     def of_matrix(cls, strengths: Weights) -> "Relation":
-        """Row i of an (M, M) matrix is what client i hears; equal rows are one."""
+        """Row i of an (M, M) matrix is what client i hears; equal rows are stored once.
+
+        >>> Relation.of_matrix(np.array([[1.0, 0.5], [1.0, 0.5]])).rows
+        array([[1. , 0.5]])
+        """
         rows, of = np.unique(strengths, axis=0, return_inverse=True)
         return cls(rows, of.reshape(-1))
 
