@@ -20,9 +20,11 @@ class NoEmbed:
     """The points as they are."""
 
     def __call__(self, points: Points, seed: int) -> Points:
+        """The same points."""
         return points
 
     def transform(self, known: Points, new: Points, seed: int) -> Points:
+        """New points in the embedding of the known ones; a stage without it compares signatures."""
         return new
 
 

@@ -45,7 +45,7 @@ def foreign_encoder() -> Encoder:
 
 @dataclass(frozen=True)
 class EncoderCentres:
-    """k centres a client, from latents of an encoder that may be fine-tuned first.
+    """k centres per client, from latents of an encoder that may be fine-tuned first.
 
     `sequential`: one encoder goes from client to client; `independent`: each trains a copy, always
     from what the server holds; `central`: on everybody's data, gathered at the server.

@@ -20,6 +20,16 @@ class Hierarchical:
 
     Deviates from FLT's code, which lists a cluster's members in the order of the dendrogram's
     leaves: here they are the clients that bear its label.
+
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> points = Points.vectors(np.arange(3), torch.tensor([[0.0], [1.0], [9.0]]))
+    >>> D = np.array([[0.0, 1, 9], [1, 0, 8], [9, 8, 0]])
+    >>> related = Related(points, D, None, None, None)
+    >>> Hierarchical("single", threshold=1.0)(related).labels
+    array([0, 0, 1])
+    >>> Hierarchical("single", number=3)(related).labels
+    array([0, 1, 2])
     """
 
     exclusive: ClassVar[tuple[str, ...]] = ("threshold", "number")  # naming one unsets the other

@@ -11,7 +11,10 @@ from flray.models.bank import ModelBank, Params
 
 @dataclass(frozen=True)
 class PublicPredictions:
-    """B: predictions on the server's public examples, after the client's own training (FLIS)."""
+    """B: predictions on the server's public examples, after the client's own training (FLIS).
+
+    One vector per client, (m, R * classes) for R public examples; needs `split.server` > 0.
+    """
 
     # Predictions that clients send. hard: one-hot rows; soft: class probabilities
     kind: PredictionKind = "hard"

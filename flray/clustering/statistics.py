@@ -18,7 +18,7 @@ from flray.models.bank import ModelBank, Params, last_layers, num_bytes, stack
 
 @dataclass(frozen=True)
 class Statistics:
-    """One vector a client: statistics of its unlabelled data, encoded by the run's own model.
+    """One vector per client: statistics of its unlabelled data, encoded by the run's own model.
 
     The encoder is the model's `encode`, or the model up to its last linear layer; `encoder` puts
     one in its place that was pre-trained centrally. Nothing is trained.

@@ -15,7 +15,11 @@ from flray.models.bank import ModelBank, Params
 
 @dataclass(frozen=True)
 class Update:
-    """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8)."""
+    """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8).
+
+    One vector per client, (m, p) for a model with p parameters. Every client is sent its model and
+    returns the trained one, which is not kept.
+    """
 
     epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
 
@@ -33,7 +37,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Weights:
-    """w itself after the client's own training from its model."""
+    """w itself after the client's own training from its model, (m, p) for p parameters."""
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params

@@ -45,7 +45,12 @@ FROM_THE_DATASET = ("image_shape", "num_classes")  # what a model may ask for an
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of an experiment beside its four components."""
+    """The keys of an experiment beside its four components.
+
+    >>> Settings(rounds=0)
+    Traceback (most recent call last):
+    ValueError: rounds must be >= 1, got 0
+    """
 
     train: Training = field(default_factory=Training)  # Local training of every client
     # How the server averages the clients' models
@@ -86,6 +91,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Experiment:
+    """A checked experiment: four components that are not built yet, and the settings.
+
+    >>> given = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
+    >>> experiment = parse_experiment({**given, "algorithm": "fedavg", "rounds": 5})
+    >>> experiment.settings.rounds, experiment.plain["model"]
+    (5, {'name': 'mlp200', 'hidden': 200, 'dropout': 0.0})
+    """
+
     dataset: Component
     split: Component
     model: Component

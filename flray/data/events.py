@@ -29,6 +29,9 @@ class Event:
     `join`: they are there from now on; who was never there before is absent from round 1.
     `exchange`: each passes all its data, as it stands, to the next in the list, the last to the
     first. `relabel`: the pairs of `labels` are swapped in all the data they hold now.
+
+    >>> Event(round=5, kind="relabel", clients=(0, 1), labels=((3, 8),)).round
+    5
     """
 
     round: int  # Round at whose start it happens

@@ -17,7 +17,17 @@ ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 @dataclass(frozen=True)
 class Training:
-    """Local training, the same for every client."""
+    """Settings of local training, the same for every client.
+
+    A round is `epochs` passes over a client's n_k examples, in batches of `batch_size` (the last
+    may be smaller), with a fresh optimiser each round.
+
+    >>> Training(lr=0.1, epochs=5).paired().batches_per_step
+    2
+    >>> Training(momentum=0.9, optimizer="adam")
+    Traceback (most recent call last):
+    ValueError: momentum is SGD's; got 0.9 with adam
+    """
 
     # Local optimiser; module: the model's own configure_optimizers
     optimizer: Literal["sgd", "adam", "module"] = "sgd"

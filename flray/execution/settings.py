@@ -16,6 +16,17 @@ BLOCK_BYTES_ON_GPU = 8 << 30  # by which a block is bounded there
 
 @dataclass(frozen=True)
 class Execution:
+    """Settings of where and how a run is computed.
+
+    With equal engine, block, precision and kind of device, results have the same bits whatever the
+    executor, the number of actors and of threads.
+
+    >>> Execution(device="cpu", precision="float64").dtype
+    torch.float64
+    >>> Execution(executor="ray", actors=Actors(num_gpus=0.1)).resolve_device()
+    'cuda'
+    """
+
     # Where clients train. inline: in this process; ray: on client actors
     executor: Literal["inline", "ray"] = "inline"
     # How a block of clients is trained. auto: vectorized if the model allows it, else loop
@@ -49,9 +60,11 @@ class Execution:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of floating-point leaves and images."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def resolve_device(self) -> str:
+        """The device of this machine, or of an actor, that `device` stands for."""
         if self.executor == "ray":
             return self._device_of_an_actor()
         if self.device == "auto":

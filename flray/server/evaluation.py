@@ -29,7 +29,10 @@ LARGEST_RANGE = 64
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Training of each client's model on the client's own data before it is judged."""
+    """Training of each client's model on the client's own data before it is evaluated.
+
+    It changes neither the models nor any column without the prefix `tuned_`.
+    """
 
     epochs: int  # Epochs of fine-tuning on the client's own data
     lr: float | None = None  # Learning rate of fine-tuning. None: `train.lr`
@@ -45,6 +48,16 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Evaluation:
+    """When models are evaluated, and on which data.
+
+    Each client's model is evaluated on the client's own test and validation examples.
+
+    >>> Evaluation(on="global").parts
+    ('test', 'validation', 'global')
+    >>> Evaluation(fine_tune=FineTuning(epochs=5)).tuning(Training(lr=0.1)).epochs
+    5
+    """
+
     every: int = 1  # Rounds between evaluations; the last round is always evaluated
     also: tuple[int, ...] = ()  # Further rounds that are evaluated
     # Accuracy in (0, 1] that each client, and the mean, should reach. None: no target
