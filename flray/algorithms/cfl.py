@@ -52,6 +52,8 @@ class Fork:
 
 @dataclass(frozen=True)
 class CflState:
+    """State of CFL: a model per cluster, and the tree of splits so far."""
+
     bank: ModelBank  # a row for each cluster
     labels: Ids  # (M,) the cluster of each client; -1: to be placed
     updates: ClientTable  # the last Δ of each client, where not everybody is heard in each round

@@ -24,6 +24,7 @@ class Flags:
 
     @classmethod
     def none(cls, num_clients: int) -> "Flags":
+        """No flag is raised, and no client has been heard."""
         return cls(np.zeros(num_clients, np.bool_), np.full(num_clients, np.nan))
 
 

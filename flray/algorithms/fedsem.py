@@ -33,6 +33,8 @@ MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their
 
 @dataclass(frozen=True)
 class FedSemState:
+    """State of FedSEM: a model per cluster, and the last model of each client."""
+
     bank: ModelBank  # a row for each cluster; owner: each client's, row 0 for those without one
     labels: Ids  # (M,) the cluster of each client; -1: a holdout client that is not placed yet
     models: ClientTable  # w_i as client i last trained it; the initial model before that

@@ -34,6 +34,8 @@ class UpdateClustering(Pipeline):
 
 @dataclass(frozen=True)
 class FlhcState:
+    """State of FL+HC: the joint model, after the clustering a model per cluster."""
+
     bank: ModelBank  # one row, then one a cluster
     labels: Ids  # (M,) the cluster of each client; -1: not placed
     # For those who come later, where there may be any: w of the clustering, mean Δ of clusters.

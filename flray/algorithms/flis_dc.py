@@ -32,6 +32,8 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class FlisDcState:
+    """State of FLIS (DC): the cluster models of the last round."""
+
     bank: ModelBank  # θ_g,j: the cluster models of the last round; θ_g before the first
     labels: Ids  # (M,) the cluster that the last round made for each of its clients; -1: not in it
 

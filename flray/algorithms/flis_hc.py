@@ -44,6 +44,8 @@ class InferenceClustering(Pipeline):
 
 @dataclass(frozen=True)
 class FlisHcState:
+    """State of FLIS (HC): a model per cluster."""
+
     bank: ModelBank  # θ_g,j: a row for each cluster, and θ_g for those who have none
     labels: Ids  # (M,) the cluster of each client; -1: none
 

@@ -45,6 +45,8 @@ class Taskonomy(Pipeline):
 
 @dataclass(frozen=True)
 class FltState:
+    """State of FLT: the distinct models, and the relation by which they mix."""
+
     bank: ModelBank  # W: as many rows as there are distinct ones
     relation: Relation  # Ã of all M clients; a client without a signature hears nobody
     labels: Ids  # (M,) C, the cluster of each client; -1: none yet

@@ -25,6 +25,8 @@ CHOICE_BYTES = 4  # s_i, sent as a number
 
 @dataclass(frozen=True)
 class IfcaState:
+    """State of IFCA: the k models, and the last choice of each client."""
+
     bank: ModelBank  # θ_j: a row for each cluster, used or not; one row while pre-training
     chosen: Ids  # (M,) the row each client chose last; -1: none yet
 

@@ -23,12 +23,19 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class LgFedAvgState:
+    """State of LG-FedAvg: private first layers of each client, shared last layers."""
+
     local: ClientTable  # theta_l of each client: the leaves of the first layers
     shared: ModelBank  # theta_g, one row: the leaves of the last layers
 
 
 @dataclass(frozen=True)
 class LgFedAvg:
+    """Alg. 1: clients keep their first layers and average the last ones.
+
+    A client that has never trained, such as a holdout client, has the initial first layers.
+    """
+
     # Number of last layers that clients share; 2 in FLIS's comparison, 0 shares nothing
     global_layers: int = 2
 

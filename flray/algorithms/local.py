@@ -14,11 +14,15 @@ from flray.models.client_table import ClientTable
 
 @dataclass(frozen=True)
 class LocalState:
+    """State of local training: a model for each client that has trained."""
+
     models: ClientTable  # w_k; who has not trained yet has the initial model
 
 
 @dataclass(frozen=True)
 class Local:
+    """Every client for itself: the baseline that federated methods should beat."""
+
     gradient = staticmethod(plain_gradient)
 
     def init(self, fed: Federation) -> Outcome[LocalState]:

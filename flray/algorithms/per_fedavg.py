@@ -27,6 +27,11 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
+    """Alg. 1, FO or HF: a step takes batches D and D' and follows the meta-gradient.
+
+    `evaluate.fine_tune` shows what the model becomes after training on a client's own data.
+    """
+
     alpha: float = 0.01  # Step size α of the inner step
     # Meta-gradient. first: FO, without the Hessian; hessian_free: HF, by finite differences
     order: Literal["first", "hessian_free"] = "first"

@@ -41,6 +41,8 @@ class StatisticsClustering(Pipeline):
 
 @dataclass(frozen=True)
 class RepaState:
+    """State of REPA: the joint model, after the clustering a model per cluster."""
+
     bank: ModelBank  # θ, then θ_k of each cluster
     labels: Ids  # (M,) α(i), the cluster of each client; -1: not placed
     # After the clustering: the model that clients were described with, and what they said.

@@ -35,6 +35,8 @@ ROWS_AT_ONCE = 1000  # control variates copied at a time for their mean
 
 @dataclass(frozen=True)
 class ScaffoldState:
+    """State of SCAFFOLD: the model x and the control variates of server and clients."""
+
     bank: ModelBank  # x, one row
     c: Params  # the server's control variate, leaves (...)
     c_i: ClientTable  # those of the clients
@@ -43,6 +45,11 @@ class ScaffoldState:
 
 @dataclass(frozen=True)
 class Scaffold:
+    """Alg. 1, option II: local steps follow g_i(y_i) - c_i + c. Needs SGD.
+
+    Each client of a cohort is sent x and c, and returns both of its own: twice the bytes of FedAvg.
+    """
+
     def require(self, fed: Federation) -> None:
         require_sgd(fed.training, "scaffold")
 

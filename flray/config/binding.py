@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -213,10 +213,10 @@ def bind(
     return arguments, plain
 
 
-def _meant(key: str, parameters: Iterable[str]) -> str:
+def _meant(key: str, parameters: Collection[str]) -> str:
     """The new name of a renamed key, or the most similar parameter, as a remark in brackets."""
     renamed = RENAMED.get(key)
-    if renamed in parameters:
+    if renamed is not None and renamed in parameters:
         return f" (it is now called {renamed!r})"
     return suggestion(key, parameters)
 

@@ -60,8 +60,10 @@ class Dataset:
 
     @property
     def train_ids(self) -> Ids:
+        """Rows of the training part."""
         return np.arange(self.num_train)
 
     @property
     def test_ids(self) -> Ids:
+        """Rows of the test part."""
         return np.arange(self.num_train, len(self.labels))

@@ -132,6 +132,7 @@ class ModelBank:
 
     @property
     def bytes_per_model(self) -> int:
+        """Bytes of one row, which is what sending a model costs."""
         return num_bytes(self.params, self.num_rows)
 
     def row(self, u: int) -> Params:

@@ -14,6 +14,12 @@ from flray.models.classifier import Batch
 
 
 class ConvAe(Autoencoder):
+    """Images to their reconstruction; height and width must be multiples of 4.
+
+    >>> ConvAe((1, 28, 28), latent=8).encode(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 8])
+    """
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],

@@ -105,19 +105,21 @@ class Relation:
 
 @dataclass(frozen=True)
 class MixingRow:
-    """One non-zero row of [A B]."""
+    """One non-zero row of [A B]: w' = sum_k a_k x_heard[k] + sum_u b_u w_kept[u]; it sums to 1."""
 
-    heard: Ids  # places in the cohort
-    a: Weights
+    heard: Ids  # positions in the cohort
+    a: Weights  # a weight for each of `heard`
     kept: Ids  # rows of the bank before
-    b: Weights
+    b: Weights  # a weight for each of `kept`
 
     @property
     def copies_heard(self) -> bool:
+        """True if the row is one trained model, whose bits are kept."""
         return not len(self.kept) and len(self.heard) == 1 and float(self.a[0]) == 1
 
     @property
     def copies_kept(self) -> bool:
+        """True if the row is one model of the bank before, whose bits are kept."""
         return not len(self.heard) and len(self.kept) == 1 and float(self.b[0]) == 1
 
 
@@ -282,9 +284,11 @@ class HeldModels:
         object.__setattr__(self, "largest", largest_values(self.params))
 
     def rows(self, places: Ids, names: Sequence[str]) -> Params:
+        """The leaves (n, ...) of these names of the models at these positions."""
         return {name: rows_of(self.params[name], places) for name in names}
 
     def sums(self, terms: Terms) -> Params:
+        """The weighted sums, integers in fixed point."""
         return terms(self.params)
 
 
@@ -319,6 +323,7 @@ def _products(leaf: Tensor, places: Ids, weights: Tensor) -> Tensor:
 
 
 def rows_of(leaf: Tensor, places: Ids) -> Tensor:
+    """(n, ...) a copy of the rows at these positions."""
     return leaf.index_select(0, torch.from_numpy(places).to(leaf.device))
 
 

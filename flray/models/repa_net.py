@@ -61,11 +61,13 @@ class RepaNet(LightningModule):
         return F.cross_entropy(output, labels, reduction="none")
 
     def classifier_losses(self, batch: Batch) -> Tensor:
+        """(B,) cross-entropy alone, for training after the clustering."""
         return self.classifier.example_losses(batch)
 
     def example_losses(self, batch: Batch) -> Tensor:
-        own = self.classifier_losses(batch)
-        return own if self.embedder is None else own + self.embedder.example_losses(batch)
+        """(B,) losses of classifier and encoder; they share no parameter."""
+        losses = self.classifier_losses(batch)
+        return losses if self.embedder is None else losses + self.embedder.example_losses(batch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self.example_losses(batch).mean()

@@ -24,6 +24,8 @@ THIN = 8  # channels that are flattened
 
 
 class ResidualConvAe(Autoencoder):
+    """Images to their reconstruction; height and width must be multiples of 4."""
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],

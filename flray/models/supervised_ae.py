@@ -16,6 +16,13 @@ from flray.models.classifier import Batch
 
 
 class SupervisedAe(Autoencoder):
+    """Images to logits (B, classes); `encode` gives (B, latent), `reconstruct` the images.
+
+    >>> import torch
+    >>> SupervisedAe((3, 32, 32), 10)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
