@@ -170,13 +170,13 @@ def check_requirements(component: object, fed: Federation) -> None:
     if isinstance(component, Requires):
         component.require(fed)
     if is_dataclass(component):
-        for each in fields(component):
-            check_requirements(getattr(component, each.name), fed)
+        for attribute in fields(component):
+            check_requirements(getattr(component, attribute.name), fed)
 
 
 def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> Outcome[State]:
     """Collect signatures, cluster the clients and build the state after it. Not a round."""
     t = algorithm.rounds_before
     observed = algorithm.observe(bank, t, fed)
-    found = algorithm.clustering.decide(observed[0], fed, t)
-    return Outcome(algorithm.branch(bank, observed, found, fed), clusterings=(found,))
+    clustering = algorithm.clustering.decide(observed[0], fed, t)
+    return Outcome(algorithm.branch(bank, observed, clustering, fed), clusterings=(clustering,))

@@ -87,9 +87,9 @@ class Cfl:
 
     def init(self, fed: Federation) -> Outcome[CflState]:
         bank = fed.initial_bank()
-        some = next(iter(fed.initial.values()))
+        any_leaf = next(iter(fed.initial.values()))
         size = sum(leaf.numel() for leaf in fed.initial.values())
-        updates = ClientTable.empty({"update": some.new_zeros(1, size)}, fed.num_clients)
+        updates = ClientTable.empty({"update": any_leaf.new_zeros(1, size)}, fed.num_clients)
         return Outcome(CflState(bank, bank.owner, updates))
 
     def cohort(self, state: CflState, t: int, fed: Federation) -> Cohort:
@@ -101,14 +101,14 @@ class Cfl:
         rows = state.bank.owner[trained.clients]
         heard = Points.vectors(trained.clients, updates(trained, state.bank.params, rows))
         seen = state.updates.updated(heard.clients, {"update": heard.values})
-        found: list[Clustering] = []
+        clusterings: list[Clustering] = []
         if cohort.t > self.rounds_before:
-            state, found = self._split(state, heard, seen, fed)
+            state, clusterings = self._split(state, heard, seen, fed)
         # In each cluster, as it is now: θ_c <- θ_c + sum_i n_i / n_c Δθ_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         kept = seen if fed.participation < 1 else state.updates
         state = self._place(replace(state, bank=bank, updates=kept), cohort.t, fed)
-        return Outcome(state, trained.metrics(), tuple(found))
+        return Outcome(state, trained.metrics(), tuple(clusterings))
 
     def deploy(self, state: CflState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -120,7 +120,7 @@ class Cfl:
         self, state: CflState, heard: Points, seen: ClientTable, fed: Federation
     ) -> tuple[CflState, list[Clustering]]:
         """Split each cluster that is ready for it; members without an update are left to place."""
-        labels, forks, found = state.labels.copy(), list(state.forks), []
+        labels, forks, clusterings = state.labels.copy(), list(state.forks), []
         for parent in np.unique(state.labels[heard.clients]):
             members = np.intersect1d(fed.clients[state.labels[fed.clients] == parent], seen.clients)
             fresh = heard.of(members)
@@ -128,7 +128,7 @@ class Cfl:
                 continue
             deltas = Points.vectors(members, seen.of_clients(members)["update"])
             parts = self.clustering.decide(deltas, fed, fed.t)  # c1, c2 by 1 - cos(Δθ_i, Δθ_j)
-            found.append(parts)
+            clusterings.append(parts)
             new = labels.max() + np.unique(parts.labels)  # the first part keeps its parent's label
             children = np.where(np.unique(parts.labels) == 0, parent, new)
             labels[state.labels == parent] = -1
@@ -136,7 +136,7 @@ class Cfl:
             joint = state.bank.of_some(members)
             means = Points.vectors(children, deltas.cluster_means(parts.labels))
             forks.append(Fork(int(parent), children, joint, means))
-        return replace(state, labels=labels, forks=tuple(forks)), found
+        return replace(state, labels=labels, forks=tuple(forks)), clusterings
 
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
         weights = torch.from_numpy(fed.weights()[updates.clients]).to(updates.values.device)

@@ -80,8 +80,8 @@ class Ifca:
         is_pretraining = cohort.t <= self.rounds_before
         chosen, answered = self._choices(state, cohort.clients, fed)
         bank = replace(state.bank, owner=np.maximum(chosen, 0))
-        own = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
-        gradient = OnlyLeaves(own) if len(own) < len(fed.initial) else self.gradient
+        leaves = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
+        gradient = OnlyLeaves(leaves) if len(leaves) < len(fed.initial) else self.gradient
         # θ̃_i = LocalUpdate(θ_ĵ, γ, τ)
         trained = fed.train(bank, replace(cohort, clients=answered), gradient)
         self._count(bank, len(cohort.clients), len(trained.clients), fed)
@@ -89,7 +89,7 @@ class Ifca:
         # θ_j <- sum_i s_ij θ̃_i / sum_i s_ij, with n_i; a model that nobody chose stays
         mixed = fed.mix_rows(hears, trained, bank)
         # Weight decay and running statistics move leaves whose gradient is zero: put them back.
-        params = {n: leaf if n in own else bank.params[n] for n, leaf in mixed.params.items()}
+        params = {n: leaf if n in leaves else bank.params[n] for n, leaf in mixed.params.items()}
         state = IfcaState(replace(mixed, params=params), chosen)
         if cohort.t == self.rounds_before:
             state = self._start(state.bank, fed)
@@ -111,18 +111,18 @@ class Ifca:
         """
         if state.bank.num_rows == 1:
             return state.chosen, clients
-        found = self._judge(state.bank, clients, fed)
+        judgement = self._judge(state.bank, clients, fed)
         chosen = state.chosen.copy()
-        last = np.maximum(chosen[found.clients], 0)
+        last = np.maximum(chosen[judgement.clients], 0)
         # Alg. 1: ĵ = argmin_j F_i(θ_j)
-        chosen[found.clients] = np.where(found.best < 0, last, found.best)
-        return chosen, found.clients
+        chosen[judgement.clients] = np.where(judgement.best < 0, last, judgement.best)
+        return chosen, judgement.clients
 
     def _start(self, joint: ModelBank, fed: Federation) -> IfcaState:
         """k models whose own leaves are independent draws; the others are those of `joint`."""
-        own, drawn = self._own_leaves(fed), fed.initial_models(self.number * self.restarts)
+        leaves, drawn = self._own_leaves(fed), fed.initial_models(self.number * self.restarts)
         params = {
-            n: leaf if n in own else joint.params[n].expand_as(leaf).clone()
+            n: leaf if n in leaves else joint.params[n].expand_as(leaf).clone()
             for n, leaf in drawn.items()
         }
         if self.restarts > 1:
@@ -132,20 +132,20 @@ class Ifca:
         return IfcaState(replace(joint, params=params), nobody_chose)
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
-        found = self._judge(bank, fed.clients, fed)
+        judgement = self._judge(bank, fed.clients, fed)
         self._count(bank, len(fed.clients), 0, fed)
-        sets = found.loss[found.best >= 0].reshape(-1, self.restarts, self.number)
+        sets = judgement.loss[judgement.best >= 0].reshape(-1, self.restarts, self.number)
         return int(sets.min(2).mean(0).argmin())
 
     def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
-        found = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
-        if fed.t == 1 and len(found.clients) and (found.best < 0).all():
+        judgement = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
+        if fed.t == 1 and len(judgement.clients) and (judgement.best < 0).all():
             raise ExperimentError(
                 f"ifca chooses models by their {self.choose_by} loss, and no client asked has one: "
                 "set split.validation > 0 for algorithm.choose_by=validation; "
                 "the model must define example_losses(batch) -> (B,)"
             )
-        return found
+        return judgement
 
     def _own_leaves(self, fed: Federation) -> frozenset[str]:
         return frozenset(fed.initial) if self.own == "all" else last_layers(fed.initial, 1)

@@ -41,7 +41,7 @@ class Local:
 
     def partition(self, state: LocalState) -> Ids:
         """A cluster for each client that has trained; the others share the initial model."""
-        own = state.models.clients
+        clients = state.models.clients
         labels = np.zeros(len(state.models.block_of), dtype=np.int64)
-        labels[own] = 1 + np.arange(len(own))
+        labels[clients] = 1 + np.arange(len(clients))
         return labels

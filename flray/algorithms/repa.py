@@ -138,15 +138,15 @@ class Repa:
         new, _ = self.clustering.observe(fed, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
-        own = state.labels[state.known.clients]
-        return new.clients, self.clustering.place(state.known, own, new, fed.seed)
+        labels = state.labels[state.known.clients]
+        return new.clients, self.clustering.place(state.known, labels, new, fed.seed)
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
         """Give each of the clients without a cluster the nearest one; who fails is asked again."""
-        answered, place = self.assign(state, clients[state.labels[clients] < 0], fed)
+        answered, clusters = self.assign(state, clients[state.labels[clients] < 0], fed)
         if not len(answered) or state.known is None:
             return state
         labels = state.labels.copy()
-        labels[answered] = place
+        labels[answered] = clusters
         bank = state.bank.joined(answered, labels, state.known.clients)
         return replace(state, labels=labels, bank=bank)

@@ -79,9 +79,9 @@ class Scaffold:
         self, state: ScaffoldState, cohort: Cohort, fed: Federation
     ) -> Outcome[ScaffoldState]:
         state = _among_present(state, fed)
-        own = _named("c_i", state.c_i.of_clients(cohort.clients))
+        controls = _named("c_i", state.c_i.of_clients(cohort.clients))
         shared = _named("c", state.c)
-        trained = fed.train(state.bank, cohort, self.gradient, own, shared=shared)
+        trained = fed.train(state.bank, cohort, self.gradient, controls, shared=shared)
         fed.count_models(state.bank, cohort, trained)  # l. 5 and 13: x and Δy_i, c and Δc_i
         down, up, size = len(cohort.clients), len(trained.clients), num_bytes(state.c, 1)
         fed.meter.count_transfer("control", down=down * size, up=up * size)

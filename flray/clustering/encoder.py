@@ -162,8 +162,8 @@ class Encoder:
 
     def epochs_done(self) -> int:
         """How many epochs an earlier training that was cut short has left to go on from."""
-        held = _read_progress(self.folder / UNFINISHED_FILE, self.key(), "cpu")
-        return 0 if held is None else int(held["epoch"])
+        checkpoint = _read_progress(self.folder / UNFINISHED_FILE, self.key(), "cpu")
+        return 0 if checkpoint is None else int(checkpoint["epoch"])
 
     @property
     def dataset_name(self) -> str:
@@ -346,8 +346,8 @@ def _read_progress(path: Path, key: str, kind: str) -> dict[str, Any] | None:  #
     if not path.is_file():
         return None
     try:
-        held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return held if (held["key"], held["device"]) == (key, kind) else None
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return checkpoint if (checkpoint["key"], checkpoint["device"]) == (key, kind) else None
     except (OSError, RuntimeError, LookupError, UnpicklingError) as error:
         _log.warning("%s cannot be read, the encoder is trained from its start: %s", path, error)
         return None

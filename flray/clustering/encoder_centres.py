@@ -89,8 +89,8 @@ class EncoderCentres:
 
     def _num_centres(self, fed: Federation, cohort: Cohort) -> dict[int, int]:
         if self.k == "label_count":
-            held = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
-            return {int(i): int(k) for i, k in zip(cohort.clients, held, strict=True)}
+            num_labels = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
+            return {int(i): int(k) for i, k in zip(cohort.clients, num_labels, strict=True)}
         return {int(i): self.k for i in cohort.clients}
 
     def _embedded(

@@ -71,10 +71,10 @@ def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
     Some models and one leaf at a time: thousands of models are not held a third time.
     """
     sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.nobody.items())}
-    some = next(iter(trained.models.nobody.values()))
-    result = some.new_empty(len(rows), sum(sizes.values()))
+    any_leaf = next(iter(trained.models.nobody.values()))
+    result = any_leaf.new_empty(len(rows), sum(sizes.values()))
     for places, models in trained.in_parts():
-        start = torch.from_numpy(rows[places]).to(some.device)
+        start = torch.from_numpy(rows[places]).to(any_leaf.device)
         columns = torch.split(result[places], list(sizes.values()), dim=1)
         for part, name in zip(columns, sizes, strict=True):
             part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))

@@ -335,7 +335,7 @@ class Federation:
             raise ExperimentError(f"{number} initial models were asked for and only one was given")
         others = [self.draw(n) for n in range(1, number)] if self.draw else []
         return {
-            name: torch.cat([leaf, *(each[name][None].to(leaf) for each in others)])
+            name: torch.cat([leaf, *(model[name][None].to(leaf) for model in others)])
             for name, leaf in self.initial.items()
         }
 
@@ -405,11 +405,11 @@ class Federation:
         size = self.executor.clients_per_job or self.block
         jobs = [
             TrainJob(
-                cohort.clients[some],
-                bank.owner[cohort.clients[some]],
-                {name: leaf[some] for name, leaf in memo.items()},
+                cohort.clients[part],
+                bank.owner[cohort.clients[part]],
+                {name: leaf[part] for name, leaf in memo.items()},
             )
-            for some in _slices(len(cohort.clients), size)
+            for part in _slices(len(cohort.clients), size)
         ]
         task = Train(training, gradient, cohort.t, cohort.is_probe, shared or {})
         with self.meter.phase("probe" if cohort.is_probe else "train"):
@@ -437,8 +437,8 @@ class Federation:
                 keeping,
                 bank,
                 jobs=[job for job, _ in kept],
-                places=[found.place for _, found in kept],
-                sums=[found.sums for _, found in kept],
+                places=[block.place for _, block in kept],
+                sums=[block.sums for _, block in kept],
                 last_exponents=self.last_exponents,
             )
             return kept, failed, blocks
@@ -460,8 +460,8 @@ class Federation:
         shape = len(answers), bank.num_rows
         return Judgement(
             clients=np.array(list(answers), dtype=np.int64),
-            loss=np.array([each.loss for each in answers.values()]).reshape(shape),
-            accuracy=np.array([each.accuracy for each in answers.values()]).reshape(shape),
+            loss=np.array([answer.loss for answer in answers.values()]).reshape(shape),
+            accuracy=np.array([answer.accuracy for answer in answers.values()]).reshape(shape),
         )
 
     def _count_labels_read(self, cohort: Cohort) -> None:
@@ -480,7 +480,7 @@ class Federation:
         self.require_public()
         size = self.executor.clients_per_job or self.block
         rows = np.arange(len(cohort.clients))
-        jobs = [TrainJob(cohort.clients[some], rows[some]) for some in _slices(len(rows), size)]
+        jobs = [TrainJob(cohort.clients[part], rows[part]) for part in _slices(len(rows), size)]
         with self.meter.phase("predict"):
             done, failed = run_isolating_failures(
                 self.executor, Predict(kind, cohort.t), models, jobs
@@ -493,8 +493,10 @@ class Federation:
             for i, values in zip(job.clients, outputs, strict=True)
         }
         clients = np.array(sorted(answers), np.int64)
-        found = [answers[i] for i in clients.tolist()]
-        return Predictions(clients, torch.stack(found) if found else torch.empty(0, 0, 0))
+        predictions = [answers[i] for i in clients.tolist()]
+        return Predictions(
+            clients, torch.stack(predictions) if predictions else torch.empty(0, 0, 0)
+        )
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         """The scores of each job, in their order; jobs that follow each other are sent together."""
@@ -524,17 +526,17 @@ class Federation:
         the answer and counted in `clients_dropped_evaluation`.
         """
         size = self.executor.clients_per_job or self.block
-        clients = [cohort.clients[some] for some in _slices(len(cohort.clients), size)]
-        jobs = [TrainJob(some, bank.owner[some]) for some in clients]
+        clients = [cohort.clients[part] for part in _slices(len(cohort.clients), size)]
+        jobs = [TrainJob(part, bank.owner[part]) for part in clients]
         task = TuneAndScore(tuning, cohort.t, parts)
         done, failed = run_isolating_failures(self.executor, task, bank.params, jobs)
         scores: dict[int, dict[Part, PartScore]] = {}
         for job, outputs in done:
-            for i, found in zip(map(int, job.clients), outputs, strict=True):
-                if found is None:
+            for i, part_scores in zip(map(int, job.clients), outputs, strict=True):
+                if part_scores is None:
                     failed[i] = Failed(FloatingPointError(DIVERGED_IN_TUNING))
                 else:
-                    scores[i] = found
+                    scores[i] = part_scores
         if failed:
             self._decide(failed, cohort.t, cohort.clients, "clients_dropped_evaluation")
         steps = num_local_steps(self.num_examples[sorted(scores)], tuning)
@@ -634,7 +636,7 @@ class Federation:
             params: sent once, not once per job.
         """
         size = self.executor.clients_per_job or self.block
-        jobs = [ClientsJob(cohort.clients[some]) for some in _slices(len(cohort.clients), size)]
+        jobs = [ClientsJob(cohort.clients[part]) for part in _slices(len(cohort.clients), size)]
         done, failed = run_isolating_failures(self.executor, task, params or {}, jobs)
         if failed:
             self._decide(failed, cohort.t, cohort.clients)
@@ -658,8 +660,8 @@ class Federation:
         `on_client_failure: drop`, the chain goes on past a failing client with what it was handed.
         """
         answers: dict[int, Output] = {}
-        for some in _slices(len(clients), self.block):
-            waiting = [ClientsJob(clients[some])]
+        for part in _slices(len(clients), self.block):
+            waiting = [ClientsJob(clients[part])]
             while waiting:
                 job = waiting.pop(0)
                 done, failed = run_isolating_failures(self.executor, task, carried, [job])
@@ -704,18 +706,18 @@ class Federation:
             block=np.repeat(np.arange(len(done)), sizes)[order],
             slot=np.concatenate([nobody(), *map(np.arange, sizes)])[order],
             largest={
-                name: np.concatenate([np.empty(0), *(found.largest[name] for _, found in done)])[
+                name: np.concatenate([np.empty(0), *(kept.largest[name] for _, kept in done)])[
                     order
                 ]
                 for name in self.initial
             },
             nobody={name: leaf[:0] for name, leaf in self.initial.items()},
         )
-        self.meter.note_logged([found.logged for _, found in done])
+        self.meter.note_logged([kept.logged for _, kept in done])
         return Trained(
             clients=clients,
             models=models,
-            loss=np.concatenate([np.empty(0), *(found.loss for _, found in done)])[order],
+            loss=np.concatenate([np.empty(0), *(kept.loss for _, kept in done)])[order],
             num_steps=num_local_steps(self.num_examples[clients], training),
         )
 

@@ -217,17 +217,17 @@ def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.
     """(K,) ||w_i^t - w_i^(t-1)||^2 of the clients' params; FLT's Theorem 2 has their sum."""
     owners = np.stack([new.owner[clients], old.owner[clients]])
     pairs, of = np.unique(owners, axis=1, return_inverse=True)
-    some = next(iter(new.params.values()))
-    size = CHANGES_ON_CPU if some.device.type == "cpu" else CHANGES_ON_GPU
+    any_leaf = next(iter(new.params.values()))
+    size = CHANGES_ON_CPU if any_leaf.device.type == "cpu" else CHANGES_ON_GPU
     # Pad the last chunk to full size: on a GPU the order of summation depends on the shape.
     padded = np.pad(pairs, ((0, 0), (0, -pairs.shape[1] % size)), mode="edge")
-    moved = some.new_zeros(padded.shape[1], dtype=torch.float64)
+    moved = any_leaf.new_zeros(padded.shape[1], dtype=torch.float64)
     for part, rows in zip(
         torch.split(moved, size), np.split(padded, len(moved) // size, axis=1), strict=True
     ):
-        u, v = torch.from_numpy(rows).to(some.device)
+        u, v = torch.from_numpy(rows).to(any_leaf.device)
         for name, leaf in new.params.items():
             change = leaf.index_select(0, u) - old.params[name].index_select(0, v)
             part += change.flatten(1).double().square().sum(1)
-    found: NDArray[np.float64] = moved.cpu().numpy()  # the only wait for a GPU
-    return found[of.reshape(-1)]
+    squares: NDArray[np.float64] = moved.cpu().numpy()  # the only wait for a GPU
+    return squares[of.reshape(-1)]

@@ -70,8 +70,8 @@ class ClientTable:
             for name, leaf in block.items():
                 rows = torch.from_numpy(self.row_of[clients[places]]).to(leaf.device)
                 into = torch.from_numpy(num_defaults + places).to(stacked[name].device)
-                found = leaf.index_select(0, rows).to(stacked[name].device)
-                stacked[name].index_copy_(0, into, found)
+                values = leaf.index_select(0, rows).to(stacked[name].device)
+                stacked[name].index_copy_(0, into, values)
         return stacked
 
     def updated(self, clients: Ids, rows: Params) -> "ClientTable":
@@ -98,11 +98,11 @@ class ClientTable:
         """Rows that are whole models as a bank: one of each client that has its own, before them
         the default. Owners of clients not named are undefined.
         """
-        own = clients[self.block_of[clients] != DEFAULT]
+        holders = clients[self.block_of[clients] != DEFAULT]
         owner = np.zeros(len(self.block_of), dtype=np.int64)
-        num_defaults = 0 if len(own) == len(clients) else 1
-        owner[own] = num_defaults + np.arange(len(own))
-        return ModelBank(self._stacked(own, num_defaults), owner)
+        num_defaults = 0 if len(holders) == len(clients) else 1
+        owner[holders] = num_defaults + np.arange(len(holders))
+        return ModelBank(self._stacked(holders, num_defaults), owner)
 
     def _without_waste(self) -> "ClientTable":
         """Rewrite blocks of which less than half is in use, once rows in no use outnumber others.

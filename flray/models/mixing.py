@@ -201,10 +201,10 @@ class Terms:
         at_once = like.device.type == "cuda" and len(sizes) > 1
         places = torch.from_numpy(np.concatenate(self.places)).to(like.device) if at_once else None
         return {
-            name: self._sums(models[name], own.to(models[name].dtype))
+            name: self._sums(models[name], scaled.to(models[name].dtype))
             if places is None
-            else several_sums(models[name], places, own.to(models[name].dtype), sizes)
-            for name, own in zip(self.exponents, weights, strict=True)
+            else several_sums(models[name], places, scaled.to(models[name].dtype), sizes)
+            for name, scaled in zip(self.exponents, weights, strict=True)
         }
 
     def _sums(self, leaf: Tensor, weights: Tensor) -> Tensor:
@@ -213,10 +213,12 @@ class Terms:
         sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
         at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
         size = max(LEAST_ROWS, at_once // max(1, leaf.shape[1:].numel()))
-        for total, places, own in zip(sums, self.places, torch.split(weights, sizes), strict=True):
+        for total, places, factors in zip(
+            sums, self.places, torch.split(weights, sizes), strict=True
+        ):
             for start in range(0, len(places), size):
-                some = slice(start, start + size)
-                products = _products(leaf, places[some], own[some])
+                chunk = slice(start, start + size)
+                products = _products(leaf, places[chunk], factors[chunk])
                 total += products.round_().to(kind).sum(0, dtype=kind)
         return sums
 
@@ -232,7 +234,7 @@ class Terms:
     def equals(self, other: "Terms") -> bool:
         """True if both are the same sums, bit by bit."""
         mine, theirs = (
-            [*each.places, *each.weights, *each.exponents.values()] for each in (self, other)
+            [*terms.places, *terms.weights, *terms.exponents.values()] for terms in (self, other)
         )
         is_alike = list(self.exponents) == list(other.exponents) and len(mine) == len(theirs)
         return is_alike and all(map(np.array_equal, mine, theirs))
@@ -243,11 +245,11 @@ class Terms:
             2.0 ** -np.stack([self.exponents[name] for name in sums]).astype(float)
         )
         scales = scales.to(next(iter(sums.values())).device)  # (L, V), one copy for all leaves
-        found = {}
+        numbers = {}
         for (name, total), scale in zip(sums.items(), scales, strict=True):
             scale = scale.to(like[name].dtype).view(-1, *[1] * (total.dim() - 1))
-            found[name] = total.to(like[name].dtype).mul_(scale)
-        return found
+            numbers[name] = total.to(like[name].dtype).mul_(scale)
+        return numbers
 
 
 def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -266,10 +268,10 @@ def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[
     of_term = np.repeat(np.arange(len(sizes)), sizes)
     into = torch.from_numpy(of_term).to(leaf.device)
     for start in range(0, len(of_term), most):
-        some = slice(start, start + most)
-        own = weights[some].view(-1, *[1] * (leaf.dim() - 1))
-        products = leaf.index_select(0, places[some]).mul_(own)
-        sums.index_add_(0, into[some], products.round_().to(kind))
+        chunk = slice(start, start + most)
+        factors = weights[chunk].view(-1, *[1] * (leaf.dim() - 1))
+        products = leaf.index_select(0, places[chunk]).mul_(factors)
+        sums.index_add_(0, into[chunk], products.round_().to(kind))
     return sums
 
 
@@ -309,8 +311,8 @@ def largest_values(models: Params) -> dict[str, Weights]:
     if not models:
         return {}
     flat = [leaf.flatten(1) for leaf in models.values()]
-    found = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
-    return dict(zip(models, found.double().cpu().numpy(), strict=True))
+    largest = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
+    return dict(zip(models, largest.double().cpu().numpy(), strict=True))
 
 
 def _products(leaf: Tensor, places: Ids, weights: Tensor) -> Tensor:
@@ -384,7 +386,7 @@ def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Term
     """
     if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
         return None
-    if any(len(own) != len(rows) for own in exponents.values()):
+    if any(len(values) != len(rows) for values in exponents.values()):
         return None
     return Terms(tuple(row.heard for row in rows), tuple(row.a for row in rows), exponents)
 
@@ -413,16 +415,16 @@ def _exponents(
     before = {name: np.empty(0) for name in bank}
     if len(used):  # otherwise there is nothing to wait for
         before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
-    a, b = (np.array([abs(each).sum() for each in some]) for some in _weights_of(rows))
+    a, b = (np.array([abs(weights).sum() for weights in side]) for side in _weights_of(rows))
     heard = _padded([row.heard for row in rows])
     kept = _padded([np.searchsorted(used, row.kept) for row in rows])
-    found = {}
+    exponents = {}
     for name, leaf in bank.items():
         bounds = a * _largest_of(largest[name], heard) + b * _largest_of(before[name], kept)
         _, num_bits = FIXED_POINT[leaf.dtype]
         bits_before = np.frexp(SLACK * bounds)[1].astype(np.int64)
-        found[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
-    return found
+        exponents[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
+    return exponents
 
 
 def _weights_of(rows: Sequence[MixingRow]) -> tuple[list[Weights], list[Weights]]:
@@ -435,13 +437,13 @@ def _padded(places: Sequence[Ids]) -> Ids:
     >>> _padded([np.array([4]), np.array([2, 3])]).tolist()
     [[4, -1], [2, 3]]
     """
-    sizes = np.array([len(each) for each in places])
-    found = np.full((len(places), int(sizes.max(initial=0))), -1)
-    found[np.arange(found.shape[1]) < sizes[:, None]] = np.concatenate(places)
-    return found
+    sizes = np.array([len(ids) for ids in places])
+    padded = np.full((len(places), int(sizes.max(initial=0))), -1)
+    padded[np.arange(padded.shape[1]) < sizes[:, None]] = np.concatenate(places)
+    return padded
 
 
 def _largest_of(values: Weights, places: Ids) -> Weights:
     """(V,) the largest of the values at the places of each row; at least 0, which is that of -1."""
-    found: Weights = np.append(values, 0.0)[places].max(1, initial=0.0)
-    return found
+    largest: Weights = np.append(values, 0.0)[places].max(1, initial=0.0)
+    return largest
