@@ -37,10 +37,31 @@ OF_A_CLUSTERING = ("distance", "embedding", "graph")
 
 @dataclass(frozen=True)
 class Result:
-    """A run directory read back, finished or not."""
+    """A run directory read back, finished or not: numbers, clusters, figures and models.
+
+    `rounds` and `clients` are data frames of all rounds so far, `summary` the numbers of the
+    finished run, `clusters` a series by client, `model(client)` a LightningModule.
+
+    >>> import flray, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> result = flray.run(
+    ...     out=folder.name,
+    ...     dataset={"name": "digits", "size": 8},
+    ...     split={"name": "iid", "clients": 4},
+    ...     model="mlp200",
+    ...     algorithm="fedavg",
+    ...     rounds=2,
+    ...     execution={"threads": 1},
+    ... )
+    >>> len(result.rounds), result.clusters.tolist()  # FedAvg: one model for all
+    (2, [0, 0, 0, 0])
+    >>> result.model(client=3).training
+    False
+    >>> folder.cleanup()
+    """
 
     path: Path
-    experiment: Experiment | None = None  # None: of config.yaml
+    experiment: Experiment | None = None  # None: that of config.yaml
     objects: Mapping[str, Any] | None = None  # Any: components that config.yaml cannot describe
 
     @property
@@ -171,10 +192,15 @@ class Result:
 
 
 class Results(Mapping[str, Result]):
-    """Several runs of a folder by name, as `flray.load` and `flray.run` give them.
+    """Several runs by name, as `flray.load` and `flray.run` return them: a read-only mapping.
 
     A name is that of the experiment in tables and pages; where an experiment has several seeds, it
     ends in the seed: `results["flhc"]`, or `results["flhc/seed_1"]`.
+
+    >>> folders = [Path("both/fedavg/seed_0"), Path("both/flhc/seed_0")]
+    >>> results = Results(Path("both"), [Result(folder) for folder in folders])
+    >>> list(results), results["flhc"].path.name
+    (['fedavg', 'flhc'], 'seed_0')
     """
 
     def __init__(self, path: Path, runs: Sequence[Result]) -> None:

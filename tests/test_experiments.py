@@ -39,7 +39,7 @@ TOY_OF = {
     ],
     "repa": [
         "dataset.size=8",
-        "algorithm.pretrain_rounds=1",
+        "algorithm.rounds_before=1",
         "algorithm.clustering.partition.number=2",
     ],
 }

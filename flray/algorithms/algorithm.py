@@ -16,49 +16,86 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Outcome(Generic[State]):
-    """What `init` and `round` return: the new state, and what is recorded of it."""
+    """What `init` and `round` of an algorithm return: the new state, and what is recorded.
 
-    state: State
+    >>> Outcome("w1", {"train_loss": 0.5}).metrics, Outcome("w0").clusterings
+    ({'train_loss': 0.5}, ())
+    """
+
+    state: State  # replaces the state that the method was given, which is not changed
     metrics: Metrics = field(default_factory=dict)  # columns of the round's row
     clusterings: tuple[Clustering, ...] = ()  # in the order in which they were decided
 
 
 class Algorithm(Protocol[State]):
-    """A frozen dataclass whose fields are its configuration."""
+    """A federated method: a frozen dataclass whose fields are its keys in YAML.
+
+    The server calls `init` once, then for each round t = 1..T `cohort`, `round` and, where models
+    are evaluated, `deploy` and `partition`. All that a method remembers is its state, which is
+    data (a frozen dataclass of banks, tables and arrays), so that a run can be resumed from it.
+    Methods do not change what they are given and draw random numbers from `fed.generator` alone.
+
+    >>> from flray.algorithms.fedavg import FedAvg
+    >>> from flray.engines.training import Training
+    >>> from flray.models.mixing import Aggregation
+    >>> import numpy as np, torch
+    >>> fed = Federation(  # three clients, all of whom take part
+    ...     np.arange(3), 3, np.array([4, 4, 4]), {"w": torch.zeros(1, 2)}, None, Training(),
+    ...     Aggregation(), participation=1.0, block=3, seed=0,
+    ... )
+    >>> state = FedAvg().init(fed).state
+    >>> FedAvg().cohort(state, 1, fed).clients, FedAvg().partition(state)
+    (array([0, 1, 2]), array([0, 0, 0]))
+    """
 
     @property
     def gradient(self) -> Gradient:
-        """What the optimiser of a client steps along."""
+        """What the optimiser of a client steps along; `plain_gradient` is local SGD."""
         ...
 
-    def init(self, fed: Federation) -> Outcome[State]: ...
+    def init(self, fed: Federation) -> Outcome[State]:
+        """The state before round 1; `fed` is the federation of round 1."""
+        ...
 
-    def cohort(self, state: State, t: int, fed: Federation) -> Cohort: ...
+    def cohort(self, state: State, t: int, fed: Federation) -> Cohort:
+        """The clients that train in round t, in ascending order; there may be none."""
+        ...
 
-    def round(self, state: State, cohort: Cohort, fed: Federation) -> Outcome[State]: ...
+    def round(self, state: State, cohort: Cohort, fed: Federation) -> Outcome[State]:
+        """The state after the cohort has trained: `fed.train`, then `fed.mix`, or both in
+        `fed.average`."""
+        ...
 
     def deploy(self, state: State, clients: Ids, fed: Federation) -> ModelBank:
-        """The model each of the clients uses at test time, in the bank's `owner`.
+        """The model that each of the clients uses at test time, in the bank's `owner`.
 
-        `fed` is the federation of the state's last round, so clients may be asked (IFCA).
+        Owners of other clients are not read. `fed` is the federation of the state's last round, so
+        clients may be asked (IFCA).
         """
         ...
 
     def partition(self, state: State) -> Ids:
-        """(M,) the cluster of each client, -1 for none: what `clusters` and ARI describe."""
+        """(M,) the cluster of each client, -1 for none; `clusters` and ARI are computed from it."""
         ...
 
 
 @runtime_checkable
 class Branching(Algorithm[State], Protocol[State]):
-    """One that is FedAvg for some rounds, then clusters by a pipeline and goes on by what it found.
+    """A method that is FedAvg for some rounds, clusters once by a pipeline, and trains on from it.
 
-    Up to the clustering its rounds are FedAvg's, state and metrics. So experiments that differ in
-    later stages only share this prefix and branch from it: a sweep computes the prefix once.
+    Up to the clustering its rounds have the state and metrics of FedAvg. Experiments that differ
+    only in later stages share this prefix, and a sweep computes it once.
+
+    >>> from flray.algorithms.cfl import Cfl
+    >>> from flray.algorithms.flhc import Flhc
+    >>> isinstance(Flhc(), Branching), isinstance(Cfl(), Branching)  # CFL clusters many times
+    (True, False)
     """
 
     @property
-    def clustering(self) -> Pipeline: ...
+    def clustering(self) -> Pipeline:
+        """The five stages by which clients are clustered."""
+        ...
 
     @property
     def rounds_before(self) -> int:
@@ -133,13 +170,13 @@ def check_requirements(component: object, fed: Federation) -> None:
     if isinstance(component, Requires):
         component.require(fed)
     if is_dataclass(component):
-        for each in fields(component):
-            check_requirements(getattr(component, each.name), fed)
+        for attribute in fields(component):
+            check_requirements(getattr(component, attribute.name), fed)
 
 
 def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> Outcome[State]:
     """Collect signatures, cluster the clients and build the state after it. Not a round."""
     t = algorithm.rounds_before
     observed = algorithm.observe(bank, t, fed)
-    found = algorithm.clustering.decide(observed[0], fed, t)
-    return Outcome(algorithm.branch(bank, observed, found, fed), clusterings=(found,))
+    clustering = algorithm.clustering.decide(observed[0], fed, t)
+    return Outcome(algorithm.branch(bank, observed, clustering, fed), clusterings=(clustering,))

@@ -52,6 +52,8 @@ class Fork:
 
 @dataclass(frozen=True)
 class CflState:
+    """State of CFL: a model per cluster, and the tree of splits so far."""
+
     bank: ModelBank  # a row for each cluster
     labels: Ids  # (M,) the cluster of each client; -1: to be placed
     updates: ClientTable  # the last Δ of each client, where not everybody is heard in each round
@@ -68,14 +70,14 @@ class Cfl:
     of each they train once, not as a round, and follow the part whose mean update is nearest.
     """
 
-    mean_norm: Unbounded = 0.4  # ε1: split below this norm of the mean update
-    max_norm: Unbounded = 1.6  # ε2: and above this largest norm of an update
-    rounds_joint: int = 20  # rounds before the first that may split
-    min_members: int = 3  # of a cluster that may be split
-    clustering: Bipartition = field(default_factory=Bipartition)
+    mean_norm: Unbounded = 0.4  # Norm ε1 of the mean update below which a cluster may be split
+    max_norm: Unbounded = 1.6  # Norm ε2 that its largest update must exceed as well
+    rounds_before: int = 20  # Rounds of FedAvg before the first that may split
+    min_members: int = 3  # Fewest members of a cluster that may be split
+    clustering: Bipartition = field(default_factory=Bipartition)  # How a cluster is divided in two
 
     def __post_init__(self) -> None:
-        for name, least in (("mean_norm", 0), ("max_norm", 0), ("rounds_joint", 0)):
+        for name, least in (("mean_norm", 0), ("max_norm", 0), ("rounds_before", 0)):
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.min_members < 2:
@@ -85,9 +87,9 @@ class Cfl:
 
     def init(self, fed: Federation) -> Outcome[CflState]:
         bank = fed.initial_bank()
-        some = next(iter(fed.initial.values()))
+        any_leaf = next(iter(fed.initial.values()))
         size = sum(leaf.numel() for leaf in fed.initial.values())
-        updates = ClientTable.empty({"update": some.new_zeros(1, size)}, fed.num_clients)
+        updates = ClientTable.empty({"update": any_leaf.new_zeros(1, size)}, fed.num_clients)
         return Outcome(CflState(bank, bank.owner, updates))
 
     def cohort(self, state: CflState, t: int, fed: Federation) -> Cohort:
@@ -99,14 +101,14 @@ class Cfl:
         rows = state.bank.owner[trained.clients]
         heard = Points.vectors(trained.clients, updates(trained, state.bank.params, rows))
         seen = state.updates.updated(heard.clients, {"update": heard.values})
-        found: list[Clustering] = []
-        if cohort.t > self.rounds_joint:
-            state, found = self._split(state, heard, seen, fed)
+        clusterings: list[Clustering] = []
+        if cohort.t > self.rounds_before:
+            state, clusterings = self._split(state, heard, seen, fed)
         # In each cluster, as it is now: θ_c <- θ_c + sum_i n_i / n_c Δθ_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         kept = seen if fed.participation < 1 else state.updates
         state = self._place(replace(state, bank=bank, updates=kept), cohort.t, fed)
-        return Outcome(state, trained.metrics(), tuple(found))
+        return Outcome(state, trained.metrics(), tuple(clusterings))
 
     def deploy(self, state: CflState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -118,7 +120,7 @@ class Cfl:
         self, state: CflState, heard: Points, seen: ClientTable, fed: Federation
     ) -> tuple[CflState, list[Clustering]]:
         """Split each cluster that is ready for it; members without an update are left to place."""
-        labels, forks, found = state.labels.copy(), list(state.forks), []
+        labels, forks, clusterings = state.labels.copy(), list(state.forks), []
         for parent in np.unique(state.labels[heard.clients]):
             members = np.intersect1d(fed.clients[state.labels[fed.clients] == parent], seen.clients)
             fresh = heard.of(members)
@@ -126,7 +128,7 @@ class Cfl:
                 continue
             deltas = Points.vectors(members, seen.of_clients(members)["update"])
             parts = self.clustering.decide(deltas, fed, fed.t)  # c1, c2 by 1 - cos(Δθ_i, Δθ_j)
-            found.append(parts)
+            clusterings.append(parts)
             new = labels.max() + np.unique(parts.labels)  # the first part keeps its parent's label
             children = np.where(np.unique(parts.labels) == 0, parent, new)
             labels[state.labels == parent] = -1
@@ -134,7 +136,7 @@ class Cfl:
             joint = state.bank.of_some(members)
             means = Points.vectors(children, deltas.cluster_means(parts.labels))
             forks.append(Fork(int(parent), children, joint, means))
-        return replace(state, labels=labels, forks=tuple(forks)), found
+        return replace(state, labels=labels, forks=tuple(forks)), clusterings
 
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
         weights = torch.from_numpy(fed.weights()[updates.clients]).to(updates.values.device)

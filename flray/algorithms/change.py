@@ -24,6 +24,7 @@ class Flags:
 
     @classmethod
     def none(cls, num_clients: int) -> "Flags":
+        """No flag is raised, and no client has been heard."""
         return cls(np.zeros(num_clients, np.bool_), np.full(num_clients, np.nan))
 
 
@@ -31,13 +32,15 @@ class Flags:
 class Dynamic:
     """FLT, Alg. 3 l. 21-28; the default never clusters again."""
 
-    # events: a client says that its data changed. loss: it finds its training loss has jumped.
-    # update: the server finds that the client's params change more than they did.
+    # What raises a flag. events: a client reports that its data changed. loss: its training loss
+    # has jumped. update: the server finds that its params change more than before
     flags: Literal["none", "events", "loss", "update"] = "none"
-    more_than: int = 0  # λ: cluster again when more flags than this are up
-    every: int | None = None  # τ: and every so many rounds
-    jump: Unbounded = 3.0  # a loss or update norm is a change when it is so many times its last
-    floor: float = 0.1  # smaller losses and norms count as this: near 0 any noise is a jump
+    more_than: int = 0  # Number λ of raised flags above which clients are clustered again
+    # Interval τ, in rounds, after which clients are clustered again. None: only by flags
+    every: int | None = None
+    # Factor by which a loss or update norm must exceed its last value to raise a flag
+    jump: Unbounded = 3.0
+    floor: float = 0.1  # Smallest loss or norm to compare with: near 0 any noise would be a jump
 
     def __post_init__(self) -> None:
         if self.more_than < 0:

@@ -30,11 +30,11 @@ def choose(bank: ModelBank, clients: Ids, by: ChooseBy, fed: Federation) -> tupl
     if bank.num_rows == 1 or not len(clients):
         return clients, np.zeros(len(clients), np.int64)
     if by == "test_accuracy":
-        found = fed.judge(bank, Cohort(fed.t, clients), "test")
-        return _chosen(dict(zip(found.clients, found.most_accurate, strict=True)))
-    found = fed.judge(bank, Cohort(fed.t, clients), by)
-    rows = dict(zip(found.clients, found.best, strict=True))
-    without = found.clients[found.best < 0]
+        judgement = fed.judge(bank, Cohort(fed.t, clients), "test")
+        return _chosen(dict(zip(judgement.clients, judgement.most_accurate, strict=True)))
+    judgement = fed.judge(bank, Cohort(fed.t, clients), by)
+    rows = dict(zip(judgement.clients, judgement.best, strict=True))
+    without = judgement.clients[judgement.best < 0]
     if by == "validation" and len(without):
         again = fed.judge(bank, Cohort(fed.t, without), "train")
         rows = {i: row for i, row in rows.items() if row >= 0}

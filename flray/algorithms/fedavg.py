@@ -16,11 +16,19 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class FedAvgState:
+    """State of FedAvg: the global model."""
+
     bank: ModelBank  # one row: the global model
 
 
 @dataclass(frozen=True)
 class FedAvg:
+    """Alg. 1: one model for all clients; holdout clients and newcomers use it too.
+
+    >>> FedAvg().gradient is plain_gradient
+    True
+    """
+
     def init(self, fed: Federation) -> Outcome[FedAvgState]:
         return Outcome(FedAvgState(fed.initial_bank()))
 

@@ -29,6 +29,11 @@ from flray.models.mixing import MixingRow, Relation, mix
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
+    """FedAvg in which the update of a client is divided by ||a_i||_1, its effective steps.
+
+    Needs SGD, with or without momentum, and `aggregate.unheard: ignore`.
+    """
+
     def require(self, fed: Federation) -> None:
         require_sgd(fed.training, "fednova")
         if fed.aggregation.unheard != "ignore":

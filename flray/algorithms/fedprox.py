@@ -14,7 +14,17 @@ from flray.models.bank import Params
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    mu: float = 0.01  # μ
+    """FedAvg with the proximal term μ/2 ||w - w^t||² in the local loss; μ = 0 is FedAvg.
+
+    >>> import torch
+    >>> w, w0 = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
+    >>> loss_gradient = {"w": torch.tensor([10.0])}
+    >>> g = FedProx(mu=0.5).gradient(lambda w, batch: loss_gradient, w, None, w0, {})
+    >>> g["w"]  # 10 + 0.5 (3 - 1)
+    tensor([11.])
+    """
+
+    mu: float = 0.01  # Weight μ of the proximal term
 
     def __post_init__(self) -> None:
         if self.mu < 0:

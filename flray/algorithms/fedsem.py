@@ -33,6 +33,8 @@ MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their
 
 @dataclass(frozen=True)
 class FedSemState:
+    """State of FedSEM: a model per cluster, and the last model of each client."""
+
     bank: ModelBank  # a row for each cluster; owner: each client's, row 0 for those without one
     labels: Ids  # (M,) the cluster of each client; -1: a holdout client that is not placed yet
     models: ClientTable  # w_i as client i last trained it; the initial model before that
@@ -49,12 +51,13 @@ class FedSem:
     as a round, from the mean of the models that clients use, and stays with the nearest centre.
     """
 
-    number: int = 5  # K; FLT has 10 in scenario 4
-    space: Literal["all", "last_layer"] = "all"  # the layers that are compared
-    # members: a cluster's model is the mean of its members' last trained models. heard: of those
-    # heard in the round; aggregate.unheard then decides whether the others count.
+    number: int = 5  # Number of clusters K; FLT has 10 in scenario 4
+    space: Literal["all", "last_layer"] = "all"  # Layers by which models are compared
+    # Models that are averaged. members: those that all members of the cluster trained last; heard:
+    # those of the round; aggregate.unheard then decides whether the other members count
     mean_of: Literal["members", "heard"] = "members"
-    first_starts: int = 20  # of the first k-means; later ones start at the centres before
+    # Random starts of the first k-means; later ones start at the previous centres
+    first_starts: int = 20
 
     def __post_init__(self) -> None:
         for name in ("number", "first_starts"):
@@ -81,7 +84,7 @@ class FedSem:
         last = models.of_clients(fed.clients)  # w_i of all clients that are there
         points = Points.vectors(fed.clients, self._vectors(last, fed))
         labels, centres = self._clusters(state, points, fed)
-        found = _recorded(points, labels, state.labels)
+        clusterings = _recorded(points, labels, state.labels)
         hears = (labels == np.arange(self.number)[:, None]).astype(np.float64)  # (K, M)
         # In each cluster: w_k <- sum_i n_i / n w_i
         is_heard = self.mean_of == "heard"
@@ -89,7 +92,7 @@ class FedSem:
         bank = fed.mix_rows(hears, averaged, state.bank)
         labels = self._place(labels, centres, state.bank, fed)
         bank = replace(bank, owner=np.maximum(labels, 0))
-        return Outcome(FedSemState(bank, labels, models, centres), trained.metrics(), found)
+        return Outcome(FedSemState(bank, labels, models, centres), trained.metrics(), clusterings)
 
     def deploy(self, state: FedSemState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -123,9 +126,9 @@ class FedSem:
         with fed.meter.phase("cluster"), threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct models than K
             # r_i = argmin_k ||w_i - c_k||, c_k = the mean of its w_i, in turn until nothing moves
-            own = kmeans.fit_predict(points.values.cpu().numpy())
+            assigned = kmeans.fit_predict(points.values.cpu().numpy())
         labels = state.labels.copy()
-        labels[points.clients] = own
+        labels[points.clients] = assigned
         return labels, torch.from_numpy(kmeans.cluster_centers_).to(points.values)
 
     def _place(
@@ -156,8 +159,8 @@ class FedSem:
 
 def _recorded(points: Points, labels: Ids, before: Ids) -> tuple[Clustering, ...]:
     """The clustering as evidence, if it changed something and its D is not too large to keep."""
-    own = labels[points.clients]
-    if points.num_clients > MOST_RECORDED or np.array_equal(own, before[points.clients]):
+    clusters = labels[points.clients]
+    if points.num_clients > MOST_RECORDED or np.array_equal(clusters, before[points.clients]):
         return ()
-    partition = Partition(by_smallest_member(own))
+    partition = Partition(by_smallest_member(clusters))
     return (Clustering(points.clients, points, L2()(points), None, partition),)

@@ -34,6 +34,8 @@ class UpdateClustering(Pipeline):
 
 @dataclass(frozen=True)
 class FlhcState:
+    """State of FL+HC: the joint model, after the clustering a model per cluster."""
+
     bank: ModelBank  # one row, then one a cluster
     labels: Ids  # (M,) the cluster of each client; -1: not placed
     # For those who come later, where there may be any: w of the clustering, mean Δ of clusters.
@@ -49,12 +51,13 @@ class Flhc:
     placed, who then go on with the models of the clusters they join.
     """
 
-    rounds_before: int = 10  # n, rounds of FedAvg before the clustering
+    rounds_before: int = 10  # Rounds n of FedAvg before the clustering
+    # How clients are clustered after these rounds
     clustering: UpdateClustering = field(default_factory=UpdateClustering)
-    # Clients of a cluster that train in a round: the share alpha of all clients, at most the whole
-    # cluster, or the share alpha of the cluster
+    # Clients of a cluster that train in a round. of_all: the share ρ of all clients, at most the
+    # whole cluster; of_cluster: the share ρ of the cluster
     cohort_size: Literal["of_all", "of_cluster"] = "of_all"
-    # Clusters start from the mean of the models that their members trained to be clustered
+    # Start clusters from the mean of the models that their members trained to be clustered
     keep_pass: bool = False
 
     def __post_init__(self) -> None:

@@ -32,6 +32,8 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class FlisDcState:
+    """State of FLIS (DC): the cluster models of the last round."""
+
     bank: ModelBank  # θ_g,j: the cluster models of the last round; θ_g before the first
     labels: Ids  # (M,) the cluster that the last round made for each of its clients; -1: not in it
 
@@ -44,10 +46,15 @@ class FlisDc:
     The partition is of the last round's clients: those with the same cluster are together.
     """
 
-    beta: float = 0.3  # β: clients whose models agree on this share of examples are together
-    similarity: Literal["agreement", "frobenius"] = "agreement"  # A
-    predictions: PredictionKind = "hard"  # B: one-hot or soft labels
-    choose_by: ChooseBy = "validation"  # L_k; the paper says D_k^test
+    # Threshold β: clients whose models agree on this share of examples are together
+    beta: float = 0.3
+    # Similarity A of two clients' predictions
+    similarity: Literal["agreement", "frobenius"] = "agreement"
+    # Predictions B on the public images. hard: one-hot; soft: class probabilities
+    predictions: PredictionKind = "hard"
+    # Part whose loss L_k a client minimises to choose a model; the paper says D_k^test
+    # (test_accuracy)
+    choose_by: ChooseBy = "validation"
 
     gradient = staticmethod(plain_gradient)
 
@@ -69,12 +76,12 @@ class FlisDc:
         fed.meter.count_transfer("model", down=down, up=len(trained.clients) * size)
         if not len(trained.clients):
             return Outcome(state)
-        found = self._clusters(trained, cohort.t, fed)  # l. 11
+        clustering = self._clusters(trained, cohort.t, fed)  # l. 11
         labels = np.full(fed.num_clients, -1, np.int64)
-        labels[found.clients] = found.labels
+        labels[clustering.clients] = clustering.labels
         # l. 12: θ_g,j <- sum_{k in C_j} |D_k| θ_k / sum_{k in C_j} |D_k|
-        mixed = fed.mix(_relation(found, labels), trained, bank).of_some(found.clients)
-        return Outcome(FlisDcState(mixed, labels), trained.metrics(), (found,))
+        mixed = fed.mix(_relation(clustering, labels), trained, bank).of_some(clustering.clients)
+        return Outcome(FlisDcState(mixed, labels), trained.metrics(), (clustering,))
 
     def deploy(self, state: FlisDcState, clients: Ids, fed: Federation) -> ModelBank:
         there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
@@ -94,19 +101,19 @@ class FlisDc:
     def _clusters(self, trained: Trained, t: int, fed: Federation) -> Clustering:
         """ISC (Alg. 2): C_i = {i} and {j: A_ij >= β}, the rows of R."""
         # l. 2: B_k = F_k(D^server; θ_k)
-        found = fed.predict(trained.params, Cohort(t, trained.clients), self.predictions)
-        points = predicted_points(found)
+        predictions = fed.predict(trained.params, Cohort(t, trained.clients), self.predictions)
+        points = predicted_points(predictions)
         distance = Disagreement(self.similarity)(points)  # l. 3: 1 - A
         together = distance <= 1 - self.beta  # l. 4
         np.fill_diagonal(together, True)
         relation = together.astype(np.float64)
         partition = Partition(equal_rows(relation), overlapping=True)
-        return Clustering(found.clients, points, distance, relation, partition)
+        return Clustering(predictions.clients, points, distance, relation, partition)
 
 
-def _relation(found: Clustering, labels: Ids) -> Relation:
+def _relation(clustering: Clustering, labels: Ids) -> Relation:
     """Clients of the round hear their cluster; the others, with label -1, nobody."""
-    _, first = np.unique(found.labels, return_index=True)
+    _, first = np.unique(clustering.labels, return_index=True)
     rows = np.zeros((len(first) + 1, len(labels)))
-    rows[:-1, found.clients] = found.together[first]
+    rows[:-1, clustering.clients] = clustering.together[first]
     return Relation(rows, labels)  # label -1 is the last row

@@ -44,6 +44,8 @@ class InferenceClustering(Pipeline):
 
 @dataclass(frozen=True)
 class FlisHcState:
+    """State of FLIS (HC): a model per cluster."""
+
     bank: ModelBank  # θ_g,j: a row for each cluster, and θ_g for those who have none
     labels: Ids  # (M,) the cluster of each client; -1: none
 
@@ -56,8 +58,10 @@ class FlisHc:
     for it at the end of its first round, and stays. Holdout clients choose at test time.
     """
 
+    # How clients are clustered before round 1
     clustering: InferenceClustering = field(default_factory=InferenceClustering)
-    choose_by: ChooseBy = "validation"  # of those who come later
+    # Part whose loss a client that comes later minimises to choose a cluster
+    choose_by: ChooseBy = "validation"
 
     gradient = staticmethod(plain_gradient)
 

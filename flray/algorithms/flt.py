@@ -45,6 +45,8 @@ class Taskonomy(Pipeline):
 
 @dataclass(frozen=True)
 class FltState:
+    """State of FLT: the distinct models, and the relation by which they mix."""
+
     bank: ModelBank  # W: as many rows as there are distinct ones
     relation: Relation  # Ã of all M clients; a client without a signature hears nobody
     labels: Ids  # (M,) C, the cluster of each client; -1: none yet
@@ -63,10 +65,16 @@ class Flt:
     to hear is skipped.
     """
 
-    case: Literal["rows", "clusters"] = "rows"  # Alg. 3: Case I, by Ã; Case II, by clusters
+    # Averaging of Alg. 3. rows: Case I, by each client's row of Ã; clusters: Case II, within
+    # clusters
+    case: Literal["rows", "clusters"] = "rows"
+    # How clients are related and clustered before round 1
     clustering: Taskonomy = field(default_factory=Taskonomy)
-    stages: int = 1  # FCR hears a part of the clients before each of the first rounds
-    dynamic: Dynamic = field(default_factory=Dynamic)
+    # Number of parts in which FCR hears the clients, one before each of the first rounds
+    stages: int = 1
+    dynamic: Dynamic = field(default_factory=Dynamic)  # When clients are clustered again
+    # Clusters of clients that join later. mean_embedding: the nearest mean; fcr: related anew by
+    # FCR
     newcomers: Literal["mean_embedding", "fcr"] = "mean_embedding"
 
     def __post_init__(self) -> None:
@@ -95,14 +103,14 @@ class Flt:
         flags = self.dynamic.updated(state.flags, trained, before, fed)  # l. 22
         state = replace(state, bank=bank, flags=flags)
         asked = _unplaced(state, self._stages_until(t, fed)) if t < self.stages else nobody()
-        found: tuple[Clustering, ...] = ()
-        if self.dynamic.is_due(flags, t) or self._awaits_newcomers(state, t, fed):
+        clusterings: tuple[Clustering, ...] = ()
+        if self.dynamic.is_due(flags, t) or self._has_waiting_newcomers(state, t, fed):
             asked = fed.clients
-            state, found = self._form(state, t, asked, fed)  # l. 23-27
+            state, clusterings = self._form(state, t, asked, fed)  # l. 23-27
             state = replace(state, flags=Flags.none(fed.num_clients))
         elif len(asked):
-            state, found = self._form(state, t, asked, fed)
-        return Outcome(self._after(state, t, asked, fed), trained.metrics(), found)
+            state, clusterings = self._form(state, t, asked, fed)
+        return Outcome(self._after(state, t, asked, fed), trained.metrics(), clusterings)
 
     def _stages_until(self, last: int, fed: Federation) -> Ids:
         """The clients of stages 0 to `last`."""
@@ -140,7 +148,7 @@ class Flt:
         strengths = state.relation.rows[state.relation.of]  # (M, M)
         _, component = connected_components(strengths, directed=True, connection="weak")
         members = [np.flatnonzero(component == c) for c in np.unique(component)]
-        return [(some, strengths[np.ix_(some, some)].tolist()) for some in members]
+        return [(clients, strengths[np.ix_(clients, clients)].tolist()) for clients in members]
 
     def _form(
         self, state: FltState, t: int, clients: Ids, fed: Federation
@@ -149,22 +157,22 @@ class Flt:
         cohort = Cohort(t, clients)
         heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)  # l. 1-11
         centres = state.centres.updated_by(heard)  # l. 12: M
-        found = self.clustering.decide(centres.of(fed.clients), fed, t)  # l. 13-19
-        return self._related(state.bank, (centres, memory), found, state.flags), (found,)
+        clustering = self.clustering.decide(centres.of(fed.clients), fed, t)  # l. 13-19
+        return self._related(state.bank, (centres, memory), clustering, state.flags), (clustering,)
 
     def _related(
-        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, flags: Flags
+        self, bank: ModelBank, observed: tuple[Points, Params], clustering: Clustering, flags: Flags
     ) -> FltState:
         labels = np.full(len(bank.owner), -1, np.int64)
-        labels[found.clients] = found.labels
-        relation = self._relation(found, labels)
+        labels[clustering.clients] = clustering.labels
+        relation = self._relation(clustering, labels)
         return FltState(bank.split(relation.of), relation, labels, *observed, flags)
 
-    def _relation(self, found: Clustering, labels: Ids) -> Relation:
-        if self.case == "clusters" or found.relation is None:
+    def _relation(self, clustering: Clustering, labels: Ids) -> Relation:
+        if self.case == "clusters" or clustering.relation is None:
             return Relation.of_clusters(labels)
         strengths = np.zeros((len(labels), len(labels)))
-        strengths[np.ix_(found.clients, found.clients)] = found.relation
+        strengths[np.ix_(clustering.clients, clustering.clients)] = clustering.relation
         return Relation.of_matrix(strengths)
 
     def _after(self, state: FltState, t: int, asked: Ids, fed: Federation) -> FltState:
@@ -188,17 +196,17 @@ class Flt:
         heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)
         if not heard.num_clients:
             return state
-        known = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
-        means = known.cluster_means(state.labels[known.clients])
-        place = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
+        placed = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
+        means = placed.cluster_means(state.labels[placed.clients])
+        clusters = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
         labels = state.labels.copy()
-        labels[heard.clients] = place
-        centres = known.updated_by(heard.of(fed.clients))
+        labels[heard.clients] = clusters
+        centres = placed.updated_by(heard.of(fed.clients))
         return replace(
             state,
             labels=labels,
             relation=_admitted(state.relation, labels, heard.clients, centres.clients),
-            bank=state.bank.joined(heard.clients, labels, known.clients),
+            bank=state.bank.joined(heard.clients, labels, placed.clients),
             centres=centres,
             memory=memory,
         )
@@ -209,7 +217,7 @@ class Flt:
     def partition(self, state: FltState) -> Ids:
         return state.labels
 
-    def _awaits_newcomers(self, state: FltState, t: int, fed: Federation) -> bool:
+    def _has_waiting_newcomers(self, state: FltState, t: int, fed: Federation) -> bool:
         all_heard_once = t >= self.stages
         return self.newcomers == "fcr" and all_heard_once and len(_unplaced(state, fed.clients)) > 0
 

@@ -25,6 +25,8 @@ CHOICE_BYTES = 4  # s_i, sent as a number
 
 @dataclass(frozen=True)
 class IfcaState:
+    """State of IFCA: the k models, and the last choice of each client."""
+
     bank: ModelBank  # θ_j: a row for each cluster, used or not; one row while pre-training
     chosen: Ids  # (M,) the row each client chose last; -1: none yet
 
@@ -34,25 +36,28 @@ class Ifca:
     """Alg. 1. The partition is the last choice of each client that was ever sampled; at test time
     every client that is there, sampled or not, chooses among the current models.
 
-    With `own: last_layer` the other layers are one model's, which `pretrain_rounds` of FedAvg
+    With `own: last_layer` the other layers are one model's, which `rounds_before` of FedAvg
     train and nothing changes afterwards. `restarts` draws that many sets of k initial models and
     keeps the set with the least mean over clients of their best model's loss; to train several
     times and keep the best, as the paper does, run several seeds.
     """
 
-    number: int = 2  # k; 2 in FLIS, 3 in FLT
-    choose_by: TrainingPart = "train"  # F_i: the loss on this part of a client's examples
+    number: int = 2  # Number of models k; 2 in FLIS, 3 in FLT
+    # Part of a client's examples whose loss F_i it minimises to choose a model
+    choose_by: TrainingPart = "train"
+    # Sets of k initial models that are drawn; the one with the least mean loss is kept
     restarts: int = 1
-    pretrain_rounds: int = 0  # of FedAvg, for the layers that models share
-    own: Literal["all", "last_layer"] = "all"  # what differs between models
+    # Rounds of FedAvg for the layers that models share, with own: last_layer
+    rounds_before: int = 0
+    own: Literal["all", "last_layer"] = "all"  # Layers that differ between the k models
 
     def __post_init__(self) -> None:
-        for name, least in (("number", 1), ("restarts", 1), ("pretrain_rounds", 0)):
+        for name, least in (("number", 1), ("restarts", 1), ("rounds_before", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if self.pretrain_rounds and self.own == "all":
+        if self.rounds_before and self.own == "all":
             raise ValueError(
-                f"pretrain_rounds must be 0 with own: all, got {self.pretrain_rounds}: models that "
+                f"rounds_before must be 0 with own: all, got {self.rounds_before}: models that "
                 "share no layer start anew after it; set own: last_layer"
             )
 
@@ -64,7 +69,7 @@ class Ifca:
 
     def init(self, fed: Federation) -> Outcome[IfcaState]:
         joint = fed.initial_bank()
-        if self.pretrain_rounds:
+        if self.rounds_before:
             return Outcome(IfcaState(joint, joint.owner))
         return Outcome(self._start(joint, fed))
 
@@ -72,11 +77,11 @@ class Ifca:
         return Cohort(t, fed.sample(t, fed.clients))  # M_t
 
     def round(self, state: IfcaState, cohort: Cohort, fed: Federation) -> Outcome[IfcaState]:
-        is_pretraining = cohort.t <= self.pretrain_rounds
+        is_pretraining = cohort.t <= self.rounds_before
         chosen, answered = self._choices(state, cohort.clients, fed)
         bank = replace(state.bank, owner=np.maximum(chosen, 0))
-        own = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
-        gradient = OnlyLeaves(own) if len(own) < len(fed.initial) else self.gradient
+        leaves = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
+        gradient = OnlyLeaves(leaves) if len(leaves) < len(fed.initial) else self.gradient
         # θ̃_i = LocalUpdate(θ_ĵ, γ, τ)
         trained = fed.train(bank, replace(cohort, clients=answered), gradient)
         self._count(bank, len(cohort.clients), len(trained.clients), fed)
@@ -84,9 +89,9 @@ class Ifca:
         # θ_j <- sum_i s_ij θ̃_i / sum_i s_ij, with n_i; a model that nobody chose stays
         mixed = fed.mix_rows(hears, trained, bank)
         # Weight decay and running statistics move leaves whose gradient is zero: put them back.
-        params = {n: leaf if n in own else bank.params[n] for n, leaf in mixed.params.items()}
+        params = {n: leaf if n in leaves else bank.params[n] for n, leaf in mixed.params.items()}
         state = IfcaState(replace(mixed, params=params), chosen)
-        if cohort.t == self.pretrain_rounds:
+        if cohort.t == self.rounds_before:
             state = self._start(state.bank, fed)
         return Outcome(state, trained.metrics())
 
@@ -106,18 +111,18 @@ class Ifca:
         """
         if state.bank.num_rows == 1:
             return state.chosen, clients
-        found = self._judge(state.bank, clients, fed)
+        judgement = self._judge(state.bank, clients, fed)
         chosen = state.chosen.copy()
-        last = np.maximum(chosen[found.clients], 0)
+        last = np.maximum(chosen[judgement.clients], 0)
         # Alg. 1: ĵ = argmin_j F_i(θ_j)
-        chosen[found.clients] = np.where(found.best < 0, last, found.best)
-        return chosen, found.clients
+        chosen[judgement.clients] = np.where(judgement.best < 0, last, judgement.best)
+        return chosen, judgement.clients
 
     def _start(self, joint: ModelBank, fed: Federation) -> IfcaState:
         """k models whose own leaves are independent draws; the others are those of `joint`."""
-        own, drawn = self._own_leaves(fed), fed.initial_models(self.number * self.restarts)
+        leaves, drawn = self._own_leaves(fed), fed.initial_models(self.number * self.restarts)
         params = {
-            n: leaf if n in own else joint.params[n].expand_as(leaf).clone()
+            n: leaf if n in leaves else joint.params[n].expand_as(leaf).clone()
             for n, leaf in drawn.items()
         }
         if self.restarts > 1:
@@ -127,20 +132,20 @@ class Ifca:
         return IfcaState(replace(joint, params=params), nobody_chose)
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
-        found = self._judge(bank, fed.clients, fed)
+        judgement = self._judge(bank, fed.clients, fed)
         self._count(bank, len(fed.clients), 0, fed)
-        sets = found.loss[found.best >= 0].reshape(-1, self.restarts, self.number)
+        sets = judgement.loss[judgement.best >= 0].reshape(-1, self.restarts, self.number)
         return int(sets.min(2).mean(0).argmin())
 
     def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
-        found = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
-        if fed.t == 1 and len(found.clients) and (found.best < 0).all():
+        judgement = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
+        if fed.t == 1 and len(judgement.clients) and (judgement.best < 0).all():
             raise ExperimentError(
                 f"ifca chooses models by their {self.choose_by} loss, and no client asked has one: "
                 "set split.validation > 0 for algorithm.choose_by=validation; "
                 "the model must define example_losses(batch) -> (B,)"
             )
-        return found
+        return judgement
 
     def _own_leaves(self, fed: Federation) -> frozenset[str]:
         return frozenset(fed.initial) if self.own == "all" else last_layers(fed.initial, 1)

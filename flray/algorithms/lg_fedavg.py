@@ -23,13 +23,21 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class LgFedAvgState:
+    """State of LG-FedAvg: private first layers of each client, shared last layers."""
+
     local: ClientTable  # theta_l of each client: the leaves of the first layers
     shared: ModelBank  # theta_g, one row: the leaves of the last layers
 
 
 @dataclass(frozen=True)
 class LgFedAvg:
-    global_layers: int = 2  # the last two, as in FLIS's comparison; 0 shares nothing
+    """Alg. 1: clients keep their first layers and average the last ones.
+
+    A client that has never trained, such as a holdout client, has the initial first layers.
+    """
+
+    # Number of last layers that clients share; 2 in FLIS's comparison, 0 shares nothing
+    global_layers: int = 2
 
     gradient = staticmethod(plain_gradient)
 
@@ -54,8 +62,8 @@ class LgFedAvg:
         self, state: LgFedAvgState, cohort: Cohort, fed: Federation
     ) -> Outcome[LgFedAvgState]:
         trained = fed.train(self.deploy(state, cohort.clients, fed), cohort, self.gradient)
-        own = trained.leaves(list(state.local.default))
-        local = state.local.updated(trained.clients, own)  # Alg. 1: theta_l stays on the device
+        private = trained.leaves(list(state.local.default))
+        local = state.local.updated(trained.clients, private)  # Alg. 1: theta_l stays on the device
         if state.shared.params:
             fed.count_models(state.shared, cohort, trained)
         # Alg. 1: theta_g <- sum_k n_k / n theta_g,k
@@ -64,13 +72,13 @@ class LgFedAvg:
 
     def deploy(self, state: LgFedAvgState, clients: Ids, fed: Federation) -> ModelBank:
         """Each client's own first layers with the global last ones."""
-        own = state.local.bank(clients)
-        num_rows = int(own.owner.max()) + 1
+        private = state.local.bank(clients)
+        num_rows = int(private.owner.max()) + 1
         shared = {
             name: leaf.expand(num_rows, *leaf.shape[1:])
             for name, leaf in state.shared.params.items()
         }
-        return ModelBank(own.params | shared, own.owner)
+        return ModelBank(private.params | shared, private.owner)
 
     def partition(self, state: LgFedAvgState) -> Ids:
         """One cluster: everybody's global layers are the same."""

@@ -14,11 +14,15 @@ from flray.models.client_table import ClientTable
 
 @dataclass(frozen=True)
 class LocalState:
+    """State of local training: a model for each client that has trained."""
+
     models: ClientTable  # w_k; who has not trained yet has the initial model
 
 
 @dataclass(frozen=True)
 class Local:
+    """Every client for itself: the baseline that federated methods should beat."""
+
     gradient = staticmethod(plain_gradient)
 
     def init(self, fed: Federation) -> Outcome[LocalState]:
@@ -37,7 +41,7 @@ class Local:
 
     def partition(self, state: LocalState) -> Ids:
         """A cluster for each client that has trained; the others share the initial model."""
-        own = state.models.clients
+        clients = state.models.clients
         labels = np.zeros(len(state.models.block_of), dtype=np.int64)
-        labels[own] = 1 + np.arange(len(own))
+        labels[clients] = 1 + np.arange(len(clients))
         return labels

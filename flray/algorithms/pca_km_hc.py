@@ -17,6 +17,8 @@ from flray.clustering.relations import Threshold
 
 @dataclass(frozen=True)
 class LinearTaskonomy(Taskonomy):
+    """FCR with a PCA of each client in place of the encoder, without UMAP; D < 1.2."""
+
     signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=PcaCentres)
     embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
     relate: Annotated[Any, "relate", RELATIONS] = field(
@@ -26,4 +28,6 @@ class LinearTaskonomy(Taskonomy):
 
 @dataclass(frozen=True)
 class PcaKmHc(Flt):
+    """FLT with linear signatures; everything else is as in `flt`."""
+
     clustering: LinearTaskonomy = field(default_factory=LinearTaskonomy)

@@ -27,9 +27,15 @@ from flray.models.mixing import Relation
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    alpha: float = 0.01  # α, the inner step
+    """Alg. 1, FO or HF: a step takes batches D and D' and follows the meta-gradient.
+
+    `evaluate.fine_tune` shows what the model becomes after training on a client's own data.
+    """
+
+    alpha: float = 0.01  # Step size α of the inner step
+    # Meta-gradient. first: FO, without the Hessian; hessian_free: HF, by finite differences
     order: Literal["first", "hessian_free"] = "first"
-    delta: float = 0.001  # δ of the finite difference in hessian_free
+    delta: float = 0.001  # Step δ of the finite difference, with order: hessian_free
 
     def __post_init__(self) -> None:
         if self.alpha < 0:

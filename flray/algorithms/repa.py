@@ -41,6 +41,8 @@ class StatisticsClustering(Pipeline):
 
 @dataclass(frozen=True)
 class RepaState:
+    """State of REPA: the joint model, after the clustering a model per cluster."""
+
     bank: ModelBank  # θ, then θ_k of each cluster
     labels: Ids  # (M,) α(i), the cluster of each client; -1: not placed
     # After the clustering: the model that clients were described with, and what they said.
@@ -57,18 +59,20 @@ class Repa:
     training and no labels.
     """
 
-    pretrain_rounds: int = 10  # T, of the joint model, which encodes the data
-    mu: float = 0.01  # μ
+    # Rounds T of FedAvg before the clustering; the joint model encodes the data
+    rounds_before: int = 10
+    mu: float = 0.01  # Weight μ of the proximal term after the clustering
+    # How clients are clustered after these rounds
     clustering: StatisticsClustering = field(default_factory=StatisticsClustering)
 
     def __post_init__(self) -> None:
-        for name in ("pretrain_rounds", "mu"):
+        for name in ("rounds_before", "mu"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     def init(self, fed: Federation) -> Outcome[RepaState]:
         bank = fed.initial_bank()
-        if self.pretrain_rounds == 0:
+        if self.rounds_before == 0:
             return cluster(self, bank, fed)
         return Outcome(RepaState(bank, bank.owner))
 
@@ -90,14 +94,14 @@ class Repa:
         return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
 
     def round(self, state: RepaState, cohort: Cohort, fed: Federation) -> Outcome[RepaState]:
-        is_joint = cohort.t <= self.pretrain_rounds
+        is_joint = cohort.t <= self.rounds_before
         gradient = plain_gradient if is_joint else self.gradient
         trained = fed.train(state.bank, cohort, gradient)
         fed.count_models(state.bank if is_joint else without_embedder(state.bank), cohort, trained)
         # Eq. 4: θ_k <- W({(θ_i, ε_i) | α(i) = k}), the mean weighted by n_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         metrics = trained.metrics()
-        if cohort.t == self.pretrain_rounds:
+        if cohort.t == self.rounds_before:
             return replace(cluster(self, bank, fed), metrics=metrics)
         state = replace(state, bank=bank)
         if not is_joint:
@@ -109,10 +113,6 @@ class Repa:
 
     def partition(self, state: RepaState) -> Ids:
         return state.labels
-
-    @property
-    def rounds_before(self) -> int:
-        return self.pretrain_rounds
 
     observed_by = ()
     state_decides = False  # rounds after the clustering depend on μ
@@ -138,15 +138,15 @@ class Repa:
         new, _ = self.clustering.observe(fed, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
-        own = state.labels[state.known.clients]
-        return new.clients, self.clustering.place(state.known, own, new, fed.seed)
+        labels = state.labels[state.known.clients]
+        return new.clients, self.clustering.place(state.known, labels, new, fed.seed)
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
         """Give each of the clients without a cluster the nearest one; who fails is asked again."""
-        answered, place = self.assign(state, clients[state.labels[clients] < 0], fed)
+        answered, clusters = self.assign(state, clients[state.labels[clients] < 0], fed)
         if not len(answered) or state.known is None:
             return state
         labels = state.labels.copy()
-        labels[answered] = place
+        labels[answered] = clusters
         bank = state.bank.joined(answered, labels, state.known.clients)
         return replace(state, labels=labels, bank=bank)

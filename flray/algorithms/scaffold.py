@@ -35,6 +35,8 @@ ROWS_AT_ONCE = 1000  # control variates copied at a time for their mean
 
 @dataclass(frozen=True)
 class ScaffoldState:
+    """State of SCAFFOLD: the model x and the control variates of server and clients."""
+
     bank: ModelBank  # x, one row
     c: Params  # the server's control variate, leaves (...)
     c_i: ClientTable  # those of the clients
@@ -43,6 +45,11 @@ class ScaffoldState:
 
 @dataclass(frozen=True)
 class Scaffold:
+    """Alg. 1, option II: local steps follow g_i(y_i) - c_i + c. Needs SGD.
+
+    Each client of a cohort is sent x and c, and returns both of its own: twice the bytes of FedAvg.
+    """
+
     def require(self, fed: Federation) -> None:
         require_sgd(fed.training, "scaffold")
 
@@ -72,9 +79,9 @@ class Scaffold:
         self, state: ScaffoldState, cohort: Cohort, fed: Federation
     ) -> Outcome[ScaffoldState]:
         state = _among_present(state, fed)
-        own = _named("c_i", state.c_i.of_clients(cohort.clients))
+        controls = _named("c_i", state.c_i.of_clients(cohort.clients))
         shared = _named("c", state.c)
-        trained = fed.train(state.bank, cohort, self.gradient, own, shared=shared)
+        trained = fed.train(state.bank, cohort, self.gradient, controls, shared=shared)
         fed.count_models(state.bank, cohort, trained)  # l. 5 and 13: x and Δy_i, c and Δc_i
         down, up, size = len(cohort.clients), len(trained.clients), num_bytes(state.c, 1)
         fed.meter.count_transfer("control", down=down * size, up=up * size)

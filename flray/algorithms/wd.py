@@ -28,4 +28,6 @@ class DifferenceClustering(StatisticsClustering):
 
 @dataclass(frozen=True)
 class Wd(Repa):
+    """REPA whose clients are clustered by their updates instead of statistics of their data."""
+
     clustering: DifferenceClustering = field(default_factory=DifferenceClustering)

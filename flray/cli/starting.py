@@ -14,8 +14,8 @@ from flray.wording import suggestion
 # What a method needs beside its defaults to run on embedded data at once.
 NEEDS = {
     "flt": "  clustering: {signature: {encoder: experiments/encoders/digits.yaml}}\n",
-    "repa": "  pretrain_rounds: 5\n  clustering: {partition: {number: 4}}\n",
-    "wd": "  pretrain_rounds: 5\n  clustering: {partition: {number: 4}}\n",
+    "repa": "  rounds_before: 5\n  clustering: {partition: {number: 4}}\n",
+    "wd": "  rounds_before: 5\n  clustering: {partition: {number: 4}}\n",
 }
 MODELS = {"repa": "repa_net", "wd": "{name: repa_net, encoder: clf}"}
 SPLITS = dict.fromkeys(("flis_dc", "flis_hc"), "{name: label_groups, clients: 20, server: 100}")

@@ -106,6 +106,7 @@ class Disagreement:
     1 / sqrt(examples), so no β of the paper is ever met.
     """
 
+    # Similarity of two clients' predictions, of which this is the complement
     similarity: Literal["agreement", "frobenius"] = "agreement"
     euclidean: ClassVar[bool] = False
 
@@ -163,7 +164,7 @@ def _by_difference(values: Tensor, norm: Tensor | None, first: Tensor, second: T
     total = torch.zeros(len(first), dtype=torch.float64, device=values.device)
     for part in parts(values, norm) if len(first) else ():
         pairs = torch.arange(len(first), device=values.device)
-        for some in torch.split(pairs, chunk_length(8 * part.shape[1])):
-            difference = part[first[some]] - part[second[some]]
-            total[some] += difference.square_().sum(1)
+        for chunk in torch.split(pairs, chunk_length(8 * part.shape[1])):
+            difference = part[first[chunk]] - part[second[chunk]]
+            total[chunk] += difference.square_().sum(1)
     return total

@@ -20,9 +20,11 @@ class NoEmbed:
     """The points as they are."""
 
     def __call__(self, points: Points, seed: int) -> Points:
+        """The same points."""
         return points
 
     def transform(self, known: Points, new: Points, seed: int) -> Points:
+        """New points in the embedding of the known ones; a stage without it compares signatures."""
         return new
 
 
@@ -57,10 +59,10 @@ class Umap:
     many) are placed by PCA, which keeps their distances: they are on the scale of the input.
     """
 
-    n_components: int = 2
-    n_neighbors: int = 15  # fewer where there are fewer points
-    min_dist: float = 0.1
-    seed: int | None = 42  # FLT's; null: the run's own
+    n_components: int = 2  # Dimensions of the embedding
+    n_neighbors: int = 15  # Size of a point's neighbourhood; smaller if there are fewer points
+    min_dist: float = 0.1  # Smallest distance between embedded points
+    seed: int | None = 42  # Seed of UMAP; 42 is FLT's. None: the seed of the run
 
     def __post_init__(self) -> None:
         _require_whole("n_components", self.n_components, least=1)
@@ -112,7 +114,7 @@ def _umap() -> Any:
 class Pca:
     """The first principal components of all points, as many as the points have."""
 
-    n_components: int = 2
+    n_components: int = 2  # Number of principal components
 
     def __post_init__(self) -> None:
         _require_whole("n_components", self.n_components, least=1)

@@ -115,15 +115,20 @@ class Encoder:
     """
 
     # Any: what a registry or `package.module:Name` holds.
+
+    # Dataset whose training images the encoder is trained on
     dataset: Annotated[Any, "dataset", DATASETS]
-    model: Annotated[Any, "model", MODELS, FROM_DATASET]  # a class, not built yet
-    epochs: int = 40
-    batch_size: int = 64
-    lr: float = 1e-3  # of Adam
-    halve_every: int = 10  # epochs after which lr is halved; 0: never
-    pixels: PixelScale = "unit"  # [0, 1], or signed: [-1, 1], FLT's choice for CIFAR
-    validation: float = 0.1  # share of the training images; 0: train on all and judge by them
-    seed: Seed = 0
+    # Model with `encode(x)`, built for the images of the dataset
+    model: Annotated[Any, "model", MODELS, FROM_DATASET]
+    epochs: int = 40  # Number of epochs; the one with the lowest validation loss is kept
+    batch_size: int = 64  # Examples per step
+    lr: float = 1e-3  # Learning rate of Adam
+    halve_every: int = 10  # Epochs after which the learning rate is halved; 0: never
+    # Scale of pixels. unit: [0, 1]; signed: [-1, 1], FLT's choice for CIFAR
+    pixels: PixelScale = "unit"
+    # Share of the training images for validation; 0: train on all and judge by them
+    validation: float = 0.1
+    seed: Seed = 0  # Seed of the training
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("halve_every", 0), ("seed", 0)):
@@ -158,8 +163,8 @@ class Encoder:
 
     def epochs_done(self) -> int:
         """How many epochs an earlier training that was cut short has left to go on from."""
-        held = _read_progress(self.folder / UNFINISHED_FILE, self.key(), "cpu")
-        return 0 if held is None else int(held["epoch"])
+        checkpoint = _read_progress(self.folder / UNFINISHED_FILE, self.key(), "cpu")
+        return 0 if checkpoint is None else int(checkpoint["epoch"])
 
     @property
     def dataset_name(self) -> str:
@@ -342,8 +347,8 @@ def _read_progress(path: Path, key: str, kind: str) -> dict[str, Any] | None:  #
     if not path.is_file():
         return None
     try:
-        held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return held if (held["key"], held["device"]) == (key, kind) else None
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return checkpoint if (checkpoint["key"], checkpoint["device"]) == (key, kind) else None
     except (OSError, RuntimeError, LookupError, UnpicklingError) as error:
         _log.warning("%s cannot be read, the encoder is trained from its start: %s", path, error)
         return None

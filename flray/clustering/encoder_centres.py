@@ -45,16 +45,20 @@ def foreign_encoder() -> Encoder:
 
 @dataclass(frozen=True)
 class EncoderCentres:
-    """k centres a client, from latents of an encoder that may be fine-tuned first.
+    """k centres per client, from latents of an encoder that may be fine-tuned first.
 
     `sequential`: one encoder goes from client to client; `independent`: each trains a copy, always
     from what the server holds; `central`: on everybody's data, gathered at the server.
     """
 
-    encoder: Encoder = field(default_factory=foreign_encoder)  # G
-    k: int | Literal["label_count"] = 5  # label_count: as many as the client has labels
+    # Encoder G that embeds the clients' images
+    encoder: Encoder = field(default_factory=foreign_encoder)
+    # Number of centres per client. label_count: as many as the client has labels (ground truth)
+    k: int | Literal["label_count"] = 5
+    # Fine-tuning of the encoder. sequential: clients train one encoder in turn; independent: each
+    # trains a copy; central: the server trains it on everybody's data
     fine_tune: FineTune = "sequential"
-    epochs: int = 5  # J, of fine-tuning
+    epochs: int = 5  # Epochs J of fine-tuning
 
     def __post_init__(self) -> None:
         if isinstance(self.k, int) and self.k < 1:
@@ -85,8 +89,8 @@ class EncoderCentres:
 
     def _num_centres(self, fed: Federation, cohort: Cohort) -> dict[int, int]:
         if self.k == "label_count":
-            held = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
-            return {int(i): int(k) for i, k in zip(cohort.clients, held, strict=True)}
+            num_labels = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
+            return {int(i): int(k) for i, k in zip(cohort.clients, num_labels, strict=True)}
         return {int(i): self.k for i in cohort.clients}
 
     def _embedded(

@@ -20,16 +20,31 @@ class Hierarchical:
 
     Deviates from FLT's code, which lists a cluster's members in the order of the dendrogram's
     leaves: here they are the clients that bear its label.
+
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> points = Points.vectors(np.arange(3), torch.tensor([[0.0], [1.0], [9.0]]))
+    >>> D = np.array([[0.0, 1, 9], [1, 0, 8], [9, 8, 0]])
+    >>> related = Related(points, D, None, None, None)
+    >>> Hierarchical("single", threshold=1.0)(related).labels
+    array([0, 0, 1])
+    >>> Hierarchical("single", number=3)(related).labels
+    array([0, 1, 2])
     """
 
     exclusive: ClassVar[tuple[str, ...]] = ("threshold", "number")  # naming one unsets the other
 
-    linkage: Literal["single", "complete", "average", "ward"] = "ward"  # ward: L2 only
-    threshold: Unbounded | None = None  # T: no merge above it; .inf: one cluster
-    number: int | Literal["auto"] | None = None  # of clusters, exactly
-    # How auto looks for 2 .. m - 1 clusters. gap: between successive merges; silhouette: of D.
+    # Distance between two clusters; ward needs distance l2
+    linkage: Literal["single", "complete", "average", "ward"] = "ward"
+    # Distance T above which clusters are not merged; .inf: one cluster
+    threshold: Unbounded | None = None
+    # Number of clusters, instead of a threshold. auto: chosen by `choose_by`
+    number: int | Literal["auto"] | None = None
+    # How number: auto chooses among 2 to m - 1 clusters. gap: the widest gap between successive
+    # merges; silhouette: the best silhouette of D
     choose_by: Literal["gap", "silhouette"] = "gap"
-    on: Literal["distance", "relation"] = "distance"  # relation: rows of R as vectors, as FLT does
+    # What is clustered. distance: D; relation: the rows of R as vectors, as FLT does
+    on: Literal["distance", "relation"] = "distance"
 
     def __post_init__(self) -> None:
         if (self.threshold is None) == (self.number is None):

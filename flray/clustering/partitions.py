@@ -16,7 +16,15 @@ from flray.execution.federation import GROUND_TRUTH, Federation
 
 @dataclass(frozen=True)
 class Components:
-    """Clients that R connects, directly or over others."""
+    """Clients that R connects, directly or over others.
+
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> R = np.array([[1.0, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
+    >>> points = Points.vectors(np.arange(4), torch.zeros(4, 1))
+    >>> Components()(Related(points, 1 - R, R, None, None)).labels
+    array([0, 0, 0, 1])
+    """
 
     def __call__(self, related: Related) -> Partition:
         relation = require_relation(related, "components")
@@ -29,6 +37,13 @@ class Rows:
     """Clients with the same neighbours, i.e. equal rows of R (FLT, Alg. 3, Case I).
 
     Meant for a relation of 0 and 1: soft strengths are equal only for equal clients.
+
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> R = np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]])  # a chain: three different rows
+    >>> points = Points.vectors(np.arange(3), torch.zeros(3, 1))
+    >>> Rows()(Related(points, 1 - R, R, None, None)).labels
+    array([0, 1, 2])
     """
 
     def __call__(self, related: Related) -> Partition:
@@ -37,10 +52,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class KMeans:
-    """k-means on one vector a client; fewer clusters where fewer vectors differ."""
+    """k-means on one vector per client; fewer clusters if fewer vectors differ.
 
-    number: int  # of clusters
-    n_init: int = 10  # starts, of which the best is kept
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> points = Points.vectors(np.arange(3), torch.tensor([[0.0], [9.0], [1.0]]))
+    >>> KMeans(2)(Related(points, None, None, np.random.default_rng(0), None)).labels
+    array([0, 1, 0])
+    """
+
+    number: int  # Number of clusters k
+    n_init: int = 10  # Random starts, of which the best is kept
 
     def __post_init__(self) -> None:
         _require_positive("number", self.number)
@@ -64,7 +86,7 @@ class Hdbscan:
     than with other outliers that it has nothing in common with.
     """
 
-    min_cluster_size: int = 5  # fewer where there are fewer clients
+    min_cluster_size: int = 5  # Fewest clients of a cluster; smaller if there are fewer clients
 
     def __post_init__(self) -> None:
         if self.min_cluster_size < 2:
@@ -86,9 +108,17 @@ class Hdbscan:
 
 @dataclass(frozen=True)
 class Random:
-    """Clusters of equal size, give or take one, drawn at random: what clustering must beat."""
+    """Clusters of equal size, give or take one, drawn at random: what clustering must beat.
 
-    number: int  # of clusters
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> points = Points.vectors(np.arange(4), torch.zeros(4, 1))
+    >>> labels = Random(2)(Related(points, None, None, np.random.default_rng(0), None)).labels
+    >>> np.bincount(labels)
+    array([2, 2])
+    """
+
+    number: int  # Number of clusters
 
     def __post_init__(self) -> None:
         _require_positive("number", self.number)
@@ -101,7 +131,12 @@ class Random:
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Clients that hold the same set of labels. Reads the ground truth: a reference."""
+    """Clients that hold the same set of labels. Reads the ground truth: a reference.
+
+    >>> counts = np.array([[5, 0], [2, 0], [1, 3]])  # (clients, labels)
+    >>> LabelCounts()(Related(None, None, None, None, lambda: counts)).labels
+    array([0, 0, 1])
+    """
 
     def require(self, fed: Federation) -> None:
         fed.require_ground_truth(GROUND_TRUTH)

@@ -15,10 +15,13 @@ from flray.models.bank import ModelBank, Params
 
 @dataclass(frozen=True)
 class PcaCentres:
-    """k centres a client, in the coordinates of the client's own PCA; no model travels."""
+    """k centres per client, in the coordinates of the client's own PCA; no model travels.
 
-    components: int = 128
-    k: int = 5
+    Points (m * k, components), or fewer per client if it has fewer examples.
+    """
+
+    components: int = 128  # Number of principal components
+    k: int = 5  # Number of centres per client
 
     def __post_init__(self) -> None:
         for name in ("components", "k"):

@@ -28,10 +28,17 @@ LARGEST_KEPT = 1_000_000  # numbers of a clustering's points in its evidence
 
 @dataclass(frozen=True)
 class Clustering:
-    """One clustering of some clients and what it was decided by, in the order of `clients`."""
+    """A clustering of m clients and what it was decided by; every array is in their order.
 
-    clients: Ids  # (m,)
-    points: Points  # as embedded
+    >>> points = Points.vectors(np.array([2, 5, 7]), torch.tensor([[0.0], [1.0], [9.0]]))
+    >>> partition = Partition(np.array([0, 0, 1]))
+    >>> clustering = Clustering(points.clients, points, L2()(points), None, partition)
+    >>> clustering.labels, clustering.together[0]  # client 2 is with client 5
+    (array([0, 0, 1]), array([ True,  True, False]))
+    """
+
+    clients: Ids  # (m,) ascending
+    points: Points  # after the embedding
     distance: Matrix  # D (m, m)
     relation: Matrix | None  # R (m, m)
     partition: Partition
@@ -44,6 +51,7 @@ class Clustering:
 
     @property
     def labels(self) -> Ids:
+        """(m,) the cluster of each client, numbered from 0."""
         return self.partition.labels
 
     @property
@@ -54,6 +62,7 @@ class Clustering:
         return np.equal.outer(self.labels, self.labels)
 
     def evidence(self) -> Evidence:
+        """The arrays that the run directory keeps of the clustering, by name."""
         arrays: Evidence = {"clients": self.clients, "labels": self.labels, "D": self.distance}
         if self.relation is not None:
             arrays["R"] = self.relation
@@ -83,13 +92,38 @@ class Clustering:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Five stages; an algorithm's own pipeline differs in its defaults alone."""
+    """Who resembles whom, in five replaceable stages.
 
-    # Any: what a registry or `package.module:Name` holds; the protocols say what is called.
+    | stage | called with | returns |
+    |---|---|---|
+    | signature | fed, bank, cohort, memory | `Points` of m clients, memory |
+    | embed | points, seed | `Points` in other coordinates |
+    | distance | points | D (m, m), symmetric, 0 on the diagonal |
+    | relate | D | R (m, m) >= 0, 1 on the diagonal, or None |
+    | partition | `Related` | `Partition` with m labels |
+
+    The pipelines of algorithms differ in their defaults alone. `observe` asks clients for
+    signatures, `decide` runs the other stages at the server, `place` assigns newcomers.
+
+    >>> pipeline = Pipeline()
+    >>> points = Points.vectors(np.arange(3), torch.tensor([[0.0], [0.5], [9.0]]))
+    >>> D = pipeline.distance(pipeline.embed(points, 0))
+    >>> related = Related(points, D, pipeline.relate(D), np.random.default_rng(0), None)
+    >>> pipeline.partition(related).labels  # merges up to the threshold 1.0
+    array([0, 0, 1])
+    """
+
+    # Any: a stage is a registered class or `package.module:Name`.
+
+    # What the server learns of a client
     signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Update)
+    # Coordinates in which signatures are compared
     embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
+    # Distance D between clients
     distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=L2)
+    # Relation R between clients, made from D
     relate: Annotated[Any, "relate", RELATIONS] = field(default_factory=NoRelation)
+    # How D or R becomes clusters
     partition: Annotated[Any, "partition", PARTITIONS] = field(
         default_factory=lambda: Hierarchical(threshold=1.0)
     )
@@ -116,7 +150,10 @@ class Pipeline:
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
-        """Cluster the clients by their signatures."""
+        """Cluster the clients by their signatures, after round t.
+
+        Raises an ExperimentError if nobody answered or a stage refuses its input.
+        """
         if not points.num_clients:
             raise ExperimentError(
                 f"clustering after round {t}: no client answered with a signature"
@@ -128,13 +165,18 @@ class Pipeline:
                 raise ExperimentError(f"clustering after round {t}: {error}") from error
 
     def place(self, known: Points, labels: Ids, new: Points, seed: int) -> Ids:
-        """The cluster whose mean is nearest to each newcomer, who changes none of the means.
+        """(n,) the cluster whose mean is nearest to each of n newcomers; the means do not change.
 
         Both are compared in the embedding of the known points, if it can be applied to others, and
         as signatures if it cannot (umap).
 
+        >>> known = Points.vectors(np.arange(2), torch.tensor([[0.0], [10.0]]))
+        >>> new = Points.vectors(np.array([5]), torch.tensor([[9.0]]))
+        >>> Pipeline().place(known, np.array([0, 1]), new, seed=0)
+        array([1])
+
         Args:
-            labels: of the known points' clients, 0 to C - 1.
+            labels: (m,) the clusters of the known points' clients, 0 to C - 1.
         """
         if hasattr(self.embed, "transform"):
             new = self.embed.transform(known, new, seed)

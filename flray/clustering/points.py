@@ -18,11 +18,18 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Points:
-    """Client clients[c] is described by the rows of `values` whose `owner` is c, at least one."""
+    """What m clients were described by: one vector each, or a set of vectors each.
+
+    Client clients[c] has the rows of `values` whose `owner` is c, at least one.
+
+    >>> two = Points(np.array([3, 8]), torch.tensor([[0.0], [2.0], [7.0]]), np.array([0, 0, 1]))
+    >>> two.means().tolist()  # client 3 sent two points, client 8 one
+    [[1.0], [7.0]]
+    """
 
     clients: Ids  # (m,) ascending
     values: Tensor  # (P, e) on any device
-    owner: Ids  # (P,) places in `clients`, ascending
+    owner: Ids  # (P,) positions in `clients`, ascending
 
     def __post_init__(self) -> None:
         if not np.array_equal(np.unique(self.owner), np.arange(len(self.clients))):
@@ -42,6 +49,7 @@ class Points:
 
     @property
     def num_clients(self) -> int:
+        """Number of clients m, of which each has at least one point."""
         return len(self.clients)
 
     def array(self) -> Matrix:
@@ -92,7 +100,7 @@ class Points:
         return torch.from_numpy(of_cluster).to(means) @ means
 
     def of(self, clients: Ids) -> "Points":
-        """The points of some of the clients only."""
+        """The points of these clients, as far as they have any."""
         is_kept = np.isin(self.clients, clients)
         place = np.cumsum(is_kept) - 1
         mine = is_kept[self.owner]
@@ -100,7 +108,13 @@ class Points:
         return Points(self.clients[is_kept], values, place[self.owner[mine]])
 
     def updated_by(self, new: "Points") -> "Points":
-        """These points, those of the new's clients replaced or added."""
+        """These points with those of new clients added, and of clients in both replaced.
+
+        >>> old = Points.vectors(np.array([1, 2]), torch.tensor([[1.0], [2.0]]))
+        >>> both = old.updated_by(Points.vectors(np.array([0, 2]), torch.tensor([[0.0], [9.0]])))
+        >>> both.clients, both.values.flatten().tolist()
+        (array([0, 1, 2]), [0.0, 1.0, 9.0])
+        """
         if not new.num_clients:
             return self
         old = self.of(np.setdiff1d(self.clients, new.clients))
@@ -120,7 +134,11 @@ def _means(values: Tensor, owner: Ids) -> Tensor:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which clients belong together; clusters are numbered by their smallest member."""
+    """Which clients belong together; clusters are numbered from 0 by their smallest member.
+
+    >>> Partition(np.array([0, 1, 0])).overlapping
+    False
+    """
 
     labels: Ids  # (m,) in the order of the clients clustered
     linkage: Matrix | None = None  # (m - 1, 4) as scipy writes a dendrogram

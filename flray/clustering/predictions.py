@@ -11,9 +11,13 @@ from flray.models.bank import ModelBank, Params
 
 @dataclass(frozen=True)
 class PublicPredictions:
-    """B: predictions on the server's public examples, after the client's own training (FLIS)."""
+    """B: predictions on the server's public examples, after the client's own training (FLIS).
 
-    kind: PredictionKind = "hard"  # one-hot rows; soft: class probabilities
+    One vector per client, (m, R * classes) for R public examples; needs `split.server` > 0.
+    """
+
+    # Predictions that clients send. hard: one-hot rows; soft: class probabilities
+    kind: PredictionKind = "hard"
 
     def require(self, fed: Federation) -> None:
         fed.require_public()

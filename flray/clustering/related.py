@@ -11,12 +11,19 @@ from flray.data.dataset import Ids
 
 @dataclass(frozen=True)
 class Related:
-    """Clients and how they relate, every array in the order of points.clients."""
+    """What a partition stage is given: m clients, D and R, in the order of points.clients.
 
-    points: Points
+    >>> import torch
+    >>> points = Points.vectors(np.array([4, 6]), torch.tensor([[0.0], [3.0]]))
+    >>> related = Related(points, np.array([[0.0, 3.0], [3.0, 0.0]]), None, None, None)
+    >>> related.points.num_clients, related.distance.tolist()
+    (2, [[0.0, 3.0], [3.0, 0.0]])
+    """
+
+    points: Points  # after the embedding
     distance: Matrix  # D (m, m), symmetric, zero on the diagonal
     relation: Matrix | None  # R (m, m) strengths, 1 on the diagonal; None: nothing was related
-    rng: np.random.Generator
+    rng: np.random.Generator  # all random draws of the stage
     # Ground truth, (m, labels) examples of each label a client holds; raises unless the experiment
     # says `uses_ground_truth: true`, and marks the run.
     label_counts: Callable[[], Ids]

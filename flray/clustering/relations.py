@@ -16,7 +16,7 @@ class Threshold:
     Deviates from FLT's paper, whose Sign(A - γ) has the opposite sense; its code has this one.
     """
 
-    gamma: Unbounded = 1.0  # γ; .inf: everybody
+    gamma: Unbounded = 1.0  # Threshold γ: clients nearer than this are related; .inf: everybody is
 
     def __post_init__(self) -> None:
         if not self.gamma > 0:
@@ -38,8 +38,9 @@ class Kernel:
     Where the median distance is 0 (most clients coincide) R is its limit: 1 where D = 0, else 0.
     """
 
-    sigma: float | Literal["median"] = "median"  # σ; median: of the distances between clients
-    cutoff: float = 0.0  # weaker than this is 0
+    # Width σ of the kernel. median: the median distance between clients
+    sigma: float | Literal["median"] = "median"
+    cutoff: float = 0.0  # Relations weaker than this become 0
 
     def __post_init__(self) -> None:
         if self.sigma != "median" and not self.sigma > 0:

@@ -90,8 +90,8 @@ def least_assignment(cost: Matrix) -> Matrix:
     """
     num_columns, rest = cost.shape[1], cost.shape[2:]
     if num_columns > LARGEST_TABLE:
-        each = np.moveaxis(cost.reshape(*cost.shape[:2], -1), -1, 0)
-        return np.array([c[linear_sum_assignment(c)].sum() for c in each]).reshape(rest)
+        costs = np.moveaxis(cost.reshape(*cost.shape[:2], -1), -1, 0)
+        return np.array([c[linear_sum_assignment(c)].sum() for c in costs]).reshape(rest)
     least: dict[tuple[int, ...], Matrix] = {(): np.zeros(rest)}  # by the columns taken so far
     for num_taken, row in enumerate(cost, start=1):
         least = {
@@ -117,8 +117,8 @@ def _mean_transport(cost: Matrix) -> Matrix:
         )
     pairs = cost.reshape(a, b, -1)
     length = chunk_length(8 * size**2)  # repeated, the costs may outgrow the chunk they came in
-    some = (pairs[:, :, p : p + length] for p in range(0, pairs.shape[2], length))
-    repeated = (c.repeat(size // a, axis=0).repeat(size // b, axis=1) for c in some)
+    chunks = (pairs[:, :, p : p + length] for p in range(0, pairs.shape[2], length))
+    repeated = (c.repeat(size // a, axis=0).repeat(size // b, axis=1) for c in chunks)
     return np.concatenate([least_assignment(c) for c in repeated]).reshape(cost.shape[2:]) / size
 
 
@@ -129,12 +129,12 @@ def _between_sets(points: Points, of_costs: Callable[[Matrix], Matrix]) -> Matri
     with_size = {int(a): np.flatnonzero(size == a) for a in np.unique(size)}
     distance = np.zeros((len(size), len(size)))
     for a, b in combinations_with_replacement(with_size, 2):
-        for some, others in _blocks(with_size[a], with_size[b], num_costs=a * b):
-            rows, columns = (values[np.isin(points.owner, c)] for c in (some, others))
-            cost = cdist(rows, columns, "sqeuclidean").reshape(len(some), a, len(others), b)
-            found = of_costs(np.ascontiguousarray(cost.transpose(1, 3, 0, 2)))
-            distance[np.ix_(some, others)] = found
-            distance[np.ix_(others, some)] = found.T
+        for clients, others in _blocks(with_size[a], with_size[b], num_costs=a * b):
+            rows, columns = (values[np.isin(points.owner, c)] for c in (clients, others))
+            cost = cdist(rows, columns, "sqeuclidean").reshape(len(clients), a, len(others), b)
+            block = of_costs(np.ascontiguousarray(cost.transpose(1, 3, 0, 2)))
+            distance[np.ix_(clients, others)] = block
+            distance[np.ix_(others, clients)] = block.T
     return mirrored(distance)
 
 

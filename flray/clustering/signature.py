@@ -8,14 +8,27 @@ from flray.models.bank import ModelBank, Params
 
 
 class Signature(Protocol):
-    """A frozen dataclass whose fields are its configuration; counts what it sends in fed.meter."""
+    """A stage that describes clients: a frozen dataclass whose fields are its keys in YAML.
+
+    It asks clients through `fed` (`fed.train`, `fed.map`, `fed.predict`) and counts what is sent in
+    `fed.meter`.
+
+    >>> from flray.clustering.update import Update
+    >>> signature: Signature = Update(epochs=2)  # Δ after two epochs
+    >>> signature.epochs
+    2
+    """
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        """Points of the cohort's clients, each from its row of the bank.
+        """Points of the cohort's clients, and the memory of the next call.
 
-        `memory` is what the last call returned, {} at first: an encoder goes on from where its
-        fine-tuning ended. Clients that failed under `on_client_failure: drop` are left out.
+        Clients that failed under `on_client_failure: drop` are left out.
+
+        Args:
+            bank: the model of each client.
+            memory: what the last call returned, {} at first. An encoder goes on from where its
+                fine-tuning ended.
         """
         ...

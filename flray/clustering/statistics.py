@@ -18,16 +18,18 @@ from flray.models.bank import ModelBank, Params, last_layers, num_bytes, stack
 
 @dataclass(frozen=True)
 class Statistics:
-    """One vector a client: statistics of its unlabelled data, encoded by the run's own model.
+    """One vector per client: statistics of its unlabelled data, encoded by the run's own model.
 
     The encoder is the model's `encode`, or the model up to its last linear layer; `encoder` puts
     one in its place that was pre-trained centrally. Nothing is trained.
     """
 
-    statistics: tuple[Statistic, ...] = ("mean", "quantiles")  # S
-    encoder: Encoder | None = None  # φ; null: the model that clients have trained so far
-    # What holdout clients describe: `all` images they hold but for the test part, or the
-    # `validation` part, which tells little of a client where it is small.
+    # Statistics S of the latents that describe a client
+    statistics: tuple[Statistic, ...] = ("mean", "quantiles")
+    # Encoder φ of the images. None: the model that clients have trained so far
+    encoder: Encoder | None = None
+    # Images by which holdout clients are described. all: all but the test part; validation: the
+    # validation part, which tells little of a client if it is small
     holdout: HoldoutImages = "all"
 
     def __post_init__(self) -> None:

@@ -15,9 +15,13 @@ from flray.models.bank import ModelBank, Params
 
 @dataclass(frozen=True)
 class Update:
-    """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8)."""
+    """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8).
 
-    epochs: int | None = None  # of that training; null: the experiment's own
+    One vector per client, (m, p) for a model with p parameters. Every client is sent its model and
+    returns the trained one, which is not kept.
+    """
+
+    epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -33,7 +37,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Weights:
-    """w itself after the client's own training from its model."""
+    """w itself after the client's own training from its model, (m, p) for p parameters."""
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
@@ -67,10 +71,10 @@ def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
     Some models and one leaf at a time: thousands of models are not held a third time.
     """
     sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.nobody.items())}
-    some = next(iter(trained.models.nobody.values()))
-    result = some.new_empty(len(rows), sum(sizes.values()))
+    any_leaf = next(iter(trained.models.nobody.values()))
+    result = any_leaf.new_empty(len(rows), sum(sizes.values()))
     for places, models in trained.in_parts():
-        start = torch.from_numpy(rows[places]).to(some.device)
+        start = torch.from_numpy(rows[places]).to(any_leaf.device)
         columns = torch.split(result[places], list(sizes.values()), dim=1)
         for part, name in zip(columns, sizes, strict=True):
             part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))

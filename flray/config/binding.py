@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from flray.config.reading import parse_yaml, read_text
+from flray.config.reference import RENAMED
 from flray.config.shipped import find_file
 from flray.errors import ExperimentError, one_line_message
 from flray.imports import is_program, require_own_module
@@ -188,7 +189,7 @@ def bind(
     for key in given:
         if key not in parameters:
             raise ExperimentError(
-                f"unknown key {shown(_join(where, key))}{suggestion(str(key), parameters)}; "
+                f"unknown key {shown(_join(where, key))}{_meant(str(key), parameters)}; "
                 f"known here: {', '.join(sorted(parameters)) or 'none'}"
             )
     kept, own = {} if base is None else _values_of(base), _defaults(target)
@@ -210,6 +211,14 @@ def bind(
         elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ExperimentError(f"missing key {path!r}: it has no default")
     return arguments, plain
+
+
+def _meant(key: str, parameters: Collection[str]) -> str:
+    """The new name of a renamed key, or the most similar parameter, as a remark in brackets."""
+    renamed = RENAMED.get(key)
+    if renamed is not None and renamed in parameters:
+        return f" (it is now called {renamed!r})"
+    return suggestion(key, parameters)
 
 
 def bind_dataclass(

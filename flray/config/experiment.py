@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flray.algorithms import ALGORITHMS
+from flray.algorithms.algorithm import Branching
 from flray.config.binding import (
     Component,
     Plain,
@@ -40,18 +41,30 @@ COMPONENTS: dict[str, Registry] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of an experiment beside its four components."""
+    """The keys of an experiment beside its four components.
 
-    train: Training = field(default_factory=Training)
+    >>> Settings(rounds=0)
+    Traceback (most recent call last):
+    ValueError: rounds must be >= 1, got 0
+    """
+
+    train: Training = field(default_factory=Training)  # Local training of every client
+    # How the server averages the clients' models
     aggregate: Aggregation = field(default_factory=Aggregation)
-    participation: float = 1.0  # rho: the share of clients in a cohort
-    rounds: int = 100  # T
-    seed: Seed = 0
-    events: tuple[Event, ...] = ()  # data changing, clients joining or leaving, by round
+    participation: float = 1.0  # Share ρ of the clients that train in a round, in (0, 1]
+    rounds: int = 100  # Number of rounds T
+    seed: Seed = 0  # Seed of every random draw of the run
+    # Changes in time: clients that join or leave, exchange their data or swap labels
+    events: tuple[Event, ...] = ()
+    # When and how the clients' models are evaluated
     evaluate: Evaluation = field(default_factory=Evaluation)
+    # Where and how the run is computed; the method does not depend on it
     execution: Execution = field(default_factory=Execution)
-    on_client_failure: OnClientFailure = "raise"  # raise | drop, for NaN and crash alike
-    uses_ground_truth: bool = False  # a stage may read labels or groups; runs that do are marked
+    # What to do if a client crashes or its loss is not finite. drop: leave it out and count it
+    on_client_failure: OnClientFailure = "raise"
+    # Allow stages to read labels, planted groups or test data; such runs are marked
+    uses_ground_truth: bool = False
+    # Tracker that mirrors the run directory
     tracking: Annotated[Any, "tracking", TRACKING] = field(default_factory=NoTracking)
 
     def __post_init__(self) -> None:
@@ -74,6 +87,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Experiment:
+    """A checked experiment: four components that are not built yet, and the settings.
+
+    >>> given = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
+    >>> experiment = parse_experiment({**given, "algorithm": "fedavg", "rounds": 5})
+    >>> experiment.settings.rounds, experiment.plain["model"]
+    (5, {'name': 'mlp200', 'hidden': 200, 'dropout': 0.0})
+    """
+
     dataset: Component
     split: Component
     model: Component
@@ -144,7 +165,7 @@ def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
     too.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
-    after = {a.rounds_before + 1 for a in algorithms if hasattr(a, "rounds_before")}
+    after = {a.rounds_before + 1 for a in algorithms if isinstance(a, Branching)}
     return [also_evaluated(experiment, after) for experiment in experiments]
 
 

@@ -62,6 +62,8 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("cpus", "num_cpus"), "execution.actors.num_cpus"),
     **dict.fromkeys(("actors", "num_actors"), "execution.actors.count"),
 }
+# Keys that have another name now: the old ones are refused with the new one named.
+RENAMED: Mapping[str, str] = dict.fromkeys(("pretrain_rounds", "rounds_joint"), "rounds_before")
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,9 @@ def names(kind: str) -> list[str]:
 
 def experiment_keys() -> list[Key]:
     """The keys of every experiment, whatever its components; those of mappings follow them."""
-    told = "a name, or a mapping with `name` and the keys of that component"
-    own = [Key(kind, _component_values(kind), None, told, kind=kind) for kind in COMPONENTS]
-    return [*own, *_with_those_below(keys(SETTINGS))]
+    note = "Name, or a mapping with `name` and the keys of that component"
+    named = [Key(kind, _component_values(kind), None, note, kind=kind) for kind in COMPONENTS]
+    return [*named, *_with_those_below(keys(SETTINGS))]
 
 
 def keys_meant(given: str) -> list[str]:
@@ -124,13 +126,14 @@ def keys_meant(given: str) -> list[str]:
     below = [name for name in names if not section or name.startswith(f"{section}.")]
     if SYNONYMS.get(last) in below:
         return [SYNONYMS[last]]
+    last = RENAMED.get(last, last)
     return list(dict.fromkeys(name for name in below if name.rpartition(".")[2] == last))
 
 
 @cache
 def every_key() -> tuple[Key, ...]:
     """The keys of experiments with any registered component; one with several defaults repeats."""
-    found = [Key(SEEDS, "whole number", "1", "runs, with seeds from `seed` on")]
+    found = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
     found += experiment_keys()
     prefixes = {kind: kind for kind in COMPONENTS}
     prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
@@ -155,15 +158,21 @@ def _with_those_below(found: Sequence[Key]) -> Iterator[Key]:
 
 @cache
 def keys(target: str) -> tuple[Key, ...]:
-    """The keys of a class, `package.module:Name`, those of the classes it extends included."""
+    """The keys of a class, `package.module:Name`, those of the classes it extends included.
+
+    A field that only changes a default, without a comment, keeps the comment of its base class.
+    """
     source, node = _class(target)
-    found: dict[str, Key] = {}
+    by_name: dict[str, Key] = {}
     for base in node.bases:
         parent = source.resolve(ast.unparse(base))
         if parent is not None:
-            found |= {key.name: key for key in keys(parent)}
-    made = _of_fields(source, node) if _is_dataclass(node) else _of_init(source, node)
-    return tuple((found | {key.name: key for key in made}).values())
+            by_name |= {key.name: key for key in keys(parent)}
+    fields = _of_fields(source, node) if _is_dataclass(node) else _of_init(source, node)
+    for key in fields:
+        inherited = by_name[key.name].note if key.name in by_name else ""
+        by_name[key.name] = replace(key, note=key.note or inherited)
+    return tuple(by_name.values())
 
 
 def _of_fields(source: "_Source", node: ast.ClassDef) -> Iterator[Key]:

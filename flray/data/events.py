@@ -29,12 +29,15 @@ class Event:
     `join`: they are there from now on; who was never there before is absent from round 1.
     `exchange`: each passes all its data, as it stands, to the next in the list, the last to the
     first. `relabel`: the pairs of `labels` are swapped in all the data they hold now.
+
+    >>> Event(round=5, kind="relabel", clients=(0, 1), labels=((3, 8),)).round
+    5
     """
 
-    round: int
-    kind: Kind
-    clients: tuple[int, ...]
-    labels: tuple[tuple[int, int], ...] = ()  # relabel: the pairs to swap
+    round: int  # Round at whose start it happens
+    kind: Kind  # What happens to the clients
+    clients: tuple[int, ...]  # Clients to which it happens
+    labels: tuple[tuple[int, int], ...] = ()  # Pairs of labels to swap, with kind: relabel
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))

@@ -21,7 +21,9 @@ _CHUNK = 1 << 22  # pixels counted at a time, which bounds memory
 class PixelOptions:
     """How pixels reach the model: `unit` [0, 1], `half` [-1, 1], `standard` mean 0 and std 1."""
 
+    # Scale of pixels. unit: [0, 1]; half: [-1, 1]; standard: mean 0 and standard deviation 1
     normalize: Normalize = "unit"
+    # Augmentation of training images. crop_flip: random crops and horizontal flips
     augment: Augment = "none"
 
     def __post_init__(self) -> None:
@@ -58,16 +60,23 @@ def measured(images: NDArray[np.uint8]) -> Normalization:
 class PartOptions:
     """How what each client was dealt is cut into parts."""
 
-    validation: float = 0.1  # share of a client's own data
+    validation: float = 0.1  # Share of a client's data that is its validation part
+    # Test examples of a client. own_split: cut from its own data; proportional: test images with
+    # the labels it trains on, in the same proportions; all_of_labels: all test images of these
+    # labels
     test: TestRule = "proportional"
-    test_fraction: float = 0.2  # own_split: share of a client's own data
-    test_size: int | None = None  # proportional: images per client, which clients may then share
-    server: int = 0  # public images, balanced over classes where they have one
-    # train: drawn at random, held by no client. test: the last ones of each class, as FLIS's code
-    # takes them; they stay in the test sets, so what is done with them has seen test images.
-    # synthetic: made by the server from random numbers, without any image of the dataset.
+    # Share of a client's data that is its test part, with test: own_split
+    test_fraction: float = 0.2
+    # Test images per client with test: proportional, shared between clients. None: every test image
+    # belongs to one client
+    test_size: int | None = None
+    server: int = 0  # Number of public images held by the server, balanced over classes if possible
+    # Source of the public images. train: drawn at random, held by no client. test: the last ones of
+    # each class, as FLIS's code takes them; they stay in the test sets, so whatever uses them has
+    # seen test images. synthetic: made by the server from random numbers, without any image of the
+    # dataset
     server_from: ServerSource = "train"
-    holdout: int = 0  # clients drawn at random that hold data but never train
+    holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
 
     def __post_init__(self) -> None:
         check_share("validation", self.validation)
@@ -105,7 +114,7 @@ class PartOptions:
 class SplitOptions(PartOptions):
     """How many clients there are, and how what each was dealt is cut into parts."""
 
-    clients: int = field(kw_only=True)
+    clients: int = field(kw_only=True)  # Number of clients M
 
     def __post_init__(self) -> None:
         check_at_least("clients", self.clients, 1)

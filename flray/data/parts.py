@@ -22,7 +22,14 @@ Render = Callable[[int, Ids], NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class Deal:
-    """What a split decides: the images each client holds, before they are cut into parts."""
+    """What a split decides: the images of each client, before they are cut into parts.
+
+    A split of your own returns `cut_parts(Deal(...), dataset, self, seed)`.
+
+    >>> deal = Deal(owned=[np.array([0, 1]), np.array([2])], groups=np.array([0, 1]))
+    >>> [len(images) for images in deal.owned]
+    [2, 1]
+    """
 
     owned: list[Ids]  # per client, rows of dataset.images
     groups: Ids | None = None  # (M,) planted ground truth
@@ -36,7 +43,9 @@ class Deal:
 class Views(Protocol):
     """A split whose clients see images in ways of their own."""
 
-    def deal(self, dataset: Dataset, seed: int) -> Deal: ...
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """The deal of this seed, with `views` and `render`."""
+        ...
 
 
 def seen_alike(

@@ -23,11 +23,13 @@ from flray.randomness import generator
 class Robustness:
     """How similar clients are made, and how many for each cluster."""
 
-    draws: int = 30  # n, for each cluster
-    noise: float = 0.1  # standard deviation of n, as a share of the largest count of d_r
-    smallest: float = 0.5  # s is drawn evenly between these two
-    largest: float = 1.5
-    least: int = 20  # images of a similar client, where r's test part has as many
+    draws: int = 30  # Number n of similar clients per cluster
+    # Standard deviation of the label noise, as a share of the largest label count d_r
+    noise: float = 0.1
+    smallest: float = 0.5  # Smallest scale s of a similar client's label counts
+    largest: float = 1.5  # Largest scale s; s is drawn evenly between both
+    # Fewest images of a similar client, if the test part it is drawn from has as many
+    least: int = 20
 
     def __post_init__(self) -> None:
         check_at_least("draws", self.draws, 1)

@@ -15,19 +15,32 @@ Part = Literal["test", "validation", "global"]  # what a client's model is judge
 
 @dataclass(frozen=True)
 class Split:
-    """Examples and their owners.
+    """R examples and the clients that hold them, for training, validation and test.
 
     An example is an image together with the label its owner sees, so that two clients may disagree
     about one image (`label_swap`). Clients are numbered 0..M-1. Images are those of the dataset,
     followed by those the split made out of them (`rotation`, `image_shift`) and those that the
     server made from random numbers (`server_from: synthetic`).
+
+    >>> nothing = np.empty(0, np.int64)
+    >>> split = Split(
+    ...     image_ids=np.array([7, 8, 9, 7]),
+    ...     labels=np.array([0, 1, 0, 1]),  # client 1 sees image 7 with another label
+    ...     train=(np.array([0, 1]), np.array([3])),
+    ...     validation=(nothing, nothing),
+    ...     test=(np.array([2]), np.array([2])),
+    ... )
+    >>> split.clients, split.num_train_examples
+    (array([0, 1]), array([2, 1]))
+    >>> split.label_counts(np.array([0, 1])).tolist()
+    [[1, 1], [0, 1]]
     """
 
     image_ids: Ids  # (R,) example -> row of dataset.images, then of new_images
     labels: Ids  # (R,) example -> label
-    train: tuple[Ids, ...]  # a client's examples, ascending
-    validation: tuple[Ids, ...]
-    test: tuple[Ids, ...]
+    train: tuple[Ids, ...]  # by client: its examples, ascending
+    validation: tuple[Ids, ...]  # by client
+    test: tuple[Ids, ...]  # by client; clients may share test examples
     groups: Ids | None = None  # (M,) planted ground truth, read by data/ and scores only
     # The server's public examples; no client trains on one.
     server: Ids = field(default_factory=lambda: np.empty(0, np.int64))
@@ -45,6 +58,7 @@ class Split:
 
     @property
     def num_clients(self) -> int:
+        """M, holdout and absent clients included."""
         return len(self.train)
 
     @property
@@ -55,7 +69,8 @@ class Split:
 
     @property
     def num_train_examples(self) -> Ids:
-        return np.array([len(ids) for ids in self.train], dtype=np.int64)  # (M,)
+        """(M,) n_k, the number of training examples of each client."""
+        return np.array([len(ids) for ids in self.train], dtype=np.int64)
 
     def trained_on(self, client: int) -> Ids:
         """The training examples of a client, or of one that was made up to resemble a client."""

@@ -15,14 +15,15 @@ from flray.models.bank import Params
 
 @dataclass(frozen=True)
 class Block:
-    """Clients trained together: their plans, and the models and memos they start from."""
+    """K clients trained together: their plans, and the models and memos they start from."""
 
-    plans: tuple[IndexPlan, ...]  # K clients
+    plans: tuple[IndexPlan, ...]  # one per client, which decides every batch
     w0: Params  # leaves (K, ...)
     memo: Params  # leaves (K, ...), empty where the method keeps none
 
     @property
     def clients(self) -> Ids:
+        """(K,) the clients, in the order of their plans."""
         return np.array([plan.client for plan in self.plans], dtype=np.int64)
 
     def some(self, part: slice) -> "Block":
@@ -35,6 +36,8 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockResult:
+    """Trained models of a block, in the order of its clients."""
+
     params: Params  # leaves (K, ...)
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
     # (K,) by name: what the module logged, a mean over the client's steps; NaN: nothing.
@@ -42,11 +45,12 @@ class BlockResult:
 
     @classmethod
     def empty_like(cls, block: Block) -> "BlockResult":
+        """Memory of the shapes of the block's models, to be written into."""
         params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
         return cls(params, np.empty(len(block.plans)))
 
     def copy_unmoved(self, block: Block) -> None:
-        """Write what comes of clients that take no steps."""
+        """Write the results of clients that take no steps: their first models, and loss 0."""
         for name, leaf in block.w0.items():
             self.params[name].copy_(leaf)
         self.loss[:] = 0
@@ -57,4 +61,11 @@ class BlockResult:
 
 
 class Engine(Protocol):
-    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult: ...
+    """Trains a block of clients. Engines differ in speed and in what modules they accept."""
+
+    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
+        """Train each client from its row of `block.w0` by the batches of its plan.
+
+        The result of a client does not depend on the others of the block; the block is unchanged.
+        """
+        ...

@@ -17,14 +17,25 @@ ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 @dataclass(frozen=True)
 class Training:
-    """Local training, the same for every client."""
+    """Settings of local training, the same for every client.
 
-    optimizer: Literal["sgd", "adam", "module"] = "sgd"  # module: its own configure_optimizers
-    lr: float = 0.01  # eta
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    epochs: int = 1  # E
-    batch_size: int = 10  # B
+    A round is `epochs` passes over a client's n_k examples, in batches of `batch_size` (the last
+    may be smaller), with a fresh optimiser each round.
+
+    >>> Training(lr=0.1, epochs=5).paired().batches_per_step
+    2
+    >>> Training(momentum=0.9, optimizer="adam")
+    Traceback (most recent call last):
+    ValueError: momentum is SGD's; got 0.9 with adam
+    """
+
+    # Local optimiser; module: the model's own configure_optimizers
+    optimizer: Literal["sgd", "adam", "module"] = "sgd"
+    lr: float = 0.01  # Learning rate η of the local optimiser
+    momentum: float = 0.0  # Momentum of SGD
+    weight_decay: float = 0.0  # Weight decay of the local optimiser
+    epochs: int = 1  # Local epochs E per round
+    batch_size: int = 10  # Batch size B
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -27,21 +27,28 @@ CLIENT_ERRORS = (
 
 @dataclass(frozen=True)
 class Failed:
-    """In the place of the output of a job that did not come to its end."""
+    """Stands for the output of a job that failed.
+
+    >>> Failed(ValueError("batch is empty")).reason
+    'ValueError: batch is empty'
+    """
 
     error: BaseException
     of_host: bool = False  # its process or GPU failed, which another's job may have caused
 
     @property
     def reason(self) -> str:
+        """The type of the error and the last line of its message."""
         text = str(self.error).strip().split("\n")
         return f"{type(self.error).__name__}: {text[-1]}" if text[-1] else type(self.error).__name__
 
 
 class Executor(Protocol):
+    """Runs jobs on hosts, in this process or on actors, and returns the outputs in order."""
+
     @property
     def clients_per_job(self) -> int | None:
-        """None: as many as a block has slots."""
+        """Most clients of a job. None: `execution.block`."""
         ...
 
     @property
@@ -54,7 +61,7 @@ class Executor(Protocol):
 
     @property
     def retries(self) -> int:
-        """Of a whole block before its clients are tried one by one."""
+        """How often a failed block is tried again before its clients are tried one by one."""
         ...
 
     def map(
@@ -66,7 +73,9 @@ class Executor(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the hosts; the executor cannot be used afterwards."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -78,20 +78,37 @@ DIVERGED_IN_TUNING = (
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of round t, in ascending order."""
+    """The clients that are asked in round t.
 
-    t: int
-    clients: Ids
-    is_probe: bool = False  # not the round's own training: batches in an order of their own
+    What comes back for a cohort of K clients has K rows, in the order of `clients`.
+
+    >>> cohort = Cohort(t=3, clients=np.array([1, 4]))
+    >>> cohort.t, len(cohort.clients)
+    (3, 2)
+    """
+
+    t: int  # Round, counted from 1
+    clients: Ids  # (K,) ids in ascending order
+    # True for training that only serves a signature: it is not part of the round, and its batches
+    # come in another random order
+    is_probe: bool = False
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """How good U models are on the own data of K clients, in ascending client order."""
+    """Loss and accuracy of U models on the data of K clients, as `Federation.judge` returns them.
 
-    clients: Ids  # (K,)
-    loss: NDArray[np.float64]  # (K, U) mean over a client's examples; NaN where it has none
-    accuracy: NDArray[np.float64]  # (K, U)
+    Row k belongs to clients[k], column u to row u of the judged bank.
+
+    >>> loss, accuracy = np.array([[2.0, 1.0]]), np.array([[0.7, 0.6]])
+    >>> judgement = Judgement(np.array([4]), loss, accuracy)
+    >>> judgement.best, judgement.most_accurate  # client 4: model 1 by loss, model 0 by accuracy
+    (array([1]), array([0]))
+    """
+
+    clients: Ids  # (K,) ascending
+    loss: NDArray[np.float64]  # (K, U) mean over the client's examples; NaN if it has none
+    accuracy: NDArray[np.float64]  # (K, U) share of the client's examples, likewise
 
     @property
     def best(self) -> Ids:
@@ -106,24 +123,35 @@ class Judgement:
 
     @property
     def most_accurate(self) -> Ids:
-        """(K,) the model that is right most often, the first of equals; -1 where all are NaN."""
+        """(K,) the model with the highest accuracy, the first of equals; -1 where all are NaN."""
         most: Ids = np.nan_to_num(self.accuracy, nan=-1.0).argmax(1)
         return np.where(np.isnan(self.accuracy).all(1), -1, most)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the models of K clients say of the server's R public examples."""
+    """Predictions of K clients' models on the R public examples of the server.
 
-    clients: Ids  # (K,)
+    >>> hard = torch.eye(3)[torch.tensor([[0, 2], [1, 2]])]  # 2 models, 2 examples, 3 classes
+    >>> Predictions(np.array([0, 5]), hard).values.argmax(2).tolist()
+    [[0, 2], [1, 2]]
+    """
+
+    clients: Ids  # (K,) ascending
     values: Tensor  # B (K, R, classes): one-hot rows or class probabilities
 
 
 @dataclass
 class Meter:
-    """What a round took: bytes by kind, steps, failures, reads of ground truth, seconds by phase.
+    """Costs of a round: bytes by kind, steps, failures, reads of ground truth, seconds by phase.
 
-    Read and reset by the server after each round.
+    Algorithms and signatures add to it; the server reads and resets it after each round, and every
+    count becomes a column of the round's row.
+
+    >>> meter = Meter()
+    >>> meter.count_transfer("model", down=8, up=4)
+    >>> meter.read_and_reset(), meter.read_and_reset()
+    ({'bytes_down_model': 8, 'bytes_up_model': 4}, {})
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -132,6 +160,7 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds of the `with` block to the column `seconds_<name>`."""
         begin = perf_counter()
         try:
             yield
@@ -150,6 +179,7 @@ class Meter:
             self.logged.setdefault(name, []).extend(values[~np.isnan(values)].tolist())
 
     def read_and_reset(self) -> dict[str, float]:
+        """The columns of the round so far; counting starts again at zero."""
         row: dict[str, float] = dict(self.counts)
         row |= {f"seconds_{name}": value for name, value in self.seconds.items()}
         row |= {f"logged_{n}": float(np.mean(v)) for n, v in self.logged.items() if v}
@@ -160,12 +190,16 @@ class Meter:
 
 
 def nobody() -> Ids:
+    """(0,) no client ids."""
     return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Ground truth, for methods that say they use it; a real server would not have it."""
+    """Ground truth, for methods that declare its use; a real server would not have it.
+
+    Reached through `Federation.oracle`, which counts every access.
+    """
 
     split: Split
 
@@ -176,30 +210,68 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Federation:
-    clients: Ids  # those that may train, ascending
+    """The clients of a round, and everything that an algorithm can ask them for.
+
+    `init`, `cohort`, `round` and `deploy` of an algorithm receive the federation of their round:
+
+    - Who is there: `clients`, `holdout`, `changed`, `num_examples`; who takes part: `sample`,
+      `sample_clusters`.
+    - First models: `initial_bank`, `initial_models`.
+    - Work of clients: `train` (local training), `judge` (losses of models on the clients' data),
+      `predict` (models on public examples), `map` and `chain` (any other task).
+    - Means at the server: `average` (train and mix), `mix`, `mix_rows`.
+    - Costs: `count_models`, `count_placing`, `meter`.
+    - Needs: `require_public`, `require_example_losses`, `require_ground_truth`; ground truth
+      itself is `oracle`.
+
+    Arrays over all clients have shape (M,) and are indexed by client id. Arrays over a cohort have
+    shape (K,) and follow its clients, which are in ascending order. Answers depend on seed, round,
+    clients and models, never on the executor, the number of actors or the order of arrival. With
+    `on_client_failure: drop`, clients that fail are missing in the answers and counted.
+
+    >>> fed = Federation(
+    ...     clients=np.array([0, 1, 3]),  # client 2 is a holdout client
+    ...     num_clients=4,
+    ...     num_examples=np.array([5, 10, 20, 5]),
+    ...     initial={"w": torch.zeros(1, 2)},
+    ...     executor=None,  # no client is asked below
+    ...     training=Training(),
+    ...     aggregation=Aggregation(),
+    ...     participation=0.67,
+    ...     block=10,
+    ...     seed=0,
+    ...     holdout=np.array([2]),
+    ... )
+    >>> fed.cohort_size, len(fed.sample(1, fed.clients))
+    (2, 2)
+    >>> fed.initial_bank().owner, fed.weights()
+    (array([0, 0, 0, 0]), array([ 5., 10., 20.,  5.]))
+    """
+
+    clients: Ids  # (K,) clients that may train in this round, ascending
     num_clients: int  # M, holdout and absent clients included
-    num_examples: Ids  # (M,) n_k, training examples
-    initial: Params  # the model everybody starts from, leaves (1, ...)
+    num_examples: Ids  # (M,) n_k, number of training examples
+    initial: Params  # the model that every client starts from, leaves (1, ...)
     executor: Executor
     training: Training
     aggregation: Aggregation
-    participation: float  # rho
-    block: int
+    participation: float  # ρ, the share of clients in a cohort
+    block: int  # clients per job
     seed: int
     on_client_failure: OnClientFailure = "raise"
-    holdout: Ids = field(default_factory=nobody)  # those that are there and never train
-    changed: Ids = field(default_factory=nobody)  # whose data changed, or who joined, just now
-    num_public: int = 0  # examples of the server
-    has_example_losses: bool = True  # the module tells the loss of each example
-    ground_truth: Oracle | None = None  # None: not for this experiment
+    holdout: Ids = field(default_factory=nobody)  # clients that are present but never train
+    changed: Ids = field(default_factory=nobody)  # clients that joined or got other data in round t
+    num_public: int = 0  # public examples of the server
+    has_example_losses: bool = True  # the module defines example_losses
+    ground_truth: Oracle | None = None  # None: the experiment does not allow it
     t: int = 1  # the round whose clients and data these are
-    draw: Callable[[int], Params] | None = None  # initial params from seed n >= 1; 0 is `initial`
+    draw: Callable[[int], Params] | None = None  # initial model number n >= 1; 0 is `initial`
     meter: Meter = field(default_factory=Meter)
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
-    on_trained: Callable[["Trained"], None] | None = None  # told of every training but probes
-    # Of the last sums, by leaf: those of the next are mostly the same. Changes no result.
+    on_trained: Callable[["Trained"], None] | None = None  # called after training, not for probes
+    # Exponents of the last sums, by leaf: the next ones are mostly equal. They change no result.
     last_exponents: dict[str, Ids] = field(default_factory=dict)
-    expected: ExpectedSums | None = None  # of the next training
+    expected: ExpectedSums | None = None  # sums that hosts may send with the next training
 
     def during(self, timeline: Timeline, t: int) -> "Federation":
         """The same federation as it is in round t."""
@@ -254,6 +326,7 @@ class Federation:
             )
 
     def initial_bank(self) -> ModelBank:
+        """The bank in which all M clients use the initial model."""
         return ModelBank(self.initial, np.zeros(self.num_clients, dtype=np.int64))
 
     def initial_models(self, number: int) -> Params:
@@ -262,11 +335,15 @@ class Federation:
             raise ExperimentError(f"{number} initial models were asked for and only one was given")
         others = [self.draw(n) for n in range(1, number)] if self.draw else []
         return {
-            name: torch.cat([leaf, *(each[name][None].to(leaf) for each in others)])
+            name: torch.cat([leaf, *(model[name][None].to(leaf) for model in others)])
             for name, leaf in self.initial.items()
         }
 
     def generator(self, purpose: str, *where: int) -> np.random.Generator:
+        """Random numbers that depend on the seed, `purpose` and `where` (a round, a client) alone.
+
+        An algorithm draws from nothing else, so that resumed and distributed runs repeat it.
+        """
         return generator(self.seed, purpose, *where)
 
     def sample(self, t: int, members: Ids, size: int | None = None) -> Ids:
@@ -312,7 +389,10 @@ class Federation:
     ) -> Trained:
         """Local training of the cohort, each client from its row of the bank.
 
+        Returns the clients that answered, ascending, and their models; the bank is unchanged.
+
         Args:
+            gradient: what the optimiser of a client steps along, `plain_gradient` for SGD.
             memo: read by the gradient, leaves (K, ...) with a row for each client of the cohort.
             shared: read by the gradient as part of its memo, leaves (...) without a client axis,
                 the same for all clients; sent once.
@@ -325,11 +405,11 @@ class Federation:
         size = self.executor.clients_per_job or self.block
         jobs = [
             TrainJob(
-                cohort.clients[some],
-                bank.owner[cohort.clients[some]],
-                {name: leaf[some] for name, leaf in memo.items()},
+                cohort.clients[part],
+                bank.owner[cohort.clients[part]],
+                {name: leaf[part] for name, leaf in memo.items()},
             )
-            for some in _slices(len(cohort.clients), size)
+            for part in _slices(len(cohort.clients), size)
         ]
         task = Train(training, gradient, cohort.t, cohort.is_probe, shared or {})
         with self.meter.phase("probe" if cohort.is_probe else "train"):
@@ -357,8 +437,8 @@ class Federation:
                 keeping,
                 bank,
                 jobs=[job for job, _ in kept],
-                places=[found.place for _, found in kept],
-                sums=[found.sums for _, found in kept],
+                places=[block.place for _, block in kept],
+                sums=[block.sums for _, block in kept],
                 last_exponents=self.last_exponents,
             )
             return kept, failed, blocks
@@ -380,8 +460,8 @@ class Federation:
         shape = len(answers), bank.num_rows
         return Judgement(
             clients=np.array(list(answers), dtype=np.int64),
-            loss=np.array([each.loss for each in answers.values()]).reshape(shape),
-            accuracy=np.array([each.accuracy for each in answers.values()]).reshape(shape),
+            loss=np.array([answer.loss for answer in answers.values()]).reshape(shape),
+            accuracy=np.array([answer.accuracy for answer in answers.values()]).reshape(shape),
         )
 
     def _count_labels_read(self, cohort: Cohort) -> None:
@@ -389,10 +469,10 @@ class Federation:
             self.meter.counts[HOLDOUT_LABELS_READ] += num
 
     def predict(self, models: Params, cohort: Cohort, kind: PredictionKind) -> Predictions:
-        """What the model of each client of the cohort says of the server's public examples.
+        """Predictions of each client's model on the public examples of the server.
 
-        A server predicts itself, with models that clients have sent it: nothing more is sent. With
-        `on_client_failure: drop`, clients whose models fail are left out.
+        The server computes them with models that clients have sent before, so no transfer is
+        counted. With `on_client_failure: drop`, clients whose models fail are left out.
 
         Args:
             models: leaves (K, ...), a model of each client of the cohort.
@@ -400,7 +480,7 @@ class Federation:
         self.require_public()
         size = self.executor.clients_per_job or self.block
         rows = np.arange(len(cohort.clients))
-        jobs = [TrainJob(cohort.clients[some], rows[some]) for some in _slices(len(rows), size)]
+        jobs = [TrainJob(cohort.clients[part], rows[part]) for part in _slices(len(rows), size)]
         with self.meter.phase("predict"):
             done, failed = run_isolating_failures(
                 self.executor, Predict(kind, cohort.t), models, jobs
@@ -413,8 +493,10 @@ class Federation:
             for i, values in zip(job.clients, outputs, strict=True)
         }
         clients = np.array(sorted(answers), np.int64)
-        found = [answers[i] for i in clients.tolist()]
-        return Predictions(clients, torch.stack(found) if found else torch.empty(0, 0, 0))
+        predictions = [answers[i] for i in clients.tolist()]
+        return Predictions(
+            clients, torch.stack(predictions) if predictions else torch.empty(0, 0, 0)
+        )
 
     def score(self, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         """The scores of each job, in their order; jobs that follow each other are sent together."""
@@ -444,17 +526,17 @@ class Federation:
         the answer and counted in `clients_dropped_evaluation`.
         """
         size = self.executor.clients_per_job or self.block
-        clients = [cohort.clients[some] for some in _slices(len(cohort.clients), size)]
-        jobs = [TrainJob(some, bank.owner[some]) for some in clients]
+        clients = [cohort.clients[part] for part in _slices(len(cohort.clients), size)]
+        jobs = [TrainJob(part, bank.owner[part]) for part in clients]
         task = TuneAndScore(tuning, cohort.t, parts)
         done, failed = run_isolating_failures(self.executor, task, bank.params, jobs)
         scores: dict[int, dict[Part, PartScore]] = {}
         for job, outputs in done:
-            for i, found in zip(map(int, job.clients), outputs, strict=True):
-                if found is None:
+            for i, part_scores in zip(map(int, job.clients), outputs, strict=True):
+                if part_scores is None:
                     failed[i] = Failed(FloatingPointError(DIVERGED_IN_TUNING))
                 else:
-                    scores[i] = found
+                    scores[i] = part_scores
         if failed:
             self._decide(failed, cohort.t, cohort.clients, "clients_dropped_evaluation")
         steps = num_local_steps(self.num_examples[sorted(scores)], tuning)
@@ -506,12 +588,17 @@ class Federation:
             self.meter.counts[PLACING_BYTES] += num * bank.num_rows * bank.bytes_per_model
 
     def mix(self, relation: Relation, trained: Trained, bank: ModelBank) -> ModelBank:
-        """W' = A X + B W: each client's model, the mean of those it hears weighted by n_k."""
+        """The bank after averaging, W' = A X + B W: each client's model becomes the mean of the
+        models of those it hears, weighted by n_k.
+
+        A client that hears nobody who trained keeps its model.
+        """
         with self.meter.phase("mix"):
             weighted = self._weighted(relation)
             return mix_bank(weighted, trained.clients, trained.models, bank, self.aggregation)
 
     def _weighted(self, relation: Relation) -> Relation:
+        """The relation with strengths multiplied by n_j, 0 for clients that may not train."""
         return Relation(relation.rows * self._mixing_weights(), relation.of)
 
     def mix_rows(
@@ -539,13 +626,17 @@ class Federation:
         cohort: Cohort,
         params: Params | None = None,
     ) -> dict[int, Output]:
-        """What the task says of each client of the cohort, in ascending order.
+        """The output of the task for each client of the cohort, in ascending order of clients.
 
-        `params` are sent once, not once a block. With `on_client_failure: drop`, clients that fail
-        are missing in the answer.
+        With `on_client_failure: drop`, clients that fail are missing in the answer.
+
+        Args:
+            task: called on a host with (host, params, job), returns an output per client of the
+                job.
+            params: sent once, not once per job.
         """
         size = self.executor.clients_per_job or self.block
-        jobs = [ClientsJob(cohort.clients[some]) for some in _slices(len(cohort.clients), size)]
+        jobs = [ClientsJob(cohort.clients[part]) for part in _slices(len(cohort.clients), size)]
         done, failed = run_isolating_failures(self.executor, task, params or {}, jobs)
         if failed:
             self._decide(failed, cohort.t, cohort.clients)
@@ -569,8 +660,8 @@ class Federation:
         `on_client_failure: drop`, the chain goes on past a failing client with what it was handed.
         """
         answers: dict[int, Output] = {}
-        for some in _slices(len(clients), self.block):
-            waiting = [ClientsJob(clients[some])]
+        for part in _slices(len(clients), self.block):
+            waiting = [ClientsJob(clients[part])]
             while waiting:
                 job = waiting.pop(0)
                 done, failed = run_isolating_failures(self.executor, task, carried, [job])
@@ -615,18 +706,18 @@ class Federation:
             block=np.repeat(np.arange(len(done)), sizes)[order],
             slot=np.concatenate([nobody(), *map(np.arange, sizes)])[order],
             largest={
-                name: np.concatenate([np.empty(0), *(found.largest[name] for _, found in done)])[
+                name: np.concatenate([np.empty(0), *(kept.largest[name] for _, kept in done)])[
                     order
                 ]
                 for name in self.initial
             },
             nobody={name: leaf[:0] for name, leaf in self.initial.items()},
         )
-        self.meter.note_logged([found.logged for _, found in done])
+        self.meter.note_logged([kept.logged for _, kept in done])
         return Trained(
             clients=clients,
             models=models,
-            loss=np.concatenate([np.empty(0), *(found.loss for _, found in done)])[order],
+            loss=np.concatenate([np.empty(0), *(kept.loss for _, kept in done)])[order],
             num_steps=num_local_steps(self.num_examples[clients], training),
         )
 

@@ -25,12 +25,23 @@ KINDS: tuple[Kind, ...] = ("CPU", "GPU", "memory")
 
 @dataclass(frozen=True)
 class Actors:
-    """The pool of client actors."""
+    """The pool of client actors, and what each of them asks Ray for.
 
+    Any actor trains any client: all client state travels with the job.
+
+    >>> Actors(count=4).number(num_clients=100), Actors(count="per_client").number(100)
+    (4, 100)
+    >>> Actors(num_gpus=1.5)
+    Traceback (most recent call last):
+    ValueError: num_gpus above 1 must be whole, got 1.5
+    """
+
+    # Number of client actors. per_client: one for each client
     count: int | Literal["per_client"] = 2
-    num_cpus: float = 1.0  # of each
-    num_gpus: float = 0.0  # of each; 0.1 puts ten actors on one GPU
-    memory_gb: float | None = None  # of each; None: by model, block, data and engine
+    num_cpus: float = 1.0  # CPUs per client actor
+    num_gpus: float = 0.0  # GPUs per client actor; 0.1 puts ten actors on one GPU
+    # Memory per client actor in GB. None: estimated from model, block, data and engine
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.count, int) and self.count < 1:
@@ -44,15 +55,22 @@ class Actors:
         _check_memory(self.memory_gb)
 
     def number(self, num_clients: int) -> int:
+        """How many actors are started for so many clients."""
         return num_clients if self.count == "per_client" else self.count
 
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """What the server's own process asks Ray for."""
+    """What the server's own process asks Ray for.
 
-    num_cpus: float = 0.0  # its clients' actors do most of the work
-    memory_gb: float | None = None  # None: by model, cohort and data
+    >>> ServerProcess(memory_gb=0)
+    Traceback (most recent call last):
+    ValueError: memory_gb must be > 0 and below 1e6, got 0
+    """
+
+    num_cpus: float = 0.0  # CPUs of the server process; client actors do most of the work
+    # Memory of the server process in GB. None: estimated from model, cohort and data
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_cpus < 0:

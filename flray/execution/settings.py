@@ -16,18 +16,33 @@ BLOCK_BYTES_ON_GPU = 8 << 30  # by which a block is bounded there
 
 @dataclass(frozen=True)
 class Execution:
+    """Settings of where and how a run is computed.
+
+    With equal engine, block, precision and kind of device, results have the same bits whatever the
+    executor, the number of actors and of threads.
+
+    >>> Execution(device="cpu", precision="float64").dtype
+    torch.float64
+    >>> Execution(executor="ray", actors=Actors(num_gpus=0.1)).resolve_device()
+    'cuda'
+    """
+
+    # Where clients train. inline: in this process; ray: on client actors
     executor: Literal["inline", "ray"] = "inline"
+    # How a block of clients is trained. auto: vectorized if the model allows it, else loop
     engine: EngineName = "auto"
-    device: str = "auto"  # auto | cpu | cuda | cuda:1
-    precision: Literal["float32", "float64"] = "float32"
-    # Client slots computed together; None: by model, device, cohort and number of actors, which the
-    # run directory records: a run that goes on keeps its block.
+    device: str = "auto"  # Device: auto, cpu, cuda or cuda:N
+    precision: Literal["float32", "float64"] = "float32"  # Floating-point type of models and images
+    # Clients trained together. None: by model, device, cohort and number of actors; the run
+    # directory records it, and a resumed run keeps it
     block: int | None = None
-    # Of a process. None: all cores where their number changes no bit, see docs/architecture.md.
+    # Threads per process. None: all cores if the model trains in tiles (same result), otherwise 1
     threads: int | None = None
-    callbacks: tuple[str, ...] = ()  # of engine lightning: package.module:Callback
-    actors: Actors = field(default_factory=Actors)  # of executor ray
-    server: ServerProcess = field(default_factory=ServerProcess)  # of executor ray
+    # Lightning callbacks, as package.module:Name; engine lightning only
+    callbacks: tuple[str, ...] = ()
+    actors: Actors = field(default_factory=Actors)  # Pool of client actors; executor ray only
+    # Server process; executor ray only
+    server: ServerProcess = field(default_factory=ServerProcess)
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -45,9 +60,11 @@ class Execution:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of floating-point leaves and images."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def resolve_device(self) -> str:
+        """The device of this machine, or of an actor, that `device` stands for."""
         if self.executor == "ray":
             return self._device_of_an_actor()
         if self.device == "auto":

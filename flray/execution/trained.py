@@ -166,12 +166,30 @@ class TrainedModels:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came back from the clients of a round, in ascending client order."""
+    """What K clients returned from local training: models, losses and numbers of steps.
 
-    clients: Ids  # (K,)
+    Row k of every array and leaf belongs to clients[k], in ascending order; clients that failed
+    and were dropped are missing. The models may still be with the hosts that trained them:
+    `Federation.mix` sums them there, `params` and `leaves` bring them here.
+
+    >>> models = TrainedModels(
+    ...     HeldBlocks([{"w": torch.tensor([[1.0], [3.0]])}]),
+    ...     block=np.array([0, 0]),
+    ...     slot=np.array([0, 1]),
+    ...     largest={"w": np.array([1.0, 3.0])},
+    ...     nobody={"w": torch.empty(0, 1)},
+    ... )
+    >>> trained = Trained(np.array([2, 7]), models, np.array([0.5, 1.5]), np.array([4, 0]))
+    >>> trained.params["w"].tolist()
+    [[1.0], [3.0]]
+    >>> trained.metrics(), trained.with_steps().clients  # client 7 took no step
+    ({'train_loss': 0.5}, array([2]))
+    """
+
+    clients: Ids  # (K,) ascending
     models: TrainedModels
     loss: NDArray[np.float64]  # (K,) mean training loss over the client's steps
-    num_steps: Ids  # (K,)
+    num_steps: Ids  # (K,) optimiser steps of the client
 
     @cached_property
     def params(self) -> Params:
@@ -193,7 +211,7 @@ class Trained:
             yield slice(first, first + length), found
 
     def with_steps(self) -> "Trained":
-        """Those that took a step: a client without examples, or with too few, takes none."""
+        """The clients that took a step; one without examples, or with too few, takes none."""
         kept = np.flatnonzero(self.num_steps)
         if len(kept) == len(self.clients):
             return self
@@ -202,6 +220,6 @@ class Trained:
         )
 
     def metrics(self) -> dict[str, float]:
-        """What every method reports of its local training: the mean of clients that took a step."""
+        """The column `train_loss`, the mean over clients that took a step; {} if none did."""
         losses = self.loss[self.num_steps > 0]
         return {TRAIN_LOSS: float(losses.mean())} if len(losses) else {}

@@ -27,8 +27,8 @@ from flray.randomness import generator
 class Drift:
     """The network that embeds images, and how many of them are compared."""
 
-    encoder: Encoder
-    images: int = 100
+    encoder: Encoder  # Encoder that embeds the images, trained centrally
+    images: int = 100  # Number of images that every client's pipeline is applied to
 
     def __post_init__(self) -> None:
         check_at_least("images", self.images, 1)

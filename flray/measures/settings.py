@@ -14,10 +14,13 @@ from flray.measures.drift import Drift
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Training of each client's model on the client's own data before it is judged."""
+    """Training of each client's model on the client's own data before it is evaluated.
 
-    epochs: int
-    lr: float | None = None  # None: that of the experiment
+    It changes neither the models nor any column without the prefix `tuned_`.
+    """
+
+    epochs: int  # Epochs of fine-tuning on the client's own data
+    lr: float | None = None  # Learning rate of fine-tuning. None: `train.lr`
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -30,16 +33,32 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Evaluation:
-    every: int = 1  # rounds between evaluations; the last round is always evaluated
-    also: tuple[int, ...] = ()  # rounds evaluated in any case
-    target: float | None = None  # accuracy that a client, and the mean, should reach
-    fine_tune: FineTuning | None = None  # judge models after fine-tuning too: tuned_ columns
-    # Judge each client by the model it trained last, as FLIS does: last_trained_ keys of a summary.
+    """When models are evaluated, and on which data.
+
+    Each client's model is evaluated on the client's own test and validation examples.
+
+    >>> Evaluation(on="global").parts
+    ('test', 'validation', 'global')
+    >>> Evaluation(fine_tune=FineTuning(epochs=5)).tuning(Training(lr=0.1)).epochs
+    5
+    """
+
+    every: int = 1  # Rounds between evaluations; the last round is always evaluated
+    also: tuple[int, ...] = ()  # Further rounds that are evaluated
+    # Accuracy in (0, 1] that each client, and the mean, should reach. None: no target
+    target: float | None = None
+    # Evaluate models also after fine-tuning (columns tuned_*). None: do not
+    fine_tune: FineTuning | None = None
+    # Evaluate each client also with the model it trained last, as FLIS does: keys last_trained_* of
+    # a summary
     last_trained: bool = False
-    on: Literal["local", "global"] = "local"  # global: on the whole test set too, global_ columns
-    similarity: bool = False  # compare clusterings with the labels that clients hold
-    drift: Drift | None = None  # compare signatures with how clients see the same images
-    robustness: Robustness | None = None  # do clients like those of a cluster belong to it?
+    # Test data. local: the client's own; global: also the whole test set (columns global_*)
+    on: Literal["local", "global"] = "local"
+    similarity: bool = False  # Compare clusterings with the labels that clients hold
+    # Compare signatures with how clients see the same images. None: do not
+    drift: Drift | None = None
+    # Measure whether clients similar to those of a cluster are placed in it. None: do not
+    robustness: Robustness | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -17,20 +17,24 @@ class Autoencoder(LightningModule):
     decoder: nn.Module
 
     def encode(self, x: Tensor) -> Tensor:
-        z: Tensor = self.encoder(x)  # (B, latent)
+        """(B, latent) codes of images (B, channels, height, width)."""
+        z: Tensor = self.encoder(x)
         return z
 
     def decode(self, z: Tensor) -> Tensor:
+        """(B, channels, height, width) images of codes (B, latent)."""
         image: Tensor = self.decoder(z)
         return image
 
     def reconstruct(self, x: Tensor) -> Tensor:
+        """The images as the autoencoder sees them, of the same shape."""
         return self.decode(self.encode(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.reconstruct(x)
 
     def example_losses(self, batch: Batch) -> Tensor:
+        """(B,) mean squared error over the pixels of each image; labels are not used."""
         x, _ = batch
         return mean_over_pixels((self.reconstruct(x) - x).square())
 

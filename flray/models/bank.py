@@ -31,6 +31,7 @@ def load_params(module: LightningModule, params: Params) -> None:
 
 
 def trainable(module: LightningModule) -> Params:
+    """The parameters that gradients reach, by name, not copied."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -80,6 +81,11 @@ def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningMo
 
 
 def stack(models: list[Params]) -> Params:
+    """U models with leaves (...) as one stack with leaves (U, ...).
+
+    >>> stack([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}])["w"].tolist()
+    [[1.0], [2.0]]
+    """
     return {k: torch.stack([m[k] for m in models]) for k in models[0]}
 
 
@@ -104,20 +110,33 @@ def sha256_of(digests: list[str]) -> str:
 
 @dataclass(frozen=True)
 class ModelBank:
-    """U distinct models stacked leaf by leaf, and the row each of the M clients uses."""
+    """The models of M clients: U distinct ones stacked leaf by leaf, and the row each client uses.
 
-    params: Params  # leaves (U, ...)
-    owner: Ids  # (M,)
+    Clients of a cluster share a row, so memory follows the number of distinct models. A bank is
+    never changed in place: methods return new ones.
+
+    >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, owner=np.array([0, 1, 0]))
+    >>> bank.num_rows, bank.bytes_per_model
+    (2, 4)
+    >>> bank.of_clients(np.array([1, 2]))["w"].tolist()
+    [[5.0], [1.0]]
+    """
+
+    params: Params  # leaves (U, ...), by name
+    owner: Ids  # (M,) the row of each client
 
     @property
     def num_rows(self) -> int:
+        """U, whether a row is used or not."""
         return len(next(iter(self.params.values())))
 
     @property
     def bytes_per_model(self) -> int:
+        """Bytes of one row, which is what sending a model costs."""
         return num_bytes(self.params, self.num_rows)
 
     def row(self, u: int) -> Params:
+        """Model u, leaves (...) without the leading axis."""
         return {k: v[u] for k, v in self.params.items()}
 
     def of_clients(self, clients: Ids) -> Params:
@@ -127,7 +146,15 @@ class ModelBank:
         return {k: v.index_select(0, rows) for k, v in self.params.items()}
 
     def split(self, kinds: Ids) -> "ModelBank":
-        """The same models, with a row for each pair of kind and row: clusters that start equal."""
+        """The same models, with a row for each pair of kind and row: clusters that start equal.
+
+        >>> bank = ModelBank({"w": torch.tensor([[1.0]])}, np.zeros(3, np.int64))
+        >>> bank.split(kinds=np.array([0, 1, 0])).owner
+        array([0, 1, 0])
+
+        Args:
+            kinds: (M,) usually the cluster of each client.
+        """
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
         any_leaf = next(iter(self.params.values()))
         rows = torch.from_numpy(pairs[1]).to(any_leaf.device)
@@ -135,9 +162,15 @@ class ModelBank:
         return ModelBank(params, owner.reshape(-1))
 
     def joined(self, clients: Ids, labels: Ids, members: Ids) -> "ModelBank":
-        """Each of the clients uses the row of the first of `members` that has its label.
+        """The bank in which each of the clients uses the row of a member with the same label.
 
-        labels (M,) are those of all clients.
+        >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, np.array([0, 1, 0]))
+        >>> bank.joined(np.array([2]), np.array([0, 1, 1]), members=np.array([0, 1])).owner
+        array([0, 1, 1])
+
+        Args:
+            labels: (M,) the cluster of each client.
+            members: clients whose rows are those of their clusters; the first of a label counts.
         """
         owner = self.owner.copy()
         for i in clients:
@@ -145,7 +178,12 @@ class ModelBank:
         return _without_unused_rows(replace(self, owner=owner))
 
     def of_some(self, clients: Ids) -> "ModelBank":
-        """The models these clients use and no others; whom another client uses is left open."""
+        """The rows used by `clients`; owners of other clients are undefined.
+
+        >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, np.array([0, 1, 0]))
+        >>> bank.of_some(np.array([1])).params["w"].tolist()
+        [[5.0]]
+        """
         used, rows = np.unique(self.owner[clients], return_inverse=True)
         if len(used) == self.num_rows:
             return self
@@ -161,6 +199,7 @@ class ModelBank:
         return [rows[int(u)] for u in self.owner[clients]]
 
     def sha256(self) -> str:
+        """One hash of all clients' models in id order, however they are stacked."""
         return sha256_of(self.digests(np.arange(len(self.owner))))
 
 
@@ -178,17 +217,17 @@ def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.
     """(K,) ||w_i^t - w_i^(t-1)||^2 of the clients' params; FLT's Theorem 2 has their sum."""
     owners = np.stack([new.owner[clients], old.owner[clients]])
     pairs, of = np.unique(owners, axis=1, return_inverse=True)
-    some = next(iter(new.params.values()))
-    size = CHANGES_ON_CPU if some.device.type == "cpu" else CHANGES_ON_GPU
-    # Always as many at once, the last again and again: how a GPU adds up depends on the shape.
+    any_leaf = next(iter(new.params.values()))
+    size = CHANGES_ON_CPU if any_leaf.device.type == "cpu" else CHANGES_ON_GPU
+    # Pad the last chunk to full size: on a GPU the order of summation depends on the shape.
     padded = np.pad(pairs, ((0, 0), (0, -pairs.shape[1] % size)), mode="edge")
-    moved = some.new_zeros(padded.shape[1], dtype=torch.float64)
+    moved = any_leaf.new_zeros(padded.shape[1], dtype=torch.float64)
     for part, rows in zip(
         torch.split(moved, size), np.split(padded, len(moved) // size, axis=1), strict=True
     ):
-        u, v = torch.from_numpy(rows).to(some.device)
+        u, v = torch.from_numpy(rows).to(any_leaf.device)
         for name, leaf in new.params.items():
             change = leaf.index_select(0, u) - old.params[name].index_select(0, v)
             part += change.flatten(1).double().square().sum(1)
-    found: NDArray[np.float64] = moved.cpu().numpy()  # the only wait for a GPU
-    return found[of.reshape(-1)]
+    squares: NDArray[np.float64] = moved.cpu().numpy()  # the only wait for a GPU
+    return squares[of.reshape(-1)]

@@ -11,24 +11,38 @@ Batch = tuple[Tensor, Tensor]  # images (B, channels, height, width), labels (B,
 
 
 class HasExampleLosses(Protocol):
-    """What a module must offer to be stacked: a loss for each example, (B,)."""
+    """A module with a loss per example, which `vectorized` needs to stack clients."""
 
-    def example_losses(self, batch: Batch) -> Tensor: ...
+    def example_losses(self, batch: Batch) -> Tensor:
+        """(B,) the loss of each example; `training_step` returns their mean."""
+        ...
 
 
 class HasLosses(Protocol):
-    """What spares evaluation a second forward pass."""
+    """A module whose losses follow from its output, so that evaluation needs one forward pass."""
 
-    def losses(self, output: Tensor, labels: Tensor) -> Tensor: ...
+    def losses(self, output: Tensor, labels: Tensor) -> Tensor:
+        """(B,) the loss of each example."""
+        ...
 
 
 class Classifier(LightningModule):
-    """Logits as output; `example_losses` is what the engines differentiate."""
+    """Base class of classifiers: logits (B, classes) as output, cross-entropy as loss.
+
+    A subclass builds its layers for `image_shape` and `num_classes` and defines `forward`; the
+    engines differentiate `example_losses`.
+
+    >>> losses = Classifier().losses(torch.zeros(2, 4), torch.tensor([0, 3]))
+    >>> losses.exp().round()  # log 4, for four equally likely classes
+    tensor([4., 4.])
+    """
 
     def losses(self, output: Tensor, labels: Tensor) -> Tensor:
+        """(B,) cross-entropy of logits (B, classes) and labels (B,)."""
         return F.cross_entropy(output, labels, reduction="none")
 
     def example_losses(self, batch: Batch) -> Tensor:
+        """(B,) cross-entropy of each example of the batch."""
         x, y = batch
         return self.losses(self(x), y)
 

@@ -18,10 +18,16 @@ MOST_STORED = 2  # rows in all blocks for each row in use; above that, sparse bl
 
 @dataclass(frozen=True)
 class ClientTable:
-    """The rows of M clients; a client that never got one has the default.
+    """State of M clients, a row for each: control variates, private layers, whole models.
 
-    Rows lie in blocks, one for each update, that are never changed. So an update costs its own
-    rows, memory follows the clients heard, and a checkpoint writes new blocks only.
+    A client that never got a row has the default. A table is never changed in place: `updated`
+    returns a new one, which shares the blocks of the old. Each update is one block, so it costs its
+    own rows, memory follows the clients heard, and a checkpoint writes new blocks only.
+
+    >>> table = ClientTable.empty({"c": torch.zeros(1, 1)}, num_clients=3)
+    >>> table = table.updated(np.array([2]), {"c": torch.ones(1, 1)})
+    >>> table.clients, table.of_clients(np.arange(3))["c"].tolist()
+    (array([2]), [[0.0], [0.0], [1.0]])
     """
 
     default: Params  # leaves (1, ...)
@@ -32,12 +38,13 @@ class ClientTable:
 
     @classmethod
     def empty(cls, default: Params, num_clients: int) -> "ClientTable":
+        """The table in which every client has the default, leaves (1, ...)."""
         nowhere = np.full(num_clients, DEFAULT, dtype=np.int64)
         return cls(default, nowhere, np.zeros(num_clients, dtype=np.int64), {})
 
     @property
     def clients(self) -> Ids:
-        """Those that have a row of their own, ascending."""
+        """The clients that have a row of their own, ascending."""
         return np.flatnonzero(self.block_of != DEFAULT)
 
     def of_clients(self, clients: Ids) -> Params:
@@ -63,8 +70,8 @@ class ClientTable:
             for name, leaf in block.items():
                 rows = torch.from_numpy(self.row_of[clients[places]]).to(leaf.device)
                 into = torch.from_numpy(num_defaults + places).to(stacked[name].device)
-                found = leaf.index_select(0, rows).to(stacked[name].device)
-                stacked[name].index_copy_(0, into, found)
+                values = leaf.index_select(0, rows).to(stacked[name].device)
+                stacked[name].index_copy_(0, into, values)
         return stacked
 
     def updated(self, clients: Ids, rows: Params) -> "ClientTable":
@@ -91,11 +98,11 @@ class ClientTable:
         """Rows that are whole models as a bank: one of each client that has its own, before them
         the default. Owners of clients not named are undefined.
         """
-        own = clients[self.block_of[clients] != DEFAULT]
+        holders = clients[self.block_of[clients] != DEFAULT]
         owner = np.zeros(len(self.block_of), dtype=np.int64)
-        num_defaults = 0 if len(own) == len(clients) else 1
-        owner[own] = num_defaults + np.arange(len(own))
-        return ModelBank(self._stacked(own, num_defaults), owner)
+        num_defaults = 0 if len(holders) == len(clients) else 1
+        owner[holders] = num_defaults + np.arange(len(holders))
+        return ModelBank(self._stacked(holders, num_defaults), owner)
 
     def _without_waste(self) -> "ClientTable":
         """Rewrite blocks of which less than half is in use, once rows in no use outnumber others.

@@ -14,12 +14,19 @@ from flray.models.classifier import Batch
 
 
 class ConvAe(Autoencoder):
+    """Images to their reconstruction; height and width must be multiples of 4.
+
+    >>> ConvAe((1, 28, 28), latent=8).encode(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 8])
+    """
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
         *,
-        latent: int = 128,  # e
-        loss: Literal["mse", "bce"] = "mse",  # bce: FLT's code when the paper was written
+        latent: int = 128,  # Size e of the latent vector
+        # Reconstruction loss. mse: as in the paper; bce: FLT's code when the paper was written
+        loss: Literal["mse", "bce"] = "mse",
     ) -> None:
         super().__init__()
         channels = image_shape[0]

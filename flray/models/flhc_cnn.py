@@ -8,11 +8,18 @@ from flray.models.classifier import Classifier
 
 
 class FlhcCnn(Classifier):
+    """Images (B, channels, height, width) to logits (B, classes).
+
+    >>> sum(p.numel() for p in FlhcCnn((1, 28, 28), 10).parameters())
+    1663370
+    """
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        padding: Literal["valid", "same"] = "same",  # as McMahan's; the paper does not say
+        # Padding of the convolutions. same: as in McMahan 2017; the paper of FL+HC does not say
+        padding: Literal["valid", "same"] = "same",
     ) -> None:
         super().__init__()
         channels, height, width = image_shape

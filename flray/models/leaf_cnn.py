@@ -6,6 +6,12 @@ from flray.models.classifier import Classifier
 
 
 class LeafCnn(Classifier):
+    """Images (B, channels, height, width) to logits (B, classes).
+
+    >>> sum(p.numel() for p in LeafCnn((1, 28, 28), 62).parameters())
+    6603710
+    """
+
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         channels, height, width = image_shape

@@ -32,11 +32,23 @@ ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How heard and unheard clients enter a mean."""
+    """How the models of heard and unheard clients enter a mean.
 
-    unheard: Literal["ignore", "stale"] = "ignore"  # stale: as they were, which is what FLT does
-    weights: Literal["samples", "uniform"] = "samples"  # n_k (McMahan 2017), or 1
-    server_lr: float = 1.0  # w' = w + server_lr (mean - w)
+    By default a model becomes sum_k n_k w_k / sum_k n_k over the clients heard, as in FedAvg.
+
+    >>> bank = ModelBank({}, np.zeros(2, np.int64))
+    >>> half = Aggregation(server_lr=0.5)
+    >>> row = mixing_row(np.array([1.0, 3.0]), 0, np.array([0, 1]), bank, half)
+    >>> row.a, row.b  # half of the mean of two clients, half of the model before
+    (array([0.125, 0.375]), array([0.5]))
+    """
+
+    # Clients not heard in a round. ignore: left out of the mean; stale: count with their last
+    # model, as in FLT
+    unheard: Literal["ignore", "stale"] = "ignore"
+    # Weight of a client in a mean. samples: n_k (McMahan 2017); uniform: 1
+    weights: Literal["samples", "uniform"] = "samples"
+    server_lr: float = 1.0  # Server learning rate: w' = w + server_lr (mean - w)
 
     def __post_init__(self) -> None:
         if not self.server_lr > 0:
@@ -45,14 +57,26 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Relation:
-    """Who hears whom: client i hears client j with strength rows[of[i], j]."""
+    """Who hears whom in a mean: client i hears client j with strength rows[of[i], j].
 
-    rows: Weights  # (V, M) distinct rows
-    of: Ids  # (M,) the row of each client
+    Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
+    sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once.
+
+    >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
+    >>> clusters.rows[clusters.of[2]]  # client 2 hears client 0 and itself
+    array([1., 0., 1.])
+    """
+
+    rows: Weights  # (V, M) the distinct rows
+    of: Ids  # (M,) the number of each client's row
 
     @classmethod
     def joint(cls, num_clients: int) -> "Relation":
-        """Everybody hears everybody: FedAvg."""
+        """Everybody hears everybody: FedAvg.
+
+        >>> Relation.joint(3).rows, Relation.joint(3).of
+        (array([[1., 1., 1.]]), array([0, 0, 0]))
+        """
         return cls(np.ones((1, num_clients)), np.zeros(num_clients, np.int64))
 
     @classmethod
@@ -70,26 +94,32 @@ class Relation:
 
     @classmethod
     def of_matrix(cls, strengths: Weights) -> "Relation":
-        """Row i of an (M, M) matrix is what client i hears; equal rows are one."""
+        """Row i of an (M, M) matrix is what client i hears; equal rows are stored once.
+
+        >>> Relation.of_matrix(np.array([[1.0, 0.5], [1.0, 0.5]])).rows
+        array([[1. , 0.5]])
+        """
         rows, of = np.unique(strengths, axis=0, return_inverse=True)
         return cls(rows, of.reshape(-1))
 
 
 @dataclass(frozen=True)
 class MixingRow:
-    """One non-zero row of [A B]."""
+    """One non-zero row of [A B]: w' = sum_k a_k x_heard[k] + sum_u b_u w_kept[u]; it sums to 1."""
 
-    heard: Ids  # places in the cohort
-    a: Weights
+    heard: Ids  # positions in the cohort
+    a: Weights  # a weight for each of `heard`
     kept: Ids  # rows of the bank before
-    b: Weights
+    b: Weights  # a weight for each of `kept`
 
     @property
     def copies_heard(self) -> bool:
+        """True if the row is one trained model, whose bits are kept."""
         return not len(self.kept) and len(self.heard) == 1 and float(self.a[0]) == 1
 
     @property
     def copies_kept(self) -> bool:
+        """True if the row is one model of the bank before, whose bits are kept."""
         return not len(self.heard) and len(self.kept) == 1 and float(self.b[0]) == 1
 
 
@@ -171,10 +201,10 @@ class Terms:
         at_once = like.device.type == "cuda" and len(sizes) > 1
         places = torch.from_numpy(np.concatenate(self.places)).to(like.device) if at_once else None
         return {
-            name: self._sums(models[name], own.to(models[name].dtype))
+            name: self._sums(models[name], scaled.to(models[name].dtype))
             if places is None
-            else several_sums(models[name], places, own.to(models[name].dtype), sizes)
-            for name, own in zip(self.exponents, weights, strict=True)
+            else several_sums(models[name], places, scaled.to(models[name].dtype), sizes)
+            for name, scaled in zip(self.exponents, weights, strict=True)
         }
 
     def _sums(self, leaf: Tensor, weights: Tensor) -> Tensor:
@@ -183,10 +213,12 @@ class Terms:
         sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
         at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
         size = max(LEAST_ROWS, at_once // max(1, leaf.shape[1:].numel()))
-        for total, places, own in zip(sums, self.places, torch.split(weights, sizes), strict=True):
+        for total, places, factors in zip(
+            sums, self.places, torch.split(weights, sizes), strict=True
+        ):
             for start in range(0, len(places), size):
-                some = slice(start, start + size)
-                products = _products(leaf, places[some], own[some])
+                chunk = slice(start, start + size)
+                products = _products(leaf, places[chunk], factors[chunk])
                 total += products.round_().to(kind).sum(0, dtype=kind)
         return sums
 
@@ -202,7 +234,7 @@ class Terms:
     def equals(self, other: "Terms") -> bool:
         """True if both are the same sums, bit by bit."""
         mine, theirs = (
-            [*each.places, *each.weights, *each.exponents.values()] for each in (self, other)
+            [*terms.places, *terms.weights, *terms.exponents.values()] for terms in (self, other)
         )
         is_alike = list(self.exponents) == list(other.exponents) and len(mine) == len(theirs)
         return is_alike and all(map(np.array_equal, mine, theirs))
@@ -213,11 +245,11 @@ class Terms:
             2.0 ** -np.stack([self.exponents[name] for name in sums]).astype(float)
         )
         scales = scales.to(next(iter(sums.values())).device)  # (L, V), one copy for all leaves
-        found = {}
+        numbers = {}
         for (name, total), scale in zip(sums.items(), scales, strict=True):
             scale = scale.to(like[name].dtype).view(-1, *[1] * (total.dim() - 1))
-            found[name] = total.to(like[name].dtype).mul_(scale)
-        return found
+            numbers[name] = total.to(like[name].dtype).mul_(scale)
+        return numbers
 
 
 def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -236,10 +268,10 @@ def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[
     of_term = np.repeat(np.arange(len(sizes)), sizes)
     into = torch.from_numpy(of_term).to(leaf.device)
     for start in range(0, len(of_term), most):
-        some = slice(start, start + most)
-        own = weights[some].view(-1, *[1] * (leaf.dim() - 1))
-        products = leaf.index_select(0, places[some]).mul_(own)
-        sums.index_add_(0, into[some], products.round_().to(kind))
+        chunk = slice(start, start + most)
+        factors = weights[chunk].view(-1, *[1] * (leaf.dim() - 1))
+        products = leaf.index_select(0, places[chunk]).mul_(factors)
+        sums.index_add_(0, into[chunk], products.round_().to(kind))
     return sums
 
 
@@ -254,9 +286,11 @@ class HeldModels:
         object.__setattr__(self, "largest", largest_values(self.params))
 
     def rows(self, places: Ids, names: Sequence[str]) -> Params:
+        """The leaves (n, ...) of these names of the models at these positions."""
         return {name: rows_of(self.params[name], places) for name in names}
 
     def sums(self, terms: Terms) -> Params:
+        """The weighted sums, integers in fixed point."""
         return terms(self.params)
 
 
@@ -277,8 +311,8 @@ def largest_values(models: Params) -> dict[str, Weights]:
     if not models:
         return {}
     flat = [leaf.flatten(1) for leaf in models.values()]
-    found = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
-    return dict(zip(models, found.double().cpu().numpy(), strict=True))
+    largest = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
+    return dict(zip(models, largest.double().cpu().numpy(), strict=True))
 
 
 def _products(leaf: Tensor, places: Ids, weights: Tensor) -> Tensor:
@@ -291,6 +325,7 @@ def _products(leaf: Tensor, places: Ids, weights: Tensor) -> Tensor:
 
 
 def rows_of(leaf: Tensor, places: Ids) -> Tensor:
+    """(n, ...) a copy of the rows at these positions."""
     return leaf.index_select(0, torch.from_numpy(places).to(leaf.device))
 
 
@@ -351,7 +386,7 @@ def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Term
     """
     if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
         return None
-    if any(len(own) != len(rows) for own in exponents.values()):
+    if any(len(values) != len(rows) for values in exponents.values()):
         return None
     return Terms(tuple(row.heard for row in rows), tuple(row.a for row in rows), exponents)
 
@@ -380,16 +415,16 @@ def _exponents(
     before = {name: np.empty(0) for name in bank}
     if len(used):  # otherwise there is nothing to wait for
         before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
-    a, b = (np.array([abs(each).sum() for each in some]) for some in _weights_of(rows))
+    a, b = (np.array([abs(weights).sum() for weights in side]) for side in _weights_of(rows))
     heard = _padded([row.heard for row in rows])
     kept = _padded([np.searchsorted(used, row.kept) for row in rows])
-    found = {}
+    exponents = {}
     for name, leaf in bank.items():
         bounds = a * _largest_of(largest[name], heard) + b * _largest_of(before[name], kept)
         _, num_bits = FIXED_POINT[leaf.dtype]
         bits_before = np.frexp(SLACK * bounds)[1].astype(np.int64)
-        found[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
-    return found
+        exponents[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
+    return exponents
 
 
 def _weights_of(rows: Sequence[MixingRow]) -> tuple[list[Weights], list[Weights]]:
@@ -402,13 +437,13 @@ def _padded(places: Sequence[Ids]) -> Ids:
     >>> _padded([np.array([4]), np.array([2, 3])]).tolist()
     [[4, -1], [2, 3]]
     """
-    sizes = np.array([len(each) for each in places])
-    found = np.full((len(places), int(sizes.max(initial=0))), -1)
-    found[np.arange(found.shape[1]) < sizes[:, None]] = np.concatenate(places)
-    return found
+    sizes = np.array([len(ids) for ids in places])
+    padded = np.full((len(places), int(sizes.max(initial=0))), -1)
+    padded[np.arange(padded.shape[1]) < sizes[:, None]] = np.concatenate(places)
+    return padded
 
 
 def _largest_of(values: Weights, places: Ids) -> Weights:
     """(V,) the largest of the values at the places of each row; at least 0, which is that of -1."""
-    found: Weights = np.append(values, 0.0)[places].max(1, initial=0.0)
-    return found
+    largest: Weights = np.append(values, 0.0)[places].max(1, initial=0.0)
+    return largest

@@ -7,12 +7,19 @@ from flray.models.dropout import KeyedDropout
 
 
 class Mlp200(Classifier):
+    """Images (B, channels, height, width) to logits (B, classes).
+
+    >>> sum(p.numel() for p in Mlp200((1, 28, 28), 10).parameters())  # 785 * 200 + 201 * 10
+    159010
+    """
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        hidden: int = 200,
-        dropout: float = 0.0,  # FLT's code has 0.5 here, its paper has none
+        hidden: int = 200,  # Number of hidden units
+        # Dropout rate of the hidden layer; FLT's code has 0.5, its paper none
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape

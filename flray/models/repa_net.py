@@ -32,9 +32,10 @@ class RepaNet(LightningModule):
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        encoder: Literal["sae", "clf", "ae"] = "sae",  # both losses, cross-entropy, squared error
-        latent: int = 64,  # E
-        weight: float = 1.0,  # of the squared error in `sae`
+        # Loss of the encoder. clf: cross-entropy; ae: squared error; sae: both
+        encoder: Literal["sae", "clf", "ae"] = "sae",
+        latent: int = 64,  # Size E of the latent vector
+        weight: float = 1.0,  # Weight of the squared error, with encoder: sae
     ) -> None:
         super().__init__()
         self.classifier = SupervisedAe(image_shape, num_classes, latent, "clf")
@@ -60,11 +61,13 @@ class RepaNet(LightningModule):
         return F.cross_entropy(output, labels, reduction="none")
 
     def classifier_losses(self, batch: Batch) -> Tensor:
+        """(B,) cross-entropy alone, for training after the clustering."""
         return self.classifier.example_losses(batch)
 
     def example_losses(self, batch: Batch) -> Tensor:
-        own = self.classifier_losses(batch)
-        return own if self.embedder is None else own + self.embedder.example_losses(batch)
+        """(B,) losses of classifier and encoder; they share no parameter."""
+        losses = self.classifier_losses(batch)
+        return losses if self.embedder is None else losses + self.embedder.example_losses(batch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self.example_losses(batch).mean()

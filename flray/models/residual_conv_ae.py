@@ -24,11 +24,15 @@ THIN = 8  # channels that are flattened
 
 
 class ResidualConvAe(Autoencoder):
+    """Images to their reconstruction; height and width must be multiples of 4."""
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
         *,
-        latent: int = 128,  # e; 64 in FLT's code when the paper was written
+        # Size e of the latent vector; 64 in FLT's code when the paper was written
+        latent: int = 128,
+        # Batch norms of the encoder. first_two: as FLT's code used them at the time of the paper
         batch_norm: Literal["all", "first_two"] = "all",
     ) -> None:
         super().__init__()

@@ -24,6 +24,8 @@ class Residual(nn.Module):
 
 
 class ResNet9(Classifier):
+    """Images (B, channels, height, width), at least 8 x 8, to logits (B, classes)."""
+
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         channels, height, width = image_shape

@@ -16,13 +16,21 @@ from flray.models.classifier import Batch
 
 
 class SupervisedAe(Autoencoder):
+    """Images to logits (B, classes); `encode` gives (B, latent), `reconstruct` the images.
+
+    >>> import torch
+    >>> SupervisedAe((3, 32, 32), 10)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
-        latent: int = 64,  # E
-        variant: Literal["sae", "clf", "ae"] = "sae",  # both losses, cross-entropy, squared error
-        weight: float = 1.0,  # of the squared error in `sae`
+        latent: int = 64,  # Size E of the latent vector
+        # Training loss. clf: cross-entropy; ae: squared error; sae: both
+        variant: Literal["sae", "clf", "ae"] = "sae",
+        weight: float = 1.0,  # Weight of the squared error, with variant: sae
     ) -> None:
         super().__init__()
         if weight < 0:

@@ -9,8 +9,7 @@ from flray.execution.resources import Actors
 from flray.models.bank import layers_of, params_of
 from flray.runs.preparing import draw_module
 
-# Keys of algorithms for the rounds in which all clients share a model.
-JOINT_ROUNDS = ("rounds_before", "pretrain_rounds", "rounds_joint")
+ROUNDS_BEFORE = "rounds_before"  # key of algorithms: rounds in which all clients share a model
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
@@ -37,12 +36,12 @@ def _method_remarks(experiment: Experiment) -> Iterator[str]:
     """What makes a method another one."""
     algorithm, settings = experiment.algorithm.build(), experiment.settings
     values = {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}
-    for key in JOINT_ROUNDS:
-        if values.get(key, 0) >= settings.rounds:
-            yield (
-                f"no cluster is trained: algorithm.{key}={values[key]} leaves no round after it, "
-                f"the last is {settings.rounds}; lower algorithm.{key} or raise rounds"
-            )
+    if values.get(ROUNDS_BEFORE, 0) >= settings.rounds:
+        yield (
+            f"no cluster is trained: algorithm.rounds_before={values[ROUNDS_BEFORE]} leaves no "
+            f"round after it, the last is {settings.rounds}; lower algorithm.rounds_before or "
+            "raise rounds"
+        )
     if values.get("mean_of") == "members" and settings.aggregate.unheard != "ignore":
         yield (
             f"aggregate.unheard={settings.aggregate.unheard} does nothing where all members of a "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
+from flray.algorithms.algorithm import Branching
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.merges import MergePoint
 from flray.columns import MERGE_PLACE
@@ -113,9 +114,9 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
         experiments: those of `possible`.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
-    rounds = {a.rounds_before for a in algorithms if hasattr(a, "rounds_before")}
+    rounds = {a.rounds_before for a in algorithms if isinstance(a, Branching)}
     drawn = space.varied.get(ROUNDS_BEFORE)
-    if isinstance(drawn, Integer) and is_suggested(space, ROUNDS_BEFORE):
+    if rounds and isinstance(drawn, Integer) and is_suggested(space, ROUNDS_BEFORE):
         rounds |= set(range(int(drawn.lower), int(drawn.upper)))
     return frozenset(rounds)
 

@@ -49,8 +49,8 @@ class GridSearch:
 class RandomSearch:
     """The same draws for every combination of the lists, so that rows can be compared in pairs."""
 
-    samples: int
-    seed: Seed = 0
+    samples: int  # Number of draws
+    seed: Seed = 0  # Seed of the draws
 
     def __post_init__(self) -> None:
         _require_at_least("samples", self.samples, 1)
@@ -74,8 +74,8 @@ class NoScheduler:
 class Asha:
     """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a run."""
 
-    grace: int = 1  # rounds that every trial gets
-    reduction: int = 3  # one in this many trials continues at each rung
+    grace: int = 1  # Rounds that every trial runs before it may be stopped
+    reduction: int = 3  # One in this many trials continues at each rung
 
     def __post_init__(self) -> None:
         _require_at_least("grace", self.grace, 1)
@@ -94,13 +94,19 @@ SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
 class Options:
     """How a sweep searches, and what counts as best."""
 
-    metric: str = VALIDATION_ACCURACY_MEAN  # of summary.json; test data choose nothing
+    # Key of summary.json by which rows are ranked; test data choose nothing
+    metric: str = VALIDATION_ACCURACY_MEAN
+    # Whether large (max) or small (min) values of the metric are better
     mode: Literal["max", "min"] = "max"
     # Any: one of the registered classes above
+
+    # How configurations are chosen from the space
     search: Annotated[Any, "search", SEARCHES] = field(default_factory=GridSearch)
+    # Whether and how worse trials are stopped early
     scheduler: Annotated[Any, "scheduler", SCHEDULERS] = field(default_factory=NoScheduler)
-    concurrency: int | None = None  # trials at a time; null: as many as fit
-    cache: str | None = None  # a folder to share with other sweeps; null: below the sweep's own
+    concurrency: int | None = None  # Trials that run at a time. None: as many as fit
+    # Folder of shared work, which other sweeps may use. None: a folder of this sweep
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 Y = np.array([0, 6, 3, 9, 0, 6, 3, 9])
 SIZES = np.array([1, 2, 1, 2, 1, 3, 1, 2])
 LR = 0.25
-SPLITTING = Cfl(mean_norm=0.1, max_norm=0.5, rounds_joint=1, min_members=2)
+SPLITTING = Cfl(mean_norm=0.1, max_norm=0.5, rounds_before=1, min_members=2)
 
 
 def line(participation: float = 1.0, order: Ids | None = None) -> Federation:
@@ -98,7 +98,7 @@ def test_each_split_is_a_clustering_of_that_clusters_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    "held", [{"rounds_joint": 12}, {"mean_norm": 0.0}, {"max_norm": 99.0}, {"min_members": 9}]
+    "held", [{"rounds_before": 12}, {"mean_norm": 0.0}, {"max_norm": 99.0}, {"min_members": 9}]
 )
 def test_every_condition_can_keep_a_cluster_together(held) -> None:
     last = rounds(replace(SPLITTING, **held), line(), 12)[-1].state
@@ -166,7 +166,7 @@ def test_with_everybody_heard_no_update_is_kept() -> None:
     assert len(rounds(SPLITTING, line(), 3)[-1].state.updates.clients) == 0
 
 
-NEVER = ["algorithm=cfl", "algorithm.rounds_joint=0", "algorithm.mean_norm=0"]
+NEVER = ["algorithm=cfl", "algorithm.rounds_before=0", "algorithm.mean_norm=0"]
 
 
 @pytest.mark.parametrize("unheard", ["ignore", "stale"])
@@ -186,7 +186,7 @@ SWAPPED = [
     # The paper's 0.4 and 1.6 belong to its own model and training: here no update is above 1.6 in
     # any round. Of seeds 0 to 4, 0 to 3 found the groups (ARI 1.0); in 4 one group was split once
     # more (0.90).
-    "algorithm={name: cfl, rounds_joint: 5, mean_norm: 0.5, max_norm: 1.0}",
+    "algorithm={name: cfl, rounds_before: 5, mean_norm: 0.5, max_norm: 1.0}",
 ]
 
 
@@ -200,7 +200,7 @@ def test_it_finds_swapped_labels_in_two_levels(tiny_run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("mean_norm", -1.0), ("rounds_joint", -1), ("min_members", 1)]
+    ("field", "value"), [("mean_norm", -1.0), ("rounds_before", -1), ("min_members", 1)]
 )
 def test_bad_fields(field, value) -> None:
     with pytest.raises(ValueError, match=f"{field} must be >= "):

@@ -30,11 +30,11 @@ FITTING = {
     "pca_km_hc": [LINEAR],
     "lg_fedavg": ["algorithm.global_layers=1"],  # of the two that the model has
     "repa": [
-        "algorithm.pretrain_rounds=2",
+        "algorithm.rounds_before=2",
         NUMBER % 2,
         "algorithm.clustering.signature.statistics=[mean, quantiles, std, skewness, kurtosis]",
     ],
-    "cfl": ["algorithm={name: cfl, rounds_joint: 1, mean_norm: 9, max_norm: 0}"],  # splits early
+    "cfl": ["algorithm={name: cfl, rounds_before: 1, mean_norm: 9, max_norm: 0}"],  # splits early
     "flis_dc": ["split.server=30", "algorithm.beta=0.2"],
     "flis_hc": ["split.server=30", "algorithm.clustering.partition.threshold=0.9"],
 }
@@ -115,12 +115,12 @@ def fine_tuned(how: str) -> list[str]:
 
 NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
     "ifca, sharing layers": [
-        "algorithm={name: ifca, number: 3, restarts: 2, pretrain_rounds: 1, own: last_layer}"
+        "algorithm={name: ifca, number: 3, restarts: 2, rounds_before: 1, own: last_layer}"
     ],
-    "wd, early": ["algorithm={name: wd, pretrain_rounds: 1}", NUMBER % 2],
-    "wd, before round 1": ["algorithm={name: wd, pretrain_rounds: 0}", NUMBER % 2],
+    "wd, early": ["algorithm={name: wd, rounds_before: 1}", NUMBER % 2],
+    "wd, before round 1": ["algorithm={name: wd, rounds_before: 0}", NUMBER % 2],
     "repa, by directions": [
-        "algorithm={name: repa, pretrain_rounds: 1}",
+        "algorithm={name: repa, rounds_before: 1}",
         "algorithm.clustering.signature.statistics=[correlation, components, covariance]",
         NUMBER % 2,
     ],
@@ -188,8 +188,7 @@ def test_unseen_clients_get_a_model_and_train_it(name, tiny_run) -> None:
     split = "split={name: dirichlet, clients: 10, alpha: 0.5, min_samples: 2, holdout: 2}"
     overrides = [*named(name, split), "participation=1", "rounds=2"]
     overrides += ["evaluate={every: 2, fine_tune: {epochs: 5}}"]
-    early = {"flhc": "rounds_before=1", "repa": "pretrain_rounds=1", "wd": "pretrain_rounds=1"}
-    overrides += [f"algorithm.{early[name]}"] if name in early else []
+    overrides += ["algorithm.rounds_before=1"] if name in ("flhc", "repa", "wd") else []
     overrides += [NUMBER % 2] if name == "wd" else []
     experiment = parse_experiment(override(TINY, overrides))
     unseen = deal(experiment, experiment.dataset.build().load()).holdout.tolist()

@@ -31,9 +31,9 @@ CASES = {
         ],
         0,
     ),
-    "repa": (["algorithm={name: repa, pretrain_rounds: 1}", TWO], 1),
-    "repa before round 1": (["algorithm={name: repa, pretrain_rounds: 0}", TWO], 0),
-    "wd": (["algorithm={name: wd, pretrain_rounds: 1}", TWO], 1),
+    "repa": (["algorithm={name: repa, rounds_before: 1}", TWO], 1),
+    "repa before round 1": (["algorithm={name: repa, rounds_before: 0}", TWO], 0),
+    "wd": (["algorithm={name: wd, rounds_before: 1}", TWO], 1),
     "pca_km_hc": ([f"algorithm={{name: pca_km_hc, clustering: {{{PCA}}}}}"], 0),
     # With clusters to choose among: of a single one nobody is asked.
     "flis_hc": (["algorithm=flis_hc", "split.server=30"], 0),

@@ -194,13 +194,13 @@ class TestChoosing:
 
 
 class TestSharedLayers:
-    ALGORITHM = "algorithm={name: ifca, number: 3, pretrain_rounds: 2, own: last_layer}"
+    ALGORITHM = "algorithm={name: ifca, number: 3, rounds_before: 2, own: last_layer}"
 
     def test_only_the_last_layers_differ_and_change_after_pre_training(self) -> None:
         """Weight decay alone would move a layer whose gradient is zero."""
         train = "train={lr: 0.1, epochs: 2, momentum: 0.5, weight_decay: 0.1}"
         fed = tiny_federation(train, "participation=1")
-        algorithm = Ifca(number=3, pretrain_rounds=2, own="last_layer")
+        algorithm = Ifca(number=3, rounds_before=2, own="last_layer")
         states = [algorithm.init(fed).state]
         for t in range(1, 5):
             states.append(
@@ -221,7 +221,7 @@ class TestSharedLayers:
 
     def test_pre_training_needs_a_layer_that_is_shared(self) -> None:
         with pytest.raises(ValueError, match="set own: last_layer"):
-            Ifca(pretrain_rounds=3)
+            Ifca(rounds_before=3)
 
 
 def test_restarts_keep_the_set_whose_best_models_have_the_least_loss() -> None:

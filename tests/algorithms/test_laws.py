@@ -60,7 +60,7 @@ def test_uniform_weights_differ_on_ragged_clients(tiny_run, known_run) -> None:
 METHODS = ["fedavg", "fedprox", "local", "fednova", "ifca", "cfl", "fedsem"]
 METHODS += ["{name: lg_fedavg, global_layers: 1}"]
 METHODS += [
-    f"{{name: {name}, pretrain_rounds: 1, clustering: {{partition: {{name: kmeans, number: 2}}}}}}"
+    f"{{name: {name}, rounds_before: 1, clustering: {{partition: {{name: kmeans, number: 2}}}}}}"
     for name in ("repa", "wd")
 ]
 METHODS += ["{name: flis_dc, beta: 0.2}", "flis_hc"]

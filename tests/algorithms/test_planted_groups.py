@@ -120,7 +120,7 @@ class TestMnist:
 
     # Seeds 0, 1, 2 had ARI 1.0 in all but the last, which had -0.04, 0.18 and 0.06.
     FLIS = ("dataset=mnist", "algorithm=flis_hc", "participation=0.1", "train.lr=0.05")
-    REPA = ("dataset=mnist", "algorithm={name: repa, pretrain_rounds: 3}", "rounds=3")
+    REPA = ("dataset=mnist", "algorithm={name: repa, rounds_before: 3}", "rounds=3")
 
     def test_flis_hc_finds_label_groups(self, found) -> None:
         split = "split={name: label_groups, clients: 40, samples_per_client: 300, server: 500}"

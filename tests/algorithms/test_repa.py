@@ -22,7 +22,7 @@ from flray.runs.preparing import deal, prepare
 from scenarios import TINY, line_federation
 
 NUMBER = "algorithm.clustering.partition.number="
-EARLY = ["algorithm={name: repa, pretrain_rounds: 2}", NUMBER + "2"]
+EARLY = ["algorithm={name: repa, rounds_before: 2}", NUMBER + "2"]
 
 
 def state_of(result):
@@ -30,14 +30,14 @@ def state_of(result):
 
 
 @pytest.mark.parametrize("name", ["repa", "wd"])
-@pytest.mark.parametrize("pretrain_rounds", [0, 2, 9])
+@pytest.mark.parametrize("rounds_before", [0, 2, 9])
 def test_one_cluster_without_proximal_term_is_fedavg(
-    tiny_run, known_run, name, pretrain_rounds
+    tiny_run, known_run, name, rounds_before
 ) -> None:
-    one = f"algorithm={{name: {name}, mu: 0, pretrain_rounds: {pretrain_rounds}}}"
+    one = f"algorithm={{name: {name}, mu: 0, rounds_before: {rounds_before}}}"
     result, fedavg = tiny_run(one, NUMBER + "1"), known_run()
     assert result.summary["params_sha256"] == fedavg.summary["params_sha256"]
-    assert bool(read_clusterings(result.path)) == (pretrain_rounds < 9)
+    assert bool(read_clusterings(result.path)) == (rounds_before < 9)
 
 
 def test_the_proximal_term_acts_after_the_clustering_alone(tiny_run) -> None:
@@ -141,7 +141,7 @@ def test_it_finds_pipelines_of_images(tiny_run, kind) -> None:
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_weight_differences_do_not_find_them(tiny_run, epochs) -> None:
     """Seeds 0, 1, 2 had ARI -0.11, 0.03, 0.04 with f = 1, and 0.03, 0.03, 0.16 with f = 2."""
-    wd = ["algorithm={name: wd, pretrain_rounds: 2}", NUMBER + "4", "model.encoder=clf"]
+    wd = ["algorithm={name: wd, rounds_before: 2}", NUMBER + "4", "model.encoder=clf"]
     signature = f"algorithm.clustering.signature={{name: update, epochs: {epochs}}}"
     assert tiny_run(*SHIFTED, *wd, signature).summary["ari"] < 0.5
 
@@ -158,13 +158,13 @@ def test_a_weight_difference_is_that_of_f_epochs() -> None:
 
 def test_weight_differences_are_of_one_epoch_unless_told(tiny_run) -> None:
     """f = 1: where a round has three epochs of all clients, the clustering costs a third more."""
-    wd = ["algorithm={name: wd, pretrain_rounds: 2}", NUMBER + "2"]
+    wd = ["algorithm={name: wd, rounds_before: 2}", NUMBER + "2"]
     steps = tiny_run(*wd, "train.epochs=3", "participation=1").rounds["client_steps"].tolist()
     assert steps == [steps[0], steps[0] * 4 / 3, steps[0], steps[0]]
 
 
 def test_unit_differences_have_directions_alone(tiny_run) -> None:
-    wd = ["algorithm={name: wd, pretrain_rounds: 1}", NUMBER + "2"]
+    wd = ["algorithm={name: wd, rounds_before: 1}", NUMBER + "2"]
     raw, unit = (tiny_run(*wd, f"algorithm.clustering.embed={e}") for e in ("none", "unit"))
     raw, unit = (read_clusterings(run.path)[1].points for run in (raw, unit))
     np.testing.assert_allclose(unit, raw / np.linalg.norm(raw, axis=1, keepdims=True), rtol=1e-6)
@@ -241,7 +241,7 @@ class TestThoseWhoComeLater:
         assert state_of(result).labels[3] >= 0
 
     def test_weight_differences_of_holdout_clients_take_their_labels(self, tiny_run) -> None:
-        wd = ["algorithm={name: wd, pretrain_rounds: 2}", NUMBER + "2"]
+        wd = ["algorithm={name: wd, rounds_before: 2}", NUMBER + "2"]
         result = tiny_run(*wd, *HELD)
         assert result.summary["holdout_labels_read"] is True
         read = result.rounds.set_index("round")["holdout_labels_read"].fillna(0)
@@ -283,7 +283,7 @@ def test_an_encoder_may_be_pretrained_centrally(tiny_run, tmp_path, monkeypatch)
     monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
     encoder = "{dataset: {name: synthetic, num_train: 64, size: 8}, model: conv_ae, epochs: 1}"
     own = f"algorithm.clustering.signature={{name: statistics, encoder: {encoder}}}"
-    result = tiny_run("algorithm={name: repa, pretrain_rounds: 0}", NUMBER + "2", own)
+    result = tiny_run("algorithm={name: repa, rounds_before: 0}", NUMBER + "2", own)
     assert read_clusterings(result.path)[0].points.shape == (6, 4 * 128)
     assert len(list((tmp_path / "cache" / "encoders").iterdir())) == 1
 
@@ -292,7 +292,7 @@ def test_an_encoder_may_be_pretrained_centrally(tiny_run, tmp_path, monkeypatch)
 def test_engines_agree_on_the_loss_of_the_classifier_alone(tiny_run, known_run, engine) -> None:
     """After the clustering the hook asks for another of the module's losses."""
     tiny = ["model={name: repa_net, latent: 4}", "train={lr: 0.05, epochs: 1, momentum: 0.5}"]
-    common = [*EARLY, *tiny, "algorithm.pretrain_rounds=1", "execution.precision=float64"]
+    common = [*EARLY, *tiny, "algorithm.rounds_before=1", "execution.precision=float64"]
     reference, other = (
         run(*common, f"execution.engine={each}", "rounds=3")
         for run, each in ((known_run, "loop"), (tiny_run, engine))
@@ -304,7 +304,7 @@ def test_engines_agree_on_the_loss_of_the_classifier_alone(tiny_run, known_run, 
     assert train[0][2] < 0.9 * train[0][0]  # less than the three losses of the first round
 
 
-@pytest.mark.parametrize("field", ["pretrain_rounds", "mu"])
+@pytest.mark.parametrize("field", ["rounds_before", "mu"])
 def test_bad_numbers(field) -> None:
     with pytest.raises(ValueError, match=f"{field} must be >= 0, got -1"):
         Repa(**{field: -1})

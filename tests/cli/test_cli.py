@@ -245,9 +245,9 @@ NOTES = [
         "algorithm={name: flhc, rounds_before: 4}",
         "no cluster is trained: algorithm.rounds_b",
     ),
-    ("algorithm={name: cfl, rounds_joint: 9}", "no cluster is trained: algorithm.rounds_joint=9"),
-    ("algorithm={name: repa, pretrain_rounds: 4}", "no cluster is trained: algorithm.pretrain_r"),
-    ("algorithm={name: wd, pretrain_rounds: 5}", "no cluster is trained: algorithm.pretrain_r"),
+    ("algorithm={name: cfl, rounds_before: 9}", "no cluster is trained: algorithm.rounds_before=9"),
+    ("algorithm={name: repa, rounds_before: 4}", "no cluster is trained: algorithm.rounds_b"),
+    ("algorithm={name: wd, rounds_before: 5}", "no cluster is trained: algorithm.rounds_b"),
     ("algorithm={name: lg_fedavg, global_layers: 2}", "this is FedAvg: algorithm.global_layers=2"),
     ("tracking=wandb", "no key for W&B"),
 ]
@@ -266,7 +266,7 @@ def test_what_will_not_happen_is_said_before(flray, monkeypatch, argument, expec
 
 QUIET = [
     "algorithm={name: flhc, rounds_before: 3}",
-    "algorithm={name: cfl, rounds_joint: 3}",
+    "algorithm={name: cfl, rounds_before: 3}",
     "algorithm={name: lg_fedavg, global_layers: 1}",
     "algorithm=fedsem",
 ]

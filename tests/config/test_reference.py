@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from flray.config.binding import MISSING, _defaults, _hints, _plain, _signature
+from flray.algorithms import ALGORITHMS
+from flray.config.binding import (
+    MISSING,
+    _defaults,
+    _hints,
+    _plain,
+    _signature,
+    bind_component,
+)
 from flray.config.experiment import Settings
 from flray.config.reading import parse_yaml
 from flray.config.reference import (
@@ -14,9 +22,12 @@ from flray.config.reference import (
     SETTINGS,
     Key,
     components,
+    every_key,
     experiment_keys,
     keys,
+    keys_meant,
 )
+from flray.errors import ExperimentError
 from flray.sweeps.space import Options
 from flray.values import FROM_DATASET
 
@@ -66,6 +77,38 @@ def test_keys_below_mappings_and_allowed_values_are_listed() -> None:
     assert found["execution.engine"].values == "auto, loop, vectorized, lightning"  # an alias
     assert found["execution.actors.count"].values == "whole number or per_client"
     assert found["evaluate.target"].values == "number or null"
-    assert found["participation"].note == "rho: the share of clients in a cohort"
+    assert found["participation"].note.startswith("Share ρ of the clients")
     assert "flhc" in found["algorithm"].values
     assert found["algorithm"].default is None
+
+
+@pytest.mark.parametrize(
+    ("method", "old"),
+    [
+        ("cfl", "rounds_joint"),
+        ("ifca", "pretrain_rounds"),
+        ("repa", "pretrain_rounds"),
+        ("wd", "pretrain_rounds"),
+    ],
+)
+def test_a_renamed_key_is_refused_with_the_new_one_named(method, old) -> None:
+    message = f"unknown key 'algorithm.{old}' .it is now called 'rounds_before'.; known here"
+    with pytest.raises(ExperimentError, match=message):
+        bind_component("algorithm", ALGORITHMS, {"name": method, old: 1}, "algorithm")
+    assert keys_meant(f"algorithm.{old}") == keys_meant(old) == ["algorithm.rounds_before"]
+
+
+SHOWN = [
+    *every_key(),
+    *keys(OPTIONS),
+    *keys("flray.data.events:Event"),
+    *(key for kind in ("search", "scheduler") for each in components(kind) for key in each.keys),
+]
+
+
+@pytest.mark.parametrize("key", SHOWN, ids=[key.name for key in SHOWN])
+def test_every_key_has_a_note_that_can_be_read_alone(key) -> None:
+    words = key.note.split()
+    assert len(words) > 1
+    assert words[0][0].isupper() or words[0][0] == "`"
+    assert words[0] not in ("Of", "In")

@@ -80,7 +80,7 @@ CASES: dict[str, tuple[object, list[str]]] = {
     "flis_dc": (2, ["algorithm={name: flis_dc, beta: 0.1}", "split.server=50"]),
     # Predictions of all clients, and statistics of their latents: three clusters each.
     "flis_hc": (2, ["algorithm=flis_hc", "split.server=50", PARTITION, "train.lr=0.01"]),
-    "repa": (2, ["algorithm={name: repa, pretrain_rounds: 2}", PARTITION, "train.lr=0.01"]),
+    "repa": (2, ["algorithm={name: repa, rounds_before: 2}", PARTITION, "train.lr=0.01"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.

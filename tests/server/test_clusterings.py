@@ -80,16 +80,16 @@ MEASURED = ["evaluate.similarity=true", "evaluate.robustness={draws: 5}"]
 NUMBER = "algorithm.clustering.partition.number=2"
 
 
-@pytest.mark.parametrize(("name", "pretrain_rounds"), [("repa", 0), ("wd", 2)])
+@pytest.mark.parametrize(("name", "rounds_before"), [("repa", 0), ("wd", 2)])
 def test_measures_are_columns_of_the_clustering_and_of_the_summary(
-    tiny_run, name, pretrain_rounds
+    tiny_run, name, rounds_before
 ) -> None:
-    algorithm = f"algorithm={{name: {name}, pretrain_rounds: {pretrain_rounds}}}"
+    algorithm = f"algorithm={{name: {name}, rounds_before: {rounds_before}}}"
     plain, measured = tiny_run(algorithm, NUMBER), tiny_run(algorithm, NUMBER, *MEASURED)
     for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps", "split_sha256"):
         assert measured.summary[key] == plain.summary[key]
     rounds = measured.rounds.set_index("round")
-    at = max(pretrain_rounds, 1)
+    at = max(rounds_before, 1)
     for key in ("robustness", "uniformity", "label_correlation", "uniformity_labels"):
         column = rounds[f"clustering_{key}"].dropna()
         assert column.index.tolist() == [at]
@@ -102,7 +102,7 @@ RAW = "algorithm.clustering.embed=none"  # the points of a clustering are then t
 
 
 def test_similarity_by_hand(tiny_run) -> None:
-    repa = ("algorithm={name: repa, pretrain_rounds: 1}", NUMBER, "evaluate.similarity=true")
+    repa = ("algorithm={name: repa, rounds_before: 1}", NUMBER, "evaluate.similarity=true")
     result, raw = tiny_run(*repa), tiny_run(*repa, RAW)
     config = RunDirectory(result.path).config()
     split = prepare(parse_experiment(config)).payload.timeline.at(1)
@@ -128,7 +128,7 @@ def test_uniformity_of_planted_groups_is_one(tiny_run) -> None:
     """Two labels in each of five groups: REPA and the labels themselves find them, chance not."""
     groups = ["dataset={name: digits, size: 8}", "split={name: label_groups, clients: 20}"]
     groups += ["model=mlp200", "train={lr: 0.1, epochs: 3}", "rounds=2", "evaluate.every=2"]
-    groups += ["algorithm={name: repa, pretrain_rounds: 2}", "participation=1"]
+    groups += ["algorithm={name: repa, rounds_before: 2}", "participation=1"]
     groups += ["algorithm.clustering.partition.number=5", "evaluate.similarity=true"]
     summary = tiny_run(*groups).summary
     assert summary["uniformity"] == summary["uniformity_labels"] > 0.99
@@ -145,7 +145,7 @@ class TestDrift:
         f"split={{name: image_shift, form: shared, pipelines: {PIPELINES}, clients: 6, "
         "samples_per_client: 40}",
         "model={name: mlp200, hidden: 8}",
-        "algorithm={name: repa, pretrain_rounds: 1}",
+        "algorithm={name: repa, rounds_before: 1}",
         "rounds=1",
         "evaluate.drift={encoder: {dataset: {name: synthetic, num_train: 200}, model: conv_ae, "
         "epochs: 1}, images: 12}",

@@ -393,7 +393,7 @@ class TestLastTrained:
 
     def test_training_for_a_signature_is_not_judged(self, tiny_run) -> None:
         """WD clusters after round 2 by a training of everybody; three of six are heard in it."""
-        wd = "algorithm={name: wd, pretrain_rounds: 2}"
+        wd = "algorithm={name: wd, rounds_before: 2}"
         number = "algorithm.clustering.partition.number=2"
         result = tiny_run(wd, number, *self.ON, "participation=0.5")
         judged = result.clients.query("part == 'last_trained' and round == 2")

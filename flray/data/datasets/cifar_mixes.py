@@ -30,9 +30,9 @@ SUBSET = (3, 8, 13, 15, 20, 22, 25, 29, 31, 37, 43, 46, 51, 54, 65, 84, 85, 86, 
 class Cifar100Subset(PixelOptions):
     """The 20 classes of CIFAR-100 that FLT's foreign encoder (Enc2) for CIFAR-10 has seen."""
 
-    normalize: Normalize = "half"  # as cifar100
-    files: Files = "cifar100"  # where the images come from
-    download: bool = False  # cifar100
+    normalize: Normalize = "half"  # Scale of pixels, as for cifar100
+    files: Files = "cifar100"  # Dataset from which the images are taken
+    download: bool = False  # Download CIFAR-100 if it is missing from the data folder
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,9 +51,10 @@ class Cifar100Subset(PixelOptions):
 class Cifar20(PixelOptions):
     """CIFAR-10 and, as classes 10 to 19, ten of CIFAR-100: FLT's Enc1 for CIFAR-10."""
 
-    normalize: Normalize = "half"  # as cifar10
-    files: Files = "cifar100"  # where the images of the ten classes come from
-    download: bool = False  # cifar10 and cifar100
+    normalize: Normalize = "half"  # Scale of pixels, as for cifar10
+    files: Files = "cifar100"  # Dataset from which the images of classes 10 to 19 are taken
+    # Download CIFAR-10 and CIFAR-100 if they are missing from the data folder
+    download: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

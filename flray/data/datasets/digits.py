@@ -18,7 +18,7 @@ _WHITE = 16  # the largest pixel value of the 8x8 images
 class Digits(PixelOptions):
     """1,797 images of 8x8 pixels, resized."""
 
-    size: int = 28
+    size: int = 28  # Height and width in pixels; the 8 x 8 images are resized to it
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ _EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "letters": 26}
 class Mnist(PixelOptions):
     """60,000 + 10,000 handwritten digits (LeCun et al. 1998)."""
 
-    download: bool = False
+    download: bool = False  # Download the files if they are missing from the data folder
 
     def load(self) -> Dataset:
         rows = _read("mnist", "MNIST", _BY_TRAIN, self.download)
@@ -35,7 +35,7 @@ class Mnist(PixelOptions):
 class FashionMnist(PixelOptions):
     """60,000 + 10,000 pieces of clothing (Xiao et al. 2017, arXiv 1708.07747)."""
 
-    download: bool = False
+    download: bool = False  # Download the files if they are missing from the data folder
 
     def load(self) -> Dataset:
         rows = _read("fashion_mnist", "FashionMNIST", _BY_TRAIN, self.download)
@@ -50,8 +50,9 @@ class Emnist(PixelOptions):
     `byclass`: all 62, as often as they were written; `letters`: 26, capital and small alike.
     """
 
+    # Which EMNIST: balanced (47 classes), byclass (62) or letters (26)
     variant: Variant = "balanced"
-    download: bool = False
+    download: bool = False  # Download the files if they are missing from the data folder
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,8 +74,8 @@ class Emnist(PixelOptions):
 class Cifar10(PixelOptions):
     """50,000 + 10,000 small photographs (Krizhevsky 2009)."""
 
-    normalize: Normalize = "half"  # FLT's choice
-    download: bool = False
+    normalize: Normalize = "half"  # Scale of pixels; half is [-1, 1], the choice of FLT
+    download: bool = False  # Download the files if they are missing from the data folder
 
     def load(self) -> Dataset:
         rows = _read("cifar10", "CIFAR10", _BY_TRAIN, self.download)
@@ -85,8 +86,8 @@ class Cifar10(PixelOptions):
 class Cifar100(PixelOptions):
     """50,000 + 10,000 small photographs of 100 classes, the fine ones (Krizhevsky 2009)."""
 
-    normalize: Normalize = "half"  # FLT's choice
-    download: bool = False
+    normalize: Normalize = "half"  # Scale of pixels; half is [-1, 1], the choice of FLT
+    download: bool = False  # Download the files if they are missing from the data folder
 
     def load(self) -> Dataset:
         rows = _read("cifar100", "CIFAR100", _BY_TRAIN, self.download)
@@ -97,8 +98,9 @@ class Cifar100(PixelOptions):
 class Svhn(PixelOptions):
     """73,257 + 26,032 digits of house numbers, the cropped ones (Netzer et al. 2011)."""
 
-    normalize: Normalize = "standard"  # FLIS's choice, the only paper with SVHN
-    download: bool = False
+    # Scale of pixels; standard is the choice of FLIS, the only paper with SVHN
+    normalize: Normalize = "standard"
+    download: bool = False  # Download the files if they are missing from the data folder
 
     def load(self) -> Dataset:
         rows = _read("svhn", "SVHN", [{"split": "train"}, {"split": "test"}], self.download)

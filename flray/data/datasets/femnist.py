@@ -26,7 +26,8 @@ class Femnist(PixelOptions):
     Pixels are kept as LEAF has them: paper is 1 and ink 0, where MNIST and EMNIST have ink 1.
     """
 
-    shards: int | None = None  # the first files of train and of test only; FLT: 2
+    # Read only this many files of train and of test, the first ones. None: all; FLT: 2
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,8 @@ class MnistWriters(PixelOptions):
     539 people wrote the training images, 297 others the test images.
     """
 
-    download: bool = False  # of MNIST; mnist_writers.npz has to be there
+    # Download MNIST if it is missing; mnist_writers.npz must be in the data folder
+    download: bool = False
 
     def load(self) -> Dataset:
         writers = read_arrays("mnist_writers", ("train_writer", "test_writer"))

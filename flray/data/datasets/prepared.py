@@ -22,7 +22,7 @@ _KEYS = ("train_x", "train_y", "test_x", "test_y")
 class Usps(PixelOptions):
     """7,291 + 2,007 digits from envelopes, 16x16 (Hull 1994); `size: 28` for MNIST's models."""
 
-    size: int = _USPS_SIZE
+    size: int = _USPS_SIZE  # Height and width in pixels; 28 for the models of MNIST
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +42,7 @@ class Usps(PixelOptions):
 class Cifar100Jpeg(PixelOptions):
     """CIFAR-100 in another order, its images once through JPEG at quality 95."""
 
-    normalize: Normalize = "half"  # as cifar100
+    normalize: Normalize = "half"  # Scale of pixels, as for cifar100
 
     def load(self) -> Dataset:
         return join_rows(
@@ -54,7 +54,7 @@ class Cifar100Jpeg(PixelOptions):
 class SvhnRecut(PixelOptions):
     """SVHN's digits cut anew out of the photographs: its counts, not its pixels."""
 
-    normalize: Normalize = "standard"  # as svhn
+    normalize: Normalize = "standard"  # Scale of pixels, as for svhn
 
     def load(self) -> Dataset:
         return join_rows("svhn_recut", _rows("svhn_recut", _KEYS), 10, self, SVHN_STANDARD)

@@ -21,14 +21,16 @@ _CHUNK = 4096  # images made at a time, which bounds memory
 class Synthetic(PixelOptions):
     """Image = prototype of its (group, class) + a smooth field of its own + pixel noise."""
 
-    num_classes: int = 10
-    num_train: int = 2000
-    num_test: int = 500
-    size: int = 28
-    num_groups: int = 1  # each with its own prototypes; the group of an image is its source
-    variation: float = 2.0  # std of the image's own smooth field, relative to the prototype's
-    noise: float = 0.5  # std of the pixel noise, relative to the prototype's
-    seed: Seed = 0
+    num_classes: int = 10  # Number of classes
+    num_train: int = 2000  # Number of training images
+    num_test: int = 500  # Number of test images
+    size: int = 28  # Height and width of an image in pixels
+    # Number of groups with prototypes of their own; the group of an image is its source
+    num_groups: int = 1
+    # Standard deviation of the smooth field of an image, relative to its prototype
+    variation: float = 2.0
+    noise: float = 0.5  # Standard deviation of the pixel noise, relative to the prototype
+    seed: Seed = 0  # Seed of the images; it does not depend on the seed of the run
 
     def __post_init__(self) -> None:
         super().__post_init__()

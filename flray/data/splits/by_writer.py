@@ -24,8 +24,8 @@ class ByWriter(PartOptions):
     """
 
     test: TestRule = "own_split"
-    clients: int | None = None  # this many writers, drawn at random; None: all
-    min_samples: int = 1  # training images; writers with fewer are left out
+    clients: int | None = None  # Number of writers, drawn at random. None: all of them
+    min_samples: int = 1  # Fewest training images of a writer; writers with fewer are left out
 
     def __post_init__(self) -> None:
         super().__post_init__()

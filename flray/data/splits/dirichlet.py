@@ -20,9 +20,10 @@ class Dirichlet(SplitOptions):
     """For each label shares p ~ Dir(alpha) over clients; drawn again until nobody is too small."""
 
     test: TestRule = "all_of_labels"
+    # Concentration α of Dir(α), drawn over the clients for each label; small is skewed
     alpha: float = 0.1
-    min_samples: int = 10
-    max_tries: int = 100
+    min_samples: int = 10  # Fewest images per client; smaller draws are repeated
+    max_tries: int = 100  # Number of draws before the split is refused
 
     def __post_init__(self) -> None:
         super().__post_init__()

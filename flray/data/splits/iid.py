@@ -18,8 +18,8 @@ from flray.randomness import generator
 class Iid(SplitOptions):
     """With `by_source` client i holds data of source i mod G only, G being all there are."""
 
-    samples_per_client: int | None = None  # None: all there is
-    by_source: bool = False  # the sources (synthetic's groups, writers) are the planted groups
+    samples_per_client: int | None = None  # Images per client. None: all images are dealt
+    by_source: bool = False  # Make the sources (groups of synthetic, writers) the planted groups
 
     def __post_init__(self) -> None:
         super().__post_init__()

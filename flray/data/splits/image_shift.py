@@ -36,14 +36,21 @@ class ImageShift(SplitOptions):
     """
 
     validation: float = 0.25
+    # Pipelines of a client. shared: one per planted group; own: an ordered pair of two
     form: Form = "own"
-    pipelines: tuple[Pipeline, ...] = PIPELINES  # grayscale and hue need coloured images
+    # Image pipelines to choose from; grayscale and hue need coloured images
+    pipelines: tuple[Pipeline, ...] = PIPELINES
+    # Labels per client. iid: as in the dataset; skew: `major_classes` dominate; dirichlet:
+    # Dir(`alpha`)
     labels: Labels = "skew"
-    samples_per_client: int = 400  # with 100 of them for validation
-    major_classes: int = 3
+    samples_per_client: int = 400  # Images per client, 100 of 400 for validation by default
+    major_classes: int = 3  # Number of dominant classes per client, with labels: skew
+    # Share of a client's images that are of its dominant classes, with labels: skew
     major_share: float = 0.8
-    alpha: float = 0.3
-    max_tries: int = 100  # draws that need more images of a class than there are
+    alpha: float = 0.3  # Concentration α of a client's label shares, with labels: dirichlet
+    # Number of draws, if one needs more images of a class than there are, before the split is
+    # refused
+    max_tries: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()

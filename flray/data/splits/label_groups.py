@@ -29,9 +29,13 @@ class LabelGroups(SplitOptions):
     """
 
     test: TestRule = "all_of_labels"
+    # Label sets of the groups. disjoint: FLT's scenario 1; ring: scenario 2, neighbours share a
+    # label
     scenario: Scenario = "disjoint"
-    groups: int = 5
-    samples_per_client: int | None = None  # at most, as many of each label; None: all there is
+    groups: int = 5  # Number of planted groups
+    # Most images per client, equally many of each label. None: all images are dealt
+    samples_per_client: int | None = None
+    # Give client j of two neighbouring groups the same images of the label that they share
     overlap: bool = False
 
     def __post_init__(self) -> None:

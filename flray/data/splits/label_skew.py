@@ -19,7 +19,7 @@ class LabelSkew(SplitOptions):
     """Client i holds label i mod K and others at random; a label is split among its clients."""
 
     test: TestRule = "all_of_labels"
-    share: float = 0.2  # of the K labels, rounded to a whole number
+    share: float = 0.2  # Share of the K labels that a client holds, rounded to a whole number
 
     def __post_init__(self) -> None:
         super().__post_init__()

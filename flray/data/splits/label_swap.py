@@ -21,8 +21,9 @@ class LabelSwap(SplitOptions):
     The paper does not name its pairs; its 80 % ceiling for one global model implies disjoint ones.
     """
 
-    groups: int = 4
-    seeded_pairs: bool = False  # draw the disjoint pairs from the seed
+    groups: int = 4  # Number of planted groups; group g sees one pair of labels swapped
+    # Draw the disjoint pairs of labels from the seed. false: labels 2g and 2g + 1
+    seeded_pairs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,9 @@ class Pathological(SplitOptions):
     keeps the 2 labels and splits each label evenly among its clients (5,421 fives are not 6,000).
     """
 
-    labels_per_client: int = 2
+    labels_per_client: int = 2  # Number of labels per client
+    # How labels are dealt. exact: distinct labels, used equally often; shards: as McMahan, which
+    # may straddle two labels
     variant: Variant = "exact"
 
     def __post_init__(self) -> None:

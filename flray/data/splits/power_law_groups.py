@@ -27,7 +27,7 @@ class PowerLawGroups(SplitOptions):
     """
 
     test: TestRule = "all_of_labels"
-    groups: int = 10
+    groups: int = 10  # Number of planted groups, each with consecutive classes
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ from flray.randomness import generator
 class Rotation(SplitOptions):
     """An iid deal; group g sees its images, test images too, turned left by degrees[g]."""
 
+    # Rotation of each group to the left, in multiples of 90 degrees
     degrees: tuple[int, ...] = (0, 90, 180, 270)
 
     def __post_init__(self) -> None:
