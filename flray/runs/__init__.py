@@ -1,0 +1,1 @@
+"""Runs: from a checked experiment to a server that runs it, wherever that is."""
