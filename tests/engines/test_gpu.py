@@ -8,10 +8,10 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
-from flray.client import vectorized
 from flray.client.host import HostSettings, start_host
 from flray.client.tasks import Train, TrainJob
 from flray.data.events import make_timeline
+from flray.engines import vectorized
 from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.training import Training

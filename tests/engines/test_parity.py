@@ -12,7 +12,7 @@ from torch import nn
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
-from flray.client import vectorized
+from flray.engines import vectorized
 from flray.engines.engine import Block
 from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from flray.config.binding import bind_component
-from flray.config.experiment import FROM_THE_DATASET
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of
 from flray.models.dropout import KeyedDropout, dropout_keys
+from flray.values import FROM_DATASET
 
 # Parameter counts of the papers (or of their code, where the paper gives none).
 COUNTS = [
@@ -34,7 +34,7 @@ def test_parameter_counts(name, fields, shape, classes, count) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step_is_the_mean_of_example_losses(name) -> None:
-    component = bind_component("model", MODELS, name, "model", FROM_THE_DATASET)
+    component = bind_component("model", MODELS, name, "model", FROM_DATASET)
     module = build_seeded(lambda: component.build(image_shape=(1, 28, 28), num_classes=10), 0)
     batch = torch.rand(5, 1, 28, 28), torch.arange(5)
     losses = module.example_losses(batch)

@@ -1,7 +1,6 @@
 import re
 from pathlib import Path
 
-import flray.report
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ from recorded import write_run
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 
+import flray.report
 from flray.errors import ExperimentError
 from flray.records.clusterings import ClusteringRecord, read_clusterings, write_clustering
 from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure

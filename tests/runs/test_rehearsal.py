@@ -10,13 +10,13 @@ from pytorch_lightning import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flray.runs.launch import run_experiment
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.overrides import override
-from flray.runs.rehearsal import describe
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import cluster
 from flray.models.classifier import Classifier
+from flray.runs.launch import run_experiment
+from flray.runs.rehearsal import describe
 
 from scenarios import TINY
 
