@@ -119,8 +119,9 @@ def write_run(
     for t in events:
         write_clustering(path / "clusterings", t, CLUSTERING)
     if summary is not None:
-        names = {"seed": config["seed"], "algorithm": config["algorithm"]["name"]}
-        directory.finish({**summary, **names})
+        method = config["algorithm"]
+        name = method if isinstance(method, str) else method["name"]
+        directory.finish({**summary, "seed": config["seed"], "algorithm": name})
     return path
 
 

@@ -27,8 +27,10 @@ CLUSTERED = override(TINY, ["algorithm={name: flhc, rounds_before: 1}", "rounds=
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """Finished runs of two seeds, and the same runs stopped after round 2."""
+    """Finished runs of two seeds, and the same runs stopped after round 2; no figures are drawn."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flray.cli.concluding.write_figures", lambda *_: [])
+        patch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))
         patch.chdir(tmp_path_factory.mktemp("resume"))
         for seed in (0, 1):
             experiment = parse_experiment(override(CLUSTERED, [f"seed={seed}"]))

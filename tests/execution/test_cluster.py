@@ -78,6 +78,7 @@ def ask(address: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_a_local_cluster_hears_only_processes_with_its_token(tmp_path) -> None:
     """The token is in the environment of its processes alone."""
     with owner_of_a_cluster(tmp_path) as (process, told):

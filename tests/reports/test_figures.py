@@ -11,7 +11,7 @@ from recorded import write_run
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 
-import flray.report
+import flray.reports
 from flray.errors import ExperimentError
 from flray.records.clusterings import ClusteringRecord, read_clusterings, write_clustering
 from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
