@@ -73,6 +73,7 @@ class TestDigits:
     def test_flt_finds_label_groups_by_min_pair(self, found) -> None:
         assert found(*MIN_PAIR) >= 0.95
 
+    @pytest.mark.long
     def test_flt_finds_label_groups_by_matching(self, found) -> None:
         assert found(*MATCHING) >= 0.95
 

@@ -288,6 +288,7 @@ OPTUNA = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_in_process")
 def test_suggestions_of_optuna_share_their_prefixes_and_are_told_of_when_resumed(tmp_path) -> None:
     """Two baselines and three samples of two seeds; a kill left a sample and a half of them."""
