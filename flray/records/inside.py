@@ -26,7 +26,7 @@ def refuse_links_out(folder: Path) -> None:
     """
     root = folder.resolve()
     for parent, folders, files in os.walk(root):
-        if Path(parent).name == WANDB:
+        if Path(parent) != root and Path(parent).name == WANDB:
             folders.clear()
         for entry in (Path(parent, name) for name in (*folders, *files)):
             if entry.is_symlink() and not entry.resolve().is_relative_to(root):

@@ -35,3 +35,16 @@ def test_a_run_with_a_link_out_of_its_folder_is_not_gone_on_with(tmp_path, name)
     with pytest.raises(ExperimentError, match=f"holds a link out of it \\({name} to "):
         directory.check_resume({"seed": 0})
     assert not (tmp_path / "victim").exists()
+
+
+def test_links_of_wandb_are_left_alone_unless_the_run_itself_is_called_so(tmp_path) -> None:
+    for folder in ("run", "wandb"):
+        link = tmp_path / folder / "deep" / "checkpoints"
+        link.parent.mkdir(parents=True)
+        log = tmp_path / folder / "wandb" / "offline-run" / "debug-core.log"
+        log.parent.mkdir(parents=True)
+        log.symlink_to(tmp_path / "log")
+        refuse_links_out(tmp_path / folder)
+        link.symlink_to(tmp_path / "victim")
+        with pytest.raises(ExperimentError, match=r"holds a link out of it \(deep/checkpoints"):
+            refuse_links_out(tmp_path / folder)
