@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.config.experiment import parse_experiment, read_yaml
+from flray.config.experiment import parse_encoder, parse_experiment, read_yaml
 from flray.config.overrides import override
-from flray.config.pretrain import parse_encoder
 from flray.config.shipped import demo_files
 from flray.data.split import Split
 from flray.runs.launch import run_experiment

@@ -29,9 +29,9 @@ from flray.cli.watching import (
     watch,
 )
 from flray.columns import ROUND
-from flray.config.binding import Plain
 from flray.config.experiment import Experiment, evaluated_together, parse_experiment, read_yaml
 from flray.config.overrides import override
+from flray.config.reading import Plain
 from flray.config.several import named_experiments
 from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError

@@ -11,7 +11,7 @@ from rich.text import Text
 from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import campaign_runs
 from flray.cli.sweeping import describe_space, read_space
-from flray.config.binding import read_mapping
+from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe

@@ -9,9 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from flray.clustering.encoder import Encoder, Epoch, server_device, time_left
-from flray.config.binding import read_mapping
+from flray.config.experiment import parse_encoder
 from flray.config.overrides import override
-from flray.config.pretrain import parse_encoder
+from flray.config.reading import read_mapping
 from flray.errors import ExperimentError
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from flray.cli.arguments import files_and_overrides
 from flray.cli.stopping import noticing_sigterm
 from flray.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
-from flray.config.binding import read_mapping
+from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.mirror import Mirror

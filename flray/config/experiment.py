@@ -7,16 +7,12 @@ from typing import Annotated, Any
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.algorithm import Branching
-from flray.config.binding import (
-    Component,
-    Plain,
-    Registry,
-    bind_component,
-    bind_dataclass,
-    read_mapping,
-)
+from flray.clustering.encoder import Encoder
+from flray.config.binding import Component, bind_component, bind_dataclass
 from flray.config.objects import is_object, object_component
 from flray.config.overrides import with_value
+from flray.config.parameters import Registry
+from flray.config.reading import Plain, read_mapping
 from flray.config.reference import SYNONYMS, keys_meant
 from flray.config.shipped import require_file
 from flray.config.tracking import TRACKING, NoTracking
@@ -134,6 +130,12 @@ def parse_experiment(plain: Plain) -> Experiment:
         parts[kind].build()  # its own checks, now rather than after the data was loaded
     resolved = {kind: part.plain for kind, part in parts.items()} | plain_rest
     return Experiment(**parts, settings=settings, plain=resolved)
+
+
+def parse_encoder(plain: Plain) -> Encoder:
+    """The encoder of a file, as `flray pretrain` reads it and a signature may name it."""
+    encoder: Encoder = bind_dataclass(Encoder, plain, "")[0]
+    return encoder
 
 
 def is_list_of_components(given: object) -> bool:

@@ -8,7 +8,8 @@ from pytorch_lightning import LightningModule
 from torch.nn import Module
 from torch.utils.data import TensorDataset
 
-from flray.config.binding import Component, Registry, component_of
+from flray.config.binding import Component, component_of
+from flray.config.parameters import Registry
 from flray.data.dataset import Dataset
 from flray.data.tensors import digest_of, from_tensors
 from flray.errors import ExperimentError

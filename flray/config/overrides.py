@@ -5,11 +5,10 @@ from typing import Any
 
 from yaml import YAMLError
 
-from flray.config.reading import parse_yaml
+from flray.config.reading import Plain, parse_yaml
 from flray.errors import ExperimentError
 from flray.values import shown
 
-Plain = dict[str, Any]  # Any: YAML
 THRESHOLD = "algorithm.clustering.partition.threshold"
 RIVALS = ("threshold", "number")  # keys of a partition, of which only one is set
 

@@ -6,11 +6,16 @@ YAML 1.1, which PyYAML follows, reads the words on, off, yes, no, y and n as boo
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
+from flray.config.shipped import find_file
+from flray.errors import ExperimentError
 from flray.values import shown
+
+Plain = dict[str, Any]  # Any: YAML
+YAML_FILES = (".yaml", ".yml")
 
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 _REPLACED = (_BOOL, _FLOAT, "tag:yaml.org,2002:timestamp")  # a date is text
@@ -101,6 +106,58 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
         raise yaml.YAMLError(str(error)) from error
+
+
+def read_mapping(path: Path, where: str) -> Plain:
+    """The keys and values of a YAML file, or of a shipped one by its name.
+
+    `${key}` stands for another key of the file. OmegaConf could also call functions, and write
+    secrets of the environment into a run directory: a colon inside `${...}` is refused.
+
+    Args:
+        where: what the file is, for messages.
+    """
+    from omegaconf import OmegaConf  # whose import delays `flray --help`
+    from omegaconf.errors import OmegaConfBaseException
+
+    file = find_file(path)
+    if file is None:
+        raise ExperimentError(
+            f"{where}: there is no file {path} (looked for from {Path.cwd()}); "
+            "give a path relative to the current folder"
+        )
+    try:
+        plain = parse_yaml(read_text(file))
+        _refuse_resolvers(plain)
+        if isinstance(plain, dict):
+            plain = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
+    if not isinstance(plain, dict | None):
+        raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
+    return cast(Plain, plain or {})
+
+
+def _refuse_resolvers(plain: Any) -> None:  # Any: YAML
+    if isinstance(plain, dict | list):
+        for child in plain.values() if isinstance(plain, dict) else plain:
+            _refuse_resolvers(child)
+    elif isinstance(plain, str) and _calls_resolver(plain):
+        raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(plain)}")
+
+
+def _calls_resolver(text: str) -> bool:
+    """True if a colon stands inside `${...}`.
+
+    >>> _calls_resolver("${seed}:x"), _calls_resolver("${oc.env:HOME}")
+    (False, True)
+    """
+    depth = 0
+    for mark in re.findall(r"\$\{|\}|:", text):
+        if mark == ":" and depth:
+            return True
+        depth = max(0, depth + {"${": 1, "}": -1}.get(mark, 0))
+    return False
 
 
 def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:

@@ -1,21 +1,19 @@
 """The keys of an experiment, read from the source of the classes that the loader binds them to.
 
-The annotations, defaults and comments of fields are the reference. They are parsed, not imported:
-torch and Lightning take seconds to import, and `flray list` and `flray keys` answer at once.
+The annotations, defaults and comments of fields are the reference. They are parsed, not imported
+(`config/source.py`), so that `flray list` and `flray keys` answer at once.
 """
 
 import ast
-import io
 import re
-import tokenize
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cache
 
+from flray.config.source import Definition, Source, definition
 from flray.values import FROM_DATASET
 
-_PACKAGE = Path(__file__).parents[1]
 _WORDS = {
     **{"int": "whole number", "float": "number", "bool": "true, false", "str": "text"},
     **{"Seed": "whole number", "Unbounded": "number or .inf"},
@@ -44,6 +42,7 @@ SETTINGS = "flray.config.experiment:Settings"
 ENCODER = "flray.clustering.encoder:Encoder"
 OPTIONS = "flray.sweeps.space:Options"  # of a space
 SEEDS = "seeds"
+SEE_BELOW = "see below"  # default of a mapping
 
 # What other tools call a key, and short names that several sections have.
 SYNONYMS: Mapping[str, str] = {
@@ -74,8 +73,7 @@ class Key:
     values: str  # its type, or the values that are allowed
     default: str | None  # as YAML has it; None: the key must be given
     note: str  # the comment of its field
-    below: str | None = None  # the class of the keys below it, where it is a mapping
-    kind: str | None = None  # the kind of component it names
+    below: Definition | None = None  # the class of the keys below it, where it is a mapping
 
 
 @dataclass(frozen=True)
@@ -89,25 +87,23 @@ class Described:
 
 def components(kind: str) -> list[Described]:
     """Every registered component of a kind, by name."""
-    registry = _registry(REGISTRIES[kind])
-    modules = [target.partition(":")[0] for target in registry.values()]
+    registry = _registry(kind)
+    modules = Counter(cls.source.module for cls in registry.values())
     return [
-        Described(
-            name, _purpose(target, modules.count(target.partition(":")[0]) == 1), keys(target)
-        )
-        for name, target in sorted(registry.items())
+        Described(name, _purpose(cls, modules[cls.source.module] == 1), _keys(cls))
+        for name, cls in sorted(registry.items())
     ]
 
 
 def names(kind: str) -> list[str]:
     """The registered names of a kind of component."""
-    return sorted(_registry(REGISTRIES[kind]))
+    return sorted(_registry(kind))
 
 
 def experiment_keys() -> list[Key]:
     """The keys of every experiment, whatever its components; those of mappings follow them."""
     note = "Name, or a mapping with `name` and the keys of that component"
-    named = [Key(kind, _component_values(kind), None, note, kind=kind) for kind in COMPONENTS]
+    named = [Key(kind, ", ".join(names(kind)), None, note) for kind in COMPONENTS]
     return [*named, *_with_those_below(keys(SETTINGS))]
 
 
@@ -152,133 +148,127 @@ def _with_those_below(found: Sequence[Key]) -> Iterator[Key]:
     for key in found:
         yield key
         if key.below is not None:
-            inner = [replace(k, name=f"{key.name}.{k.name}") for k in keys(key.below)]
+            inner = [replace(k, name=f"{key.name}.{k.name}") for k in _keys(key.below)]
             yield from _with_those_below(inner)
 
 
-@cache
 def keys(target: str) -> tuple[Key, ...]:
-    """The keys of a class, `package.module:Name`, those of the classes it extends included.
+    """The keys of a class, `package.module:Name`."""
+    return _keys(definition(target))
+
+
+@cache
+def _keys(cls: Definition) -> tuple[Key, ...]:
+    """The keys of a class, those of the classes it extends included.
 
     A field that only changes a default, without a comment, keeps the comment of its base class.
     """
-    source, node = _class(target)
     by_name: dict[str, Key] = {}
-    for base in node.bases:
-        parent = source.resolve(ast.unparse(base))
-        if parent is not None:
-            by_name |= {key.name: key for key in keys(parent)}
-    fields = _of_fields(source, node) if _is_dataclass(node) else _of_init(source, node)
-    for key in fields:
-        inherited = by_name[key.name].note if key.name in by_name else ""
-        by_name[key.name] = replace(key, note=key.note or inherited)
+    for base in cls.class_node.bases:
+        if parent := cls.source.find(ast.unparse(base)):
+            by_name |= {key.name: key for key in _keys(parent)}
+    for name, hint, default, node in _parameters(cls.class_node):
+        accepted = _accepted(cls.source, hint)
+        below = accepted.below
+        text = None if default is None else _default(cls.source, default, accepted.kind)
+        if below is not None and text not in (None, "null"):
+            below, text = _factory(cls.source, default) or below, SEE_BELOW
+        inherited = by_name[name].note if name in by_name else ""
+        note = cls.source.comment(node).replace("None:", "null:") or inherited
+        by_name[name] = Key(name, accepted.text, text, note, below)
     return tuple(by_name.values())
 
 
-def _of_fields(source: "_Source", node: ast.ClassDef) -> Iterator[Key]:
-    for field in node.body:
-        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
-            continue
-        if isinstance(field.target, ast.Name):
-            yield _key(source, field.target.id, field.annotation, field.value, field)
+def _parameters(
+    cls: ast.ClassDef,
+) -> Iterator[tuple[str, ast.expr, ast.expr | None, ast.AnnAssign | ast.arg]]:
+    """Name, annotation, default and node of each field, or of each parameter of `__init__`."""
+    is_dataclass = any("dataclass" in ast.unparse(node) for node in cls.decorator_list)
+    for node in cls.body:
+        if is_dataclass and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if "ClassVar" not in ast.unparse(node.annotation):
+                yield node.target.id, node.annotation, node.value, node
+        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            names = [*node.args.args, *node.args.kwonlyargs]
+            num_required = len(node.args.args) - len(node.args.defaults)
+            defaults = [*[None] * num_required, *node.args.defaults, *node.args.kw_defaults]
+            for arg, default in zip(names, defaults, strict=True):
+                if arg.annotation is not None and arg.arg not in FROM_DATASET:
+                    yield arg.arg, arg.annotation, default, arg
 
 
-def _of_init(source: "_Source", node: ast.ClassDef) -> Iterator[Key]:
-    for method in node.body:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            given = method.args
-            none: list[ast.expr | None] = [None]
-            defaults = none * (len(given.args) - len(given.defaults)) + [*given.defaults]
-            pairs = [*zip(given.args, defaults, strict=True)]
-            pairs += [*zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-            for argument, default in pairs:
-                if argument.arg not in ("self", *FROM_DATASET) and argument.annotation is not None:
-                    yield _key(source, argument.arg, argument.annotation, default, argument)
+@dataclass(frozen=True)
+class _Accepted:
+    """What an annotation accepts: in words, as keys below a mapping, as a kind of component."""
+
+    text: str
+    below: Definition | None = None
+    kind: str | None = None
 
 
-def _key(
-    source: "_Source",
-    name: str,
-    hint: ast.expr,
-    value: ast.expr | None,
-    at: ast.AnnAssign | ast.arg,
-) -> Key:
-    values, below, kind = _values(source, hint)
-    default = None if value is None else _default(source, value, kind)
-    if below is not None and default is not None and default != "null":
-        default = "see below"
-        factory = source.resolve(_factory(value)) if value is not None else None
-        below = factory or below
-    return Key(name, values, default, source.comment(at).replace("None:", "null:"), below, kind)
-
-
-def _values(source: "_Source", hint: ast.expr) -> tuple[str, str | None, str | None]:
-    """What a key accepts, the class of the keys below it, and the kind of component it names."""
+def _accepted(source: Source, hint: ast.expr) -> _Accepted:
     if isinstance(hint, ast.BinOp):  # X | None
-        sides = [_values(source, side) for side in (hint.left, hint.right)]
-        below = next((below for _, below, _ in sides if below), None)
-        return " or ".join(text for text, _, _ in sides), below, None
+        sides = [_accepted(source, side) for side in (hint.left, hint.right)]
+        below = next((side.below for side in sides if side.below), None)
+        return _Accepted(" or ".join(side.text for side in sides), below)
     if isinstance(hint, ast.Constant):
-        return _YAML.get(str(hint.value), str(hint.value)), None, None
+        return _Accepted(_YAML.get(str(hint.value), str(hint.value)))
     if isinstance(hint, ast.Subscript):
         return _subscripted(source, hint)
-    text = ast.unparse(hint)
-    if text in _WORDS:
-        return _WORDS[text], None, None
-    alias = source.alias(text)
-    if alias is not None:
-        return _values(*alias)
-    target = source.resolve(text)
-    return ("mapping" if target else "any value"), target, None
+    if (name := ast.unparse(hint)) in _WORDS:
+        return _Accepted(_WORDS[name])
+    found = source.find(name)
+    if found is None:
+        return _Accepted("any value")
+    if isinstance(found.node, ast.ClassDef):
+        return _Accepted("mapping", found)
+    return _accepted(found.source, found.node)
 
 
-def _subscripted(source: "_Source", hint: ast.Subscript) -> tuple[str, str | None, str | None]:
+def _subscripted(source: Source, hint: ast.Subscript) -> _Accepted:
+    """What `Literal[...]`, `Annotated[...]` or a sequence accepts."""
     outer = ast.unparse(hint.value)
     inner = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
     if outer == "Literal":
-        return ", ".join(str(ast.literal_eval(each)) for each in inner), None, None
+        return _Accepted(", ".join(str(ast.literal_eval(value)) for value in inner))
     if outer == "Annotated":
         kind = str(ast.literal_eval(inner[1]))
-        return _component_values(kind), None, kind
-    item, below, _ = _values(source, inner[0])
-    if below is not None:
-        inside = ", ".join(key.name for key in keys(below))
-        return f"list of mappings with {inside}", None, None
-    return f"list of {item}s" if item in _WORDS.values() else f"list of: {item}", None, None
+        return _Accepted(", ".join(names(kind)), kind=kind)
+    item = _accepted(source, inner[0])
+    if item.below is not None:
+        return _Accepted(f"list of mappings with {', '.join(k.name for k in _keys(item.below))}")
+    is_word = item.text in _WORDS.values()
+    return _Accepted(f"list of {item.text}s" if is_word else f"list of: {item.text}")
 
 
-def _component_values(kind: str) -> str:
-    return ", ".join(names(kind))
-
-
-def _default(source: "_Source", value: ast.expr, kind: str | None) -> str | None:
+def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
+    """A default as YAML has it."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         given = {word.arg: word.value for word in value.keywords}
         if "default" in given:
             return _text(ast.unparse(given["default"]))
-        made = given.get("default_factory")
-        if isinstance(made, ast.Lambda) and isinstance(made.body, ast.Call):
-            call = made.body
+        factory = given.get("default_factory")
+        call = factory.body if isinstance(factory, ast.Lambda) else None
+        if isinstance(call, ast.Call):
             fields = [f"{w.arg}: {_text(ast.unparse(w.value))}" for w in call.keywords]
             name = _registered(source, ast.unparse(call.func), kind)
             return f"{{name: {name}, {', '.join(fields)}}}" if fields else name
-        return None if made is None else _registered(source, ast.unparse(made), kind)
-    constant = source.alias(ast.unparse(value))
-    text = _text(ast.unparse(constant[1] if constant else value))
+        return None if factory is None else _registered(source, ast.unparse(factory), kind)
+    constant = source.find(ast.unparse(value))
+    text = _text(ast.unparse(constant.node if constant else value))
     return "all" if text.startswith("get_args(") else text
 
 
-def _factory(value: ast.expr) -> str:
-    if isinstance(value, ast.Call) and value.keywords:
-        return ast.unparse(value.keywords[0].value)
-    return ""
+def _factory(source: Source, value: ast.expr | None) -> Definition | None:
+    """The class that a `default_factory` names."""
+    is_field = isinstance(value, ast.Call) and value.keywords
+    return source.find(ast.unparse(value.keywords[0].value)) if is_field else None
 
 
-def _registered(source: "_Source", name: str, kind: str | None) -> str:
+def _registered(source: Source, name: str, kind: str | None) -> str:
     """The registered name of a class of a kind."""
-    target = source.resolve(name)
-    found = _registry(REGISTRIES[kind]) if kind else {}
-    return next((known for known, each in found.items() if each == target), name)
+    cls, registry = source.find(name), _registry(kind) if kind else {}
+    return next((known for known, target in registry.items() if target == cls), name)
 
 
 def _text(value: str) -> str:
@@ -294,116 +284,21 @@ def _text(value: str) -> str:
     return value.strip("'\"")
 
 
-def _purpose(target: str, alone: bool) -> str:
-    """What the file of a class says it is; where a file holds several, what the class says."""
-    source, node = _class(target)
-    own, module = ast.get_docstring(node), ast.get_docstring(source.tree)
-    text = module if module and (alone or not own) else own
+def _purpose(cls: Definition, is_alone: bool) -> str:
+    """First sentence of a file about its only class; where it has several, of the class."""
+    of_class, of_file = ast.get_docstring(cls.class_node), ast.get_docstring(cls.source.tree)
+    text = of_file if of_file and (is_alone or not of_class) else of_class
     first = (text or "").split("\n\n")[0].replace("\n", " ")
     return _SENTENCE.split(first)[0].rstrip(".")
 
 
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.unparse(each) for each in node.decorator_list)
-
-
 @cache
-def _registry(target: str) -> dict[str, str]:
-    module, _, name = target.partition(":")
-    source = _source(module)
-    value = source.assigned[name]
-    assert isinstance(value, ast.Dict)
-    found = {}
-    for key, each in zip(value.keys, value.values, strict=True):
-        resolved = source.resolve(ast.unparse(each))
-        assert isinstance(key, ast.Constant)
-        assert resolved is not None
-        found[str(key.value)] = resolved
-    return found
-
-
-@cache
-def _class(target: str) -> tuple["_Source", ast.ClassDef]:
-    module, _, name = target.partition(":")
-    source = _source(module)
-    return source, source.classes[name]
-
-
-@cache
-def _source(module: str) -> "_Source":
-    path = _PACKAGE.parent / Path(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    text = file.read_text(encoding="utf-8")
-    return _Source(module, text, ast.parse(text))
-
-
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """A file of the package, parsed."""
-
-    module: str
-    text: str
-    tree: ast.Module
-
-    @cached_property
-    def classes(self) -> dict[str, ast.ClassDef]:
-        return {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
-
-    @cached_property
-    def assigned(self) -> dict[str, ast.expr]:
-        found: dict[str, ast.expr] = {}
-        for node in self.tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                found[node.targets[0].id] = node.value
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                found[ast.unparse(node.target)] = node.value
-        return found
-
-    @cached_property
-    def imported(self) -> dict[str, str]:
-        """Names that come from files of the package, by what they are called here."""
-        return {
-            alias.asname or alias.name: f"{node.module}:{alias.name}"
-            for node in self.tree.body
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flray")
-            for alias in node.names
-        }
-
-    @cached_property
-    def _comments(self) -> dict[int, tuple[int, str]]:
-        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        found = (t for t in tokens if t.type == tokenize.COMMENT)
-        return {t.start[0]: (t.start[1], t.string.lstrip("# ").strip()) for t in found}
-
-    def resolve(self, name: str) -> str | None:
-        """The class of the package that a name stands for here, as `module:Name`."""
-        if name in self.classes:
-            return f"{self.module}:{name}"
-        target = self.imported.get(name)
-        if target is None:
-            return None
-        module, _, own = target.partition(":")
-        return _source(module).resolve(own)
-
-    def alias(self, name: str) -> tuple["_Source", ast.expr] | None:
-        """What a name that is assigned, here or where it was imported from, stands for."""
-        if name in self.assigned:
-            return self, self.assigned[name]
-        target = self.imported.get(name)
-        if target is None:
-            return None
-        module, _, own = target.partition(":")
-        return _source(module).alias(own)
-
-    def comment(self, at: ast.AnnAssign | ast.arg) -> str:
-        """The comment at the end of a field's line, or those on lines of their own above it."""
-        for line in (at.end_lineno or at.lineno, at.lineno):
-            if line in self._comments:
-                return self._comments[line][1]
-        lines: list[str] = []
-        line = at.lineno - 1
-        while line in self._comments and self._comments[line][0] == at.col_offset:
-            lines.insert(0, self._comments[line][1])
-            line -= 1
-        text = " ".join(lines)
-        return "" if text.startswith("Any:") else text
+def _registry(kind: str) -> dict[str, Definition]:
+    """The registered classes of a kind by name."""
+    table = definition(REGISTRIES[kind])
+    assert isinstance(table.node, ast.Dict)
+    pairs = zip(table.node.keys, table.node.values, strict=True)
+    classes = {
+        str(ast.literal_eval(key)): table.source.find(ast.unparse(cls)) for key, cls in pairs if key
+    }
+    return {name: cls for name, cls in classes.items() if cls}

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flray.config.binding import Plain
 from flray.config.deciding import leaves
 from flray.config.experiment import COMPONENTS, Experiment, is_list_of_components, parse_experiment
+from flray.config.reading import Plain
 from flray.config.reference import SEEDS
 from flray.errors import ExperimentError
 from flray.values import shown

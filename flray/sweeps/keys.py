@@ -12,9 +12,9 @@ import torch
 
 from flray import __version__
 from flray.algorithms.algorithm import Branching
-from flray.config.binding import Plain
 from flray.config.deciding import deciding
 from flray.config.experiment import Experiment
+from flray.config.reading import Plain
 from flray.records.encoding import encode
 
 SHORT = 12  # characters of a name: 2^48 of them

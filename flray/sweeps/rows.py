@@ -12,9 +12,9 @@ from flray.algorithms.algorithm import Branching
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.merges import MergePoint
 from flray.columns import MERGE_PLACE
-from flray.config.binding import Plain
 from flray.config.experiment import Experiment, also_evaluated, parse_experiment
 from flray.config.overrides import THRESHOLD, with_value
+from flray.config.reading import Plain
 from flray.errors import ExperimentError
 from flray.randomness import generator
 from flray.sweeps.keys import canonical

@@ -13,9 +13,10 @@ from ray import tune
 from ray.tune.search.sample import Categorical, Domain
 
 from flray.columns import VALIDATION_ACCURACY_MEAN
-from flray.config.binding import Plain, bind_dataclass, read_mapping
+from flray.config.binding import bind_dataclass
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import THRESHOLD, override
+from flray.config.reading import Plain, read_mapping
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 from flray.values import Seed, shown

@@ -10,7 +10,7 @@ from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Matrix, Partition
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
-from flray.config.binding import Plain
+from flray.config.reading import Plain
 from flray.sweeps.cache import Cache
 from flray.sweeps.keys import digest
 

@@ -7,8 +7,9 @@ import yaml
 
 from flray.clustering.encoder import Encoder
 from flray.clustering.encoder_centres import EncoderCentres, foreign_encoder
-from flray.config.binding import bind_component, read_mapping
-from flray.config.pretrain import parse_encoder
+from flray.config.binding import bind_component
+from flray.config.experiment import parse_encoder
+from flray.config.reading import read_mapping
 from flray.data.datasets.digits import Digits
 from flray.errors import ExperimentError
 from flray.models.conv_ae import ConvAe

@@ -1,20 +1,15 @@
 """The reference of keys, read from sources, says what the loader does."""
 
 import importlib
+from dataclasses import MISSING
 from typing import Any
 
 import pytest
 
 from flray.algorithms import ALGORITHMS
-from flray.config.binding import (
-    MISSING,
-    _defaults,
-    _hints,
-    _plain,
-    _signature,
-    bind_component,
-)
+from flray.config.binding import bind_component
 from flray.config.experiment import Settings
+from flray.config.parameters import defaults_of, hints_of, plain, signature
 from flray.config.reading import parse_yaml
 from flray.config.reference import (
     OPTIONS,
@@ -39,11 +34,11 @@ def registry_of(kind: str) -> dict[str, Any]:
 
 def check_keys(found: tuple[Key, ...], target: Any, injected: tuple[str, ...] = ()) -> None:
     """Names and defaults are those of the class that the loader calls."""
-    parameters = [name for name in _signature(target).parameters if name not in injected]
+    parameters = [name for name in signature(target).parameters if name not in injected]
     assert {key.name for key in found} == set(parameters)
-    defaults, hints = _defaults(target), _hints(target)
+    defaults, hints = defaults_of(target), hints_of(target)
     for key in found:
-        default = _plain(defaults[key.name], hints[key.name]) if key.name in defaults else MISSING
+        default = plain(defaults[key.name], hints[key.name]) if key.name in defaults else MISSING
         assert (key.default is None) == (default is MISSING), key
         if key.default is None or key.default in ("see below", "all"):
             continue

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flray.cli import cli
-from flray.config.binding import read_mapping
 from flray.config.overrides import override
+from flray.config.reading import read_mapping
 from flray.errors import ExperimentError
 from flray.execution.cluster_file import check_cluster_file, tool_of
 

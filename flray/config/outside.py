@@ -1,0 +1,114 @@
+"""Classes that an experiment names as `package.module:Name`: imported with care, then checked.
+
+Importing a module runs it, and an experiment may come from somebody else. So nothing of Python's
+own library and nothing inside a folder of runs is imported, and a class is used only if it has the
+methods of its kind.
+"""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+
+from flray.errors import ExperimentError
+from flray.imports import is_program, require_own_module
+from flray.values import shown
+
+# Kinds that a user may extend by a dataclass: the methods it must define, and their arguments.
+METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "dataset": {"load": ()},
+    "split": {"split": ("dataset", "seed")},
+    "algorithm": {
+        "init": ("fed",),
+        "cohort": ("state", "t", "fed"),
+        "round": ("state", "cohort", "fed"),
+        "deploy": ("state", "clients", "fed"),
+        "partition": ("state",),
+    },
+    "signature": {"__call__": ("fed", "bank", "cohort", "memory")},
+    "embed": {"__call__": ("points", "seed")},
+    "distance": {"__call__": ("points",)},
+    "relate": {"__call__": ("D",)},
+    "partition": {"__call__": ("related",)},
+}
+# Kinds that a user may extend by a subclass of Lightning's: its name, and methods to override.
+LIGHTNING = ("pytorch_lightning", "lightning")
+BASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "model": ("LightningModule", ("training_step",)),
+    "callback": ("Callback", ()),
+}
+
+
+def is_extensible(kind: str) -> bool:
+    """True for kinds of which users may define components of their own."""
+    return kind in METHODS or kind in BASES
+
+
+def import_class(kind: str, name: str) -> type:
+    """The class at `package.module:Name`, importable from the current folder or installed.
+
+    Raises:
+        ExperimentError: if the name cannot or must not be imported, or if the class lacks
+            something that components of its kind have.
+    """
+    module_name, _, attribute = name.partition(":")
+    expected = "expected `package.module:Name`, importable from the current folder or installed"
+    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+        raise ExperimentError(f"{kind} {shown(name)} is no name to import; {expected}")
+    if is_program(module_name):
+        raise ExperimentError(
+            f"{kind} {shown(name)} is not imported: it belongs to Python itself or is a program; "
+            f"{expected}"
+        )
+    require_own_module(name)
+    try:
+        cls: object = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ExperimentError(
+            f"{kind} {shown(name)} cannot be imported: {error}; {expected}"
+        ) from error
+    return require_interface(kind, name, cls)
+
+
+def require_interface(kind: str, name: str, cls: object) -> type:
+    """The class itself; refused if it lacks what a class of its kind must define."""
+    if not inspect.isclass(cls):
+        raise ExperimentError(f"{kind} {shown(name)} must be a class, got {shown(cls)}")
+    faults = [
+        f"it has no {method}({', '.join(arguments)})"
+        for method, arguments in METHODS.get(kind, {}).items()
+        if not _has_method(cls, method, len(arguments))
+    ]
+    if kind in METHODS and not dataclasses.is_dataclass(cls):
+        faults.append("it is no dataclass")
+    if kind in BASES:
+        faults += _faults_as_lightning(cls, *BASES[kind])
+    if faults:
+        raise ExperimentError(
+            f"{kind} {shown(name)} cannot be used as a {kind}: {', '.join(faults)}"
+        )
+    return cls
+
+
+def _faults_as_lightning(cls: type, base: str, methods: Iterable[str]) -> Iterator[str]:
+    """What a class lacks to be used as one of Lightning's: the base class, methods of its own."""
+    packages = {ancestor: ancestor.__module__.partition(".")[0] for ancestor in cls.__mro__}
+    if not any(a.__name__ == base and package in LIGHTNING for a, package in packages.items()):
+        yield f"it is no subclass of pytorch_lightning.{base}"
+    classes = [ancestor for ancestor, package in packages.items() if package not in LIGHTNING]
+    for method in methods:
+        if not any(method in vars(ancestor) for ancestor in classes):
+            yield f"it has no {method}"
+
+
+def _has_method(cls: type, name: str, num_arguments: int) -> bool:
+    """True if instances define a method that can be called with so many arguments."""
+    method = next((vars(base)[name] for base in cls.__mro__[:-1] if name in vars(base)), None)
+    is_static = isinstance(method, staticmethod | classmethod)
+    if not is_static and not callable(method):
+        return False
+    try:
+        inspect.signature(getattr(cls, name)).bind(*[None] * (num_arguments + (not is_static)))
+    except (TypeError, ValueError):  # other arguments, or a builtin without a signature
+        return False
+    return True

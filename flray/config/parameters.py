@@ -1,0 +1,127 @@
+"""Parameters of classes that YAML configures: names, annotations, defaults, and values as YAML.
+
+The parameters of a class are its keys. `values_of` and `plain_fields` lead from an object back to
+the keys and values that describe it, so that `config.yaml` has every default.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+
+from flray.values import UNBOUNDED
+
+Target = Callable[..., Any]  # Any: a class, or what builds one, of whatever kind
+Registry = Mapping[str, Target]  # classes of one kind by name
+Values = dict[str, Any]  # Any: of whatever type the parameter has
+
+
+@dataclasses.dataclass(frozen=True)
+class ComponentHint:
+    """The annotation of a field that names a component: `Annotated[Any, kind, registry, ...]`."""
+
+    kind: str
+    registry: Registry
+    injected: tuple[str, ...] = ()  # parameters that no YAML names: given when it is built
+
+    @staticmethod
+    def of(hint: Any) -> "ComponentHint | None":  # Any: an annotation
+        """The component that an annotation, or a member of a union, describes; else None."""
+        for member in members_of(hint):
+            args = get_args(member)
+            if get_origin(member) is Annotated and args[1] != UNBOUNDED:
+                return ComponentHint(*args[1:])
+        return None
+
+
+def members_of(hint: Any) -> tuple[Any, ...]:  # Any: annotations
+    """The members of a union; any other annotation alone.
+
+    >>> members_of(int | None), members_of(str)
+    ((<class 'int'>, <class 'NoneType'>), (<class 'str'>,))
+    """
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+@functools.lru_cache(maxsize=1024)
+def signature(target: Target) -> inspect.Signature:
+    """The signature, computed once: a sweep binds every class once per row."""
+    return inspect.signature(target)
+
+
+@functools.lru_cache(maxsize=1024)
+def hints_of(target: Target) -> Mapping[str, Any]:
+    """The annotations of the parameters: of the fields of a dataclass, or of `__init__`."""
+    if inspect.isclass(target) and not dataclasses.is_dataclass(target):
+        target = target.__init__  # of this very class
+    return get_type_hints(target, include_extras=True)
+
+
+def defaults_of(target: Target) -> Values:
+    """The default of every parameter that has one; those of factories are made anew.
+
+    >>> defaults_of(ComponentHint)
+    {'injected': ()}
+    """
+    parameters = signature(target).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    if dataclasses.is_dataclass(target):
+        for field in dataclasses.fields(target):
+            if field.name in defaults and field.default_factory is not dataclasses.MISSING:
+                defaults[field.name] = field.default_factory()
+    return defaults
+
+
+def is_component(value: object) -> bool:
+    """True if an object tells its configuration: a dataclass, a class or a partial of a class."""
+    return dataclasses.is_dataclass(value) or isinstance(value, functools.partial | type)
+
+
+def class_of(component: object) -> Target:
+    """The class of a component: of an instance, of a partial, or the class itself."""
+    if isinstance(component, functools.partial):
+        return component.func
+    return component if isinstance(component, type) else type(component)
+
+
+def name_of(target: Target, registry: Registry) -> str:
+    """The registered name of a class, or `package.module:Name`."""
+    for name, registered in registry.items():
+        if registered is target:
+            return name
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def values_of(component: object) -> Values:
+    """The configuration of a component by parameter; a class and a partial have their defaults."""
+    if isinstance(component, functools.partial):
+        return defaults_of(component.func) | component.keywords
+    if isinstance(component, type):
+        return defaults_of(component)
+    instance = cast(Any, component)  # Any: a dataclass of whatever kind
+    return {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
+
+
+def plain_fields(target: Target, values: Values, injected: tuple[str, ...] = ()) -> Values:
+    """The values of parameters as YAML has them, in the order of the parameters."""
+    hints = hints_of(target)
+    names = [name for name in signature(target).parameters if name not in injected]
+    return {name: plain(values[name], hints.get(name, Any)) for name in names if name in values}
+
+
+def plain(value: Any, hint: Any = Any) -> Any:  # Any: of whatever type the annotation says
+    """A value as YAML has it, which binds to an equal value; components have their names."""
+    component = ComponentHint.of(hint)
+    if component is not None and is_component(value):
+        target = class_of(value)
+        fields = plain_fields(target, values_of(value), component.injected)
+        return {"name": name_of(target, component.registry), **fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain_fields(type(value), values_of(value))
+    if isinstance(value, tuple | list):
+        sequences = [get_args(m) for m in members_of(hint) if get_origin(m) in (tuple, list)]
+        item = sequences[0][0] if sequences else Any
+        return [plain(member, item) for member in value]
+    return value
