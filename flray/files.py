@@ -2,20 +2,24 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from zipfile import BadZipFile
 
+import numpy as np
 import pyarrow as pa
 from yaml import YAMLError
 
 from flray.errors import ExperimentError, NoRoom
+
+TEMPORARY = ".tmp"  # ends the names of files that are being written
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the readers of JSON, YAML, Parquet and npz raise of bytes that changed.
@@ -32,8 +36,15 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then put that in the place of `path`.
 
     A reader sees the old file or the whole new one, after a kill and after a power cut alike.
+    Several processes may write the same file: the last one wins.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "note.txt"
+    >>> replace_file(path, lambda file: file.write_text("whole"))
+    >>> path.read_text(), len(list(path.parent.iterdir()))
+    ('whole', 1)
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         temporary.unlink(missing_ok=True)
         temporary.touch()
@@ -112,3 +123,25 @@ def read_json(path: Path) -> dict[str, Any]:  # Any: JSON
         if not isinstance(held, dict):
             raise ValueError(f"an object was expected, got {type(held).__name__}")
         return held
+
+
+def to_json(value: object) -> str:
+    """A JSON document, indented: numpy scalars as numbers, NaN and infinities as null.
+
+    >>> print(to_json({"loss": float("nan"), "rounds": np.int64(3)}), end="")
+    {
+      "loss": null,
+      "rounds": 3
+    }
+    """
+    return json.dumps(_json_value(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _json_value(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(child) for child in value]
+    if isinstance(value, np.generic):
+        return _json_value(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

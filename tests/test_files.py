@@ -32,9 +32,12 @@ def test_an_interrupted_first_write_leaves_no_file(tmp_path):
 
 
 def test_a_leftover_of_a_killed_write_does_no_harm(tmp_path):
-    (tmp_path / "x.tmp").write_text("a longer leftover")
+    own = tmp_path / f"x.{os.getpid()}.tmp"
+    other = tmp_path / "x.1.tmp"  # of a process that may still write it
+    for leftover in (own, other):
+        leftover.write_text("a longer leftover")
     replace_text(tmp_path / "x", "new")
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "x.1.tmp"]
     assert (tmp_path / "x").read_text() == "new"
 
 

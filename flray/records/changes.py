@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flray.files import replace_file
+from flray.files import TEMPORARY, replace_file
 
 MANIFESTS = "checkpoints/round_*.json"
-LEFT_OUT = (".tmp", ".lock", ".alive", ".wish")  # of one machine and one moment
+LEFT_OUT = (TEMPORARY, ".lock", ".alive", ".wish")  # of one machine and one moment
 
 Marks = dict[str, tuple[int, int]]  # size and time of change by relative path
 
@@ -50,6 +50,17 @@ def in_turn(names: Iterable[str]) -> list[str]:
     return sorted(names, key=turn)
 
 
+def changed_names(folder: Path, seen: Marks) -> tuple[list[str], list[str], Marks]:
+    """Files that changed since they had the marks `seen`, files that are gone, and the marks now.
+
+    The files are in the order in which a copy of the folder stays resumable.
+    """
+    marks = marks_of(folder)
+    changed = in_turn(name for name, mark in marks.items() if seen.get(name) != mark)
+    gone = [name for name in sorted(seen.keys() - marks.keys()) if not (folder / name).exists()]
+    return changed, gone, marks
+
+
 @dataclass(frozen=True)
 class Changes:
     """New contents of files, in turn, and the names of those that are gone."""
@@ -62,25 +73,20 @@ class Changes:
         for name, content in self.files:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, partial(_fill, content))
+            replace_file(path, partial(Path.write_bytes, data=content))
         for name in self.gone:
             (folder / name).unlink(missing_ok=True)
             with suppress(OSError):  # where others are left
                 (folder / name).parent.rmdir()
 
 
-def _fill(content: bytes, file: Path) -> None:
-    file.write_bytes(content)
-
-
 def changes_since(folder: Path, seen: Marks) -> tuple[Changes, Marks]:
     """What has changed since the files had these marks, and their marks now."""
-    here = marks_of(folder)
+    names, gone, marks = changed_names(folder, seen)
     files = []
-    for name in in_turn(name for name, mark in here.items() if seen.get(name) != mark):
+    for name in names:
         try:
             files.append((name, (folder / name).read_bytes()))
         except FileNotFoundError:  # replaced or removed meanwhile: the next time has it
-            here.pop(name)
-    gone = [name for name in seen.keys() - here.keys() if not (folder / name).exists()]
-    return Changes(files, sorted(gone)), here
+            marks.pop(name)
+    return Changes(files, gone), marks

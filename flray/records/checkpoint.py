@@ -10,27 +10,22 @@ import logging
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.files import reading, replace_file, replace_text
-from flray.records.encoding import Array, Arrays, Json, KnownTensors, classes_in, decode, encode
+from flray.records.encoding import Arrays, Json, KnownTensors, classes_in, decode, encode
+from flray.records.row_sources import CHUNK_BYTES, RowSources, as_rows, rows_to_write
 
 FORMAT = 3
 OWN_PACKAGE = __name__.partition(".")[0]
-MAX_FILES = 8  # that the rows of one checkpoint may lie in
-CHUNK_BYTES = 1 << 24  # compared or hashed at a time, so that no second copy of a state is made
-
-Mask = NDArray[np.bool_]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"round_(\d+)\.(json|safetensors)")
@@ -56,51 +51,7 @@ class Snapshot:
     trees: dict[str, Json]
 
 
-@dataclass(frozen=True)
-class RowSources:
-    """Where a tensor's rows lie: row i is row places[i] of the tensor in the file of rounds[i]."""
-
-    rounds: Ids  # (n,) -1: in no file yet
-    places: Ids  # (n,)
-
-    def resized(self, num_rows: int) -> "RowSources":
-        """The first `num_rows` rows; those that are new lie in no file."""
-        kept = min(num_rows, len(self.rounds))
-        padding = np.full(num_rows - kept, -1, dtype=np.int64)
-        return RowSources(
-            np.concatenate([self.rounds[:kept], padding]),
-            np.concatenate([self.places[:kept], padding]),
-        )
-
-    def updated(self, written: Mask, t: int) -> "RowSources":
-        """After the rows of the mask were written, in order, to the file of round t."""
-        places = np.cumsum(written) - 1
-        return RowSources(np.where(written, t, self.rounds), np.where(written, places, self.places))
-
-    def pieces(self) -> list[list[int]]:
-        """Runs of [round, first place, number of rows], in row order.
-
-        >>> RowSources(np.array([0, 0, 3, 0]), np.array([0, 1, 0, 3])).pieces()
-        [[0, 0, 2], [3, 0, 1], [0, 3, 1]]
-        """
-        breaks = (np.diff(self.rounds) != 0) | (np.diff(self.places) != 1)
-        starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])[: len(self.rounds)]
-        counts = np.diff(np.concatenate([starts, [len(self.rounds)]]))
-        runs = np.stack([self.rounds[starts], self.places[starts], counts], axis=1)
-        listed: list[list[int]] = runs.tolist()
-        return listed
-
-    @staticmethod
-    def from_pieces(pieces: list[list[int]]) -> "RowSources":
-        """The inverse of `pieces`."""
-        rounds, firsts, counts = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
-        run_starts = np.cumsum(counts) - counts
-        offsets = np.arange(counts.sum()) - np.repeat(run_starts, counts)
-        return RowSources(np.repeat(rounds, counts), np.repeat(firsts, counts) + offsets)
-
-
-@dataclass(frozen=True)
-class _DataFile:
+class _DataFile(NamedTuple):
     num_bytes: int  # of tensors
     crc32: int  # of the whole file: a manifest must not meet the data of another attempt
 
@@ -109,15 +60,27 @@ class _DataFile:
 class _Saved:
     """A checkpoint as it lies on disk, with the arrays it holds to compare the next one with."""
 
-    round: int
-    arrays: Arrays
-    sources: dict[str, RowSources]
-    files: dict[int, _DataFile]  # by round
+    round: int = -1  # -1: none was saved yet
+    arrays: Arrays = field(default_factory=dict)
+    sources: dict[str, RowSources] = field(default_factory=dict)
+    files: dict[int, _DataFile] = field(default_factory=dict)  # by round
     bound_to: Json = None
+
+    def manifest(self) -> dict[str, Json]:
+        """Where the rows of each tensor lie, and what the checkpoint is bound to."""
+        tensors = {
+            path: {
+                "dtype": array.dtype.name,
+                "shape": list(array.shape),
+                "pieces": self.sources[path].pieces(),
+            }
+            for path, array in self.arrays.items()
+        }
+        return {"tensors": tensors, "files": self.files, "bound_to": self.bound_to}
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run, in one folder.
 
     The store keeps references to the arrays it saved last, so tensors that were saved must not be
     changed in place. To go on with a run call `load_latest` first; otherwise the first `save`
@@ -127,9 +90,19 @@ class CheckpointStore:
     classes of this package and of the `packages` that the experiment itself names.
 
     Args:
+        directory: the folder, made by the first `save`.
+        packages: top-level packages, beside flray, whose dataclasses a state may contain.
         bound_to: what belongs to a checkpoint after round t: `run`, a digest of what decides the
             run, and numbers of records. A manifest holds it, and a checkpoint to which other things
             belong by now is refused. None: checkpoints are bound to nothing.
+
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> store = CheckpointStore(Path(mkdtemp()))
+    >>> store.save(1, {"w": torch.ones(2, 3)}, extra={"lr": 0.1})
+    >>> loaded = CheckpointStore(store.directory).load_latest()
+    >>> loaded.round, loaded.state["w"].sum().item(), loaded.extra
+    (1, 6.0, {'lr': 0.1})
     """
 
     def __init__(
@@ -141,7 +114,7 @@ class CheckpointStore:
         self.directory = Path(directory)
         self._packages = {OWN_PACKAGE, *packages}
         self._bound_to = bound_to
-        self._saved: _Saved | None = None
+        self._saved = _Saved()
         self._known = KnownTensors()
 
     def save(self, t: int, state: object, extra: Mapping[str, object] | None = None) -> None:
@@ -162,23 +135,31 @@ class CheckpointStore:
     def write(self, snapshot: Snapshot) -> None:
         """The second half of `save`, for a thread of its own: it touches no device."""
         before, t, arrays = self._saved, snapshot.round, snapshot.arrays
-        if t < 0 or (before is not None and t <= before.round):
-            last = "none yet" if before is None else before.round
+        if t <= before.round or t < 0:
+            last = "none yet" if before.round < 0 else before.round
             raise ValueError(f"checkpoints are saved in order of rounds >= 0, got {t} after {last}")
-        carried = _carried_sources(before, arrays)
-        masks = _rows_to_write(before, arrays, carried)
-        tensors = {path: _pick(as_rows(arrays[path]), mask) for path, mask in masks.items()}
-        tensors = {path: rows for path, rows in tensors.items() if len(rows)}
+        nowhere = RowSources.nowhere(0)
+        carried = {
+            path: before.sources.get(path, nowhere).resized(len(as_rows(array)))
+            for path, array in arrays.items()
+        }
+        sizes = {r: file.num_bytes for r, file in before.files.items()}
+        masks = rows_to_write(before.arrays, arrays, carried, sizes)
+        tensors = {
+            path: as_rows(arrays[path]) if mask.all() else as_rows(arrays[path])[mask]
+            for path, mask in masks.items()
+            if mask.any()
+        }
         sources = {path: carried[path].updated(mask, t) for path, mask in masks.items()}
         bound_to = None if self._bound_to is None else self._bound_to(t)
         self.check_last()  # after counting, so that what is removed meanwhile is noticed
-        saved = _Saved(t, arrays, sources, {}, bound_to)
+        saved = _Saved(t, arrays, sources, before.files, bound_to)
         self._saved = self._write(saved, tensors, snapshot.trees)
         self._collect_garbage(before)
 
     def check_last(self) -> None:
         """Refuse to go on if what belongs to the last checkpoint has changed since it was saved."""
-        if self._saved is not None:
+        if self._saved.round >= 0:
             self._check_bound(self._saved.round, self._saved.bound_to)
 
     def check_newest(self) -> None:
@@ -198,6 +179,7 @@ class CheckpointStore:
         return max(self._rounds("json"), default=None)
 
     def _check_bound(self, t: int, saved: Json) -> None:
+        """Refuse the checkpoint of round t if it was bound to something else than is there now."""
         here = None if self._bound_to is None else self._bound_to(t)
         if here is None or here == saved:
             return
@@ -216,8 +198,14 @@ class CheckpointStore:
     def load_latest(self, device: str = "cpu", up_to: int | None = None) -> Checkpoint | None:
         """The newest checkpoint that is whole, its tensors on `device`; None if there is none.
 
+        A damaged one is passed over with a warning.
+
         Args:
             up_to: the last round to consider; None: the last one there is.
+
+        Raises:
+            ExperimentError: if every checkpoint is damaged, or if the newest belongs to another
+                run, lacks records or names classes of other packages.
         """
         self._remove_temporary()
         damage = []
@@ -263,34 +251,35 @@ class CheckpointStore:
                 )
 
     def _write(self, saved: _Saved, tensors: Arrays, trees: dict[str, Json]) -> _Saved:
-        t, needed = saved.round, sum(rows.nbytes for rows in tensors.values())
-        before = self._saved
-        files = {} if before is None else dict(before.files)
-        data = self._path(t, "safetensors")
+        """Write the tensors, then the manifest; the result refers only to files that are used."""
+        t, num_bytes = saved.round, sum(rows.nbytes for rows in tensors.values())
+        data, files = self._path(t, "safetensors"), dict(saved.files)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             if tensors:
                 replace_file(data, lambda path: save_file(tensors, path))
-                files[t] = _DataFile(needed, _crc32(data))
+                files[t] = _DataFile(num_bytes, _crc32(data))
             used = {r for s in saved.sources.values() for r in np.unique(s.rounds).tolist()}
             saved = replace(saved, files={r: files[r] for r in sorted(used)})
-            text = json.dumps({**trees, **_manifest(saved)}, allow_nan=False)
+            text = json.dumps({**trees, **saved.manifest()}, allow_nan=False)
             replace_text(self._path(t, "json"), sealed(text))
         except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
             data.unlink(missing_ok=True)
-            raise ExperimentError(self._no_room(t, needed, error)) from error
+            raise ExperimentError(self._no_room(t, num_bytes, error)) from error
         return saved
 
-    def _no_room(self, t: int, needed: int, error: Exception) -> str:
-        place = self.directory if self.directory.is_dir() else self.directory.parent
-        free = shutil.disk_usage(place).free if place.is_dir() else 0
-        intact = "" if self._saved is None else f"; that of round {self._saved.round} is intact"
+    def _no_room(self, t: int, num_bytes: int, error: Exception) -> str:
+        folder = self.directory if self.directory.is_dir() else self.directory.parent
+        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+        before = self._saved.round
+        intact = "" if before < 0 else f"; that of round {before} is intact"
         return (
-            f"could not write the checkpoint of round {t} to {self.directory}: {needed} bytes and "
-            f"a manifest needed, {free} bytes free ({error}){intact}. Make room, then --resume"
+            f"could not write the checkpoint of round {t} to {self.directory}: {num_bytes} bytes "
+            f"and a manifest needed, {free} bytes free ({error}){intact}. Make room, then --resume"
         )
 
     def _read(self, manifest: Json) -> _Saved:
+        """The arrays of a checkpoint; files that are not what was written are ValueErrors."""
         files = {int(r): _DataFile(*entry) for r, entry in manifest["files"].items()}
         tensors = manifest["tensors"]
         sources = {p: RowSources.from_pieces(entry["pieces"]) for p, entry in tensors.items()}
@@ -303,20 +292,20 @@ class CheckpointStore:
                 for p, mask in ((p, s.rounds == r) for p, s in sources.items()):
                     if mask.any():
                         rows = stored.get_tensor(p)
-                        as_rows(arrays[p])[mask] = rows[sources[p].places[mask]]
+                        as_rows(arrays[p])[mask] = rows[sources[p].positions[mask]]
         return _Saved(manifest["round"], arrays, sources, files, manifest["bound_to"])
 
-    def _collect_garbage(self, before: _Saved | None) -> None:
-        kept = [saved for saved in (before, self._saved) if saved is not None]
-        manifests = {saved.round for saved in kept}
-        files = {r for saved in kept for r in saved.files}
+    def _collect_garbage(self, before: _Saved) -> None:
+        """Remove what neither the last nor the checkpoint before it refers to."""
+        manifests = {before.round, self._saved.round}
         # Manifests first: none may be left without its data.
-        for t in self._rounds("json"):
-            if t not in manifests:
-                self._path(t, "json").unlink()
-        for t in self._rounds("safetensors"):
-            if t not in files:
-                self._path(t, "safetensors").unlink()
+        for suffix, kept in (
+            ("json", manifests),
+            ("safetensors", before.files | self._saved.files),
+        ):
+            for t in self._rounds(suffix):
+                if t not in kept:
+                    self._path(t, suffix).unlink()
         self._remove_temporary()
 
     def _remove_temporary(self) -> None:
@@ -349,122 +338,9 @@ def _unsealed(text: str) -> Json:
     return json.loads(body + "}")
 
 
-def as_rows(array: Array) -> Array:
-    """A view whose first axis are the rows saved one by one; below two dimensions one row is all.
-
-    >>> as_rows(np.zeros((3, 2))).shape, as_rows(np.zeros(3)).shape, as_rows(np.zeros(())).shape
-    ((3, 2), (1, 3), (1,))
-    """
-    return array if array.ndim >= 2 else array[None]
-
-
-def changed_rows(old: Array | None, new: Array) -> Mask:
-    """The rows of `new` that `old` does not hold bit by bit at the same place.
-
-    >>> nan = np.array([[np.nan], [0.0], [1.0]])
-    >>> changed_rows(nan, np.array([[np.nan], [-0.0], [1.0], [1.0]]))
-    array([False,  True, False,  True])
-    """
-    rows = as_rows(new)
-    if old is new:  # of a tensor that was saved before and is never changed in place
-        return np.zeros(len(rows), dtype=np.bool_)
-    changed = np.ones(len(rows), dtype=np.bool_)
-    if old is None or old.dtype != new.dtype or as_rows(old).shape[1:] != rows.shape[1:]:
-        return changed
-    shared = min(len(as_rows(old)), len(rows))
-    old_bytes, new_bytes = _bytes(as_rows(old)), _bytes(rows)  # (n, bytes of a row)
-    step = max(1, CHUNK_BYTES // max(1, new_bytes.shape[1]))
-    for start in range(0, shared, step):
-        chunk = slice(start, min(start + step, shared))
-        changed[chunk] = (old_bytes[chunk] != new_bytes[chunk]).any(axis=1)
-    return changed
-
-
-def files_to_absorb(live: Mapping[int, int], sizes: Mapping[int, int], written: int) -> list[int]:
-    """The older files whose remaining rows are written again, so that the files can go.
-
-    Smallest first: those beyond MAX_FILES, and those that cost no more than what is written anyway
-    if files are many or mostly hold what is no longer used. Absorbing only what is small keeps
-    the largest file in place, so that a row is rewritten about log(rows / cohort) times, not in
-    every MAX_FILES-th checkpoint.
-
-    Args:
-        live: bytes in use by file, `sizes` with those no longer used; both by round.
-        written: bytes of rows that changed.
-
-    >>> files_to_absorb({0: 90, 1: 5}, {0: 100, 1: 50}, written=5)
-    [1]
-    """
-    if not written:
-        return []
-    crowded = len(live) >= MAX_FILES  # the file to be written comes on top
-    absorbed: list[int] = []
-    for t in sorted(live, key=lambda t: (live[t], t)):
-        too_many = len(live) - len(absorbed) >= MAX_FILES
-        cheap = live[t] <= written
-        wasteful = 2 * live[t] < sizes[t]
-        if too_many or (cheap and (crowded or wasteful)):
-            absorbed.append(t)
-            written += live[t]
-    return absorbed
-
-
-def _carried_sources(before: _Saved | None, arrays: Arrays) -> dict[str, RowSources]:
-    nowhere = RowSources(np.empty(0, np.int64), np.empty(0, np.int64))
-    sources = {} if before is None else before.sources
-    return {p: sources.get(p, nowhere).resized(len(as_rows(a))) for p, a in arrays.items()}
-
-
-def _rows_to_write(
-    before: _Saved | None, arrays: Arrays, carried: dict[str, RowSources]
-) -> dict[str, Mask]:
-    """Rows that changed, and rows that must leave a file which is to go."""
-    if before is None:
-        return {path: changed_rows(None, array) for path, array in arrays.items()}
-    masks = {path: changed_rows(before.arrays.get(path), array) for path, array in arrays.items()}
-    row_bytes = {path: _bytes(as_rows(array)).shape[1] for path, array in arrays.items()}
-    written = sum(int(mask.sum()) * row_bytes[path] for path, mask in masks.items())
-    live: dict[int, int] = {}
-    for path, mask in masks.items():
-        rounds, counts = np.unique(carried[path].rounds[~mask], return_counts=True)
-        for r, count in zip(rounds.tolist(), counts.tolist(), strict=True):
-            live[r] = live.get(r, 0) + count * row_bytes[path]
-    sizes = {r: file.num_bytes for r, file in before.files.items()}
-    absorbed = files_to_absorb(live, sizes, written)
-    return {path: mask | np.isin(carried[path].rounds, absorbed) for path, mask in masks.items()}
-
-
-def _manifest(saved: _Saved) -> dict[str, Json]:
-    tensors = {
-        path: {
-            "dtype": array.dtype.name,
-            "shape": list(array.shape),
-            "pieces": saved.sources[path].pieces(),
-        }
-        for path, array in saved.arrays.items()
-    }
-    files = {str(r): [file.num_bytes, file.crc32] for r, file in saved.files.items()}
-    return {"tensors": tensors, "files": files, "bound_to": saved.bound_to}
-
-
-def _pick(rows: Array, mask: Mask) -> Array:
-    return rows if mask.all() else rows[mask]
-
-
-def _bytes(rows: Array) -> NDArray[np.uint8]:
-    """A view of each row's bytes, which compare where floats do not (NaN, -0.0)."""
-    width = int(np.prod(rows.shape[1:]))
-    return rows.reshape(len(rows), width).view(np.uint8)
-
-
 def _crc32(path: Path) -> int:
     crc = 0
-    for chunk in _chunks(path):
-        crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
-            yield chunk
+            crc = zlib.crc32(chunk, crc)
+    return crc

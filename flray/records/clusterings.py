@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,13 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 from flray.files import reading, replace_file
+from flray.wording import counted
 
 FOLDER = "clusterings"  # in a run directory
 
 Array = NDArray[Any]  # Any: integers or floats
 
 _NAME = re.compile(r"round_(\d+)\.npz")
-_REQUIRED = ("clients", "labels", "D")
-_OPTIONAL = (
-    "R",
-    "points",
-    "point_owner",
-    "projected_from",
-    "variance_kept",
-    "linkage",
-    "groups",
-    "overlapping",
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,7 @@ class ClusteringRecord:
     def counted(self) -> str:
         """How many clusters there are, in words."""
         kind = "overlapping cluster" if self.is_overlapping else "cluster"
-        return f"{self.num_clusters} {kind}{'s' if self.num_clusters != 1 else ''}"
+        return counted(self.num_clusters, kind)
 
     def members(self, label: int) -> NDArray[np.bool_]:
         """(m,) who is in the cluster; where clusters overlap, a client may be in several."""
@@ -138,11 +128,13 @@ def read_clustering(path: Path) -> ClusteringRecord:
 
 
 def _checked(arrays: Mapping[str, Array]) -> ClusteringRecord:
-    missing = [name for name in _REQUIRED if name not in arrays]
+    """The record of arrays by name; refused if one is missing or unknown."""
+    names = [field.name for field in fields(ClusteringRecord)]
+    required = [field.name for field in fields(ClusteringRecord) if field.default is MISSING]
+    missing = [name for name in required if name not in arrays]
     if missing:
-        raise ValueError(f"a clustering needs {', '.join(_REQUIRED)}, got no {', '.join(missing)}")
-    unknown = sorted(set(arrays) - {*_REQUIRED, *_OPTIONAL})
+        raise ValueError(f"a clustering needs {', '.join(required)}, got no {', '.join(missing)}")
+    unknown = sorted(set(arrays) - set(names))
     if unknown:
-        known = ", ".join((*_REQUIRED, *_OPTIONAL))
-        raise ValueError(f"unknown array {unknown[0]!r} of a clustering; known: {known}")
+        raise ValueError(f"unknown array {unknown[0]!r} of a clustering; known: {', '.join(names)}")
     return ClusteringRecord(**arrays)

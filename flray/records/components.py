@@ -16,7 +16,7 @@ import pandas as pd
 from flray.columns import CLIENT, LOSS, ROUND
 from flray.data.dataset import Ids
 from flray.files import replace_file, replace_text
-from flray.records.run_directory import COMPONENTS
+from flray.records.recorded import COMPONENTS
 
 FOLDER = COMPONENTS  # of a run directory
 STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_i^(t-1)||^2

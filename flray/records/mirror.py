@@ -18,7 +18,7 @@ from typing import Any
 import fsspec
 
 from flray.errors import ExperimentError
-from flray.records.changes import LEFT_OUT, Marks, in_turn, marks_of
+from flray.records.changes import LEFT_OUT, Marks, changed_names, marks_of
 from flray.records.inside import path_below
 from flray.records.lock import NAME, check_free
 
@@ -83,17 +83,16 @@ class Mirror:
 
     def push(self) -> None:
         """Copy what changed, then remove there what is gone here."""
-        here = marks_of(self.local)
-        changed = [name for name, mark in here.items() if self.sent.get(name) != mark]
-        for name in in_turn(changed):
+        changed, gone, marks = changed_names(self.local, self.sent)
+        for name in changed:
             try:
                 self._send(name)
             except FileNotFoundError:  # replaced or removed meanwhile: the next time has it
-                here.pop(name)
-        for name in self.sent.keys() - here.keys():
-            if not (self.local / name).exists() and self.files.exists(f"{self.root}/{name}"):
+                marks.pop(name)
+        for name in gone:
+            if self.files.exists(f"{self.root}/{name}"):
                 self.files.rm_file(f"{self.root}/{name}")
-        self.sent = here
+        self.sent = marks
 
     def _send(self, name: str) -> None:
         """Copy a file so that a reader sees the old one or the whole new one."""

@@ -15,13 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.errors import ExperimentError
-from flray.records import checkpoint
-from flray.records.checkpoint import (
-    CheckpointStore,
-    RowSources,
-    changed_rows,
-    files_to_absorb,
-)
+from flray.records import checkpoint, row_sources
+from flray.records.checkpoint import CheckpointStore
+from flray.records.row_sources import MAX_FILES
 
 from mutations import damaged
 
@@ -190,7 +186,7 @@ def test_rows_lie_in_few_files_and_seldom_move(tmp_path):
         table = replace_rows(table, torch.from_numpy(rows), float(t + 1))
         store.save(t, {"table": table})
         written.append(data_size(tmp_path, t))
-        assert len(manifest(tmp_path, t)["files"]) <= checkpoint.MAX_FILES
+        assert len(manifest(tmp_path, t)["files"]) <= MAX_FILES
     assert torch.equal(store_at(tmp_path).load_latest().state["table"], table)
     whole, cohort = 400 * 50 * 4, 20 * 50 * 4
     assert sum(size < cohort + 500 for size in written) > 40  # mostly no more than what changed
@@ -329,34 +325,6 @@ def test_others_may_read_a_checkpoint_as_far_as_the_umask_allows(tmp_path):
     assert modes == {(tmp_path / "plain").stat().st_mode}
 
 
-def test_rows_are_compared_in_chunks(monkeypatch):
-    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 40)  # two rows of 16 bytes at a time
-    old = np.arange(28, dtype=np.float32).reshape(7, 4)
-    for row in range(7):
-        new = old.copy()
-        new[row, 3] += 1
-        assert np.flatnonzero(changed_rows(old, new)).tolist() == [row]
-
-
-def test_files_to_absorb_by_hand(monkeypatch):
-    monkeypatch.setattr(checkpoint, "MAX_FILES", 3)
-    full = {0: 100, 1: 10, 2: 10}
-    assert files_to_absorb({0: 100, 1: 10}, full, 10) == []  # room for one more
-    assert files_to_absorb(full, full, 10) == [1, 2]  # one must go, the other is as cheap
-    assert files_to_absorb({0: 100, 1: 50, 2: 60}, full, 1) == [1]  # one must go, the rest is dear
-    assert files_to_absorb({0: 100, 1: 4}, full, 3) == []  # mostly unused, but dear
-    assert files_to_absorb(full, full, 0) == []  # no file will be written
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=12))
-def test_pieces_say_where_each_row_lies(rows):
-    rounds, places = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    sources = RowSources(rounds, places)
-    back = RowSources.from_pieces(json.loads(json.dumps(sources.pieces())))
-    assert back.rounds.tolist() == rounds.tolist()
-    assert back.places.tolist() == places.tolist()
-
-
 step = st.fixed_dictionaries(
     {
         "change": st.sets(st.integers(0, 9), max_size=4),
@@ -384,7 +352,7 @@ def next_state(state, step):
 @given(st.lists(step, min_size=1, max_size=15), st.sampled_from([2, 3, 8]))
 def test_any_sequence_of_changes_comes_back_bit_by_bit(steps, max_files):
     state = {"table": np.zeros((4, 3), dtype=np.float32), "owner": torch.zeros(2)}
-    with TemporaryDirectory() as directory, patch.object(checkpoint, "MAX_FILES", max_files):
+    with TemporaryDirectory() as directory, patch.object(row_sources, "MAX_FILES", max_files):
         store = CheckpointStore(Path(directory))
         for t, now in enumerate(steps):
             state = next_state(state, now)

@@ -13,7 +13,7 @@ import yaml
 from flray.config.deciding import first_difference
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores
-from flray.records import run_directory
+from flray.records import recorded, run_directory
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 
@@ -67,7 +67,7 @@ def test_a_start_that_was_cut_short_may_be_repeated(tmp_path):
     with killed, pytest.raises(KeyboardInterrupt):
         RunDirectory(tmp_path).start(CONFIG, ENVIRONMENT, "abc")
     (tmp_path / "environment.json").write_text("{}")
-    (tmp_path / "config.yaml.tmp").write_text("dataset: mn")
+    (tmp_path / "config.yaml.7.tmp").write_text("dataset: mn")
     assert not RunDirectory(tmp_path).holds_run()
     RunDirectory(tmp_path).start(CONFIG, ENVIRONMENT, "abc")
     assert RunDirectory(tmp_path).holds_run()
@@ -230,7 +230,7 @@ def test_truncate_drops_what_is_later_than_the_checkpoint(run):
 def test_a_finish_that_was_cut_short_can_be_resumed(run):
     for t in range(3):
         record(run, t)
-    killed = patch.object(run_directory, "replace_text", side_effect=KeyboardInterrupt)
+    killed = patch.object(recorded, "replace_text", side_effect=KeyboardInterrupt)
     with killed, pytest.raises(KeyboardInterrupt):
         run.finish({"seed": 0})
     assert (run.path / "clients.parquet").exists()

@@ -1,0 +1,64 @@
+"""Parquet tables of numbers, written in full or not at all, and checked when they are read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flray.columns import PART, ROUND
+from flray.files import reading, replace_file
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Put a table, with checksums of its pages, in the place of `path`."""
+    replace_file(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """The table of a file, or some of its columns.
+
+    Raises:
+        ExperimentError: if the file is missing or damaged: a checksum does not fit, a column is
+            not there, or one other than PART holds something else than numbers.
+    """
+    # `read_table` opens by name more than once, and a run puts new files in the place of old ones.
+    with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        table = file.read(columns)
+        for name, kind in zip(table.column_names, table.schema.types, strict=True):
+            if name != PART and not _is_number(kind):
+                raise ValueError(f"the column {name!r} holds values of type {kind}, not numbers")
+        _require_columns(table, columns or [ROUND])
+        return table
+
+
+def read_scores(path: Path, columns: Sequence[str]) -> pa.Table:
+    """As `read_table`, for a table that must have these columns among others."""
+    table = read_table(path)
+    with reading(path):
+        _require_columns(table, columns)
+    return table
+
+
+def table_of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:  # Any: numbers
+    """The table of rows by column; a column that a row lacks is null there."""
+    return join_tables([pa.Table.from_pylist([dict(row)]) for row in rows])
+
+
+def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """One below the other; a column that one of them lacks is null there."""
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+
+
+def _require_columns(table: pa.Table, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise ValueError(f"there is no column {missing[0]!r}")
+    if table[ROUND].null_count or not pa.types.is_integer(table[ROUND].type):
+        raise ValueError(f"the column {ROUND!r} must hold whole numbers")
