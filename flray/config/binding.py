@@ -96,7 +96,7 @@ def bind_component(
     A mapping without a `name` changes fields of the default, where there is one.
     """
     if not isinstance(given, str | Mapping) and is_component(given):
-        return component_of(kind, registry, given, injected)
+        return _component_of(kind, registry, given, injected)
     mapping = {"name": given} if isinstance(given, str) else given
     base = None
     if isinstance(mapping, Mapping) and "name" not in mapping and is_component(default):
@@ -115,15 +115,10 @@ def bind_component(
     return _component(kind, name, target, fields, injected)
 
 
-def component_of(
-    kind: str, registry: Registry, given: object, injected: tuple[str, ...] = ()
+def _component_of(
+    kind: str, registry: Registry, given: object, injected: tuple[str, ...]
 ) -> Component:
     """The component of a class, or of an instance that tells its configuration (a dataclass)."""
-    if not is_component(given):
-        raise ExperimentError(
-            f"{kind} must be a name, a mapping with a `name`, a class or a dataclass, "
-            f"got {shown(given)}"
-        )
     target = class_of(given)
     if is_extensible(kind):
         require_interface(kind, getattr(target, "__name__", str(target)), target)

@@ -9,7 +9,7 @@ from flray.algorithms import ALGORITHMS
 from flray.algorithms.algorithm import Branching
 from flray.clustering.encoder import Encoder
 from flray.config.binding import Component, bind_component, bind_dataclass
-from flray.config.objects import is_object, object_component
+from flray.config.objects import object_component
 from flray.config.overrides import with_value
 from flray.config.parameters import Registry
 from flray.config.reading import Plain, read_mapping
@@ -33,6 +33,7 @@ COMPONENTS: dict[str, Registry] = {
     "model": MODELS,
     "algorithm": ALGORITHMS,
 }
+INJECTED = {"model": FROM_DATASET}  # parameters that a component receives when it is built
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,8 @@ def parse_experiment(plain: Plain) -> Experiment:
                 "of `flray run` and flray.run; in a space it belongs below `space:`"
             )
     parts = {
-        kind: object_component(kind, registry, plain[kind])
-        if is_object(plain[kind])
-        else bind_component(kind, registry, plain[kind], kind, _injected(kind))
+        kind: object_component(kind, plain[kind])
+        or bind_component(kind, registry, plain[kind], kind, INJECTED.get(kind, ()))
         for kind, registry in COMPONENTS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in COMPONENTS}
@@ -179,7 +179,3 @@ def also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experimen
         return experiment
     also = sorted({*evaluation.also, *missing})
     return parse_experiment(with_value(experiment.plain, "evaluate.also", also))
-
-
-def _injected(kind: str) -> tuple[str, ...]:
-    return FROM_DATASET if kind == "model" else ()

@@ -8,19 +8,21 @@ from pytorch_lightning import LightningModule
 from torch.nn import Module
 from torch.utils.data import TensorDataset
 
-from flray.config.binding import Component, component_of
-from flray.config.parameters import Registry
+from flray.config.binding import Component
+from flray.config.parameters import Target
 from flray.data.dataset import Dataset
 from flray.data.tensors import digest_of, from_tensors
 from flray.errors import ExperimentError
 from flray.models.bank import digest, params_of, stack
-from flray.values import FROM_DATASET
 
 OBJECT = "object"  # the key of config.yaml that marks a component which no YAML describes
 
 
-class Given:
-    """Builds copies of a module, or hands out a dataset, that came from Python."""
+class ReadyObject:
+    """Stands for the class of a component that exists already: a module or a dataset from Python.
+
+    A module is copied for each build, so that no run changes what the caller holds.
+    """
 
     def __init__(self, value: Module | Dataset) -> None:
         self.value = value
@@ -29,57 +31,55 @@ class Given:
         return copy.deepcopy(self.value) if isinstance(self.value, Module) else self
 
     def load(self) -> Dataset:
+        """The dataset, as a component of that kind loads it."""
         assert isinstance(self.value, Dataset)
         return self.value
 
 
-def is_object(given: object) -> bool:
-    """True if a component is given as neither a name nor a mapping."""
-    return not isinstance(given, str | dict) and given is not None
+def object_component(kind: str, given: Any) -> Component | None:  # Any: from a user
+    """The component of an object that no YAML describes; None for whatever can be bound.
 
-
-def object_component(kind: str, registry: Registry, given: Any) -> Component:  # Any: from a user
-    """The component of an object; config.yaml has its name and a digest of what it holds."""
+    A dataset may be a `Dataset` or tensors; a model a LightningModule or a function that builds
+    one. config.yaml has its name and a digest of what it holds.
+    """
     if kind == "dataset" and hasattr(given, "shape"):
         given = (given,)  # images without labels
-    if kind == "dataset" and isinstance(given, Sequence):
+    if kind == "dataset" and isinstance(given, list | tuple):
         given = from_tensors(*_tensors(given))
     if kind == "dataset" and isinstance(given, Dataset):
-        plain = {"name": given.name, OBJECT: digest_of(given)}
-        return Component(kind, given.name, Given(given), {}, plain)
+        return _component(kind, given.name, ReadyObject(given), digest_of(given))
     if kind == "model" and isinstance(given, Module):  # of pytorch_lightning or of lightning
         if not hasattr(given, "training_step"):
             raise ExperimentError(
                 f"model must be a LightningModule, got {_name(type(given))} without a training_step"
             )
-        name, params = _name(type(given)), stack([params_of(cast(LightningModule, given))])
-        plain = {"name": name, OBJECT: digest(params, 0)}
-        return Component(kind, name, Given(given), {}, plain)
+        params = stack([params_of(cast(LightningModule, given))])
+        return _component(kind, _name(type(given)), ReadyObject(given), digest(params, 0))
     if kind == "model" and callable(given) and not isinstance(given, type):
-        return Component(kind, _name(given), given, {}, {"name": _name(given), OBJECT: "function"})
-    if kind == "model" and isinstance(given, type):
-        return component_of(kind, registry, given, FROM_DATASET)
-    return component_of(kind, registry, given)
+        return _component(kind, _name(given), given, "function")
+    return None
+
+
+def _component(kind: str, name: str, target: Target, content: str) -> Component:
+    return Component(kind, name, target, {}, {"name": name, OBJECT: content})
 
 
 def _tensors(given: Sequence[Any]) -> list[Any]:  # Any: tensors or arrays
     """x and y of the training part, then of the test part."""
     tensors = list(given)
-    if tensors and all(isinstance(each, TensorDataset) for each in given):
-        tensors = [tensor for each in given for tensor in each.tensors[:2]]
-    if len(tensors) not in (2, 4) or not all(hasattr(each, "shape") for each in tensors):
+    if tensors and all(isinstance(part, TensorDataset) for part in given):
+        tensors = [tensor for part in given for tensor in part.tensors[:2]]
+    if len(tensors) not in (2, 4) or not all(hasattr(tensor, "shape") for tensor in tensors):
         raise ExperimentError(
             "a dataset is a name, a mapping, (x_train, y_train, x_test, y_test) as tensors, or two "
-            f"TensorDatasets, got {len(given)} values of {_kinds(given)}"
+            f"TensorDatasets, got {len(given)} values of "
+            f"{', '.join(sorted({type(value).__name__ for value in given})) or 'no kind'}"
         )
     return tensors
 
 
-def _kinds(given: Sequence[Any]) -> str:
-    return ", ".join(sorted({type(each).__name__ for each in given})) or "no kind"
-
-
 def _name(target: Callable[..., Any]) -> str:  # Any: a class or a function
-    own = getattr(target, "func", target)  # of a functools.partial
-    qualified = getattr(own, "__qualname__", type(own).__qualname__)
-    return f"{getattr(own, '__module__', '__main__')}:{qualified}"
+    """`package.module:Name` of a class or a function, or of the one that a partial calls."""
+    function = getattr(target, "func", target)
+    qualified = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '__main__')}:{qualified}"

@@ -31,22 +31,22 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
         key, separator, text = item.partition("=")
         if not separator or not key:
             raise ExperimentError(f"expected key=value, got {shown(item)}, as in train.lr=0.1")
-        values.pop(key, None)  # the last of equal keys, in its own place
+        values.pop(key, None)  # the last of equal keys, in its own turn
         values[key] = _value(item, text)
+    return _with_values(plain, values)
+
+
+def with_value(plain: Plain, key: str, value: object) -> Plain:
+    """A copy in which one dotted key is set, as `override` does."""
+    return _with_values(plain, {key: value})
+
+
+def _with_values(plain: Plain, values: Plain) -> Plain:
     result: Plain = _copied(plain)
     for key, value in values.items():
         if value is not None:
             _unset_rivals(result, key.split("."), values)
         _set(result, key.split("."), value)
-    return result
-
-
-def with_value(plain: Plain, key: str, value: object) -> Plain:
-    """A copy in which one dotted key is set, as `override` does."""
-    result: Plain = _copied(plain)
-    if value is not None:
-        _unset_rivals(result, key.split("."), {})
-    _set(result, key.split("."), value)
     return result
 
 

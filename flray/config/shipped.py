@@ -45,7 +45,7 @@ def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
     written = f", `flray init{method}` writes one" if kind == EXPERIMENTS else ""
     raise ExperimentError(
         f"no {KINDS[kind]} file {given}{meant}, looked for from {Path.cwd()}; `flray list "
-        f"{LISTED[kind]}` names those that come with flray{written}"
+        f"{KINDS[kind]}s` names those that come with flray{written}"
     )
 
 
@@ -55,9 +55,6 @@ def is_space(path: Path) -> bool:
         return False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith("experiment:") for line in lines)
-
-
-LISTED = {EXPERIMENTS: "experiments", SPACES: "spaces"}
 
 
 def names(kind: str) -> list[str]:

@@ -6,7 +6,6 @@ round was evaluated, how far the models moved.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,12 +15,10 @@ import pandas as pd
 from flray.columns import CLIENT, LOSS, ROUND
 from flray.data.dataset import Ids
 from flray.files import replace_file, replace_text
-from flray.records.recorded import COMPONENTS
+from flray.records.recorded import COMPONENTS, round_of
 
 FOLDER = COMPONENTS  # of a run directory
 STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_i^(t-1)||^2
-
-_ROUND = re.compile(r"round_(\d+)\.parquet")
 
 
 class PartRecords:
@@ -48,17 +45,11 @@ class PartRecords:
 
     def truncate(self, after_round: int) -> None:
         for file in self.path.glob("round_*.parquet"):
-            if _round_of(file) > after_round:
+            if round_of(file) > after_round:
                 file.unlink()
 
     def table(self) -> pd.DataFrame:
         """What is known of all rounds."""
         tables = [pd.read_parquet(file) for file in sorted(self.path.glob("round_*.parquet"))]
-        joined = pd.concat([each for each in tables if len(each)] or [pd.DataFrame()])
+        joined = pd.concat([table for table in tables if len(table)] or [pd.DataFrame()])
         return joined.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
-
-
-def _round_of(file: Path) -> int:
-    name = _ROUND.fullmatch(file.name)
-    assert name is not None, file
-    return int(name[1])

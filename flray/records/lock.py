@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from flray.errors import ExperimentError
 
@@ -13,16 +14,23 @@ NAME = "run.lock"
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a run directory, which is made where it does not exist."""
+    """Hold the lock of a run directory, which is made if it does not exist.
+
+    Raises:
+        ExperimentError: if another process holds it; the message names the process.
+
+    >>> from tempfile import mkdtemp
+    >>> directory = Path(mkdtemp())
+    >>> with locked(directory):
+    ...     holder(directory) == os.getpid()
+    True
+    """
     existed = directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / NAME
     with path.open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            check_free(directory)
-            raise
+        if not _try_lock(handle):
+            raise _in_use(directory, _pid_in(handle))
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
@@ -42,32 +50,41 @@ def claimed(path: Path) -> Iterator[bool]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _try_lock(handle)
 
 
 def check_free(directory: Path) -> None:
     """Refuse a directory that another process is running."""
     if (pid := holder(directory)) is not None:
-        raise ExperimentError(
-            f"{directory} is being run by another process (pid {pid}): "
-            "watch it with `flray attach`, or choose another --out"
-        )
+        raise _in_use(directory, pid)
 
 
 def holder(directory: Path) -> int | None:
-    """The process that is running this directory now, None if none is."""
+    """The id of the process that is running this directory now, -1 if unknown; None: nobody."""
     try:
         with (directory / NAME).open("r+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                text = handle.read()
-                return int(text) if text.isdecimal() else -1
+            return None if _try_lock(handle) else _pid_in(handle)
     except FileNotFoundError:
-        pass
-    return None
+        return None
+
+
+def _try_lock(handle: IO[str]) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _pid_in(handle: IO[str]) -> int:
+    handle.seek(0)
+    text = handle.read()
+    return int(text) if text.isdecimal() else -1
+
+
+def _in_use(directory: Path, pid: int) -> ExperimentError:
+    return ExperimentError(
+        f"{directory} is being run by another process (pid {pid}): "
+        "watch it with `flray attach`, or choose another --out"
+    )

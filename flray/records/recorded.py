@@ -213,7 +213,7 @@ class RunRecords:
         write_table(self._rounds, table.select(used))
         self._parts.mkdir(parents=True, exist_ok=True)
         for file in other._part_files():
-            if _round_of(file) <= num_rounds:
+            if round_of(file) <= num_rounds:
                 shutil.copyfile(file, self._parts / file.name)
 
     def truncate(self, after_round: int) -> None:
@@ -228,7 +228,7 @@ class RunRecords:
         for path in self.path.glob(f"*{TEMPORARY}"):  # of a write that was cut short
             path.unlink(missing_ok=True)
         for path in [*self._part_files(), *self._clusterings.glob("round_*.npz")]:
-            if _round_of(path) > after_round:
+            if round_of(path) > after_round:
                 path.unlink()
         if not self._rounds.exists():
             return
@@ -303,7 +303,7 @@ class RunRecords:
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""
-        return sorted({_round_of(path) for path in self._clusterings.glob("round_*.npz")})
+        return sorted({round_of(path) for path in self._clusterings.glob("round_*.npz")})
 
     def has_clustering(self, t: int) -> bool:
         """True if clients were clustered after round t."""
@@ -332,7 +332,7 @@ class RunRecords:
         return self._parts / f"round_{t:06d}_{part}.parquet"
 
     def _part_files(self) -> list[Path]:
-        return sorted(self._parts.glob("round_*.parquet"), key=lambda p: (_round_of(p), p.name))
+        return sorted(self._parts.glob("round_*.parquet"), key=lambda p: (round_of(p), p.name))
 
     def _client_table(self) -> pa.Table:
         nothing = np.empty(0, np.int64)
@@ -363,7 +363,12 @@ def _client_rows(
     return pa.table(columns if group is None else columns | {GROUP: group[scores.clients]})
 
 
-def _round_of(path: Path) -> int:
+def round_of(path: Path) -> int:
+    """The round in the name of a file.
+
+    >>> round_of(Path("round_000012_test.parquet"))
+    12
+    """
     name = _ROUND.fullmatch(path.name)
     assert name is not None, path
     return int(name[1])
@@ -371,4 +376,4 @@ def _round_of(path: Path) -> int:
 
 def _num_files(folder: Path, suffix: str, t: int) -> int:
     """The number of files in a folder that belong to rounds up to t."""
-    return sum(_round_of(path) <= t for path in folder.glob(f"round_*.{suffix}"))
+    return sum(round_of(path) <= t for path in folder.glob(f"round_*.{suffix}"))

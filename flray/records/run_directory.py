@@ -52,7 +52,7 @@ class RunDirectory(RunRecords):
         """
         refuse_links_out(self.path)
         if self.holds_run():
-            held, here = self.config(), with_block_of(self.config(), _as_yaml(config))
+            held, here = self.config(), with_block_of(self.config(), config)
             self._check_unedited(held)
             if here.get("rounds", 0) > held.get("rounds", 0):
                 held = {**held, "rounds": here["rounds"]}
@@ -102,7 +102,7 @@ class RunDirectory(RunRecords):
         if not recorded:
             return
         lock.check_free(self.path)
-        held, config = self.config(), with_block_of(self.config(), _as_yaml(config))
+        held, config = self.config(), with_block_of(self.config(), config)
         old, new = recorded[-1]["config"], _as_json(deciding(config))
         edited = differences(old, _as_json(deciding(held)))
         changed = {key for key, _, _ in (*differences(old, new), *edited)}
@@ -125,7 +125,7 @@ class RunDirectory(RunRecords):
         """Make the directory of a new run."""
         self.check_start(config)
         self.path.mkdir(parents=True, exist_ok=True)
-        first = {"from_round": 1, "config": deciding(_as_yaml(config))}
+        first = {"from_round": 1, "config": deciding(config)}
         recorded = {**environment, SPLIT_SHA256: split_digest, CONFIGURATIONS: [first]}
         replace_text(self._environment, to_json(recorded))
         replace_text(self._config, _to_yaml(config))  # last: it is what makes this a run
@@ -175,12 +175,6 @@ class RunDirectory(RunRecords):
 def _to_yaml(config: Config) -> str:
     text: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     return text
-
-
-def _as_yaml(config: Config) -> Json:
-    """What is read of a configuration that was written as YAML."""
-    plain: Json = yaml.safe_load(_to_yaml(config))
-    return plain
 
 
 def _as_json(config: Config) -> Json:

@@ -9,7 +9,7 @@ from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, default_threads
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
-from flray.config.objects import Given
+from flray.config.objects import ReadyObject
 from flray.data.dataset import Dataset
 from flray.data.events import make_timeline, with_global_test
 from flray.data.similar import with_similar
@@ -113,7 +113,7 @@ def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) 
 def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> LightningModule:
     """The module with its initial weights; with a number, weights drawn independently of them."""
     settings = experiment.settings
-    if number and isinstance(experiment.model.target, Given):
+    if number and isinstance(experiment.model.target, ReadyObject):
         raise ExperimentError(
             f"{experiment.algorithm.name} draws several initial models, and a module that is built "
             "already has one: give model= a function that builds it, or its class"

@@ -20,7 +20,7 @@ from flray.records.run_directory import RunDirectory
 CONFIG = {
     "dataset": "mnist",
     "algorithm": {"name": "flhc", "clustering": {"distance": "l2", "threshold": 1e-05}},
-    "betas": (0.9, 0.99),
+    "betas": [0.9, 0.99],
     "target": None,
 }
 ENVIRONMENT = {"versions": {"torch": "2.10.0"}, "commit": None}
@@ -46,10 +46,10 @@ def record(run, t):
 
 def test_start_writes_config_and_environment(run):
     config = yaml.safe_load((run.path / "config.yaml").read_text())
-    assert config == {**CONFIG, "betas": [0.9, 0.99]}
+    assert config == CONFIG
     assert list(config) == list(CONFIG)
     recorded = json.loads((run.path / "environment.json").read_text())
-    held = {"from_round": 1, "config": {**CONFIG, "betas": [0.9, 0.99], "execution": {}}}
+    held = {"from_round": 1, "config": {**CONFIG, "execution": {}}}
     assert recorded == {**ENVIRONMENT, "split_sha256": "abc", "configurations": [held]}
     assert run.summary() is None
     assert len(run.rounds()) == len(run.clients()) == 0
