@@ -1,4 +1,9 @@
-"""Bind YAML to code: parameters are the keys, their annotations the expected types."""
+"""Bind YAML to code: parameters are the keys, their annotations the expected types.
+
+`bind_dataclass` builds settings, `bind_component` a registered class by its name. Every value is
+converted once, by its annotation (`_convert`), and every mistake is an ExperimentError that names
+the key. `config/parameters.py` leads back from objects to YAML.
+"""
 
 import dataclasses
 import functools
@@ -35,7 +40,13 @@ from flray.wording import suggestion
 
 @dataclass(frozen=True)
 class Component:
-    """A registered class with its checked configuration, not built yet."""
+    """A registered class with its checked configuration, not built yet.
+
+    >>> from flray.data import SPLITS
+    >>> component = bind_component("split", SPLITS, {"name": "iid", "clients": 4}, "split")
+    >>> component.plain["clients"], component.build().clients
+    (4, 4)
+    """
 
     kind: str
     name: str
@@ -93,7 +104,20 @@ def bind_component(
 ) -> Component:
     """A component from a bare name, a mapping with `name` and its fields, or a Python object.
 
-    A mapping without a `name` changes fields of the default, where there is one.
+    Args:
+        kind: what the component is, for messages: `dataset`, `distance`.
+        registry: the classes of that kind by name.
+        given: the value of the key. A class or a dataclass instance is taken as it is; a mapping
+            without a `name` changes fields of the default, where there is one.
+        where: the dotted key.
+        injected: parameters that the class receives when it is built.
+        default: the component that the key has if nothing is given.
+
+    >>> from flray.models import MODELS
+    >>> given = {"name": "mlp200", "hiden": 50}
+    >>> bind_component("model", MODELS, given, "model", ("image_shape", "num_classes"))
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: unknown key 'model.hiden' (did you mean 'hidden'?); known here...
     """
     if not isinstance(given, str | Mapping) and is_component(given):
         return _component_of(kind, registry, given, injected)
@@ -155,7 +179,7 @@ def bind(
     injected: tuple[str, ...] = (),
     base: object = None,
 ) -> Plain:
-    """Check `given` against the parameters of a class: the arguments to call it with.
+    """Check the keys `given` against the parameters of a class; returns the arguments for a call.
 
     Args:
         where: the dotted key of the class, for messages; "" for a whole file.
@@ -204,7 +228,14 @@ def _meant(key: str, parameters: Collection[str]) -> str:
 def bind_dataclass(target: type, given: object, where: str) -> tuple[Any, Plain]:
     """A dataclass built from a mapping, or from a YAML file that holds one, and its plain values.
 
-    Any: an instance of `target`, or of a subclass where the default is one.
+    Args:
+        target: the dataclass, whose fields are the keys.
+        given: keys and values, or the path of a YAML file.
+        where: the dotted key of the mapping, for messages; "" for a whole file.
+
+    >>> from flray.models.mixing import Aggregation
+    >>> bind_dataclass(Aggregation, {"server_lr": 1}, "aggregate")[1]
+    {'unheard': 'ignore', 'weights': 'samples', 'server_lr': 1.0}
     """
     built = _dataclass(target, given, where)
     return built, plain_fields(type(built), values_of(built))

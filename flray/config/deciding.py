@@ -1,4 +1,9 @@
-"""Which keys of a configuration decide results, and in which of them two configurations differ."""
+"""Which keys of a configuration decide results, and in which of them two configurations differ.
+
+A configuration here is the resolved one, as `config.yaml` has it: nested mappings, lists and plain
+values. A run may resume if the deciding keys are the same; where and on how many actors it is
+computed may change.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -14,16 +19,27 @@ _ABSENT = object()
 
 
 def deciding(config: Config) -> Config:
-    """The keys that decide a result: the same run may go on with other actors."""
+    """The keys that decide a result: all but `tracking` and the placement below `execution`.
+
+    >>> deciding({"seed": 0, "tracking": "wandb", "execution": {"block": 4, "executor": "ray"}})
+    {'seed': 0, 'execution': {'block': 4}}
+    """
     kept = {key: value for key, value in config.items() if key not in ("execution", "tracking")}
     execution = config.get("execution", {})
     free = ("executor", "actors", "server")
     return kept | {"execution": {k: v for k, v in execution.items() if k not in free}}
 
 
-def with_block_of(held: Config, config: Config) -> Config:
-    """The configuration with the `execution.block` of another one, unless it names one itself."""
-    execution, block = config.get("execution", {}), held.get("execution", {}).get("block")
+def with_block_of(recorded: Config, config: Config) -> Config:
+    """The configuration with the `execution.block` of another one, unless it names one itself.
+
+    The default block is chosen when a run starts, and the bits depend on it: a resumed run keeps
+    the block that was recorded.
+
+    >>> with_block_of({"execution": {"block": 20}}, {"execution": {"block": None}})
+    {'execution': {'block': 20}}
+    """
+    execution, block = config.get("execution", {}), recorded.get("execution", {}).get("block")
     if execution.get("block") is not None or block is None:
         return config
     return {**config, "execution": {**execution, "block": block}}
@@ -38,31 +54,32 @@ def is_below(key: str, keys: Collection[str]) -> bool:
     return any(key == above or key.startswith(f"{above}.") for above in keys)
 
 
-def differences(held: Config, config: Config) -> Iterator[tuple[str, object, object]]:
+def differences(recorded: Config, config: Config) -> Iterator[tuple[str, object, object]]:
     """The keys in which two configurations differ, with both values; _ABSENT where there is none.
 
     >>> list(differences({"seed": 0, "train": {"lr": 0.1}}, {"seed": 0, "train": {"lr": 0.5}}))
     [('train.lr', 0.1, 0.5)]
     """
-    there, here = leaves(held), leaves(config)
+    there, here = leaves(recorded), leaves(config)
     for key in here | there:
         old, new = there.get(key, _ABSENT), here.get(key, _ABSENT)
         if old is _ABSENT or new is _ABSENT or old != new:
             yield key, old, new
 
 
-def first_difference(held: Config, config: Config) -> str | None:
+def first_difference(recorded: Config, config: Config) -> str | None:
     """The first key two configs disagree in, with both values.
 
     >>> first_difference({"seed": 0, "model": {"name": "a"}}, {"seed": 0, "model": {"name": "b"}})
     "model.name is 'a' there and 'b' here"
     """
-    for key, old, new in differences(held, config):
+    for key, old, new in differences(recorded, config):
         return f"{key} is {value_text(old)} there and {value_text(new)} here"
     return None
 
 
 def value_text(value: object) -> str:
+    """A value of `differences` as a message shows it."""
     return "absent" if value is _ABSENT else repr(value)
 
 
@@ -72,10 +89,10 @@ def leaves(config: Config, prefix: str = "") -> dict[str, Any]:
     >>> leaves({"train": {"lr": 0.1}, "seed": 0})
     {'train.lr': 0.1, 'seed': 0}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            found |= leaves(value, f"{prefix}{key}.")
+            values |= leaves(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            values[f"{prefix}{key}"] = value
+    return values

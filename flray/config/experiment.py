@@ -1,4 +1,8 @@
-"""An experiment: everything that decides a result, read from YAML and checked."""
+"""An experiment: everything that decides a result, read from YAML and checked.
+
+`read_yaml` reads a file, `parse_experiment` binds its keys to the classes that they configure. From
+Python the values may be objects: a LightningModule, a dataset, a dataclass of settings.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +42,14 @@ INJECTED = {"model": FROM_DATASET}  # parameters that a component receives when 
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of an experiment beside its four components.
+    """The keys of an experiment beside its four components; each field is a key of the YAML.
 
+    They configure how clients train, how the server averages, how long the run takes, when models
+    are evaluated and where everything is computed. `flray keys` lists them with their defaults.
+
+    >>> settings = Settings(train=Training(lr=0.1), participation=0.1, rounds=20)
+    >>> settings.train.epochs, settings.evaluate.every, settings.execution.executor
+    (1, 1, 'inline')
     >>> Settings(rounds=0)
     Traceback (most recent call last):
     ValueError: rounds must be >= 1, got 0
@@ -86,10 +96,16 @@ class Settings:
 class Experiment:
     """A checked experiment: four components that are not built yet, and the settings.
 
+    Made by `parse_experiment`, consumed by `flray.runs`. The components are built when a run is
+    assembled, because models need the shape of the dataset's images and its number of classes.
+    `plain` describes the experiment completely: written as YAML and parsed again it is the same.
+
     >>> given = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
     >>> experiment = parse_experiment({**given, "algorithm": "fedavg", "rounds": 5})
     >>> experiment.settings.rounds, experiment.plain["model"]
     (5, {'name': 'mlp200', 'hidden': 200, 'dropout': 0.0})
+    >>> parse_experiment(experiment.plain).plain == experiment.plain
+    True
     """
 
     dataset: Component
@@ -101,12 +117,29 @@ class Experiment:
 
 
 def read_yaml(path: str | Path) -> Plain:
-    """The keys of an experiment file, or of a shipped one by its name."""
+    """The keys of an experiment file, or of a shipped one by its name.
+
+    >>> read_yaml("demo/flhc")["dataset"]
+    'digits'
+    """
     return read_mapping(require_file(path), "the experiment")
 
 
 def parse_experiment(plain: Plain) -> Experiment:
-    """Check every key; unknown ones are errors. From Python, values may be objects."""
+    """Check every key of an experiment.
+
+    Args:
+        plain: keys and values, as `read_yaml` returns them or as a Python caller writes them; a
+            component is a name, a mapping with `name`, or an object.
+
+    Raises:
+        ExperimentError: if a key is unknown, missing or has a value that is not allowed. The
+            message names the key, what came and what is expected.
+
+    >>> parse_experiment({"dataset": "digits"})
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: missing key 'split': an experiment names a dataset, a split, ...
+    """
     for kind, registry in COMPONENTS.items():
         if kind not in plain:
             raise ExperimentError(
@@ -140,7 +173,7 @@ def parse_encoder(plain: Plain) -> Encoder:
 
 def is_list_of_components(given: object) -> bool:
     """True for a list of names and mappings, which means one experiment for each."""
-    return isinstance(given, list) and all(isinstance(each, str | dict) for each in given)
+    return isinstance(given, list) and all(isinstance(item, str | dict) for item in given)
 
 
 def _refuse_misnamed(settings: Plain) -> None:
@@ -164,7 +197,7 @@ def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:
     """The experiments, each also evaluated in the rounds right after any of them clusters.
 
     A method is compared with FedAvg in the round after its clustering, so FedAvg needs that round
-    too.
+    too. Experiments that need no further round are returned as they are.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
     after = {a.rounds_before + 1 for a in algorithms if isinstance(a, Branching)}

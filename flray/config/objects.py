@@ -1,4 +1,8 @@
-"""Components given from Python as objects: a module, a function that builds one, a dataset."""
+"""Components given from Python as objects: a module, a function that builds one, a dataset.
+
+No YAML describes them, so config.yaml has their name and a digest, and a run with one resumes only
+from Python, where the same object is given again.
+"""
 
 import copy
 from collections.abc import Callable, Sequence

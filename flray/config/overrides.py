@@ -1,4 +1,7 @@
-"""Values that a command sets in an experiment, as in `train.lr=0.1`; imports nothing heavy."""
+"""Values that a command sets in an experiment, as in `train.lr=0.1`; imports nothing heavy.
+
+Keys are dotted, values are YAML. Setting never changes the mapping that was given.
+"""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -37,7 +40,11 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
 
 
 def with_value(plain: Plain, key: str, value: object) -> Plain:
-    """A copy in which one dotted key is set, as `override` does."""
+    """A copy in which one dotted key is set, as `override` does.
+
+    >>> with_value({"rounds": 5}, "train.lr", 0.1)
+    {'rounds': 5, 'train': {'lr': 0.1}}
+    """
     return _with_values(plain, {key: value})
 
 
@@ -80,6 +87,7 @@ def _unset_rivals(node: Plain, path: list[str], kept: Collection[str]) -> None:
 
 
 def _set(node: Plain, path: list[str], value: object) -> None:
+    """Set a key in place; mappings on the way to it are made, a bare name becomes one."""
     for key in path[:-1]:
         child = node.get(key)
         if isinstance(child, list):

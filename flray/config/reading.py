@@ -1,7 +1,8 @@
 """YAML as this project reads it: in files and in `key=value` alike, true and false are booleans.
 
 YAML 1.1, which PyYAML follows, reads the words on, off, yes, no, y and n as booleans too, so that
-`on: relation` would set the key `True`. As in YAML 1.2 they are text here.
+`on: relation` would set the key `True`. As in YAML 1.2 they are text here. A key given twice, a
+file with too many values and one that is nested too deeply are errors.
 """
 
 import re
@@ -35,6 +36,8 @@ _NUMBER = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with a limit of depth, unique keys and the scalars of YAML 1.2."""
+
     # PyYAML takes the square of the depth in steps before it finds that it is too large.
     def fetch_flow_collection_start(self, token: Any) -> None:  # Any: a class of tokens
         _require_depth(self.flow_level)
@@ -88,11 +91,11 @@ def parse_yaml(text: str) -> Any:  # Any: YAML
 
 
 def _on_one_line(error: yaml.MarkedYAMLError) -> str:
-    """What PyYAML found wrong and where, without the lines that it quotes."""
+    """The problem that PyYAML reports and its position, without the lines that it quotes."""
     mark = error.problem_mark or error.context_mark
-    place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+    position = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
     problem = error.problem or error.context or "it cannot be read"
-    return f"{place}{problem}" + ("; indent with spaces, not tabs" if "\\t" in problem else "")
+    return f"{position}{problem}" + ("; indent with spaces, not tabs" if "\\t" in problem else "")
 
 
 def _require_depth(depth: int) -> None:
@@ -160,14 +163,14 @@ def _calls_resolver(text: str) -> bool:
     return False
 
 
-def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many values there are, and how many lists and mappings at most lie inside each other.
+def _measure(value: Any, measured: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """The number of values, and the depth to which lists and mappings are nested.
 
     What an alias repeats counts each time it is used: a few lines of aliases of aliases stand for
     billions of values, which copying would write out.
     """
-    if id(value) in known:
-        return known[id(value)]
+    if id(value) in measured:
+        return measured[id(value)]
     if not isinstance(value, list | dict):
         if not isinstance(value, str | int | float | None):
             raise ValueError(
@@ -178,9 +181,9 @@ def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"keys are text, got {shown(key)}; write it in quotes")
-    known[id(value)] = MOST_VALUES, 0  # of one that holds itself
+    measured[id(value)] = MOST_VALUES, 0  # of one that contains itself
     children = value.values() if isinstance(value, dict) else value
-    measures = [_measure(child, known) for child in children]
+    measures = [_measure(child, measured) for child in children]
     sizes, depths = [size for size, _ in measures], [depth for _, depth in measures]
-    known[id(value)] = 1 + sum(sizes), 1 + max(depths, default=0)
-    return known[id(value)]
+    measured[id(value)] = 1 + sum(sizes), 1 + max(depths, default=0)
+    return measured[id(value)]

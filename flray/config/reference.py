@@ -67,7 +67,7 @@ RENAMED: Mapping[str, str] = dict.fromkeys(("pretrain_rounds", "rounds_joint"), 
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the YAML."""
+    """One key of the YAML, as `flray keys` shows it."""
 
     name: str  # dotted
     values: str  # its type, or the values that are allowed
@@ -78,7 +78,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Described:
-    """A component: its name, what it is, and its keys."""
+    """A registered component as `flray list` shows it: its name, what it is, and its keys."""
 
     name: str
     purpose: str
@@ -86,7 +86,11 @@ class Described:
 
 
 def components(kind: str) -> list[Described]:
-    """Every registered component of a kind, by name."""
+    """Every registered component of a kind, by name.
+
+    >>> next(c for c in components("algorithm") if c.name == "fedprox").keys[0].name
+    'mu'
+    """
     registry = _registry(kind)
     modules = Counter(cls.source.module for cls in registry.values())
     return [
@@ -101,7 +105,12 @@ def names(kind: str) -> list[str]:
 
 
 def experiment_keys() -> list[Key]:
-    """The keys of every experiment, whatever its components; those of mappings follow them."""
+    """The keys of every experiment, whatever its components; those of mappings follow them.
+
+    >>> lr = next(key for key in experiment_keys() if key.name == "train.lr")
+    >>> lr.values, lr.default, lr.note
+    ('number', '0.01', 'Learning rate η of the local optimiser')
+    """
     note = "Name, or a mapping with `name` and the keys of that component"
     named = [Key(kind, ", ".join(names(kind)), None, note) for kind in COMPONENTS]
     return [*named, *_with_those_below(keys(SETTINGS))]
@@ -129,14 +138,14 @@ def keys_meant(given: str) -> list[str]:
 @cache
 def every_key() -> tuple[Key, ...]:
     """The keys of experiments with any registered component; one with several defaults repeats."""
-    found = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
-    found += experiment_keys()
+    every = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
+    every += experiment_keys()
     prefixes = {kind: kind for kind in COMPONENTS}
     prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
     for kind, prefix in prefixes.items():
         inner = [key for described in components(kind) for key in component_keys(described)]
-        found += [replace(key, name=f"{prefix}.{key.name}") for key in inner]
-    return tuple(dict.fromkeys(found))
+        every += [replace(key, name=f"{prefix}.{key.name}") for key in inner]
+    return tuple(dict.fromkeys(every))
 
 
 def component_keys(described: Described) -> list[Key]:
@@ -144,8 +153,8 @@ def component_keys(described: Described) -> list[Key]:
     return list(_with_those_below(described.keys))
 
 
-def _with_those_below(found: Sequence[Key]) -> Iterator[Key]:
-    for key in found:
+def _with_those_below(keys: Sequence[Key]) -> Iterator[Key]:
+    for key in keys:
         yield key
         if key.below is not None:
             inner = [replace(k, name=f"{key.name}.{k.name}") for k in _keys(key.below)]
@@ -153,7 +162,11 @@ def _with_those_below(found: Sequence[Key]) -> Iterator[Key]:
 
 
 def keys(target: str) -> tuple[Key, ...]:
-    """The keys of a class, `package.module:Name`."""
+    """The keys of a class of the package, `package.module:Name`.
+
+    >>> [key.name for key in keys("flray.models.mixing:Aggregation")]
+    ['unheard', 'weights', 'server_lr']
+    """
     return _keys(definition(target))
 
 
@@ -207,6 +220,7 @@ class _Accepted:
 
 
 def _accepted(source: Source, hint: ast.expr) -> _Accepted:
+    """What the annotation of a field accepts; names are looked up in the file of the field."""
     if isinstance(hint, ast.BinOp):  # X | None
         sides = [_accepted(source, side) for side in (hint.left, hint.right)]
         below = next((side.below for side in sides if side.below), None)
@@ -217,12 +231,12 @@ def _accepted(source: Source, hint: ast.expr) -> _Accepted:
         return _subscripted(source, hint)
     if (name := ast.unparse(hint)) in _WORDS:
         return _Accepted(_WORDS[name])
-    found = source.find(name)
-    if found is None:
+    target = source.find(name)
+    if target is None:
         return _Accepted("any value")
-    if isinstance(found.node, ast.ClassDef):
-        return _Accepted("mapping", found)
-    return _accepted(found.source, found.node)
+    if isinstance(target.node, ast.ClassDef):
+        return _Accepted("mapping", target)
+    return _accepted(target.source, target.node)
 
 
 def _subscripted(source: Source, hint: ast.Subscript) -> _Accepted:
@@ -268,7 +282,7 @@ def _factory(source: Source, value: ast.expr | None) -> Definition | None:
 def _registered(source: Source, name: str, kind: str | None) -> str:
     """The registered name of a class of a kind."""
     cls, registry = source.find(name), _registry(kind) if kind else {}
-    return next((known for known, target in registry.items() if target == cls), name)
+    return next((entry for entry, target in registry.items() if target == cls), name)
 
 
 def _text(value: str) -> str:

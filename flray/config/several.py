@@ -1,4 +1,8 @@
-"""Several experiments of one mapping of keys: a list of components, and `seeds`."""
+"""Several experiments of one mapping of keys: a list of components, and `seeds`.
+
+`algorithm: [fedavg, flhc]` means two experiments, `seeds: 3` three runs of each, with the seeds
+`seed`, `seed + 1` and `seed + 2`.
+"""
 
 import re
 from collections import Counter
@@ -35,16 +39,21 @@ def named_experiments(given: Mapping[str, Plain]) -> list[NamedExperiment]:
     Args:
         given: keys by name; a variant of the only mapping has the variant's name, of one among
             several both names.
+
+    >>> plain = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
+    >>> runs = named_experiments({"mine": {**plain, "algorithm": ["fedavg", "local"], "seeds": 2}})
+    >>> [str(run.folder) for run in runs]
+    ['fedavg/seed_0', 'fedavg/seed_1', 'local/seed_0', 'local/seed_1']
     """
-    found: dict[str, list[Experiment]] = {}
+    experiments: dict[str, list[Experiment]] = {}
     for name, plain in given.items():
         for variant, keys in _variants(plain).items():
             parts = (name, variant) if len(given) > 1 or not variant else (variant,)
             full_name = "_".join(part for part in parts if part)
-            if full_name in found:
+            if full_name in experiments:
                 raise ExperimentError(f"two experiments have the name {full_name!r}: rename a file")
-            found[full_name] = _with_seeds(keys)
-    return [NamedExperiment(name, each) for name, seeds in found.items() for each in seeds]
+            experiments[full_name] = _with_seeds(keys)
+    return [NamedExperiment(name, seed) for name, seeds in experiments.items() for seed in seeds]
 
 
 def _variants(plain: Plain) -> dict[str, Plain]:
@@ -71,14 +80,14 @@ def _labels(kind: str, components: Sequence[Any]) -> list[str]:  # Any: YAML
     >>> _labels("algorithm", ["fedavg", {"name": "flhc", "rounds_before": 3}, "flhc"])
     ['fedavg', 'flhc_rounds_before_3', 'flhc']
     """
-    mappings = [{"name": each} if isinstance(each, str) else each for each in components]
+    mappings = [{"name": item} if isinstance(item, str) else item for item in components]
     names = [str(mapping.get("name")).rpartition(":")[2] for mapping in mappings]
     settings = [dict(leaves(mapping)) for mapping in mappings]
     labels = []
-    for name, own in zip(names, settings, strict=True):
-        others = [each for other, each in zip(names, settings, strict=True) if other == name]
-        differing = [k for k in own if any(each.get(k, "") != own[k] for each in others)]
-        parts = (f"_{key.rpartition('.')[2]}_{own[key]}" for key in differing)
+    for name, values in zip(names, settings, strict=True):
+        rivals = [other for n, other in zip(names, settings, strict=True) if n == name]
+        differing = [k for k in values if any(rival.get(k, "") != values[k] for rival in rivals)]
+        parts = (f"_{key.rpartition('.')[2]}_{values[key]}" for key in differing)
         labels.append(re.sub(r"[^\w.-]+", "_", name + "".join(parts)))
     repeated = [label for label, count in Counter(labels).items() if count > 1]
     if repeated:

@@ -1,4 +1,8 @@
-"""Experiments and spaces that come with the package, found by name from any folder."""
+"""Experiments and spaces that come with the package, found by name from any folder.
+
+Wherever a command takes a file it also takes the name of a shipped one. A file of the user's comes
+first.
+"""
 
 import os
 from pathlib import Path
@@ -18,6 +22,9 @@ def find_file(given: str | Path, kind: str = EXPERIMENTS) -> Path | None:
 
     `flhc/mnist_label_swap`, with or without .yaml and `experiments/` in front, is the file
     experiments/flhc/mnist_label_swap.yaml of the package.
+
+    >>> find_file("flhc/mnist_label_swap").name
+    'mnist_label_swap.yaml'
     """
     path = Path(given)
     if not path.name:
@@ -30,10 +37,10 @@ def find_file(given: str | Path, kind: str = EXPERIMENTS) -> Path | None:
 
 
 def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
-    """As `find_file`; what is not there is an error that suggests a name."""
-    found = find_file(given, kind)
-    if found is not None:
-        return found
+    """As `find_file`; a missing file is an ExperimentError that suggests a name."""
+    file = find_file(given, kind)
+    if file is not None:
+        return file
     path = Path(given)
     if os.path.isdir(path):  # False for names that no folder can have
         raise ExperimentError(f"{given} is a folder; expected a YAML file, as in {path / 'x.yaml'}")
@@ -58,7 +65,7 @@ def is_space(path: Path) -> bool:
 
 
 def names(kind: str) -> list[str]:
-    """The names of the shipped files of a kind."""
+    """The names of the shipped files of a kind, EXPERIMENTS or SPACES, sorted."""
     folder = _PACKAGE / kind
     return sorted(
         path.relative_to(folder).with_suffix("").as_posix()

@@ -16,7 +16,12 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One parsed file of the package."""
+    """One parsed file of the package.
+
+    >>> source = source_of("flray.engines.training")
+    >>> type(source.defined["Training"]).__name__, source.find("Tensor") is None
+    ('ClassDef', True)
+    """
 
     module: str
     text: str
@@ -110,7 +115,7 @@ def definition(target: str) -> Definition:
     'flray.algorithms.fedprox'
     """
     module, _, name = target.partition(":")
-    found = source_of(module).find(name)
-    if found is None:
+    target_definition = source_of(module).find(name)
+    if target_definition is None:
         raise LookupError(f"{module} defines no {name}")
-    return found
+    return target_definition
