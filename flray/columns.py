@@ -1,6 +1,12 @@
 """The columns of rounds.parquet, clients.parquet and rows.parquet, and keys of summary.json.
 
-Writers and readers take names from here.
+Writers and readers take names from here; `docs/evaluation.md` explains each of them.
+
+Names are composed: a prefix of EVALUATED says what models were evaluated on (`holdout_`, `tuned_`),
+then come the score and its statistic over clients (`accuracy_mean`, `accuracy_worst`), then a
+suffix, SE_CLIENTS for the standard error or AFTER for the round after the first clustering:
+`tuned_accuracy_mean_after_clustering`. BYTES and CLUSTERING begin the names of what was sent and of
+what was measured of a clustering.
 """
 
 # What the meter of a federation counts while it trains.
@@ -114,6 +120,8 @@ EVALUATED = (
 
 def of_one_round(column: str) -> bool:
     """True for columns that mean something for a round and nothing for the run.
+
+    A summary repeats the numbers of the last round, but not its costs.
 
     >>> [of_one_round(name) for name in ("seconds_train", "accuracy_mean")]
     [True, False]

@@ -1,12 +1,19 @@
-"""What goes wrong because of the experiment rather than because of the code."""
+"""Errors that users see: what goes wrong because of the experiment, not because of the code.
+
+An `ExperimentError` ends a command with exit code 2 and one message, a `ClientFailure` with 1.
+"""
 
 MOST_SHOWN = 2000  # characters of a message, whatever it repeats
 
 
 class ExperimentError(ValueError):
-    """The experiment as described cannot be run: names what came, what was expected, what to do.
+    """The experiment as described cannot be run.
 
-    The command line prints the message without a traceback and exits with 2.
+    The message names the key or file, what came, what was expected and what to do. The command line
+    prints it without a traceback and exits with 2.
+
+    >>> str(ExperimentError("rounds must be >= 1, got 0"))
+    'rounds must be >= 1, got 0'
     """
 
     def __str__(self) -> str:
@@ -28,7 +35,11 @@ class ClientFailure(RuntimeError):
 
 
 def one_line_message(error: BaseException) -> str:
-    """What went wrong, on one line; flray's own errors are shown without their class."""
+    """The last line of an error's message, with its class unless it is an error of flray.
+
+    >>> one_line_message(ExperimentError("no data")), one_line_message(KeyError("x"))
+    ('no data', "KeyError: 'x'")
+    """
     text = str(error).strip().split("\n")[-1]
-    known = type(error).__module__.startswith("flray.")
-    return text if known and text else f"{type(error).__name__}: {text}"
+    is_ours = type(error).__module__.startswith("flray.")
+    return text if is_ours and text else f"{type(error).__name__}: {text}"

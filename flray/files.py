@@ -1,4 +1,8 @@
-"""Files: written in full or not at all, and read with an error that names a damaged one."""
+"""Files: written in full or not at all, and read with an error that names a damaged one.
+
+Everything that a run writes goes through `replace_file`, so that a kill, a full disk or a power cut
+leaves the old file or the new one, never half of it.
+"""
 
 import errno
 import json
@@ -38,6 +42,13 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     A reader sees the old file or the whole new one, after a kill and after a power cut alike.
     Several processes may write the same file: the last one wins.
 
+    Args:
+        write: is called with the path of the temporary file.
+
+    Raises:
+        NoRoom: if the disk is full.
+        ExperimentError: if the folder is missing.
+
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "note.txt"
     >>> replace_file(path, lambda file: file.write_text("whole"))
@@ -69,6 +80,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
+    """Put a text, in UTF-8, in the place of `path`, as `replace_file` does."""
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
@@ -91,6 +103,7 @@ def is_plain(path: Path) -> bool:
 
 
 def _sync(path: Path) -> None:
+    """Let the disk write what the system still buffers of a file or folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -100,7 +113,13 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in the block into an error about the file, missing files included."""
+    """Turn what goes wrong in the block into an error about the file, missing files included.
+
+    >>> with reading(Path("rounds.parquet")):
+    ...     raise ValueError("there is no column 'round'")
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: rounds.parquet is damaged (there is no column 'round'): restore...
+    """
     try:
         yield
     except ExperimentError:
@@ -112,17 +131,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, reason: str) -> ExperimentError:
-    """The error about a file that is not what was written."""
+    """The error about a file that is not what was written, with the remedy."""
     return ExperimentError(f"{path} is damaged ({reason.split(chr(10))[0]}): {_REMEDY}")
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON
-    """The object that a file holds."""
+    """The JSON object of a file; a missing or damaged file is an ExperimentError."""
     with reading(path):
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(held, dict):
-            raise ValueError(f"an object was expected, got {type(held).__name__}")
-        return held
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"an object was expected, got {type(value).__name__}")
+        return value
 
 
 def to_json(value: object) -> str:

@@ -1,4 +1,8 @@
-"""Where the modules that experiments name are imported from: never from inside a run's folder."""
+"""Where the modules that experiments name are imported from: never from inside a run's folder.
+
+An experiment may name a class as `package.module:Name`, and importing a module runs it. Folders of
+runs travel between people, so modules inside them are data and never imported.
+"""
 
 import re
 import sys
@@ -39,16 +43,20 @@ def is_inside_run(folder: Path) -> bool:
 
 
 def location_of(module: str) -> Path | None:
-    """The file or folder of a module, found without importing anything; None: there is none."""
-    parts, path, found = module.split("."), None, None
+    """The file or folder of a module, found without importing anything; None: there is none.
+
+    >>> location_of("flray.imports").name, location_of("no_such_module")
+    ('imports.py', None)
+    """
+    parts, path, spec = module.split("."), None, None
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
         finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        found = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
-        if found is None:
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+        if spec is None:
             return None
-        path = found.submodule_search_locations
-    origin = found and (found.origin if found.has_location else next(iter(path or ()), None))
+        path = spec.submodule_search_locations
+    origin = spec and (spec.origin if spec.has_location else next(iter(path or ()), None))
     return Path(origin).resolve() if origin else None
 
 
@@ -56,6 +64,9 @@ def is_program(module: str) -> bool:
     """True for modules of the standard library, whose classes run commands, and for `x.__main__`.
 
     Importing a module runs it, so a name that an experiment does not need is never imported.
+
+    >>> is_program("subprocess"), is_program("flray.data")
+    (True, False)
     """
     first, _, rest = module.partition(".")
     if first in sys.stdlib_module_names or rest.endswith("__main__"):
@@ -78,8 +89,8 @@ def require_own_module(name: str, folder: Path | None = None) -> None:
     location = location_of(name.partition(":")[0])
     if location is None:
         return
-    is_held = folder is not None and location.is_relative_to(folder.resolve())
-    if is_held or is_inside_run(location.parent):
+    is_inside = folder is not None and location.is_relative_to(folder.resolve())
+    if is_inside or is_inside_run(location.parent):
         raise ExperimentError(
             f"{name!r} is not imported: {location} lies in a folder of runs, whose files are data; "
             "if you trust it, copy it to a folder of your own and start flray there"
@@ -87,7 +98,7 @@ def require_own_module(name: str, folder: Path | None = None) -> None:
 
 
 def require_own_modules(plain: Any, folder: Path) -> None:  # Any: YAML
-    """The same for every name in the configuration that a folder holds."""
+    """Refuse such names anywhere in the configuration of a folder, as `require_own_module` does."""
     if isinstance(plain, dict | list):
         for child in plain.values() if isinstance(plain, dict) else plain:
             require_own_modules(child, folder)

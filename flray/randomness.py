@@ -29,7 +29,12 @@ def _purpose_id(purpose: str) -> int:
 
 
 def generator(seed: int, purpose: str, *where: int) -> np.random.Generator:
-    """The generator of one purpose at one place, for example (seed, "order", round, client).
+    """The generator of one purpose and position, for example (seed, "order", round, client).
+
+    Args:
+        seed: the seed of the run.
+        purpose: a word for what is drawn; different words give independent streams.
+        where: whole numbers that name the position.
 
     >>> a, b = generator(0, "order", 3, 7), generator(0, "order", 3, 7)
     >>> bool(a.integers(1 << 30) == b.integers(1 << 30))
@@ -39,29 +44,34 @@ def generator(seed: int, purpose: str, *where: int) -> np.random.Generator:
 
 
 class Generators:
-    """`generator(seed, purpose, *where, place)` for many places, at a fraction of its cost.
+    """`generator(seed, purpose, *where, client)` for many clients, at a quarter of its cost.
 
-    It is one object that is seeded anew: each is valid until another one is asked for. Places are
-    below 2^32.
+    It repeats numpy's SeedSequence for all clients at once. There is one stream that is seeded
+    anew: a generator is valid until another one is asked for.
 
-    >>> many = Generators(0, ("order", "step"), 3, places=np.array([7, 9]))
+    Args:
+        purposes: words for what is drawn.
+        where: the position before the client, such as the round.
+        clients: (m,) ids below 2^32.
+
+    >>> many = Generators(0, ("order", "step"), 3, clients=np.array([7, 9]))
     >>> bool(many.of("step", 1).random() == generator(0, "step", 3, 9).random())
     True
     """
 
     def __init__(
-        self, seed: int, purposes: tuple[str, ...], *where: int, places: NDArray[np.int64]
+        self, seed: int, purposes: tuple[str, ...], *where: int, clients: NDArray[np.int64]
     ) -> None:
-        ids = np.repeat([_purpose_id(purpose) for purpose in purposes], len(places))
+        ids = np.repeat([_purpose_id(purpose) for purpose in purposes], len(clients))
         between = [word for number in where for word in _words(number)]
         entropy: list[int | NDArray[np.int64]] = []
-        entropy += [*_words(seed), ids, *between, np.tile(places, len(purposes))]
+        entropy += [*_words(seed), ids, *between, np.tile(clients, len(purposes))]
         self._states = _seed_states(entropy, len(ids)).tolist()
-        self._first = {purpose: k * len(places) for k, purpose in enumerate(purposes)}
+        self._first = {purpose: k * len(clients) for k, purpose in enumerate(purposes)}
         self._stream = np.random.Generator(np.random.PCG64(0))
 
     def of(self, purpose: str, k: int) -> np.random.Generator:
-        """That of the k-th place, at its start."""
+        """The generator of the k-th client, at its start."""
         high, low, inc_high, inc_low = self._states[self._first[purpose] + k]
         inc = ((inc_high << 64 | inc_low) << 1 | 1) & _UINT128
         state = ((inc + (high << 64 | low)) * _PCG_MULTIPLIER + inc) & _UINT128
@@ -75,7 +85,7 @@ class Generators:
 
 
 def _words(number: int) -> list[int]:
-    """Its words of 32 bits, the lowest first, as SeedSequence takes them."""
+    """The words of 32 bits of a number, the lowest first, as SeedSequence takes them."""
     words = [number & _WORD]
     while number := number >> 32:
         words.append(number & _WORD)
@@ -83,7 +93,7 @@ def _words(number: int) -> list[int]:
 
 
 def _seed_states(entropy: list[int | NDArray[np.int64]], length: int) -> NDArray[np.uint64]:
-    """(length, 4) what SeedSequence(entropy).generate_state(4, uint64) gives, elementwise."""
+    """(length, 4): SeedSequence(entropy).generate_state(4, uint64) for each element of entropy."""
     columns = [np.broadcast_to(np.asarray(word).astype(np.uint32), length) for word in entropy]
     constant = _INIT_A
 
@@ -118,7 +128,11 @@ def _seed_states(entropy: list[int | NDArray[np.int64]], length: int) -> NDArray
 
 
 def torch_seed(seed: int, purpose: str, *where: int) -> int:
-    """A seed for a torch.Generator, from the same streams as `generator`."""
+    """A seed for a torch.Generator, from the same streams as `generator`.
+
+    >>> torch_seed(0, "initial model") == torch_seed(0, "initial model", 1)
+    False
+    """
     return int(generator(seed, purpose, *where).integers(1 << 62))
 
 
@@ -151,6 +165,10 @@ def counter_hash(key: Tensor, counter: Tensor) -> Tensor:
 
 
 def keep_mask(key: Tensor, num_elements: int, drop: float) -> Tensor:
-    """True with probability 1 - drop; compares integers, so every device decides alike."""
+    """(num_elements,) True with probability 1 - drop; every device decides alike.
+
+    >>> keep_mask(torch.tensor(5), 1000, drop=0.25).sum().item()
+    740
+    """
     counter = torch.arange(num_elements, device=key.device)
     return counter_hash(key, counter) >= int(drop * 2**32)

@@ -13,16 +13,16 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one resembles most; None: none is close."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that a misspelt one resembles most; None: none is close."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'lr'?)" where a known name is close, else nothing.
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """ " (did you mean 'lr'?)" if one of the names is close, else nothing.
 
     >>> suggestion("flch", ["fedavg", "flhc"]), suggestion("x", ["fedavg", "flhc"])
     (" (did you mean 'flhc'?)", '')
     """
-    close = closest(name, known)
+    close = closest(name, names)
     return f" (did you mean {close!r}?)" if close else ""

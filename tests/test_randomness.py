@@ -48,7 +48,7 @@ def test_step_keys_of_a_longer_round_start_alike() -> None:
 def test_generators_of_many_places_are_those_of_each(seed: int, where: tuple[int, ...]) -> None:
     """From two words of entropy to seven; numpy's pool has four."""
     places = np.array([0, 1, 5, 2**31, 2**32 - 1])
-    many = Generators(seed, ("step", "order"), *where, places=places)
+    many = Generators(seed, ("step", "order"), *where, clients=places)
     found = [
         (g.permutation(50).tolist(), g.integers(1 << 62, size=3).tolist(), g.random())
         for g in (many.of("order", k) for k in (3, 1, 2, 0, 4))
@@ -62,7 +62,7 @@ def test_generators_of_many_places_are_those_of_each(seed: int, where: tuple[int
 
 def test_a_generator_does_not_go_on_with_half_a_word_of_the_one_before() -> None:
     """32-bit draws leave the other half of a word behind."""
-    many = Generators(1, ("order",), places=np.array([4]))
+    many = Generators(1, ("order",), clients=np.array([4]))
     draws = [
         many.of("order", 0).integers(1 << 20, size=3, dtype=np.int32).tolist() for _ in range(2)
     ]

@@ -275,8 +275,9 @@ def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
 
 def _factory(source: Source, value: ast.expr | None) -> Definition | None:
     """The class that a `default_factory` names."""
-    is_field = isinstance(value, ast.Call) and value.keywords
-    return source.find(ast.unparse(value.keywords[0].value)) if is_field else None
+    if not isinstance(value, ast.Call) or not value.keywords:
+        return None
+    return source.find(ast.unparse(value.keywords[0].value))
 
 
 def _registered(source: Source, name: str, kind: str | None) -> str:

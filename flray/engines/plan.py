@@ -67,7 +67,7 @@ def plan_clients(
 ) -> tuple[IndexPlan, ...]:
     """The plans of clients that have these examples, in the order of `clients`."""
     sizes = np.array([len(own) for own in examples])
-    streams = Generators(seed, ("order", "step"), t, places=clients)
+    streams = Generators(seed, ("order", "step"), t, clients=clients)
     plans: dict[int, IndexPlan] = {}
     for size in np.unique(sizes):
         alike = np.flatnonzero(sizes == size)

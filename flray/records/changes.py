@@ -19,16 +19,19 @@ Marks = dict[str, tuple[int, int]]  # size and time of change by relative path
 
 
 def marks_of(folder: Path) -> Marks:
-    """The files of a folder. Manifests come first: what they refer to is there by then."""
+    """The files of a folder with their marks.
+
+    Manifests are looked at first: what they refer to is there by then.
+    """
     manifests = [path for path in _files(folder) if path.match(MANIFESTS)]
     others = [path for path in _files(folder) if not path.match(MANIFESTS)]
-    found = {}
+    marks = {}
     for path in [*manifests, *others]:
         if not path.name.endswith(LEFT_OUT):
             with suppress(FileNotFoundError):  # a run puts new files in the place of old ones
                 stat = path.stat()
-                found[path.relative_to(folder).as_posix()] = (stat.st_size, stat.st_mtime_ns)
-    return found
+                marks[path.relative_to(folder).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return marks
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -63,7 +66,18 @@ def changed_names(folder: Path, seen: Marks) -> tuple[list[str], list[str], Mark
 
 @dataclass(frozen=True)
 class Changes:
-    """New contents of files, in turn, and the names of those that are gone."""
+    """New contents of files, in turn, and the names of those that are gone.
+
+    The server actor sends them to the machine that has the run's folder.
+
+    >>> from tempfile import mkdtemp
+    >>> here, there = Path(mkdtemp()), Path(mkdtemp())
+    >>> _ = (here / "rounds.parquet").write_text("1")
+    >>> changes, marks = changes_since(here, {})
+    >>> changes.apply_to(there)
+    >>> (there / "rounds.parquet").read_text(), changes_since(here, marks)[0].files
+    ('1', [])
+    """
 
     files: list[tuple[str, bytes]]
     gone: list[str]

@@ -35,10 +35,10 @@ _SEAL = ', "crc32": '  # of all that is before it in a manifest
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved after round `round`."""
+    """What was saved after a round: the state of the algorithm, and further values by name."""
 
     round: int
-    state: Any  # the algorithm's own type
+    state: Any  # of the type that the algorithm returns
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,6 +52,8 @@ class Snapshot:
 
 
 class _DataFile(NamedTuple):
+    """A `.safetensors` file as manifests refer to it: `[bytes, checksum]`."""
+
     num_bytes: int  # of tensors
     crc32: int  # of the whole file: a manifest must not meet the data of another attempt
 
@@ -118,7 +120,13 @@ class CheckpointStore:
         self._known = KnownTensors()
 
     def save(self, t: int, state: object, extra: Mapping[str, object] | None = None) -> None:
-        """Write what changed since the last save; on failure the checkpoints before stay intact."""
+        """Write what changed since the last save; on failure the checkpoints before stay intact.
+
+        Args:
+            t: the round, larger than that of the last save.
+            state: dataclasses, dicts, lists, tuples, tensors, arrays and plain values.
+            extra: further values of the same kinds by name.
+        """
         self.write(self.snapshot(t, state, extra))
 
     def snapshot(
@@ -235,12 +243,14 @@ class CheckpointStore:
         return None
 
     def _manifest(self, t: int) -> dict[str, Json]:
+        """The manifest of round t; raises ValueError if it is damaged or of another format."""
         manifest: dict[str, Json] = _unsealed(self._path(t, "json").read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {FORMAT} expected, got {manifest['format']}")
         return manifest
 
     def _require_trusted(self, trees: Json) -> None:
+        """Refuse trees that name classes of packages which the experiment does not name."""
         for name in sorted(classes_in(trees)):
             if name.partition(":")[0].partition(".")[0] not in self._packages:
                 raise ExperimentError(
@@ -269,6 +279,7 @@ class CheckpointStore:
         return saved
 
     def _no_room(self, t: int, num_bytes: int, error: Exception) -> str:
+        """The message about a checkpoint that could not be written, with the room it needs."""
         folder = self.directory if self.directory.is_dir() else self.directory.parent
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
         before = self._saved.round
@@ -309,6 +320,7 @@ class CheckpointStore:
         self._remove_temporary()
 
     def _remove_temporary(self) -> None:
+        """Remove what interrupted writes have left."""
         for pattern in ("round_*.tmp", ".tmp*"):  # ours, and those of safetensors
             for path in self.directory.glob(pattern):
                 path.unlink(missing_ok=True)
@@ -332,6 +344,7 @@ def sealed(text: str) -> str:
 
 
 def _unsealed(text: str) -> Json:
+    """The inverse of `sealed`; raises ValueError if the checksum does not fit."""
     body, _, seal = text.rpartition(_SEAL)
     if seal != f"{zlib.crc32(body.encode())}}}":
         raise ValueError("the manifest is not what was written")

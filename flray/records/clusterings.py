@@ -1,4 +1,8 @@
-"""What a clustering found, kept below a run's clusterings/: a file for each time it happened."""
+"""The evidence of clusterings, below a run's clusterings/: one file per clustering.
+
+`round_000012.npz` has the points, distances, relation, labels and tree of the clustering after
+round 12: enough to draw, score and repeat it. The files hold numbers only; reading runs no code.
+"""
 
 import re
 from collections.abc import Mapping
@@ -22,14 +26,21 @@ _NAME = re.compile(r"round_(\d+)\.npz")
 
 @dataclass(frozen=True)
 class ClusteringRecord:
-    """One clustering; every array over clients is in the order of `clients`."""
+    """One clustering of m clients; every array over clients is in the order of `clients`.
+
+    Arrays with shapes that do not fit together are refused.
+
+    >>> record = ClusteringRecord(np.arange(3), np.array([0, 0, 1]), np.zeros((3, 3)))
+    >>> record.num_clusters, record.members(0).tolist()
+    (2, [True, True, False])
+    """
 
     clients: Ids  # (m,)
     labels: Ids  # (m,)
     D: Array  # (m, m)
     R: Array | None = None  # (m, m) strengths; None: nothing was related
     points: Array | None = None  # (P, e)
-    point_owner: Ids | None = None  # (P,) places in `clients`
+    point_owner: Ids | None = None  # (P,) positions in `clients`
     # Where `points` are a projection, which takes less room: () the number of dimensions of the
     # points that were clustered, and () the share of their variance that it keeps. At 1.0 it has
     # all their pairwise L2 distances, below that their leading principal components.
@@ -67,14 +78,17 @@ class ClusteringRecord:
 
     @property
     def num_clients(self) -> int:
+        """The number m of clustered clients."""
         return len(self.clients)
 
     @property
     def num_clusters(self) -> int:
+        """The number of distinct labels."""
         return len(np.unique(self.labels))
 
     @property
     def is_overlapping(self) -> bool:
+        """True if a client may be in several clusters, as in FLT."""
         return self.overlapping is not None and bool(self.overlapping)
 
     @property
@@ -93,7 +107,7 @@ class ClusteringRecord:
 
 
 def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_later: int = 0) -> None:
-    """Write what was found after round t (0: before the first) to folder/round_<t>.npz.
+    """Write the clustering after round t (0: before the first) to folder/round_<t>.npz.
 
     Args:
         arrays: the fields of `ClusteringRecord` by name; those that are None there are left out.
@@ -123,6 +137,7 @@ def read_clusterings(run: Path) -> dict[int, ClusteringRecord]:
 
 
 def read_clustering(path: Path) -> ClusteringRecord:
+    """The clustering of one file; a damaged file is an ExperimentError."""
     with reading(path), np.load(path, allow_pickle=False) as stored:
         return _checked(dict(stored))
 

@@ -22,7 +22,15 @@ STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_
 
 
 class PartRecords:
-    """The records of the components that one run directory trains."""
+    """The records of the components that one run directory trains.
+
+    >>> from tempfile import mkdtemp
+    >>> records = PartRecords(Path(mkdtemp()))
+    >>> records.start({"left": np.array([0, 2])})
+    >>> records.append(1, pd.DataFrame({CLIENT: [0, 2], LOSS: [0.5, 0.7], STEPS: [3, 3]}))
+    >>> records.components()["left"].tolist(), len(records.table())
+    ([0, 2], 2)
+    """
 
     def __init__(self, run: Path) -> None:
         self.path = run / FOLDER
@@ -35,21 +43,23 @@ class PartRecords:
         replace_text(self._components, json.dumps(plain))
 
     def components(self) -> dict[str, Ids]:
-        held = json.loads(self._components.read_text(encoding="utf-8"))
-        return {key: np.array(clients, dtype=np.int64) for key, clients in held.items()}
+        """The clients of each component by its key."""
+        plain = json.loads(self._components.read_text(encoding="utf-8"))
+        return {key: np.array(clients, dtype=np.int64) for key, clients in plain.items()}
 
     def append(self, t: int, table: pd.DataFrame) -> None:
-        """Keep what is known of round t: rows with CLIENT, and LOSS and STEPS, or MOVED."""
+        """Keep the rows of round t, with CLIENT, and LOSS and STEPS, or MOVED."""
         table = table.assign(**{ROUND: t})
         replace_file(self.path / f"round_{t:06d}.parquet", lambda path: table.to_parquet(path))
 
     def truncate(self, after_round: int) -> None:
+        """Drop the rows of later rounds."""
         for file in self.path.glob("round_*.parquet"):
             if round_of(file) > after_round:
                 file.unlink()
 
     def table(self) -> pd.DataFrame:
-        """What is known of all rounds."""
+        """The rows of all rounds, with ROUND; columns that a row lacks are NaN."""
         tables = [pd.read_parquet(file) for file in sorted(self.path.glob("round_*.parquet"))]
         joined = pd.concat([table for table in tables if len(table)] or [pd.DataFrame()])
         return joined.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])

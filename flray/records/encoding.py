@@ -2,6 +2,7 @@
 
 What has no form in JSON is an object with one tag: {"tuple": [...]}, {"dict": {...}},
 {"float": "nan"}, {"tensor": path}, {"array": path}, {"dataclass": "module:Name", "fields": {...}}.
+Decoding imports the modules of dataclasses, so `classes_in` is to be checked first.
 """
 
 import importlib
@@ -31,7 +32,7 @@ DTYPES = frozenset(
 class KnownTensors:
     """Arrays of tensors that were encoded before, which need not be copied to the host again.
 
-    It holds the tensors, so that no other one can have their id.
+    It keeps references to the tensors, so that no other one can have their id.
     """
 
     def __init__(self) -> None:
@@ -39,9 +40,10 @@ class KnownTensors:
         self._now: dict[int, tuple[Tensor, Array]] = {}
 
     def array_of(self, tensor: Tensor) -> Array:
-        known = self._before.get(id(tensor)) or (tensor, tensor.numpy(force=True))
-        self._now[id(tensor)] = known
-        return known[1]
+        """The array of a tensor: the same object as before if the tensor is the same object."""
+        pair = self._before.get(id(tensor)) or (tensor, tensor.numpy(force=True))
+        self._now[id(tensor)] = pair
+        return pair[1]
 
     def forget_unused(self) -> None:
         """Keep those alone that were asked for since the last call."""
@@ -52,6 +54,14 @@ def encode(
     value: object, path: str = "state", known: KnownTensors | None = None
 ) -> tuple[Json, Arrays]:
     """The tree of `value` and its arrays by path, in C order on the CPU, uncopied where possible.
+
+    Args:
+        value: dataclasses, dicts with str keys, lists, tuples, tensors, arrays and plain values.
+        path: where the value lies, which begins the paths of its arrays.
+        known: tensors that need not be copied from a device again.
+
+    Raises:
+        TypeError: if the value contains anything else; the message has the path.
 
     >>> encode({"lr": 0.1, "rounds": (1, 2)})
     ({'dict': {'lr': 0.1, 'rounds': {'tuple': [1, 2]}}}, {})
@@ -83,7 +93,11 @@ def encode(
 
 
 def decode(tree: Json, arrays: Mapping[str, Array], device: str = "cpu") -> Any:
-    """The inverse of `encode`, tensors on `device`; on the CPU they share memory with `arrays`."""
+    """The inverse of `encode`, tensors on `device`; on the CPU they share memory with `arrays`.
+
+    >>> decode(*encode({"lr": 0.1, "rounds": (1, 2), "w": np.zeros(2)}))
+    {'lr': 0.1, 'rounds': (1, 2), 'w': array([0., 0.])}
+    """
     if isinstance(tree, list):
         return [decode(item, arrays, device) for item in tree]
     if not isinstance(tree, dict):
@@ -112,6 +126,7 @@ def decode(tree: Json, arrays: Mapping[str, Array], device: str = "cpu") -> Any:
 def _encode_children(
     children: Mapping[Any, object], path: str, known: KnownTensors | None
 ) -> tuple[dict[str, Json], Arrays]:
+    """The trees of values by key, and all their arrays."""
     trees: dict[str, Json] = {}
     arrays: Arrays = {}
     for key, child in children.items():
@@ -155,12 +170,13 @@ def _as_array(
 
 
 def _dataclass_name(cls: type, path: str) -> str:
+    """`package.module:Name` of a dataclass that can be imported by that name again."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     try:
-        found = _import_dataclass(name)
+        imported = _import_dataclass(name)
     except ExperimentError as error:
         raise TypeError(f"cannot checkpoint the {cls.__qualname__} at {path}: {error}") from error
-    if found is not cls:
+    if imported is not cls:
         raise TypeError(f"cannot checkpoint the {cls.__qualname__} at {path}: {name} is another")
     return name
 
@@ -182,26 +198,27 @@ def classes_in(tree: Json) -> set[str]:
 def _import_dataclass(name: str) -> type:
     module, _, qualname = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)  # Any: a module, then what its names are
+        target: Any = importlib.import_module(module)  # Any: a module, then what its names are
         for part in qualname.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ExperimentError(f"{name} cannot be imported ({error})") from error
-    if not (isinstance(found, type) and is_dataclass(found)):
+    if not (isinstance(target, type) and is_dataclass(target)):
         raise ExperimentError(f"{name} is not a dataclass: a checkpoint holds no other objects")
-    return found
+    return target
 
 
 def _build(name: str, values: dict[str, object]) -> object:
+    """An instance of a dataclass with these values in its fields."""
     cls: Any = _import_dataclass(name)  # Any: its constructor is not known here
-    known = {f.name: f.init for f in fields(cls)}
-    if set(known) != set(values):
+    is_argument = {f.name: f.init for f in fields(cls)}
+    if set(is_argument) != set(values):
         raise ExperimentError(
-            f"the checkpoint was written by other code: {name} has fields {sorted(known)}, "
+            f"the checkpoint was written by other code: {name} has fields {sorted(is_argument)}, "
             f"the checkpoint {sorted(values)}"
         )
-    built: object = cls(**{field: value for field, value in values.items() if known[field]})
+    built: object = cls(**{field: value for field, value in values.items() if is_argument[field]})
     for field, value in values.items():
-        if not known[field]:
+        if not is_argument[field]:
             object.__setattr__(built, field, value)
     return built

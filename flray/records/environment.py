@@ -14,7 +14,11 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def environment() -> dict[str, object]:
-    """Versions, the commit of the package and the hardware of this process, ready for JSON."""
+    """Versions, the commit of the package and the hardware of this process, ready for JSON.
+
+    >>> sorted(environment())
+    ['commit', 'hardware', 'versions']
+    """
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES},

@@ -9,7 +9,12 @@ WANDB = "wandb"  # in a run directory: what W&B keeps of it
 
 
 def path_below(root: Path, name: str) -> Path:
-    """The path that a file of `root` names; refused unless it is `root` or lies below it."""
+    """The path that a file of `root` names; refused unless it is `root` or lies below it.
+
+    >>> path_below(Path("/runs/a"), "../b")
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: /runs/a names '../b', which lies outside of it, at /runs/b...
+    """
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
         raise ExperimentError(

@@ -28,10 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """Keeps the copy of `local` at a URL up to date.
+    """Keeps the copy of the folder `local` at a URL up to date.
+
+    `fetch` makes the local folder what lies at the URL, `push` copies what changed since. The local
+    folder is a private temporary one; the same URL and kind find it again.
 
     Args:
-        kind: folders of different kinds are different: who reads must not disturb who runs.
+        url: any URL that fsspec knows, such as `s3://bucket/run`.
+        kind: folders of different kinds are different, so that a reader does not disturb a run.
     """
 
     def __init__(self, url: str, kind: str = "run") -> None:
@@ -72,7 +76,7 @@ class Mirror:
         return self.local, self.url
 
     def push_sometimes(self) -> None:
-        """Push now and then; where that fails, the next time is another chance."""
+        """Push if EVERY_S seconds have passed since the last time; a failure is a warning."""
         if monotonic() < self.next:
             return
         try:
@@ -103,6 +107,7 @@ class Mirror:
         self.files.mv(temporary, target)
 
     def _remote(self) -> list[str]:
+        """The names of the files at the URL, relative to it."""
         if not self.files.exists(self.root):
             return []
         names = [str(name) for name in self.files.find(self.root)]
@@ -113,7 +118,7 @@ class Mirror:
 def _private_folder(prefix: str) -> Path:
     """A temporary folder that this user alone can enter: the one of an earlier start, or a new one.
 
-    The end of its name is random, so that nobody can put something else in its place beforehand.
+    The end of its name is random, so that nobody can make that folder beforehand.
     """
     temporary = Path(gettempdir())
     for folder in sorted(temporary.glob(f"{prefix}*")):

@@ -62,7 +62,19 @@ _ROUND = re.compile(r"round_(\d+).*")
 
 
 class RunRecords:
-    """The files of a run's folder. A round's rows are written once, in order of rounds."""
+    """The files of a run's folder: what is read, what is appended, and what a checkpoint needs.
+
+    A round's rows are written once, in order of rounds. Reading checks types and checksums; a
+    damaged or missing file is an ExperimentError that names it.
+
+    Files, below `path`:
+        config.yaml: the resolved experiment.
+        environment.json: versions, hardware, digest of the split, configurations, later starts.
+        rounds.parquet: one row per round.
+        clients.parquet: one row per client, part and evaluated round; written by `finish`.
+        summary.json: numbers of the finished run; its presence makes a run finished.
+        clusterings/: one file per clustering. checkpoints/: the state, and scores until `finish`.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -76,7 +88,7 @@ class RunRecords:
         self._summary = self.path / "summary.json"
 
     def config(self) -> Config:
-        """The resolved configuration of the run: config.yaml."""
+        """The resolved configuration of the run: config.yaml, as nested mappings and lists."""
         with reading(self._config):
             config = yaml.safe_load(self._config.read_text(encoding="utf-8"))
             if not isinstance(config, dict):
@@ -90,7 +102,11 @@ class RunRecords:
         return self._environment.exists()
 
     def environment(self) -> Json:
-        """What the run was computed with: environment.json."""
+        """What the run was computed with: environment.json.
+
+        Beside the keys of `records/environment.py` it has `split_sha256`, `configurations`, `plan`
+        and, for every later start, an entry of `resumed`.
+        """
         recorded = read_json(self._environment)
         with reading(self._environment):
             for key in ("resumed", CONFIGURATIONS):
@@ -155,7 +171,11 @@ class RunRecords:
         return len(table.group_by([ROUND, PART]).aggregate([]))
 
     def append_rounds(self, rows: Sequence[Row]) -> None:
-        """Add the rows of rounds; columns may come and go between them."""
+        """Add the rows of rounds, which follow those that are there.
+
+        Args:
+            rows: one mapping of columns per round, with `round`; columns may come and go.
+        """
         tables = [table_of_rows(rows)]
         if self._rounds.exists():
             tables.insert(0, read_table(self._rounds))
@@ -250,7 +270,10 @@ class RunRecords:
             replace_text(self._environment, to_json(environment))
 
     def finish(self, summary: Row) -> None:
-        """Write clients.parquet and, last, summary.json: numbers that are not finite are null."""
+        """Write clients.parquet and, last, summary.json: numbers that are not finite are null.
+
+        After that the records are final, until `reopen`.
+        """
         self._conclude(self._client_table(), summary)
         if self._parts.is_dir():
             shutil.rmtree(self._parts)
@@ -279,14 +302,17 @@ class RunRecords:
         write_table(self._rounds, table_of_rows(rows))
 
     def copy_records_to(self, path: Path) -> None:
-        """Copy what a finished run recorded, but not its configuration; the summary comes last."""
+        """Copy rounds, scores, clusterings and, last, the summary of a finished run to a folder.
+
+        The configuration is not copied: runs of a sweep with equal records differ in it.
+        """
         if self._clusterings.is_dir():
             shutil.copytree(self._clusterings, path / FOLDER, dirs_exist_ok=True)
         for file in (self._rounds, self._clients, self._summary):
             replace_file(path / file.name, partial(shutil.copyfile, file))
 
     def summary(self) -> dict[str, Any] | None:
-        """What `finish` wrote, None while the run is unfinished."""
+        """The numbers of the finished run, from summary.json; None while it is unfinished."""
         if not self._summary.exists():
             return None
         summary = read_json(self._summary)
@@ -296,7 +322,7 @@ class RunRecords:
         return summary
 
     def is_finished(self, config: Config) -> bool:
-        """True if all rounds of this configuration are done."""
+        """True if the run is finished and has at least the rounds of this configuration."""
         summary = self.summary()
         wanted = config.get("rounds", 0)
         return summary is not None and bool(summary.get(ROUNDS, wanted) >= wanted)
@@ -324,7 +350,11 @@ class RunRecords:
         return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
     def clients(self) -> "pd.DataFrame":
-        """A row for each client and evaluation so far."""
+        """A row for each client, part and evaluated round so far.
+
+        Columns: round, client, part (one of PARTS), correct, total, accuracy, loss, model (row of
+        the bank) and, where groups were planted, group.
+        """
         frame: pd.DataFrame = self._client_table().to_pandas()
         return frame
 

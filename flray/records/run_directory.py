@@ -31,9 +31,26 @@ from flray.records.recorded import CONFIGURATIONS, Json, RunRecords
 
 
 class RunDirectory(RunRecords):
-    """Everything a run records, and the rules by which an experiment may start or go on in it."""
+    """Everything a run records, and the rules by which an experiment may start or go on in it.
+
+    A folder holds one experiment. A run starts in a folder that is empty or new, and resumes in one
+    with the same deciding keys (`config/deciding.py`); more rounds and, on request, other settings
+    may be given then. Who writes must hold the lock of the folder (`records/lock.py`).
+
+    Args:
+        path: the folder; `start` makes it.
+
+    >>> from tempfile import mkdtemp
+    >>> run = RunDirectory(mkdtemp())
+    >>> run.start({"dataset": "digits", "rounds": 2}, environment={}, split_digest="abc")
+    >>> run.append_rounds([{"round": 1, "accuracy_mean": 0.5}, {"round": 2, "accuracy_mean": 0.7}])
+    >>> run.finish({"rounds": 2, "accuracy_mean": 0.7})
+    >>> run.holds_run(), run.rounds()["accuracy_mean"].tolist(), run.summary()["rounds"]
+    (True, [0.5, 0.7], 2)
+    """
 
     def holds_run(self) -> bool:
+        """True if a run has started here: config.yaml is written last by `start`."""
         return self._config.is_file()
 
     def check_start(self, config: Config) -> None:
@@ -52,31 +69,32 @@ class RunDirectory(RunRecords):
         """
         refuse_links_out(self.path)
         if self.holds_run():
-            held, here = self.config(), with_block_of(self.config(), config)
-            self._check_unedited(held)
-            if here.get("rounds", 0) > held.get("rounds", 0):
-                held = {**held, "rounds": here["rounds"]}
-            difference = first_difference(deciding(held), deciding(here))
+            recorded, here = self.config(), with_block_of(self.config(), config)
+            self._check_unedited(recorded)
+            if here.get("rounds", 0) > recorded.get("rounds", 0):
+                recorded = {**recorded, "rounds": here["rounds"]}
+            difference = first_difference(deciding(recorded), deciding(here))
             if difference is not None:
                 raise ExperimentError(
                     f"{self.path} holds another experiment ({difference}): choose another --out or "
-                    f"remove it{self._how_to_change(held, here)}"
+                    f"remove it{self._how_to_change(recorded, here)}"
                 )
         elif self.path.exists():
             self._check_empty()
 
-    def _how_to_change(self, held: Config, config: Config) -> str:
-        key, _, value = next(differences(deciding(held), deciding(config)))
+    def _how_to_change(self, recorded: Config, config: Config) -> str:
+        """The command that goes on with the first setting that differs; "" if it is fixed."""
+        key, _, value = next(differences(deciding(recorded), deciding(config)))
         if is_below(key, (*FIXED, "rounds")) or self._summary.exists():
             return ""
         return f"; to go on with the new value type {self._resume_command(key, value)}"
 
-    def _check_unedited(self, held: Config) -> None:
+    def _check_unedited(self, config: Config) -> None:
         """Refuse a config.yaml that is not what the run was computed with."""
         recorded = self.configurations()
         if not recorded:  # of a version that kept none; `resume` refuses it
             return
-        for key, old, new in differences(recorded[-1]["config"], _as_json(deciding(held))):
+        for key, old, new in differences(recorded[-1]["config"], _as_json(deciding(config))):
             raise ExperimentError(
                 f"{self._config} was edited: {key} was {value_text(old)} and is now "
                 f"{value_text(new)}. To go on as before type {self._resume_command(key, old)}; "
@@ -88,12 +106,14 @@ class RunDirectory(RunRecords):
         return f"flray run --out {shlex.quote(str(self.path))} --resume {setting}"
 
     def change_settings(self, config: Config, keys: Collection[str]) -> None:
-        """Let a run go on with the values that a command gives to some keys, and record both.
+        """Let a run go on with other values of the given keys, and record the old and the new.
 
-        Does nothing if the configuration differs in other keys or in keys that a run keeps, and
-        nothing for a finished run: `check_resume` refuses these.
+        The values hold from the round after the last checkpoint on. Does nothing if the
+        configuration differs in other keys or in keys that a run keeps (FIXED), and nothing for a
+        finished run: `check_resume` refuses these.
 
         Args:
+            config: the resolved configuration with the new values.
             keys: dotted; a key includes those below it.
         """
         if not keys or not self.holds_run() or self.is_finished(config):
@@ -102,9 +122,9 @@ class RunDirectory(RunRecords):
         if not recorded:
             return
         lock.check_free(self.path)
-        held, config = self.config(), with_block_of(self.config(), config)
+        current, config = self.config(), with_block_of(self.config(), config)
         old, new = recorded[-1]["config"], _as_json(deciding(config))
-        edited = differences(old, _as_json(deciding(held)))
+        edited = differences(old, _as_json(deciding(current)))
         changed = {key for key, _, _ in (*differences(old, new), *edited)}
         may_change = all(is_below(key, keys) and not is_below(key, FIXED) for key in changed)
         if changed and may_change and new.get("rounds", 0) >= old.get("rounds", 0):
@@ -122,7 +142,16 @@ class RunDirectory(RunRecords):
         replace_text(self._config, _to_yaml(config))
 
     def start(self, config: Config, environment: Mapping[str, Any], split_digest: str) -> None:
-        """Make the directory of a new run."""
+        """Make the directory of a new run.
+
+        Args:
+            config: the resolved configuration, `Experiment.plain`.
+            environment: what the run is computed with (`records/environment.py`).
+            split_digest: identifies the division of the data among clients.
+
+        Raises:
+            ExperimentError: if the folder holds a run or anything else.
+        """
         self.check_start(config)
         self.path.mkdir(parents=True, exist_ok=True)
         first = {"from_round": 1, "config": deciding(config)}
@@ -131,7 +160,11 @@ class RunDirectory(RunRecords):
         replace_text(self._config, _to_yaml(config))  # last: it is what makes this a run
 
     def resume(self, config: Config, environment: Mapping[str, Any], split_digest: str) -> None:
-        """Go on with the run this directory holds, or start it; `truncate` comes next."""
+        """Go on with the run this directory holds, or start it; `truncate` comes next.
+
+        The arguments are those of `start`. A finished run is opened again if the configuration has
+        more rounds.
+        """
         self.check_resume(config)
         if not self.holds_run():
             return self.start(config, environment, split_digest)
@@ -159,6 +192,7 @@ class RunDirectory(RunRecords):
         replace_text(self._environment, to_json({**recorded, "resumed": resumed}))
 
     def _check_empty(self) -> None:
+        """Refuse a folder with files that no start of a run leaves."""
         if not self.path.is_dir():
             raise ExperimentError(f"{self.path} is a file: choose another --out or remove it")
         # environment.json alone is a start that was cut short.

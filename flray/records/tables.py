@@ -52,8 +52,9 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+    types = pa.types
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    return any(test(kind) for test in tests)
 
 
 def _require_columns(table: pa.Table, columns: Sequence[str]) -> None:

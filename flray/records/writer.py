@@ -40,7 +40,9 @@ class RoundWriter:
         """Take a complete round, whose state is never changed in place.
 
         Args:
-            records: what is to be written of it beside its row.
+            row: its row of rounds.parquet.
+            records: functions that write what is recorded of it beside its row.
+            state: the algorithm's state after it, for the checkpoint.
             at_once: give it a checkpoint of its own, even if it has to wait for the write before.
         """
         self._rows.append(row)
@@ -57,11 +59,12 @@ class RoundWriter:
             self._wait()
 
     def _start(self) -> None:
+        """Begin to write the rounds that wait, after the write before has ended."""
         self._wait()
         snapshot = self._store.snapshot(self._rows[-1][ROUND], self._state)
-        told = self._records, self._rows, snapshot
+        round_parts = self._records, self._rows, snapshot
         self._records, self._rows = [], []
-        self._in_progress = self._thread.submit(self._commit, *told)
+        self._in_progress = self._thread.submit(self._commit, *round_parts)
 
     def _commit(self, records: list[Write], rows: list[Row], snapshot: Snapshot) -> None:
         """The checkpoint comes last: a resumed run drops records that have none."""
@@ -71,6 +74,7 @@ class RoundWriter:
         self._store.write(snapshot)
 
     def _wait(self) -> None:
+        """Return once the write in progress has ended; raises its error."""
         before, self._in_progress = self._in_progress, None
         try:
             if before is not None:
