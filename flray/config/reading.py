@@ -23,6 +23,7 @@ _REPLACED = (_BOOL, _FLOAT, "tag:yaml.org,2002:timestamp")  # a date is text
 _MERGE = "<<"
 MOST_VALUES, MOST_DEPTH = 100_000, 30  # in a file; lists and mappings inside each other
 
+_RESOLVER = re.compile(r"\$\{[^}]*(:|\$\{)")  # `${name:...}`, or a name that is composed
 _TRUE_OR_FALSE = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
 # PyYAML's own does not know 1e-3, which has no point.
 _NUMBER = re.compile(
@@ -36,16 +37,7 @@ _NUMBER = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with a limit of depth, unique keys and the scalars of YAML 1.2."""
-
-    # PyYAML takes the square of the depth in steps before it finds that it is too large.
-    def fetch_flow_collection_start(self, token: Any) -> None:  # Any: a class of tokens
-        _require_depth(self.flow_level)
-        super().fetch_flow_collection_start(token)
-
-    def add_indent(self, column: int) -> bool:
-        _require_depth(len(self.indents))
-        return bool(super().add_indent(column))
+    """PyYAML's safe loader with unique keys and the scalars of YAML 1.2."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # Any: a name, or None
         """Refuse a key that is given twice; PyYAML would take the last."""
@@ -82,7 +74,11 @@ def parse_yaml(text: str) -> Any:  # Any: YAML
         size, depth = _measure(value, {})
         if size > MOST_VALUES:
             raise yaml.YAMLError(f"more than {MOST_VALUES} values")
-        _require_depth(depth)
+        if depth > MOST_DEPTH:
+            raise RecursionError
+    except RecursionError as error:
+        message = f"more than {MOST_DEPTH} lists or mappings inside each other"
+        raise yaml.YAMLError(message) from error
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:
         raise yaml.YAMLError(str(error)) from error  # of a tag, as in `!!int x`
     except yaml.MarkedYAMLError as error:
@@ -98,11 +94,6 @@ def _on_one_line(error: yaml.MarkedYAMLError) -> str:
     return f"{position}{problem}" + ("; indent with spaces, not tabs" if "\\t" in problem else "")
 
 
-def _require_depth(depth: int) -> None:
-    if depth > MOST_DEPTH:
-        raise yaml.YAMLError(f"more than {MOST_DEPTH} lists or mappings inside each other")
-
-
 def read_text(path: Path) -> str:
     """The text of a file; raises `yaml.YAMLError` if it holds none."""
     try:
@@ -115,7 +106,7 @@ def read_mapping(path: Path, where: str) -> Plain:
     """The keys and values of a YAML file, or of a shipped one by its name.
 
     `${key}` stands for another key of the file. OmegaConf could also call functions, and write
-    secrets of the environment into a run directory: a colon inside `${...}` is refused.
+    secrets of the environment into a run directory: a colon or `${` inside `${...}` is refused.
 
     Args:
         where: what the file is, for messages.
@@ -142,25 +133,12 @@ def read_mapping(path: Path, where: str) -> Plain:
 
 
 def _refuse_resolvers(plain: Any) -> None:  # Any: YAML
+    """Refuse texts with a `${...}` that is not the name of a key."""
     if isinstance(plain, dict | list):
         for child in plain.values() if isinstance(plain, dict) else plain:
             _refuse_resolvers(child)
-    elif isinstance(plain, str) and _calls_resolver(plain):
+    elif isinstance(plain, str) and _RESOLVER.search(plain):
         raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(plain)}")
-
-
-def _calls_resolver(text: str) -> bool:
-    """True if a colon stands inside `${...}`.
-
-    >>> _calls_resolver("${seed}:x"), _calls_resolver("${oc.env:HOME}")
-    (False, True)
-    """
-    depth = 0
-    for mark in re.findall(r"\$\{|\}|:", text):
-        if mark == ":" and depth:
-            return True
-        depth = max(0, depth + {"${": 1, "}": -1}.get(mark, 0))
-    return False
 
 
 def _measure(value: Any, measured: dict[int, tuple[int, int]]) -> tuple[int, int]:

@@ -78,7 +78,12 @@ def encode(
         items = list(children.values())
         return (items if type(value) is list else {"tuple": items}), arrays
     if type(value) is dict:
-        _check_keys(value, path)
+        for key in value:
+            if type(key) is not str:
+                raise TypeError(
+                    f"cannot checkpoint the dict at {path}: its keys must be str, got {key!r} "
+                    f"({type(key).__name__}), which JSON would turn into a str"
+                )
         children, arrays = _encode_children(value, path, known)
         return {"dict": children}, arrays
     if is_dataclass(value) and not isinstance(value, type):
@@ -135,15 +140,6 @@ def _encode_children(
         trees[key], below = encode(child, f"{path}/{step}", known)
         arrays |= below
     return trees, arrays
-
-
-def _check_keys(value: Mapping[Any, object], path: str) -> None:
-    for key in value:
-        if type(key) is not str:
-            raise TypeError(
-                f"cannot checkpoint the dict at {path}: its keys must be str, got {key!r} "
-                f"({type(key).__name__}), which JSON would turn into a str"
-            )
 
 
 def _as_array(
