@@ -15,7 +15,8 @@ import pandas as pd
 from flray.columns import CLIENT, LOSS, ROUND
 from flray.data.dataset import Ids
 from flray.files import replace_file, replace_text
-from flray.records.recorded import COMPONENTS, round_of
+from flray.records.recorded import COMPONENTS
+from flray.records.tables import files_of_rounds, round_of
 
 FOLDER = COMPONENTS  # of a run directory
 STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_i^(t-1)||^2
@@ -54,12 +55,12 @@ class PartRecords:
 
     def truncate(self, after_round: int) -> None:
         """Drop the rows of later rounds."""
-        for file in self.path.glob("round_*.parquet"):
+        for file in files_of_rounds(self.path, "parquet"):
             if round_of(file) > after_round:
                 file.unlink()
 
     def table(self) -> pd.DataFrame:
         """The rows of all rounds, with ROUND; columns that a row lacks are NaN."""
-        tables = [pd.read_parquet(file) for file in sorted(self.path.glob("round_*.parquet"))]
+        tables = [pd.read_parquet(file) for file in files_of_rounds(self.path, "parquet")]
         joined = pd.concat([table for table in tables if len(table)] or [pd.DataFrame()])
         return joined.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])

@@ -7,7 +7,6 @@ kill `truncate` drops what the checkpoint does not know, but nothing brings back
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -21,28 +20,16 @@ import pyarrow.compute as pc
 import yaml
 from numpy.typing import NDArray
 
-from flray.columns import (
-    ACCURACY,
-    CLIENT,
-    CORRECT,
-    EVALUATED,
-    GROUP,
-    LOSS,
-    MODEL,
-    PART,
-    ROUND,
-    ROUNDS,
-    SPLIT_SHA256,
-    TOTAL,
-)
+from flray.columns import ROUND, ROUNDS, SPLIT_SHA256
 from flray.config.deciding import Config
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.files import TEMPORARY, read_json, reading, replace_file, replace_text, to_json
 from flray.measures.scores import ClientScores
+from flray.records import tables
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import FOLDER, write_clustering
-from flray.records.tables import join_tables, read_scores, read_table, table_of_rows, write_table
+from flray.records.score_files import ScoreFiles
 
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
@@ -50,15 +37,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
 
-# What a client's model is scored on: its own examples or the whole test set (global), as it is or
-# after fine-tuning on the client's own data. last_trained: its own test examples, by the model that
-# it has just trained; round 0 is the initial model.
-PARTS = (*dict.fromkeys(part for _, part, _ in EVALUATED), "last_trained")
-
 COMPONENTS = "part"  # folder of a run that trains a part of its clients (records/components.py)
 CONFIGURATIONS = "configurations"  # key of environment.json
-
-_ROUND = re.compile(r"round_(\d+).*")
 
 
 class RunRecords:
@@ -79,12 +59,11 @@ class RunRecords:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self._parts = self.checkpoints / "clients"
         self._clusterings = self.path / FOLDER
         self._config = self.path / "config.yaml"
         self._environment = self.path / "environment.json"
         self._rounds = self.path / "rounds.parquet"
-        self._clients = self.path / "clients.parquet"
+        self._scores = ScoreFiles(self.checkpoints / "clients", self.path / "clients.parquet")
         self._summary = self.path / "summary.json"
 
     def config(self) -> Config:
@@ -152,23 +131,16 @@ class RunRecords:
         return {
             "run": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest(),
             "rounds": sum(n <= t for n in self._recorded_rounds()),
-            "evaluations": self._num_evaluations(t),
-            "clusterings": _num_files(self._clusterings, "npz", t),
-            "rounds of components": _num_files(self.path / COMPONENTS, "parquet", t),
+            "evaluations": self._scores.num_evaluations(t, self._summary.exists()),
+            "clusterings": tables.num_files(self._clusterings, "npz", t),
+            "rounds of components": tables.num_files(self.path / COMPONENTS, "parquet", t),
         }
 
     def _recorded_rounds(self) -> list[int]:
         if not self._rounds.exists():
             return []
-        rounds: list[int] = read_table(self._rounds, [ROUND])[ROUND].to_pylist()
+        rounds: list[int] = tables.read(self._rounds, [ROUND])[ROUND].to_pylist()
         return rounds
-
-    def _num_evaluations(self, t: int) -> int:
-        """How many parts of clients were scored until round t, each a file until the end."""
-        if not self._summary.exists():
-            return _num_files(self._parts, "parquet", t)
-        table = read_table(self._clients, [ROUND, PART]).filter(pc.field(ROUND) <= t)
-        return len(table.group_by([ROUND, PART]).aggregate([]))
 
     def append_rounds(self, rows: Sequence[Row]) -> None:
         """Add the rows of rounds, which follow those that are there.
@@ -176,44 +148,26 @@ class RunRecords:
         Args:
             rows: one mapping of columns per round, with `round`; columns may come and go.
         """
-        tables = [table_of_rows(rows)]
+        parts = [tables.of_rows(rows)]
         if self._rounds.exists():
-            tables.insert(0, read_table(self._rounds))
+            parts.insert(0, tables.read(self._rounds))
         elif rows[0][ROUND] > 1:
             raise ExperimentError(
                 f"{self._rounds} is missing, with the rounds before round {rows[0][ROUND]}"
             )
-        table = join_tables(tables)
+        table = tables.join(parts)
         for before, after in pairwise(table[ROUND].to_pylist()):
             if after <= before:
                 raise ValueError(f"rounds are appended in order, got {after} after {before}")
-        write_table(self._rounds, table)
+        tables.write(self._rounds, table)
 
     def append_clients(
-        self,
-        t: int,
-        part: str,
-        scores: ClientScores,
-        model: Ids,
-        group: Ids | None = None,
+        self, t: int, part: str, scores: ClientScores, model: Ids, group: Ids | None = None
     ) -> None:
-        """Add a row for each scored client of one part, one of PARTS, in round t.
-
-        Args:
-            model: the bank row each client of the run uses, by client id 0..M-1.
-            group: planted groups, by client id too.
-        """
-        if part not in PARTS:
-            raise ValueError(f"unknown part {part!r}; known: {', '.join(PARTS)}")
-        path = self._part_file(t, part)
-        if path.exists():
-            raise ValueError(f"the {part} scores of round {t} are already recorded")
-        if not len(scores.clients):
-            return  # a finished run could not tell that it was there
+        """Add a row for each scored client of one part, as `ScoreFiles.append` does."""
         if not self.path.is_dir():
             raise ExperimentError(f"{self.path} is missing: it was removed while the run went on")
-        self._parts.mkdir(parents=True, exist_ok=True)
-        write_table(path, _client_rows(t, part, scores, model, group))
+        self._scores.append(t, part, scores, model, group)
 
     def append_clustering(
         self, t: int, arrays: Mapping[str, NDArray[Any]], num_later: int = 0
@@ -228,13 +182,10 @@ class RunRecords:
 
     def adopt(self, other: "RunRecords", num_rounds: int) -> None:
         """Take over the first rounds of another, unfinished run, which this one would repeat."""
-        table = read_table(other._rounds).filter(pc.field(ROUND) <= num_rounds)
+        table = tables.read(other._rounds).filter(pc.field(ROUND) <= num_rounds)
         used = [name for name in table.column_names if table[name].null_count < len(table)]
-        write_table(self._rounds, table.select(used))
-        self._parts.mkdir(parents=True, exist_ok=True)
-        for file in other._part_files():
-            if round_of(file) <= num_rounds:
-                shutil.copyfile(file, self._parts / file.name)
+        tables.write(self._rounds, table.select(used))
+        self._scores.adopt(other._scores, num_rounds)
 
     def truncate(self, after_round: int) -> None:
         """Drop every record later than a round (-1: every record) of an unfinished run.
@@ -244,17 +195,17 @@ class RunRecords:
         if self._summary.exists():
             raise ValueError(f"{self.path} holds a finished run: its records are final")
         self._begin_configurations(after_round + 1)
-        self._clients.unlink(missing_ok=True)  # of a `finish` that was cut short
+        self._scores.truncate(after_round)
         for path in self.path.glob(f"*{TEMPORARY}"):  # of a write that was cut short
             path.unlink(missing_ok=True)
-        for path in [*self._part_files(), *self._clusterings.glob("round_*.npz")]:
-            if round_of(path) > after_round:
+        for path in tables.files_of_rounds(self._clusterings, "npz"):
+            if tables.round_of(path) > after_round:
                 path.unlink()
         if not self._rounds.exists():
             return
-        table = read_table(self._rounds).filter(pc.field(ROUND) <= after_round)
+        table = tables.read(self._rounds).filter(pc.field(ROUND) <= after_round)
         if len(table):
-            write_table(self._rounds, table)
+            tables.write(self._rounds, table)
         else:
             self._rounds.unlink()
 
@@ -274,32 +225,24 @@ class RunRecords:
 
         After that the records are final, until `reopen`.
         """
-        self._conclude(self._client_table(), summary)
-        if self._parts.is_dir():
-            shutil.rmtree(self._parts)
+        self._scores.replace(self._scores.table(is_final=False))
+        replace_text(self._summary, to_json(summary))
+        self._scores.remove_parts()
 
     def conclude(self, scores: "pd.DataFrame", summary: Row) -> None:
         """Finish with scores that were recorded elsewhere."""
         table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
-        self._conclude(table, summary)
-
-    def _conclude(self, scores: pa.Table, summary: Row) -> None:
-        write_table(self._clients, scores)
+        self._scores.replace(table)
         replace_text(self._summary, to_json(summary))
 
     def reopen(self) -> None:
         """Make a finished run one that goes on: scores as parts again, and no summary."""
-        table = read_table(self._clients)
-        self._parts.mkdir(parents=True, exist_ok=True)
-        pairs = zip(table[ROUND].to_pylist(), table[PART].to_pylist(), strict=True)
-        for t, part in dict.fromkeys(pairs):
-            rows = table.filter((pc.field(ROUND) == t) & (pc.field(PART) == part))
-            write_table(self._part_file(t, part), rows)
+        self._scores.divide()
         self._summary.unlink()
 
     def replace_rounds(self, rows: Sequence[Row]) -> None:
         """Write the rows of all rounds anew."""
-        write_table(self._rounds, table_of_rows(rows))
+        tables.write(self._rounds, tables.of_rows(rows))
 
     def copy_records_to(self, path: Path) -> None:
         """Copy rounds, scores, clusterings and, last, the summary of a finished run to a folder.
@@ -308,7 +251,7 @@ class RunRecords:
         """
         if self._clusterings.is_dir():
             shutil.copytree(self._clusterings, path / FOLDER, dirs_exist_ok=True)
-        for file in (self._rounds, self._clients, self._summary):
+        for file in (self._rounds, self._scores.path, self._summary):
             replace_file(path / file.name, partial(shutil.copyfile, file))
 
     def summary(self) -> dict[str, Any] | None:
@@ -329,7 +272,9 @@ class RunRecords:
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""
-        return sorted({round_of(path) for path in self._clusterings.glob("round_*.npz")})
+        return sorted(
+            {tables.round_of(path) for path in tables.files_of_rounds(self._clusterings, "npz")}
+        )
 
     def has_clustering(self, t: int) -> bool:
         """True if clients were clustered after round t."""
@@ -338,7 +283,7 @@ class RunRecords:
     def rounds(self) -> "pd.DataFrame":
         """A row for each round so far, with the columns of `flray.columns`."""
         is_begun = self._rounds.exists()
-        table = read_table(self._rounds) if is_begun else pa.table({ROUND: np.empty(0, np.int64)})
+        table = tables.read(self._rounds) if is_begun else pa.table({ROUND: np.empty(0, np.int64)})
         frame: pd.DataFrame = table.to_pandas()
         return frame
 
@@ -346,7 +291,7 @@ class RunRecords:
         """The rows of rounds.parquet after the first `seen`, each without its empty columns."""
         if not self._rounds.exists():
             return []
-        rows: list[dict[str, Any]] = read_table(self._rounds).slice(seen).to_pylist()
+        rows: list[dict[str, Any]] = tables.read(self._rounds).slice(seen).to_pylist()
         return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
     def clients(self) -> "pd.DataFrame":
@@ -355,55 +300,6 @@ class RunRecords:
         Columns: round, client, part (one of PARTS), correct, total, accuracy, loss, model (row of
         the bank) and, where groups were planted, group.
         """
-        frame: pd.DataFrame = self._client_table().to_pandas()
-        return frame
-
-    def _part_file(self, t: int, part: str) -> Path:
-        return self._parts / f"round_{t:06d}_{part}.parquet"
-
-    def _part_files(self) -> list[Path]:
-        return sorted(self._parts.glob("round_*.parquet"), key=lambda p: (round_of(p), p.name))
-
-    def _client_table(self) -> pa.Table:
-        nothing = np.empty(0, np.int64)
-        scores = ClientScores(nothing, nothing, nothing, np.empty(0))
-        empty = _client_rows(0, PARTS[0], scores, nothing, None)
         # Until the summary is there the parts count: a `finish` may have been cut short.
-        if self._summary.exists():
-            return read_scores(self._clients, empty.column_names)
-        parts = [read_scores(file, empty.column_names) for file in self._part_files()]
-        return join_tables([empty, *parts])
-
-
-def _client_rows(
-    t: int, part: str, scores: ClientScores, model: Ids, group: Ids | None
-) -> pa.Table:
-    """A row of clients.parquet for each scored client."""
-    num_rows = len(scores.clients)
-    columns = {
-        ROUND: np.full(num_rows, t, dtype=np.int64),
-        CLIENT: scores.clients,
-        PART: pa.array([part] * num_rows, pa.string()),
-        CORRECT: scores.correct,
-        TOTAL: scores.total,
-        ACCURACY: scores.accuracy,
-        LOSS: scores.loss,
-        MODEL: model[scores.clients],
-    }
-    return pa.table(columns if group is None else columns | {GROUP: group[scores.clients]})
-
-
-def round_of(path: Path) -> int:
-    """The round in the name of a file.
-
-    >>> round_of(Path("round_000012_test.parquet"))
-    12
-    """
-    name = _ROUND.fullmatch(path.name)
-    assert name is not None, path
-    return int(name[1])
-
-
-def _num_files(folder: Path, suffix: str, t: int) -> int:
-    """The number of files in a folder that belong to rounds up to t."""
-    return sum(round_of(path) <= t for path in folder.glob(f"round_*.{suffix}"))
+        frame: pd.DataFrame = self._scores.table(is_final=self._summary.exists()).to_pandas()
+        return frame

@@ -1,5 +1,6 @@
-"""Parquet tables of numbers, written in full or not at all, and checked when they are read."""
+"""Parquet tables of numbers, written in full or not at all, checked when read; files of rounds."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,22 @@ import pyarrow.parquet as pq
 from flray.columns import PART, ROUND
 from flray.files import reading, replace_file
 
+_ROUND = re.compile(r"round_(\d+).*")
 
-def write_table(path: Path, table: pa.Table) -> None:
+
+def write(path: Path, table: pa.Table) -> None:
     """Put a table, with checksums of its pages, in the place of `path`."""
     replace_file(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+def read(path: Path, columns: list[str] | None = None) -> pa.Table:
     """The table of a file, or some of its columns.
 
     Raises:
         ExperimentError: if the file is missing or damaged: a checksum does not fit, a column is
             not there, or one other than PART holds something else than numbers.
     """
-    # `read_table` opens by name more than once, and a run puts new files in the place of old ones.
+    # `pq.read_table` opens by name more than once, and a run replaces files meanwhile.
     with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read(columns)
         for name, kind in zip(table.column_names, table.schema.types, strict=True):
@@ -33,20 +36,20 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         return table
 
 
-def read_scores(path: Path, columns: Sequence[str]) -> pa.Table:
-    """As `read_table`, for a table that must have these columns among others."""
-    table = read_table(path)
+def read_with(path: Path, columns: Sequence[str]) -> pa.Table:
+    """As `read`, for a table that must have these columns among others."""
+    table = read(path)
     with reading(path):
         _require_columns(table, columns)
     return table
 
 
-def table_of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:  # Any: numbers
+def of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:  # Any: numbers
     """The table of rows by column; a column that a row lacks is null there."""
-    return join_tables([pa.Table.from_pylist([dict(row)]) for row in rows])
+    return join([pa.Table.from_pylist([dict(row)]) for row in rows])
 
 
-def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
+def join(tables: Sequence[pa.Table]) -> pa.Table:
     """One below the other; a column that one of them lacks is null there."""
     return pa.concat_tables(tables, promote_options="permissive")
 
@@ -63,3 +66,31 @@ def _require_columns(table: pa.Table, columns: Sequence[str]) -> None:
         raise ValueError(f"there is no column {missing[0]!r}")
     if table[ROUND].null_count or not pa.types.is_integer(table[ROUND].type):
         raise ValueError(f"the column {ROUND!r} must hold whole numbers")
+
+
+def round_of(path: Path) -> int:
+    """The round in the name of a file.
+
+    >>> round_of(Path("round_000012_test.parquet"))
+    12
+    """
+    name = _ROUND.fullmatch(path.name)
+    assert name is not None, path
+    return int(name[1])
+
+
+def files_of_rounds(folder: Path, suffix: str) -> list[Path]:
+    """The files `round_*.suffix` of a folder in order of rounds; none if there is no folder."""
+    return sorted(folder.glob(f"round_*.{suffix}"), key=lambda path: (round_of(path), path.name))
+
+
+def remove_later_files(folder: Path, suffix: str, after_round: int) -> None:
+    """Remove the files in a folder that belong to rounds after this one."""
+    for path in files_of_rounds(folder, suffix):
+        if round_of(path) > after_round:
+            path.unlink()
+
+
+def num_files(folder: Path, suffix: str, t: int) -> int:
+    """The number of files in a folder that belong to rounds up to t."""
+    return sum(round_of(path) <= t for path in files_of_rounds(folder, suffix))

@@ -35,8 +35,8 @@ from flray.execution.partial import PartialFederation
 from flray.measures.scores import ClientScores
 from flray.models.bank import ModelBank, sha256_of
 from flray.records.components import MOVED, STEPS, PartRecords
-from flray.records.recorded import PARTS
 from flray.records.run_directory import RunDirectory
+from flray.records.score_files import PARTS
 from flray.runs.assemble import facts_of
 from flray.runs.preparing import Prepared
 from flray.server.evaluation import RoundRow, evaluation_row

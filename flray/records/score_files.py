@@ -1,0 +1,131 @@
+"""Scores of clients: one small file per part and evaluation while a run goes on, then one table."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flray import columns
+from flray.columns import PART, ROUND
+from flray.data.dataset import Ids
+from flray.measures.scores import ClientScores
+from flray.records import tables
+
+# What a client's model is scored on: its own examples or the whole test set (global), as it is or
+# after fine-tuning on the client's own data. last_trained: its own test examples, by the model that
+# it has just trained; round 0 is the initial model.
+PARTS = (*dict.fromkeys(part for _, part, _ in columns.EVALUATED), "last_trained")
+
+
+class ScoreFiles:
+    """The scores of a run's clients.
+
+    A part is what models are scored on, one of PARTS. While a run goes on, each part of each
+    evaluated round is a file of its own, so that appending does not rewrite what is there and a
+    resumed run can drop what no checkpoint knows. A finished run has all of them in one table.
+
+    Args:
+        folder: of the files while the run goes on.
+        path: of the table of a finished run.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.folder, self.path = folder, path
+
+    def append(
+        self, t: int, part: str, scores: ClientScores, model: Ids, group: Ids | None = None
+    ) -> None:
+        """Add a row for each scored client of one part in round t.
+
+        Args:
+            model: the bank row each client of the run uses, by client id 0..M-1.
+            group: planted groups, by client id too.
+        """
+        if part not in PARTS:
+            raise ValueError(f"unknown part {part!r}; known: {', '.join(PARTS)}")
+        path = self._file(t, part)
+        if path.exists():
+            raise ValueError(f"the {part} scores of round {t} are already recorded")
+        if not len(scores.clients):
+            return  # a finished run could not tell that it was there
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tables.write(path, _client_rows(t, part, scores, model, group))
+
+    def table(self, is_final: bool) -> pa.Table:
+        """The rows of all clients, parts and rounds, from the table of a finished run or the parts.
+
+        Columns that only some parts have, such as the group, are null in the others.
+        """
+        nothing = np.empty(0, np.int64)
+        scores = ClientScores(nothing, nothing, nothing, np.empty(0))
+        empty = _client_rows(0, PARTS[0], scores, nothing, None)
+        if is_final:
+            return tables.read_with(self.path, empty.column_names)
+        return tables.join(
+            [empty, *(tables.read_with(f, empty.column_names) for f in self._files())]
+        )
+
+    def num_evaluations(self, t: int, is_final: bool) -> int:
+        """How many parts were scored until round t."""
+        if not is_final:
+            return tables.num_files(self.folder, "parquet", t)
+        table = tables.read(self.path, [ROUND, PART]).filter(pc.field(ROUND) <= t)
+        return len(table.group_by([ROUND, PART]).aggregate([]))
+
+    def replace(self, table: pa.Table) -> None:
+        """Write the table of a finished run."""
+        tables.write(self.path, table)
+
+    def remove_parts(self) -> None:
+        """Remove the files of single parts, which the table has by now."""
+        if self.folder.is_dir():
+            shutil.rmtree(self.folder)
+
+    def divide(self) -> None:
+        """Write the table of a finished run as files of single parts again."""
+        table = tables.read(self.path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        pairs = zip(table[ROUND].to_pylist(), table[PART].to_pylist(), strict=True)
+        for t, part in dict.fromkeys(pairs):
+            rows = table.filter((pc.field(ROUND) == t) & (pc.field(PART) == part))
+            tables.write(self._file(t, part), rows)
+
+    def truncate(self, after_round: int) -> None:
+        """Drop the scores of later rounds, and a table that was written by a `finish` cut short."""
+        self.path.unlink(missing_ok=True)
+        for file in self._files():
+            if tables.round_of(file) > after_round:
+                file.unlink()
+
+    def adopt(self, other: "ScoreFiles", num_rounds: int) -> None:
+        """Copy the scores of the first rounds of another, unfinished run."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in other._files():
+            if tables.round_of(file) <= num_rounds:
+                shutil.copyfile(file, self.folder / file.name)
+
+    def _file(self, t: int, part: str) -> Path:
+        return self.folder / f"round_{t:06d}_{part}.parquet"
+
+    def _files(self) -> list[Path]:
+        return tables.files_of_rounds(self.folder, "parquet")
+
+
+def _client_rows(
+    t: int, part: str, scores: ClientScores, model: Ids, group: Ids | None
+) -> pa.Table:
+    """A row of clients.parquet for each scored client."""
+    num_rows = len(scores.clients)
+    rows = {
+        ROUND: np.full(num_rows, t, dtype=np.int64),
+        columns.CLIENT: scores.clients,
+        PART: pa.array([part] * num_rows, pa.string()),
+        columns.CORRECT: scores.correct,
+        columns.TOTAL: scores.total,
+        columns.ACCURACY: scores.accuracy,
+        columns.LOSS: scores.loss,
+        columns.MODEL: model[scores.clients],
+    }
+    return pa.table(rows if group is None else rows | {columns.GROUP: group[scores.clients]})
