@@ -16,7 +16,7 @@ from flray.columns import CLIENT, LOSS, ROUND
 from flray.data.dataset import Ids
 from flray.files import replace_file, replace_text
 from flray.records.recorded import COMPONENTS
-from flray.records.tables import files_of_rounds, round_of
+from flray.records.tables import files_of_rounds, remove_later_files
 
 FOLDER = COMPONENTS  # of a run directory
 STEPS, MOVED = "steps", "moved"  # columns: of a client's training; ||w_i^t - w_i^(t-1)||^2
@@ -55,9 +55,7 @@ class PartRecords:
 
     def truncate(self, after_round: int) -> None:
         """Drop the rows of later rounds."""
-        for file in files_of_rounds(self.path, "parquet"):
-            if round_of(file) > after_round:
-                file.unlink()
+        remove_later_files(self.path, "parquet", after_round)
 
     def table(self) -> pd.DataFrame:
         """The rows of all rounds, with ROUND; columns that a row lacks are NaN."""

@@ -198,9 +198,7 @@ class RunRecords:
         self._scores.truncate(after_round)
         for path in self.path.glob(f"*{TEMPORARY}"):  # of a write that was cut short
             path.unlink(missing_ok=True)
-        for path in tables.files_of_rounds(self._clusterings, "npz"):
-            if tables.round_of(path) > after_round:
-                path.unlink()
+        tables.remove_later_files(self._clusterings, "npz", after_round)
         if not self._rounds.exists():
             return
         table = tables.read(self._rounds).filter(pc.field(ROUND) <= after_round)
@@ -272,9 +270,8 @@ class RunRecords:
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""
-        return sorted(
-            {tables.round_of(path) for path in tables.files_of_rounds(self._clusterings, "npz")}
-        )
+        files = tables.files_of_rounds(self._clusterings, "npz")
+        return list(dict.fromkeys(map(tables.round_of, files)))
 
     def has_clustering(self, t: int) -> bool:
         """True if clients were clustered after round t."""

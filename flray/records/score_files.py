@@ -95,9 +95,7 @@ class ScoreFiles:
     def truncate(self, after_round: int) -> None:
         """Drop the scores of later rounds, and a table that was written by a `finish` cut short."""
         self.path.unlink(missing_ok=True)
-        for file in self._files():
-            if tables.round_of(file) > after_round:
-                file.unlink()
+        tables.remove_later_files(self.folder, "parquet", after_round)
 
     def adopt(self, other: "ScoreFiles", num_rounds: int) -> None:
         """Copy the scores of the first rounds of another, unfinished run."""
