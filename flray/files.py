@@ -28,12 +28,15 @@ _RAISED = (
 _REMEDY = "restore it from a copy, or remove its run and start it again"
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object], suffix: str = ".tmp") -> None:
     """Let `write` fill a file beside `path`, then put that in the place of `path`.
 
     A reader sees the old file or the whole new one, after a kill and after a power cut alike.
+
+    Args:
+        suffix: of the file beside `path`; one of each process's own where several write at once.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + suffix)
     try:
         temporary.unlink(missing_ok=True)
         temporary.touch()

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flray.clustering.encoder import Encoder, Epoch, server_device, time_left
+from flray.clustering.encoder import Encoder, server_device
+from flray.clustering.encoder_training import Epoch, time_left
 from flray.config.binding import read_mapping
 from flray.config.overrides import override
 from flray.config.pretrain import parse_encoder

@@ -25,7 +25,8 @@ from flray.client.embedding import (
     TellImageShape,
     run_epoch,
 )
-from flray.clustering.encoder import Encoder, ImageKind, same_bits, server_device
+from flray.clustering.encoder import Encoder, ImageKind, server_device
+from flray.clustering.encoder_training import same_bits
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS
 from flray.data.datasets.downloaded import FashionMnist

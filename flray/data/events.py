@@ -9,11 +9,11 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from flray.data.checks import check_at_least, check_choice
+from flray.data.checks import check_at_least, check_literals
 from flray.data.dataset import Dataset, Ids
 from flray.data.split import Split
 from flray.errors import ExperimentError
@@ -40,8 +40,8 @@ class Event:
     labels: tuple[tuple[int, int], ...] = ()  # Pairs of labels to swap, with kind: relabel
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, get_args(Kind))
-        check_at_least("round", self.round, 1)
+        check_literals(self)
+        check_at_least(self, 1, "round")
         least = 2 if self.kind == "exchange" else 1
         if len(set(self.clients)) < max(least, len(self.clients)):
             raise ExperimentError(
@@ -67,7 +67,8 @@ class Timeline:
 
     def at(self, t: int) -> Split:
         """The split of round t, counted from 1."""
-        check_at_least("round", t, 1)
+        if t < 1:
+            raise ExperimentError(f"round must be at least 1, got {t}")
         return self.phases[bisect_right([first for first, _ in self.phases], t) - 1][1]
 
     def changed(self, t: int) -> Ids:

@@ -8,7 +8,7 @@ kind]` counts a client's training images; `images[kind]` are the test images of 
 import numpy as np
 
 from flray.data.dataset import Ids
-from flray.data.dealing import largest_remainder
+from flray.data.dealing import gather_pieces, largest_remainder
 from flray.data.options import PartOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
@@ -40,7 +40,7 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
     Disjoint, and every image of a kind somebody trains on is given out. A client that rounding
     leaves with nothing shares one image of the kind it trains on most.
     """
-    slices: list[list[Ids]] = [[] for _ in trained]
+    slices: list[tuple[int, Ids]] = []
     for kind, ids in enumerate(images):
         if not trained[:, kind].any():
             continue
@@ -48,9 +48,8 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
         order = rng.permutation(len(trained))  # or the first clients would win every rounding
         sizes = largest_remainder(len(ids), trained[order, kind])
         pieces = np.split(rng.permutation(ids), np.cumsum(sizes)[:-1])
-        for client, piece in zip(order, pieces, strict=True):
-            slices[client].append(piece)
-    tested = [np.concatenate(pieces) for pieces in slices]
+        slices += zip(order.tolist(), pieces, strict=True)
+    tested = gather_pieces(len(trained), slices)
     for client, ids in enumerate(tested):
         if len(ids) == 0:
             tested[client] = _one_image(

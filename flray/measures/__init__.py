@@ -7,10 +7,9 @@
 
 from flray.columns import Column
 from flray.measures.drift import Drift
-from flray.measures.label_sets import LabelSets
+from flray.measures.ground_truth import LabelSets, PlantedGroups
 from flray.measures.label_similarity import LabelSimilarity
 from flray.measures.measure import Measure
-from flray.measures.planted_groups import PlantedGroups
 from flray.measures.robustness import Robustness
 
 MEASURES: dict[str, type[Measure]] = {

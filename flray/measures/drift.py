@@ -63,7 +63,7 @@ class Drift(Measure):
     images: int = 100  # Number of images that every client's pipeline is applied to
 
     def __post_init__(self) -> None:
-        check_at_least("images", self.images, 1)
+        check_at_least(self, 1, "images")
 
     def prepare(self, data: RunData) -> Timeline:
         if not isinstance(data.split, Views) or data.has_events:

@@ -55,9 +55,8 @@ class Robustness(Measure):
     least: int = 20
 
     def __post_init__(self) -> None:
-        check_at_least("draws", self.draws, 1)
-        check_at_least("noise", self.noise, 0)
-        check_at_least("least", self.least, 1)
+        check_at_least(self, 1, "draws", "least")
+        check_at_least(self, 0, "noise")
         check_positive("smallest", self.smallest)
         if self.largest < self.smallest:
             raise ExperimentError(

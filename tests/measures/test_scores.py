@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from flray.measures.label_sets import overlap_errors
+from flray.measures.ground_truth import overlap_errors
 from flray.measures.scores import (
     ClientScores,
     partition_scores,

@@ -22,7 +22,7 @@ class Digits(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("size", self.size, 8)
+        check_at_least(self, 8, "size")
         check_memory(_NUM_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:

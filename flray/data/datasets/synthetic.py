@@ -34,10 +34,8 @@ class Synthetic(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("num_classes", "num_train", "size", "num_groups"):
-            check_at_least(field, getattr(self, field), 1)
-        for field in ("num_test", "variation", "noise", "seed"):
-            check_at_least(field, getattr(self, field), 0)
+        check_at_least(self, 1, "num_classes", "num_train", "size", "num_groups")
+        check_at_least(self, 0, "num_test", "variation", "noise", "seed")
         check_memory(self.num_train + self.num_test, self.size)
 
     def load(self) -> Dataset:

@@ -29,9 +29,8 @@ class ByWriter(PartOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("min_samples", self.min_samples, 1)
+        check_at_least(self, 1, "min_samples", "clients")
         if self.clients is not None:
-            check_at_least("clients", self.clients, 1)
             self.check_somebody_trains(self.clients)
 
     def split(self, dataset: Dataset, seed: int) -> Split:

@@ -7,7 +7,7 @@ import numpy as np
 
 from flray.data.checks import check_at_least, check_positive
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import images_to_deal
+from flray.data.dealing import gather_pieces, images_by_label, images_to_deal
 from flray.data.options import SplitOptions, TestRule
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -28,8 +28,7 @@ class Dirichlet(SplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("alpha", self.alpha)
-        check_at_least("min_samples", self.min_samples, 1)
-        check_at_least("max_tries", self.max_tries, 1)
+        check_at_least(self, 1, "min_samples", "max_tries")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         pool = images_to_deal(dataset, self, seed)
@@ -39,7 +38,7 @@ class Dirichlet(SplitOptions):
                 f"{self.min_samples * self.clients} images, there are {len(pool)}; "
                 f"lower min_samples or clients"
             )
-        by_label = [pool[dataset.labels[pool] == label] for label in range(dataset.num_classes)]
+        by_label = images_by_label(dataset, pool)
         for attempt in range(self.max_tries):
             rng = generator(seed, "split.deal", attempt)
             owned = deal_by_dirichlet(by_label, self.clients, self.alpha, rng)
@@ -57,7 +56,7 @@ def deal_by_dirichlet(
 ) -> list[Ids]:
     """One draw: clients that already hold their fair share N/M get nothing of the next label."""
     fair = sum(len(images) for images in by_label) / num_clients
-    hands: list[list[Ids]] = [[] for _ in range(num_clients)]
+    pieces: list[tuple[int, Ids]] = []
     sizes = np.zeros(num_clients, np.int64)
     for images in by_label:
         if len(images) == 0:
@@ -67,7 +66,7 @@ def deal_by_dirichlet(
         takers = np.flatnonzero(sizes < fair)
         p = rng.dirichlet(np.full(len(takers), alpha))
         cuts = (np.cumsum(p)[:-1] * len(images)).astype(np.int64)
-        for client, part in zip(takers, np.split(rng.permutation(images), cuts), strict=True):
-            hands[client].append(part)
-            sizes[client] += len(part)
-    return [np.concatenate([*hand, np.empty(0, np.int64)]) for hand in hands]
+        slices = np.split(rng.permutation(images), cuts)
+        sizes[takers] += [len(ids) for ids in slices]
+        pieces += zip(takers.tolist(), slices, strict=True)
+    return gather_pieces(num_clients, pieces)

@@ -3,14 +3,14 @@ CIFAR-10). Its lists and sizes are in an appendix we do not have: those here are
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, check_choice, check_positive, check_share
+from flray.data.checks import check_at_least, check_positive, check_share
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import images_to_deal, largest_remainder
+from flray.data.dealing import images_by_label, images_to_deal, largest_remainder
 from flray.data.options import SplitOptions
 from flray.data.parts import Deal, Render, cut_parts
 from flray.data.pipelines import NEED_COLOUR, PIPELINES, Pipeline, apply_pipeline
@@ -54,18 +54,9 @@ class ImageShift(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("form", self.form, get_args(Form))
-        check_choice("labels", self.labels, get_args(Labels))
-        check_at_least("samples_per_client", self.samples_per_client, 1)
-        check_at_least("major_classes", self.major_classes, 1)
+        check_at_least(self, 1, "samples_per_client", "major_classes", "max_tries")
         check_share("major_share", self.major_share)
         check_positive("alpha", self.alpha)
-        check_at_least("max_tries", self.max_tries, 1)
-        self._check_pipelines()
-
-    def _check_pipelines(self) -> None:
-        for name in self.pipelines:
-            check_choice("pipelines", name, PIPELINES)
         least = {"shared": 1, "own": 2}[self.form]
         if len(set(self.pipelines)) < max(least, len(self.pipelines)):
             raise ExperimentError(
@@ -107,7 +98,7 @@ class ImageShift(SplitOptions):
         if self.labels == "iid":
             shuffled = generator(seed, "split.deal").permutation(pool)
             return list(shuffled[: num * self.clients].reshape(self.clients, num))
-        by_label = [pool[dataset.labels[pool] == label] for label in range(classes)]
+        by_label = images_by_label(dataset, pool)
         there = np.array([len(images) for images in by_label])
         for attempt in range(self.max_tries):
             rng = generator(seed, "split.deal", attempt)

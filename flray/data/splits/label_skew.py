@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import deal_label, images_to_deal
+from flray.data.dealing import deal_labels, images_by_label, images_to_deal
 from flray.data.options import SplitOptions, TestRule
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -31,16 +31,12 @@ class LabelSkew(SplitOptions):
         labels_each = max(round(self.share * dataset.num_classes), 1)
         rng = generator(seed, "split.labels")
         sets = skewed_label_sets(self.clients, labels_each, dataset.num_classes, rng)
-        hands: list[list[Ids]] = [[] for _ in range(self.clients)]
-        for label in range(dataset.num_classes):
-            holders = np.flatnonzero((sets == label).any(axis=1))
-            if len(holders) == 0:
-                continue
-            images = pool[dataset.labels[pool] == label]
-            slices = deal_label(images, len(holders), label, generator(seed, "split.deal", label))
-            for client, part in zip(holders, slices, strict=True):
-                hands[client].append(part)
-        return cut_parts(Deal([np.concatenate(hand) for hand in hands]), dataset, self, seed)
+        holders = (
+            (np.flatnonzero((sets == label).any(axis=1)), generator(seed, "split.deal", label))
+            for label in range(dataset.num_classes)
+        )
+        owned = deal_labels(images_by_label(dataset, pool), self.clients, holders)
+        return cut_parts(Deal(owned), dataset, self, seed)
 
 
 def skewed_label_sets(

@@ -31,7 +31,7 @@ class PowerLawGroups(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("groups", self.groups, 1)
+        check_at_least(self, 1, "groups")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         groups = consecutive_groups(self.clients, self.groups)

@@ -1,4 +1,4 @@
-"""Errors of clusters against the sets of labels that clients hold (FLIS, Fig. 3)."""
+"""Clusters against the truth: planted groups, and the sets of labels that clients hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flray.columns import EQUAL_FN, EQUAL_FP, OVERLAP_FN, OVERLAP_FP, Column
 from flray.data.dataset import Ids
 from flray.measures.measure import ClusteringContext, Measure, Numbers
+from flray.measures.scores import partition_scores
 
 _HALF, _SAME = "half the labels:", "same labels:"
 _NOTE = (
@@ -19,6 +20,17 @@ _NOTE = (
     "labels, belong to it."
 )
 _error = partial(Column, note=_NOTE, is_mean=True)
+
+
+@dataclass(frozen=True)
+class PlantedGroups(Measure):
+    """`partition_scores` of a clustering; left out where the split plants no groups."""
+
+    def __call__(self, context: ClusteringContext) -> Numbers:
+        groups, clustering = context.split.groups, context.clustering
+        if groups is None:
+            return {}
+        return partition_scores(clustering.labels, groups[clustering.clients])
 
 
 @dataclass(frozen=True)
