@@ -1,9 +1,6 @@
 """Distance between clients that sent one vector each: D (m, m)."""
 
-import os
-import shutil
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -19,8 +16,6 @@ from flray.clustering.points import Matrix, Points
 # |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
 # part of it is computed from x - y instead, so that every distance is right to about 1e-11.
 CANCELS = 1e-4
-# Numbers compared: the kernel takes seconds to compile, and then a seventh of the time.
-WORTH_COMPILING = 1e12
 # Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
 SAME_DIRECTION = 1e-30
 
@@ -40,10 +35,6 @@ class L1:
         require_finite(points)
         values = points.one_each("l1")
         num = points.num_clients
-        if values.is_cuda and num * num * values.shape[1] > WORTH_COMPILING and has_compiler():
-            from flray.clustering.l1_tiles import l1_in_tiles  # imports Triton
-
-            return mirrored(l1_in_tiles(values).cpu().numpy())
         total = torch.zeros(num * (num - 1) // 2, dtype=torch.float64, device=values.device)
         for part in parts(values):
             total += torch.pdist(part, p=1.0)
@@ -131,12 +122,6 @@ class Disagreement:
         norms = torch.outer(squares, squares).sqrt()  # exact where the squares are whole numbers
         distance = 1 - common / norms.clamp(min=SAME_DIRECTION)
         return mirrored(distance.clamp_(min=0.0).cpu().numpy())
-
-
-def has_compiler() -> bool:
-    """True if Triton is installed and finds the C compiler that it needs."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return find_spec("triton") is not None and compiler is not None
 
 
 def mirrored(distance: Matrix) -> Matrix:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 
 from flray.client.embedding import EncoderTraining, PixelScale, rescaled
+from flray.clustering.checks import require_at_least
 from flray.clustering.encoder_cache import EncoderCache, class_of, described, path_of
 from flray.clustering.encoder_training import (
     EncoderRun,
@@ -79,9 +80,8 @@ class Encoder:
     seed: Seed = 0  # Seed of the training
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("halve_every", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        require_at_least(self, 1, "epochs", "batch_size")
+        require_at_least(self, 0, "halve_every", "seed")
         if not self.lr > 0:
             raise ValueError(f"lr must be > 0, got {self.lr}")
         if not 0 <= self.validation < 1:

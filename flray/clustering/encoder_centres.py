@@ -25,6 +25,7 @@ from flray.client.embedding import (
     TellImageShape,
     run_epoch,
 )
+from flray.clustering.checks import require_at_least
 from flray.clustering.encoder import Encoder, ImageKind, server_device
 from flray.clustering.encoder_training import same_bits
 from flray.clustering.points import Points
@@ -62,8 +63,7 @@ class EncoderCentres:
     epochs: int = 5  # Epochs J of fine-tuning
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, int) and self.k < 1:
-            raise ValueError(f"k must be >= 1, got {self.k}")
+        require_at_least(self, 1, "k")
         if self.epochs < 1:
             raise ValueError(
                 f"epochs must be >= 1, got {self.epochs}; fine_tune: none does without"

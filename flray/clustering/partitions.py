@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from flray.clustering.checks import require_at_most_clients, require_relation
+from flray.clustering.checks import require_at_least, require_at_most_clients, require_relation
 from flray.clustering.points import Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
@@ -65,8 +65,7 @@ class KMeans:
     n_init: int = 10  # Random starts, of which the best is kept
 
     def __post_init__(self) -> None:
-        _require_positive("number", self.number)
-        _require_positive("n_init", self.n_init)
+        require_at_least(self, 1, "number", "n_init")
 
     def __call__(self, related: Related) -> Partition:
         related.points.one_each("kmeans")
@@ -89,8 +88,7 @@ class Hdbscan:
     min_cluster_size: int = 5  # Fewest clients of a cluster; smaller if there are fewer clients
 
     def __post_init__(self) -> None:
-        if self.min_cluster_size < 2:
-            raise ValueError(f"min_cluster_size must be >= 2, got {self.min_cluster_size}")
+        require_at_least(self, 2, "min_cluster_size")
 
     def __call__(self, related: Related) -> Partition:
         num_clients = related.points.num_clients
@@ -121,7 +119,7 @@ class Random:
     number: int  # Number of clusters
 
     def __post_init__(self) -> None:
-        _require_positive("number", self.number)
+        require_at_least(self, 1, "number")
 
     def __call__(self, related: Related) -> Partition:
         require_at_most_clients(self.number, related)
@@ -153,8 +151,3 @@ def equal_rows(matrix: NDArray[np.generic]) -> Ids:
     """
     _, labels = np.unique(matrix, axis=0, return_inverse=True)
     return by_smallest_member(labels.ravel())
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be >= 1, got {value}")
