@@ -34,17 +34,17 @@ def whole_share(total: int, share: float) -> int:
 
 
 def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
-    """Images for the server, as many of each class; the first classes take the rest.
+    """Images for the server, equally many of each class; the first classes take the rest.
 
-    None of the dataset's images where the server makes its own.
+    Empty if the server makes its own images (`server_from: synthetic`).
     """
     if options.server_from == "synthetic":
         return np.empty(0, np.int64)
-    wanted = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
+    sizes = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
     is_train = options.server_from == "train"
     pool = dataset.train_ids if is_train else dataset.test_ids
     drawn = []
-    for label, (num, images) in enumerate(zip(wanted, images_by_label(dataset, pool), strict=True)):
+    for label, (num, images) in enumerate(zip(sizes, images_by_label(dataset, pool), strict=True)):
         if num > len(images):
             raise ExperimentError(
                 f"server {options.server} needs {num} {options.server_from} images of class "
@@ -58,7 +58,7 @@ def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
 
 
 def images_of_clients(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
-    """The training images that clients may hold: all but the server's."""
+    """Rows of the training images that clients may hold: all but the server's."""
     return np.setdiff1d(dataset.train_ids, server_images(dataset, options, seed))
 
 
@@ -74,6 +74,11 @@ def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:
 
 
 def known_source(dataset: Dataset, asker: str) -> Ids:
+    """(N,) the source of each image; refuses a dataset that does not know it.
+
+    Args:
+        asker: what needs it, as the message names it.
+    """
     if dataset.source is None:
         raise ExperimentError(
             f"{asker} needs a dataset that knows the source of each image, and {dataset.name} "

@@ -15,10 +15,15 @@ from flray.randomness import generator
 
 
 def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
-    """The test images of each client, by the rule `options.test` names."""
-    there = np.array([len(ids) for ids in images])
+    """The test images of each client, by the rule `options.test` names.
+
+    Args:
+        trained: (M, kinds) training images of each client and kind.
+        images: per kind, the test images.
+    """
+    available = np.array([len(ids) for ids in images])
     for client, row in enumerate(trained):
-        if not there[row > 0].any():
+        if not available[row > 0].any():
             raise ExperimentError(
                 f"client {client} would have no test data: the dataset has no test images of the "
                 "labels it trains on; set split.test=own_split, which takes split.test_fraction of "
@@ -80,6 +85,7 @@ def proportional_sample(
 
 
 def _one_image(trained: Ids, images: list[Ids], rng: np.random.Generator) -> Ids:
-    there = np.array([len(ids) > 0 for ids in images])
-    most = int(np.argmax(np.where(there, trained, 0)))
+    """An image of the kind that the client trains on most, of those with test images."""
+    is_available = np.array([len(ids) > 0 for ids in images])
+    most = int(np.argmax(np.where(is_available, trained, 0)))
     return rng.permutation(images[most])[:1]

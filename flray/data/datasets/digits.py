@@ -16,7 +16,12 @@ _WHITE = 16  # the largest pixel value of the 8x8 images
 
 @dataclass(frozen=True)
 class Digits(PixelOptions):
-    """1,797 images of 8x8 pixels, resized."""
+    """1,797 images of 8x8 pixels, resized; every fifth image is in the test part.
+
+    >>> dataset = Digits(size=8).load()
+    >>> dataset.images.shape, dataset.num_train
+    ((1797, 1, 8, 8), 1438)
+    """
 
     size: int = 28  # Height and width in pixels; the 8 x 8 images are resized to it
 

@@ -17,7 +17,17 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class Dirichlet(SplitOptions):
-    """For each label shares p ~ Dir(alpha) over clients; drawn again until nobody is too small."""
+    """The images of each label are divided among clients in shares p ~ Dir(alpha).
+
+    A client that holds its fair share N/M gets nothing of later labels. All is drawn again until
+    every client has `min_samples` images, at most `max_tries` times.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = Dirichlet(clients=4, alpha=0.5).split(dataset, seed=0)
+    >>> bool((split.num_train_examples >= 9).all())  # 10, less one for validation
+    True
+    """
 
     test: TestRule = "all_of_labels"
     # Concentration α of Dir(α), drawn over the clients for each label; small is skewed

@@ -16,7 +16,16 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class Iid(SplitOptions):
-    """With `by_source` client i holds data of source i mod G only, G being all there are."""
+    """All images are shuffled and dealt evenly; sizes differ by at most one.
+
+    With `by_source` client i holds images of source i mod G only, where G is the number of sources
+    in the dataset; the sources are then the planted groups.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> Iid(clients=4).split(dataset, seed=0).num_train_examples  # 50 each, 5 for validation
+    array([45, 45, 45, 45])
+    """
 
     samples_per_client: int | None = None  # Images per client. None: all images are dealt
     by_source: bool = False  # Make the sources (groups of synthetic, writers) the planted groups

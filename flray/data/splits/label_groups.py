@@ -27,11 +27,19 @@ _SMALLEST_RING = 3  # with two groups both neighbours are the same group
 
 @dataclass(frozen=True)
 class LabelGroups(SplitOptions):
-    """`disjoint` (scenario 1): equal sets of labels; `ring` (2): neighbours share one label.
+    """Clients of a group hold images of the group's labels; groups are planted.
 
+    `disjoint` (scenario 1) cuts the labels into equal sets; with `ring` (scenario 2) each group has
+    also the first label of the next one.
     Deviates: a label that runs out is split evenly (the authors' code repeats the last training
     image), and neighbouring groups hold different images of the label they share; `overlap` gives
     client j of both groups the same ones, as the authors do.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = LabelGroups(clients=5, scenario="ring").split(dataset, seed=0)
+    >>> (split.label_counts(split.clients) > 0).sum(axis=1), split.groups
+    (array([3, 3, 3, 3, 3]), array([0, 1, 2, 3, 4]))
     """
 
     test: TestRule = "all_of_labels"

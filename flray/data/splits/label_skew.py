@@ -16,7 +16,14 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class LabelSkew(SplitOptions):
-    """Client i holds label i mod K and others at random; a label is split among its clients."""
+    """Client i holds label i mod K and others at random; a label is split among its clients.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = LabelSkew(clients=4, share=0.2).split(dataset, seed=0)
+    >>> (split.label_counts(split.clients) > 0).sum(axis=1)  # 20 % of 10 labels
+    array([2, 2, 2, 2])
+    """
 
     test: TestRule = "all_of_labels"
     share: float = 0.2  # Share of the K labels that a client holds, rounded to a whole number

@@ -19,10 +19,18 @@ Variant = Literal["exact", "shards"]
 
 @dataclass(frozen=True)
 class Pathological(SplitOptions):
-    """`exact`: distinct labels, used equally often; `shards`: McMahan's, which may straddle labels.
+    """Each client holds images of `labels_per_client` labels.
 
+    `exact` gives clients distinct labels, used equally often; `shards` sorts all images by label
+    and deals contiguous shards, as McMahan et al. do, which may straddle two labels.
     Deviates: Briggs et al. cut shards but demand exactly 2 labels of 300 images each; `exact`
     keeps the 2 labels and splits each label evenly among its clients (5,421 fives are not 6,000).
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = Pathological(clients=4).split(dataset, seed=0)
+    >>> (split.label_counts(split.clients) > 0).sum(axis=1)  # labels of each client
+    array([2, 2, 2, 2])
     """
 
     labels_per_client: int = 2  # Number of labels per client
