@@ -1,4 +1,8 @@
-"""Distance between clients that sent one vector each: D (m, m)."""
+"""Distances between clients that sent one vector each.
+
+A distance is called with `Points` of m clients and returns D (m, m), symmetric, with 0 on the
+diagonal. `euclidean` says whether D holds L2 distances, which Ward's linkage needs.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,10 +17,10 @@ from flray.clustering.chunks import chunk_length
 from flray.clustering.gram import centred_gram, parts
 from flray.clustering.points import Matrix, Points
 
-# |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
-# part of it is computed from x - y instead, so that every distance is right to about 1e-11.
+# The error of |x|² + |y|² - 2xy is about 1e-15 of |x|² + |y|². A pair whose squared distance is
+# below this share of it is computed from x - y, so that every distance is right to about 1e-11.
 CANCELS = 1e-4
-# Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
+# Rounding moves a unit vector by about 1e-16: smaller squared distances are rounding errors.
 SAME_DIRECTION = 1e-30
 
 
@@ -135,7 +139,7 @@ def mirrored(distance: Matrix) -> Matrix:
 
 
 def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None) -> Tensor:
-    """(m, m) of |x_i/norm_i - x_j/norm_j|² above the diagonal, by products where these will do."""
+    """(m, m) |x_i/norm_i - x_j/norm_j|² above the diagonal, from products where they are exact."""
     length = gram.diagonal()
     both = length[:, None] + length[None, :]
     squared = both - 2 * gram
@@ -145,7 +149,7 @@ def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None)
 
 
 def _by_difference(values: Tensor, norm: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
-    """(pairs,) of the same, from the differences themselves."""
+    """(pairs,) the same for some pairs, from the differences of their vectors."""
     total = torch.zeros(len(first), dtype=torch.float64, device=values.device)
     for part in parts(values, norm) if len(first) else ():
         pairs = torch.arange(len(first), device=values.device)

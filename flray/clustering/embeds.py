@@ -1,8 +1,8 @@
-"""Embed: other coordinates for the points of all clients together.
+"""Embeds: other coordinates for the points of all clients together.
 
-An embedding that can be applied to points it was not made of has a second method, `transform(known,
-new, seed)`: the coordinates of the new points in the embedding of the known ones, which they do
-not change.
+An embed is called with `Points` (P, e) and a seed, and returns `Points` (P, e') of the same
+clients. If it can be applied to points of other clients, it has a method `transform(known, new,
+seed)`: the coordinates of `new` in the embedding of `known`, which `new` does not change.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,13 @@ from flray.clustering.points import Points
 
 @dataclass(frozen=True)
 class NoEmbed:
-    """The points as they are."""
+    """No embedding: points are compared as clients sent them.
+
+    >>> import torch
+    >>> points = Points.vectors(np.arange(1), torch.tensor([[3.0, 4.0]]))
+    >>> NoEmbed()(points, seed=0) is points
+    True
+    """
 
     def __call__(self, points: Points, seed: int) -> Points:
         """The same points."""
@@ -71,7 +77,7 @@ class Umap:
             raise ValueError(f"min_dist must lie between 0 and 1, got {self.min_dist}")
 
     def __call__(self, points: Points, seed: int) -> Points:
-        """n_components numbers a point.
+        """Points (P, n_components).
 
         >>> import torch
         >>> line = Points.vectors(np.arange(3), torch.tensor([[0.0], [1.0], [5.0]]))
@@ -93,9 +99,9 @@ class Umap:
 
 
 def _umap() -> Any:
-    """UMAP's module, which takes seconds to import and which only this needs.
+    """The module `umap`, which takes seconds to import.
 
-    numba is told to keep what it compiles for it: otherwise each process compiles for 15 seconds.
+    While it is imported, numba's compiler caches on disk; otherwise each process compiles for 15 s.
     """
     import numba
 
@@ -120,7 +126,7 @@ class Pca:
         require_at_least(self, 1, "n_components")
 
     def __call__(self, points: Points, seed: int) -> Points:
-        """min(n_components, P, e) numbers a point.
+        """Points (P, min(n_components, P, e)).
 
         >>> import torch
         >>> square = torch.tensor([[0.0, 0.0], [3.0, 4.0]])

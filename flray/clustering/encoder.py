@@ -44,7 +44,7 @@ FORMAT = 2  # of training and files: raise it when the same configuration gives 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """What a module is built for."""
+    """The shape and the number of classes that a module is built for."""
 
     image_shape: tuple[int, ...]  # channels, height, width
     num_classes: int
@@ -60,7 +60,13 @@ class Encoder:
     """An autoencoder of a dataset's training images; test images are never looked at.
 
     The epoch with the lowest loss on the validation images is kept, which are drawn from the
-    training images and not trained on.
+    training images and not trained on. Two encoders with equal fields are the same encoder.
+
+    >>> from flray.data.datasets.digits import Digits
+    >>> from flray.models.conv_ae import ConvAe
+    >>> encoder = Encoder(Digits(), ConvAe, epochs=2)
+    >>> encoder.dataset_name, len(encoder.key())
+    ('digits', 64)
     """
 
     # Any: what a registry or `package.module:Name` holds.
@@ -149,7 +155,7 @@ class Encoder:
             return self._best_epoch(loaded, torch.device(device), on_epoch, progress)
 
     def kind(self) -> ImageKind:
-        """Of the dataset, which need not be there once the encoder is in the cache."""
+        """The kind of the dataset's images; the dataset is not loaded if the encoder is cached."""
         record = self.cache.read_record()
         if record is None:
             return _kind_of(self.dataset.load())
@@ -158,9 +164,9 @@ class Encoder:
     def module(self, kind: ImageKind) -> LightningModule:
         """The module before training, its weights from the seed."""
         accepted = inspect.signature(self.model).parameters
-        given = {k: v for k, v in dataclasses.asdict(kind).items() if k in accepted}
+        facts = {k: v for k, v in dataclasses.asdict(kind).items() if k in accepted}
         try:
-            return build_seeded(lambda: self.model(**given), torch_seed(self.seed, "encoder"))
+            return build_seeded(lambda: self.model(**facts), torch_seed(self.seed, "encoder"))
         except ValueError as error:
             name = path_of(class_of(self.model))
             raise ExperimentError(f"encoder model {name}: {error}") from error
@@ -170,11 +176,11 @@ class Encoder:
         return EncoderTraining(epochs, self.batch_size, self.lr, self.halve_every)
 
     def examples(self, images: NDArray[Any], labels: Ids, device: torch.device) -> Examples:
-        """Images as the encoder sees them: pixels on its scale, not the dataset's."""
-        every = torch.arange(len(images), device=device)
+        """Images (n, channels, height, width) on the encoder's scale of pixels, on a device."""
+        ids = torch.arange(len(images), device=device)
         ones = torch.ones(images.shape[1], 1, 1, device=device)
         placed = [tensor_over(array).to(device) for array in (images, labels)]
-        return rescaled(Examples(placed[0], every, placed[1], ones, ones, "none"), self.pixels)
+        return rescaled(Examples(placed[0], ids, placed[1], ones, ones, "none"), self.pixels)
 
     def configuration(self) -> dict[str, Any]:  # Any: JSON
         """Everything that decides the result on one kind of device."""

@@ -18,7 +18,10 @@ from flray.models.bank import ModelBank, Params
 class PcaCentres:
     """k centres per client, in the coordinates of the client's own PCA; no model travels.
 
-    Points (m * k, components), or fewer per client if it has fewer examples.
+    Points are (m * k, components), or fewer per client if it has fewer examples.
+
+    >>> PcaCentres(components=16).k
+    5
     """
 
     components: int = 128  # Number of principal components

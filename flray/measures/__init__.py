@@ -22,9 +22,9 @@ MEASURES: dict[str, type[Measure]] = {
 
 
 def _columns() -> dict[str, Column]:
-    every = {key: column for kind in MEASURES.values() for key, column in kind.columns.items()}
-    notes = list(dict.fromkeys(column.note for column in every.values()))
-    return dict(sorted(every.items(), key=lambda item: notes.index(item[1].note)))
+    columns = {key: column for kind in MEASURES.values() for key, column in kind.columns.items()}
+    notes = list(dict.fromkeys(column.note for column in columns.values()))
+    return dict(sorted(columns.items(), key=lambda item: notes.index(item[1].note)))
 
 
 MEASURE_COLUMNS = _columns()  # of summaries and tables; columns with the same note are adjacent

@@ -99,9 +99,9 @@ class Drift(Measure):
         device = torch.device(server_device())
         module = self.encoder.module(self.encoder.kind()).to(device)
         load_params(module, self.encoder.load_or_train(str(device)))
-        every, unlabelled = torch.arange(len(rows), device=device), np.zeros(len(rows), np.int64)
+        ids, unlabelled = torch.arange(len(rows), device=device), np.zeros(len(rows), np.int64)
         latents = np.stack(
-            [encode(module, self.encoder.examples(x, unlabelled, device), every) for x in views]
+            [encode(module, self.encoder.examples(x, unlabelled, device), ids) for x in views]
         )  # (V, n, E)
         p = torch.from_numpy(latents).double().softmax(-1).numpy()
         similarity: Matrix = drift_similarity(p)[np.ix_(view_of_client, view_of_client)]

@@ -66,8 +66,8 @@ class Robustness(Measure):
     def prepare(self, data: RunData) -> Timeline:
         phases = []
         for first, split in data.timeline.phases:
-            every = range(split.num_clients)
-            similar = [ids for r in every for ids in self._similar_to(split, r, data.seed)]
+            clients = range(split.num_clients)
+            similar = [ids for r in clients for ids in self._similar_to(split, r, data.seed)]
             phases.append((first, replace(split, similar=tuple(similar))))
         return Timeline(tuple(phases))
 
@@ -166,10 +166,10 @@ def noisy_counts(
     >>> noisy_counts(np.array([4, 4]), np.zeros(2), 0.5, np.array([90, 7]), 20)
     array([10,  7])
     """
-    wanted = np.maximum(counts + noise, 0.0) * scale
-    wanted = np.where(available > 0, wanted, 0.0)
-    if not wanted.any():
-        wanted = np.minimum(counts, available).astype(np.float64)
-    if np.rint(wanted).sum() < least:
-        wanted *= least / wanted.sum()
-    return np.minimum(np.rint(wanted).astype(np.int64), available)
+    sizes = np.maximum(counts + noise, 0.0) * scale
+    sizes = np.where(available > 0, sizes, 0.0)
+    if not sizes.any():
+        sizes = np.minimum(counts, available).astype(np.float64)
+    if np.rint(sizes).sum() < least:
+        sizes *= least / sizes.sum()
+    return np.minimum(np.rint(sizes).astype(np.int64), available)

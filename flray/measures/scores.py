@@ -58,7 +58,7 @@ class ClientScores:
         return self.correct / self.total  # (M,)
 
     def of(self, clients: Ids) -> "ClientScores":
-        """The scores of some of the clients only."""
+        """The scores of these clients; clients without scores are ignored."""
         chosen = np.isin(self.clients, clients)
         return ClientScores(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
@@ -112,13 +112,13 @@ def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
     >>> scores["purity"], scores["false_positives"], scores["false_negatives"]
     (0.75, 0.5, 0.5)
     """
-    found, planted = np.asarray(labels), np.asarray(groups)
-    if found.shape != planted.shape or found.ndim != 1 or not len(found):
+    clusters, planted = np.asarray(labels), np.asarray(groups)
+    if clusters.shape != planted.shape or clusters.ndim != 1 or not len(clusters):
         raise ValueError(
             "labels and groups must be one per client, "
-            f"got shapes {found.shape} and {planted.shape}"
+            f"got shapes {clusters.shape} and {planted.shape}"
         )
-    return dict(_partition_scores(_bytes(found), _bytes(planted)))
+    return dict(_partition_scores(_bytes(clusters), _bytes(planted)))
 
 
 def _bytes(values: NDArray[Any]) -> bytes:
@@ -128,16 +128,16 @@ def _bytes(values: NDArray[Any]) -> bytes:
 @lru_cache(maxsize=4)  # rounds after a clustering ask for the same again, and it takes 4 ms
 def _partition_scores(labels: bytes, groups: bytes) -> dict[str, float]:
     """`partition_scores` of int64 arrays."""
-    found, planted = np.frombuffer(labels, np.int64), np.frombuffer(groups, np.int64)
+    clusters, planted = np.frombuffer(labels, np.int64), np.frombuffer(groups, np.int64)
     from sklearn import metrics  # seconds to import, and seldom needed
 
-    counts = metrics.cluster.contingency_matrix(planted, found)  # (groups, clusters)
+    counts = metrics.cluster.contingency_matrix(planted, clusters)  # (groups, clusters)
     both, together, like = (_pairs(c) for c in (counts, counts.sum(0), counts.sum(1)))
-    unlike = _pairs(np.array([len(found)])) - like
+    unlike = _pairs(np.array([len(clusters)])) - like
     return {
-        ARI: float(metrics.adjusted_rand_score(planted, found)),
-        NMI: float(metrics.normalized_mutual_info_score(planted, found)),
-        PURITY: float(counts.max(axis=0).sum() / len(found)),
+        ARI: float(metrics.adjusted_rand_score(planted, clusters)),
+        NMI: float(metrics.normalized_mutual_info_score(planted, clusters)),
+        PURITY: float(counts.max(axis=0).sum() / len(clusters)),
         "false_positives": (together - both) / max(unlike, 1),
         "false_negatives": (like - both) / max(like, 1),
     }

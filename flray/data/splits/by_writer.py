@@ -70,7 +70,7 @@ def has_own_tests(writers: Ids, test_source: Ids) -> bool:
     if is_tested.any() and not is_tested.all():
         raise ExperimentError(
             f"writer {writers[~is_tested][0]} has no images in the test part, {is_tested.sum()} "
-            f"other writers have; use test: proportional, or prepare the dataset with a test part for "
-            "all"
+            "other writers have; use test: proportional, or prepare the dataset with a test part "
+            "for all"
         )
     return bool(is_tested.any())
