@@ -9,6 +9,34 @@ suffix, SE_CLIENTS for the standard error or AFTER for the round after the first
 what was measured of a clustering.
 """
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """How tables and figures show a recorded number.
+
+    >>> Column("sent up", "MB up", scale=1e-6, unit="MB").label
+    'sent up (MB)'
+    """
+
+    title: str
+    short: str = ""  # for tables in the terminal; "": the title
+    scale: float = 1.0  # from what is recorded to what is shown
+    unit: str = ""
+    decimals: int = 2  # 0: a count, whose mean has one
+    group: str = ""  # heading above several columns
+    note: str = ""  # a sentence below tables with this column
+    error: str = ""  # the column that holds its standard error in one run; "": none
+    is_mean: bool = False  # a summary has the mean over clusterings, not the value of the last
+    is_main: bool = False  # shown for each row of a sweep
+
+    @property
+    def label(self) -> str:
+        """Title of an axis, with the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
 # What the meter of a federation counts while it trains.
 CLIENT_STEPS = "client_steps"
 CLIENT_STEPS_EVALUATION = "client_steps_evaluation"
@@ -64,7 +92,6 @@ CORRELATIONS = (LABEL_CORRELATION, DRIFT_CORRELATION, DATA_CORRELATION)
 UNIFORMITY = "uniformity"  # REPA, Fig. 2
 UNIFORMITY_RANDOM = "uniformity_random"
 UNIFORMITY_LABELS = "uniformity_labels"
-UNIFORMITIES = (UNIFORMITY, UNIFORMITY_RANDOM, UNIFORMITY_LABELS)
 ROBUSTNESS = "robustness"  # REPA, Alg. 1
 ROBUSTNESS_SE = "robustness_se"
 ROBUSTNESS_CLIENTS = "robustness_clients"

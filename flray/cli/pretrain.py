@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flray.clustering.encoder import Encoder, Epoch, server_device, time_left
+from flray.clustering.encoder import Encoder, server_device
+from flray.clustering.encoder_training import Epoch, time_left
 from flray.config.experiment import parse_encoder
 from flray.config.overrides import override
 from flray.config.reading import read_mapping

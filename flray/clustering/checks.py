@@ -1,4 +1,4 @@
-"""What a stage asks of its input, said before the arithmetic says it worse."""
+"""Checks of what a stage is given, with errors that name the client or the stage."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ ROWS_AT_ONCE = 1000  # rows of D that are compared at a time
 
 
 def require_finite(points: Points) -> None:
-    """Raise if a point holds NaN, infinity or what squares to it, naming the first such client.
+    """Raise if a point has a NaN or too large a number to be squared; names the first client.
 
     >>> import numpy as np
     >>> require_finite(Points.vectors(np.array([4, 9]), torch.tensor([[1.0], [torch.nan]])))
@@ -25,11 +25,11 @@ def require_finite(points: Points) -> None:
         wrong += (~(part.double().abs() <= LARGEST)).sum(1).cpu()  # NaN is not <= either
     if not wrong.any():
         return
-    place = int(points.owner[int(wrong.nonzero()[0, 0])])
-    own = torch.from_numpy(points.owner == place)
+    position = int(points.owner[int(wrong.nonzero()[0, 0])])
+    rows = torch.from_numpy(points.owner == position)
     raise ValueError(
-        f"client {points.clients[place]} must send finite numbers, got NaN, infinity or "
-        f"> {LARGEST} in {int(wrong[own].sum())} of {int(own.sum()) * points.values.shape[1]}"
+        f"client {points.clients[position]} must send finite numbers, got NaN, infinity or "
+        f"> {LARGEST} in {int(wrong[rows].sum())} of {int(rows.sum()) * points.values.shape[1]}"
     )
 
 
@@ -60,8 +60,26 @@ def require_distances(distance: Matrix, points: Points, stage: object) -> None:
             )
 
 
+def require_at_least(stage: object, least: int, *fields: str) -> None:
+    """Raise if one of a stage's numbers is below `least`; None and words such as auto are allowed.
+
+    >>> from types import SimpleNamespace
+    >>> require_at_least(SimpleNamespace(number="auto", k=0), 1, "number", "k")
+    Traceback (most recent call last):
+    ValueError: k must be >= 1, got 0
+    """
+    for field in fields:
+        value = getattr(stage, field)
+        if isinstance(value, int) and value < least:
+            raise ValueError(f"{field} must be >= {least}, got {value}")
+
+
 def require_relation(related: Related, who: str) -> Matrix:
-    """R, for a partition that cannot do without."""
+    """R (m, m), for a partition that needs one; raises if nothing was related.
+
+    Args:
+        who: the partition, as the message names it.
+    """
     if related.relation is None:
         raise ValueError(
             f"{who} needs a relation between clients, got relate: none; choose threshold or kernel"

@@ -1,10 +1,10 @@
-"""How much of a large array is worked on at a time, so that no second copy of it is held."""
+"""Sizes of the chunks in which large arrays are processed, to avoid a second copy of them."""
 
 CHUNK_BYTES = 2**24  # of float64 at a time: near a cache, and enough for matrix products
 
 
 def chunk_length(bytes_each: int) -> int:
-    """How many things of this size are worked on at a time, at least one.
+    """Number of items of this size that are processed at a time, at least one.
 
     >>> chunk_length(bytes_each=CHUNK_BYTES // 2)
     2

@@ -1,9 +1,10 @@
-"""Distance between clients that sent one vector each: D (m, m)."""
+"""Distances between clients that sent one vector each.
 
-import os
-import shutil
+A distance is called with `Points` of m clients and returns D (m, m), symmetric, with 0 on the
+diagonal. `euclidean` says whether D holds L2 distances, which Ward's linkage needs.
+"""
+
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,12 +17,10 @@ from flray.clustering.chunks import chunk_length
 from flray.clustering.gram import centred_gram, parts
 from flray.clustering.points import Matrix, Points
 
-# |x|² + |y|² - 2xy errs by some 1e-15 of |x|² + |y|². A pair whose squared distance is below this
-# part of it is computed from x - y instead, so that every distance is right to about 1e-11.
+# The error of |x|² + |y|² - 2xy is about 1e-15 of |x|² + |y|². A pair whose squared distance is
+# below this share of it is computed from x - y, so that every distance is right to about 1e-11.
 CANCELS = 1e-4
-# Numbers compared: the kernel takes seconds to compile, and then a seventh of the time.
-WORTH_COMPILING = 1e12
-# Rounding moves a unit vector by some 1e-16, so less than this, squared, is no angle at all.
+# Rounding moves a unit vector by about 1e-16: smaller squared distances are rounding errors.
 SAME_DIRECTION = 1e-30
 
 
@@ -40,10 +39,6 @@ class L1:
         require_finite(points)
         values = points.one_each("l1")
         num = points.num_clients
-        if values.is_cuda and num * num * values.shape[1] > WORTH_COMPILING and has_compiler():
-            from flray.clustering.l1_tiles import l1_in_tiles  # imports Triton
-
-            return mirrored(l1_in_tiles(values).cpu().numpy())
         total = torch.zeros(num * (num - 1) // 2, dtype=torch.float64, device=values.device)
         for part in parts(values):
             total += torch.pdist(part, p=1.0)
@@ -133,12 +128,6 @@ class Disagreement:
         return mirrored(distance.clamp_(min=0.0).cpu().numpy())
 
 
-def has_compiler() -> bool:
-    """True if Triton is installed and finds the C compiler that it needs."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return find_spec("triton") is not None and compiler is not None
-
-
 def mirrored(distance: Matrix) -> Matrix:
     """D from what lies above the diagonal: exactly symmetric, exactly 0 on the diagonal.
 
@@ -150,7 +139,7 @@ def mirrored(distance: Matrix) -> Matrix:
 
 
 def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None) -> Tensor:
-    """(m, m) of |x_i/norm_i - x_j/norm_j|² above the diagonal, by products where these will do."""
+    """(m, m) |x_i/norm_i - x_j/norm_j|² above the diagonal, from products where they are exact."""
     length = gram.diagonal()
     both = length[:, None] + length[None, :]
     squared = both - 2 * gram
@@ -160,7 +149,7 @@ def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None)
 
 
 def _by_difference(values: Tensor, norm: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
-    """(pairs,) of the same, from the differences themselves."""
+    """(pairs,) the same for some pairs, from the differences of their vectors."""
     total = torch.zeros(len(first), dtype=torch.float64, device=values.device)
     for part in parts(values, norm) if len(first) else ():
         pairs = torch.arange(len(first), device=values.device)

@@ -1,8 +1,8 @@
-"""Embed: other coordinates for the points of all clients together.
+"""Embeds: other coordinates for the points of all clients together.
 
-An embedding that can be applied to points it was not made of has a second method, `transform(known,
-new, seed)`: the coordinates of the new points in the embedding of the known ones, which they do
-not change.
+An embed is called with `Points` (P, e) and a seed, and returns `Points` (P, e') of the same
+clients. If it can be applied to points of other clients, it has a method `transform(known, new,
+seed)`: the coordinates of `new` in the embedding of `known`, which `new` does not change.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from flray.clustering.checks import require_finite
+from flray.clustering.checks import require_at_least, require_finite
 from flray.clustering.points import Points
 
 
 @dataclass(frozen=True)
 class NoEmbed:
-    """The points as they are."""
+    """No embedding: points are compared as clients sent them.
+
+    >>> import torch
+    >>> points = Points.vectors(np.arange(1), torch.tensor([[3.0, 4.0]]))
+    >>> NoEmbed()(points, seed=0) is points
+    True
+    """
 
     def __call__(self, points: Points, seed: int) -> Points:
         """The same points."""
@@ -65,13 +71,13 @@ class Umap:
     seed: int | None = 42  # Seed of UMAP; 42 is FLT's. None: the seed of the run
 
     def __post_init__(self) -> None:
-        _require_whole("n_components", self.n_components, least=1)
-        _require_whole("n_neighbors", self.n_neighbors, least=2)
+        require_at_least(self, 1, "n_components")
+        require_at_least(self, 2, "n_neighbors")
         if not 0 <= self.min_dist <= 1:
             raise ValueError(f"min_dist must lie between 0 and 1, got {self.min_dist}")
 
     def __call__(self, points: Points, seed: int) -> Points:
-        """n_components numbers a point.
+        """Points (P, n_components).
 
         >>> import torch
         >>> line = Points.vectors(np.arange(3), torch.tensor([[0.0], [1.0], [5.0]]))
@@ -93,9 +99,9 @@ class Umap:
 
 
 def _umap() -> Any:
-    """UMAP's module, which takes seconds to import and which only this needs.
+    """The module `umap`, which takes seconds to import.
 
-    numba is told to keep what it compiles for it: otherwise each process compiles for 15 seconds.
+    While it is imported, numba's compiler caches on disk; otherwise each process compiles for 15 s.
     """
     import numba
 
@@ -117,10 +123,10 @@ class Pca:
     n_components: int = 2  # Number of principal components
 
     def __post_init__(self) -> None:
-        _require_whole("n_components", self.n_components, least=1)
+        require_at_least(self, 1, "n_components")
 
     def __call__(self, points: Points, seed: int) -> Points:
-        """min(n_components, P, e) numbers a point.
+        """Points (P, min(n_components, P, e)).
 
         >>> import torch
         >>> square = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
@@ -128,19 +134,18 @@ class Pca:
         [[-2.5], [2.5]]
         """
         require_finite(points)
-        from sklearn.decomposition import PCA  # seconds to import, and seldom needed
-
-        pca = PCA(min(self.n_components, *points.values.shape), svd_solver="full")
         with np.errstate(invalid="ignore"):  # sklearn's share of a variance of 0, unused here
-            return points.moved_to(pca.fit_transform(points.array()))
+            return points.moved_to(self._pca(points).fit_transform(points.array()))
 
     def transform(self, known: Points, new: Points, seed: int) -> Points:
         require_finite(new)
+        with np.errstate(invalid="ignore"):
+            return new.moved_to(self._pca(known).fit(known.array()).transform(new.array()))
+
+    def _pca(self, points: Points) -> Any:  # Any: scikit-learn ships no types
         from sklearn.decomposition import PCA  # seconds to import, and seldom needed
 
-        pca = PCA(min(self.n_components, *known.values.shape), svd_solver="full")
-        with np.errstate(invalid="ignore"):
-            return new.moved_to(pca.fit(known.array()).transform(new.array()))
+        return PCA(min(self.n_components, *points.values.shape), svd_solver="full")
 
 
 @dataclass(frozen=True)
@@ -173,8 +178,3 @@ class Standardise:
         spread = values.std(0, correction=0).masked_fill(constant, 1.0)
         centred = (new.values.detach().double() - values.mean(0)).masked_fill(constant, 0.0)
         return Points(new.clients, centred / spread, new.owner)
-
-
-def _require_whole(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")

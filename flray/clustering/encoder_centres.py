@@ -25,7 +25,9 @@ from flray.client.embedding import (
     TellImageShape,
     run_epoch,
 )
-from flray.clustering.encoder import Encoder, ImageKind, same_bits, server_device
+from flray.clustering.checks import require_at_least
+from flray.clustering.encoder import Encoder, ImageKind, server_device
+from flray.clustering.encoder_training import same_bits
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS
 from flray.data.datasets.downloaded import FashionMnist
@@ -39,16 +41,20 @@ FineTune = Literal["none", "sequential", "independent", "central"]
 
 
 def foreign_encoder() -> Encoder:
-    """FLT's Enc2 for 28x28 images."""
+    """FLT's Enc2 for 28x28 images: an autoencoder of Fashion-MNIST."""
     return Encoder(dataset=FashionMnist(), model=ConvAe)
 
 
 @dataclass(frozen=True)
 class EncoderCentres:
-    """k centres per client, from latents of an encoder that may be fine-tuned first.
+    """k-means centres of a client's data in the latents of an encoder (FLT).
 
-    `sequential`: one encoder goes from client to client; `independent`: each trains a copy, always
-    from what the server holds; `central`: on everybody's data, gathered at the server.
+    The encoder may be fine-tuned first. `sequential`: one encoder goes from client to client;
+    `independent`: each client trains a copy of the server's; `central`: the server trains it on the
+    data of all clients. Points are (m * k, latents), or fewer per client if it has fewer examples.
+
+    >>> EncoderCentres(k=3, fine_tune="none").encoder.dataset
+    FashionMnist(normalize='unit', augment='none', download=False)
     """
 
     # Encoder G that embeds the clients' images
@@ -61,8 +67,7 @@ class EncoderCentres:
     epochs: int = 5  # Epochs J of fine-tuning
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, int) and self.k < 1:
-            raise ValueError(f"k must be >= 1, got {self.k}")
+        require_at_least(self, 1, "k")
         if self.epochs < 1:
             raise ValueError(
                 f"epochs must be >= 1, got {self.epochs}; fine_tune: none does without"
@@ -121,8 +126,8 @@ class EncoderCentres:
         gathered = fed.map(SendData(cohort.t), cohort).values()
         if not gathered:
             return params
-        images = np.concatenate([owned.images for owned in gathered])
-        labels = np.concatenate([owned.labels for owned in gathered])
+        images = np.concatenate([data.images for data in gathered])
+        labels = np.concatenate([data.labels for data in gathered])
         fed.meter.count_transfer("fine_tuning", up=images.nbytes + labels.nbytes)
         device = torch.device(server_device())
         module = copy.deepcopy(module).to(device)
@@ -155,8 +160,8 @@ class EncoderCentres:
 
 def check_fits(fed: Federation, cohort: Cohort, kind: ImageKind) -> None:
     """Refuse an encoder of images that are not of the clients' shape before it is trained."""
-    asked = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
-    for shape in asked.values():
+    shapes = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
+    for shape in shapes.values():
         if shape != kind.image_shape:
             raise ExperimentError(
                 f"the encoder is pre-trained on images {kind.image_shape} (channels, height, "

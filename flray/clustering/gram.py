@@ -1,4 +1,4 @@
-"""Products of centred vectors with one another, for L2 distances and principal axes."""
+"""Gram matrices of centred vectors, for L2 distances and principal axes."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ TILE_ROWS = 256
 
 
 def parts(values: Tensor, norm: Tensor | None = None) -> Iterator[Tensor]:
-    """The columns in float64, some at a time, each row divided by its norm."""
+    """Chunks of the columns of `values` (P, n) in float64, each row divided by its norm (P, 1)."""
     size = chunk_length(8 * len(values)) * (PART_ON_GPU if values.device.type == "cuda" else 1)
     for part in torch.split(values.detach(), size, dim=1):
         yield part.double() if norm is None else part.double() / norm
@@ -26,7 +26,7 @@ def parts(values: Tensor, norm: Tensor | None = None) -> Iterator[Tensor]:
 def centred_gram(values: Tensor, norm: Tensor | None = None) -> Tensor:
     """(P, P) of (x_i - x̄)(x_j - x̄) in float64, each vector divided by its norm first.
 
-    Right on and above the diagonal, which is all that a symmetric matrix has to say.
+    Only the diagonal and what lies above it are computed; the rest of the matrix is undefined.
 
     >>> centred_gram(torch.tensor([[1.0, 0.0], [3.0, 0.0]])).tolist()
     [[1.0, -1.0], [-1.0, 1.0]]

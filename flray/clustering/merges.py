@@ -13,12 +13,18 @@ SINGLE_MERGE_SPACING = 2.0  # of thresholds where all merges have one height
 
 @dataclass(frozen=True)
 class MergePoint:
-    """The place-th of so many thresholds between the merges of the row's own tree."""
+    """A threshold that is chosen once the tree of a sweep's row is known.
 
-    place: int
-    number: int
+    >>> tree = np.array([[0, 1, 1.0, 2], [2, 3, 4.0, 3]])
+    >>> MergePoint(place=1, number=3).threshold(tree)
+    2.0
+    """
+
+    place: int  # from 0: which of the thresholds
+    number: int  # of thresholds between the lowest and the highest merge
 
     def threshold(self, tree: Matrix) -> float:
+        """The threshold for a tree (m - 1, 4) as scipy writes it."""
         return float(between_merges(tree, self.number)[self.place])
 
 
@@ -40,7 +46,7 @@ def between_merges(tree: Matrix, number: int) -> Matrix:
         return np.zeros(number)
     thresholds = np.geomspace(merges[0], merges[-1], number)
     spacing = thresholds[1] / thresholds[0] if len(merges) > 1 else SINGLE_MERGE_SPACING
-    return np.array([_off_merges(each, merges, spacing) for each in thresholds])
+    return np.array([_off_merges(t, merges, spacing) for t in thresholds])
 
 
 def _off_merges(threshold: float, merges: Matrix, spacing: float) -> float:

@@ -1,4 +1,4 @@
-"""Partition: which clients share a model. The hierarchical one has its own file."""
+"""Partitions: from points, D or R to clusters. `hierarchical` has a file of its own."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from flray.clustering.checks import require_at_most_clients, require_relation
+from flray.clustering.checks import require_at_least, require_at_most_clients, require_relation
 from flray.clustering.points import Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
@@ -16,7 +16,7 @@ from flray.execution.federation import GROUND_TRUTH, Federation
 
 @dataclass(frozen=True)
 class Components:
-    """Clients that R connects, directly or over others.
+    """Clusters are the connected components of R.
 
     >>> import torch
     >>> from flray.clustering.points import Points
@@ -34,7 +34,7 @@ class Components:
 
 @dataclass(frozen=True)
 class Rows:
-    """Clients with the same neighbours, i.e. equal rows of R (FLT, Alg. 3, Case I).
+    """Clusters are the rows of R, which may overlap; equal rows are one (FLT, Alg. 3, Case I).
 
     Meant for a relation of 0 and 1: soft strengths are equal only for equal clients.
 
@@ -65,8 +65,7 @@ class KMeans:
     n_init: int = 10  # Random starts, of which the best is kept
 
     def __post_init__(self) -> None:
-        _require_positive("number", self.number)
-        _require_positive("n_init", self.n_init)
+        require_at_least(self, 1, "number", "n_init")
 
     def __call__(self, related: Related) -> Partition:
         related.points.one_each("kmeans")
@@ -84,13 +83,20 @@ class Hdbscan:
 
     A client in no dense region (noise) is a cluster of its own: it keeps training, alone, rather
     than with other outliers that it has nothing in common with.
+
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> x = np.array([0.0, 0.1, 9.0, 9.1, 50.0])
+    >>> points = Points.vectors(np.arange(5), torch.from_numpy(x[:, None]))
+    >>> D = np.abs(x[:, None] - x)
+    >>> Hdbscan(2)(Related(points, D, None, None, None)).labels
+    array([0, 0, 1, 1, 2])
     """
 
     min_cluster_size: int = 5  # Fewest clients of a cluster; smaller if there are fewer clients
 
     def __post_init__(self) -> None:
-        if self.min_cluster_size < 2:
-            raise ValueError(f"min_cluster_size must be >= 2, got {self.min_cluster_size}")
+        require_at_least(self, 2, "min_cluster_size")
 
     def __call__(self, related: Related) -> Partition:
         num_clients = related.points.num_clients
@@ -108,7 +114,7 @@ class Hdbscan:
 
 @dataclass(frozen=True)
 class Random:
-    """Clusters of equal size, give or take one, drawn at random: what clustering must beat.
+    """Random clusters whose sizes differ by at most one: the baseline of any clustering.
 
     >>> import torch
     >>> from flray.clustering.points import Points
@@ -121,17 +127,17 @@ class Random:
     number: int  # Number of clusters
 
     def __post_init__(self) -> None:
-        _require_positive("number", self.number)
+        require_at_least(self, 1, "number")
 
     def __call__(self, related: Related) -> Partition:
         require_at_most_clients(self.number, related)
-        places = related.rng.permutation(related.points.num_clients)
-        return Partition(by_smallest_member(places % self.number))
+        order = related.rng.permutation(related.points.num_clients)
+        return Partition(by_smallest_member(order % self.number))
 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Clients that hold the same set of labels. Reads the ground truth: a reference.
+    """Clusters of clients that hold the same set of labels. Reads the ground truth: a reference.
 
     >>> counts = np.array([[5, 0], [2, 0], [1, 3]])  # (clients, labels)
     >>> LabelCounts()(Related(None, None, None, None, lambda: counts)).labels
@@ -153,8 +159,3 @@ def equal_rows(matrix: NDArray[np.generic]) -> Ids:
     """
     _, labels = np.unique(matrix, axis=0, return_inverse=True)
     return by_smallest_member(labels.ravel())
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be >= 1, got {value}")

@@ -7,6 +7,7 @@ Smith (ICML 2021, arXiv 2103.00697). Bases differ between clients, and so do the
 from dataclasses import dataclass
 
 from flray.client.embedding import ProjectCentres
+from flray.clustering.checks import require_at_least
 from flray.clustering.encoder_centres import points_of
 from flray.clustering.points import Points
 from flray.execution.federation import Cohort, Federation
@@ -17,16 +18,17 @@ from flray.models.bank import ModelBank, Params
 class PcaCentres:
     """k centres per client, in the coordinates of the client's own PCA; no model travels.
 
-    Points (m * k, components), or fewer per client if it has fewer examples.
+    Points are (m * k, components), or fewer per client if it has fewer examples.
+
+    >>> PcaCentres(components=16).k
+    5
     """
 
     components: int = 128  # Number of principal components
     k: int = 5  # Number of centres per client
 
     def __post_init__(self) -> None:
-        for name in ("components", "k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        require_at_least(self, 1, "components", "k")
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params

@@ -56,7 +56,7 @@ class Clustering:
 
     @property
     def together(self) -> NDArray[np.bool_]:
-        """(m, m) is client j in the cluster of client i? Symmetric unless clusters overlap."""
+        """(m, m) True if client j is in the cluster of client i; symmetric unless they overlap."""
         if self.partition.overlapping and self.relation is not None:
             return self.relation > 0
         return np.equal.outer(self.labels, self.labels)
@@ -73,7 +73,7 @@ class Clustering:
         return arrays | self._kept_points()
 
     def _kept_points(self) -> Evidence:
-        """The points; too large ones as coordinates from which the same pictures are drawn."""
+        """The points, or if they are too large their first principal coordinates."""
         points, owner = self.points, {"point_owner": self.points.owner}
         if points.values.numel() <= LARGEST_KEPT:
             return {"points": points.array(), **owner}
@@ -92,7 +92,7 @@ class Clustering:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Who resembles whom, in five replaceable stages.
+    """A clustering of clients in five replaceable stages.
 
     | stage | called with | returns |
     |---|---|---|
@@ -202,7 +202,12 @@ class Pipeline:
 
 
 def nearest_cluster(distance: Any, means: Points, new: Points) -> Ids:  # Any: a distance stage
-    """The cluster each newcomer is nearest to, by the means of clusters and of newcomers."""
+    """(n,) the cluster whose mean is nearest to the mean of each of n newcomers.
+
+    >>> means = Points.vectors(np.arange(2), torch.tensor([[0.0], [10.0]]))
+    >>> nearest_cluster(L2(), means, Points.vectors(np.array([7]), torch.tensor([[9.0]])))
+    array([1])
+    """
     both = np.arange(means.num_clients + new.num_clients)
     stacked = torch.cat([means.values, new.means().to(means.values)])
     between: Matrix = distance(Points.vectors(both, stacked))

@@ -1,4 +1,4 @@
-"""Points: what a signature says of each client, a vector or a set of vectors."""
+"""Points: what the server knows of each client, a vector or a set of vectors."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +18,10 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Points:
-    """What m clients were described by: one vector each, or a set of vectors each.
+    """One vector, or a set of vectors, for each of m clients.
 
-    Client clients[c] has the rows of `values` whose `owner` is c, at least one.
+    Signatures return points and embeds move them. Client clients[c] has the rows of `values` whose
+    `owner` is c, at least one.
 
     >>> two = Points(np.array([3, 8]), torch.tensor([[0.0], [2.0], [7.0]]), np.array([0, 0, 1]))
     >>> two.means().tolist()  # client 3 sent two points, client 8 one
@@ -53,7 +54,7 @@ class Points:
         return len(self.clients)
 
     def array(self) -> Matrix:
-        """(P, e) on the CPU in float64."""
+        """`values` (P, e) on the CPU in float64."""
         return self.values.detach().cpu().double().numpy()
 
     @cached_property
@@ -72,7 +73,11 @@ class Points:
         return Points(self.clients, torch.from_numpy(np.ascontiguousarray(values)), self.owner)
 
     def one_each(self, who: str) -> Tensor:
-        """(m, e), for a stage that compares vectors rather than sets."""
+        """`values` (m, e), for a stage that needs one vector per client; raises if there are sets.
+
+        Args:
+            who: the stage, as the message names it.
+        """
         if len(self.values) != len(self.clients):
             raise ValueError(
                 f"{who} needs one vector a client, got {len(self.values)} points of "
@@ -100,12 +105,12 @@ class Points:
         return torch.from_numpy(of_cluster).to(means) @ means
 
     def of(self, clients: Ids) -> "Points":
-        """The points of these clients, as far as they have any."""
+        """The points of these clients; clients without points are ignored."""
         is_kept = np.isin(self.clients, clients)
-        place = np.cumsum(is_kept) - 1
-        mine = is_kept[self.owner]
-        values = self.values[torch.from_numpy(mine).to(self.values.device)]
-        return Points(self.clients[is_kept], values, place[self.owner[mine]])
+        position = np.cumsum(is_kept) - 1
+        is_kept_row = is_kept[self.owner]
+        values = self.values[torch.from_numpy(is_kept_row).to(self.values.device)]
+        return Points(self.clients[is_kept], values, position[self.owner[is_kept_row]])
 
     def updated_by(self, new: "Points") -> "Points":
         """These points with those of new clients added, and of clients in both replaced.
@@ -126,6 +131,7 @@ class Points:
 
 
 def _means(values: Tensor, owner: Ids) -> Tensor:
+    """(number of owners, e) the mean of the rows of each owner."""
     # Slice by slice: a scattered sum on a GPU adds in an order of its own.
     order = torch.from_numpy(np.argsort(owner, kind="stable")).to(values.device)
     parts = torch.split(values[order], np.bincount(owner).tolist())
@@ -134,9 +140,10 @@ def _means(values: Tensor, owner: Ids) -> Tensor:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which clients belong together; clusters are numbered from 0 by their smallest member.
+    """Clusters of m clients, numbered from 0 by their smallest member.
 
-    >>> Partition(np.array([0, 1, 0])).overlapping
+    >>> partition = Partition(np.array([0, 1, 0]))  # clients 0 and 2 share a model
+    >>> partition.overlapping
     False
     """
 

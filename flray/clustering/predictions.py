@@ -1,4 +1,4 @@
-"""Signature: what a client's trained model says of the server's public examples (FLIS)."""
+"""Signature `predictions`: a client is its model's predictions on public examples (FLIS)."""
 
 from dataclasses import dataclass
 
@@ -14,6 +14,9 @@ class PublicPredictions:
     """B: predictions on the server's public examples, after the client's own training (FLIS).
 
     One vector per client, (m, R * classes) for R public examples; needs `split.server` > 0.
+
+    >>> PublicPredictions(kind="soft").kind
+    'soft'
     """
 
     # Predictions that clients send. hard: one-hot rows; soft: class probabilities
@@ -30,6 +33,6 @@ class PublicPredictions:
         return predicted_points(fed.predict(trained.params, heard, self.kind)), memory
 
 
-def predicted_points(found: Predictions) -> Points:
-    """The predictions of each client as one vector."""
-    return Points.vectors(found.clients, found.values.flatten(1))
+def predicted_points(predictions: Predictions) -> Points:
+    """The predictions (m, R, classes) of m clients as one vector per client."""
+    return Points.vectors(predictions.clients, predictions.values.flatten(1))

@@ -1,4 +1,4 @@
-"""Coordinates along principal axes: points in many dimensions, written with as few as they span."""
+"""Coordinates along principal axes: points of many dimensions in as few as they span."""
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ def by_gram(gram: Tensor) -> Coordinates:
 
 
 def by_covariance(values: Tensor) -> Coordinates:
-    """The same where there are more points than dimensions, whose Gram matrix would be large."""
+    """(P, e) the same coordinates from the covariance; for more points than dimensions."""
     values = values.detach()
     num_dimensions = values.shape[1]
     mean = values.mean(0, dtype=torch.float64)

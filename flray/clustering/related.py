@@ -1,4 +1,4 @@
-"""What a partition may look at."""
+"""The input of a partition stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from flray.data.dataset import Ids
 
 @dataclass(frozen=True)
 class Related:
-    """What a partition stage is given: m clients, D and R, in the order of points.clients.
+    """Everything a partition may use: m clients, D and R, in the order of points.clients.
 
     >>> import torch
     >>> points = Points.vectors(np.array([4, 6]), torch.tensor([[0.0], [3.0]]))

@@ -1,4 +1,4 @@
-"""Relate: from distances to how strongly clients listen to each other, R (m, m)."""
+"""Relations: from distances D to strengths R (m, m), how much clients learn from each other."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ from flray.values import Unbounded
 
 @dataclass(frozen=True)
 class Threshold:
-    """Clients nearer than γ are neighbours: R = 1 where D < γ, else 0.
+    """Clients nearer than γ are related: R = 1 where D < γ, else 0.
 
     Deviates from FLT's paper, whose Sign(A - γ) has the opposite sense; its code has this one.
     """
@@ -77,12 +77,18 @@ class Similarity:
 
 @dataclass(frozen=True)
 class NoRelation:
-    """Nothing but the distance is looked at."""
+    """No relation: the partition uses D or the points.
+
+    >>> NoRelation()(np.zeros((2, 2))) is None
+    True
+    """
 
     def __call__(self, distance: Matrix) -> None:
+        """None, in the place of R."""
         return None
 
 
 def _median(distance: Matrix) -> float:
+    """The median distance of two clients; 0 if there is one client."""
     between = distance[np.triu_indices(len(distance), 1)]
     return float(np.median(between)) if len(between) else 0.0

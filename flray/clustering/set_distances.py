@@ -1,6 +1,6 @@
 """Distance between clients that sent a set of points each, the same number or not: D (m, m).
 
-Meant for a handful of points a client (k-means centres), compared on the CPU.
+Meant for a handful of points per client (k-means centres), compared on the CPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ LARGEST_REPEATED = 2048  # points a set is repeated to; beyond it one pair takes
 
 @dataclass(frozen=True)
 class MinPair:
-    """The nearest two points, one of each client: FLT as its paper writes it (Alg. 2)."""
+    """Distance of the nearest two points, one of each client: FLT as in its paper (Alg. 2)."""
 
     euclidean: ClassVar[bool] = False
 
@@ -45,7 +45,7 @@ class MinPair:
 
 @dataclass(frozen=True)
 class Matching:
-    """The best pairing of two clients' points: FLT as its code computes it.
+    """Cost of the best pairing of two clients' points: FLT as in its code.
 
     k is the number of pairs, the size of the smaller set: points left over cost nothing, so a set
     is at 0 from each of its subsets.
@@ -67,7 +67,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class Wasserstein:
-    """Order 2, between sets whose points weigh the same; sets of any sizes, solved exactly."""
+    """Wasserstein distance of order 2, solved exactly; all points of a set weigh the same."""
 
     euclidean: ClassVar[bool] = False
 
@@ -141,6 +141,6 @@ def _between_sets(points: Points, of_costs: Callable[[Matrix], Matrix]) -> Matri
 def _blocks(few: Ids, many: Ids, num_costs: int) -> Iterator[tuple[Ids, Ids]]:
     """Every pair of clients once or more, as many at a time as memory allows."""
     length = chunk_length(8 * num_costs * len(many))
-    for place in range(0, len(few), length):
-        # Clients of one size meet themselves: those before `place` have met everybody.
-        yield few[place : place + length], many[place:] if few is many else many
+    for start in range(0, len(few), length):
+        # Clients of one size meet themselves: those before `start` have met everybody.
+        yield few[start : start + length], many[start:] if few is many else many

@@ -1,4 +1,4 @@
-"""What a signature is: what the server learns of each client before it compares them."""
+"""The interface of a signature: what the server learns of each client before comparing them."""
 
 from typing import Protocol
 

@@ -20,8 +20,12 @@ from flray.models.bank import ModelBank, Params, last_layers, num_bytes, stack
 class Statistics:
     """One vector per client: statistics of its unlabelled data, encoded by the run's own model.
 
-    The encoder is the model's `encode`, or the model up to its last linear layer; `encoder` puts
-    one in its place that was pre-trained centrally. Nothing is trained.
+    The encoder is the model's `encode`, or the model up to its last linear layer; `encoder`
+    replaces it by one that was pre-trained centrally. Nothing is trained. Points are (m, s * e) for
+    s numbers per latent and e latents.
+
+    >>> Statistics(statistics=("mean",)).holdout
+    'all'
     """
 
     # Statistics S of the latents that describe a client
@@ -33,11 +37,11 @@ class Statistics:
     holdout: HoldoutImages = "all"
 
     def __post_init__(self) -> None:
-        known = get_args(Statistic)
-        repeated = len(set(self.statistics)) < len(self.statistics)
-        if not self.statistics or repeated or not set(self.statistics) <= set(known):
+        choices = get_args(Statistic)
+        is_repeated = len(set(self.statistics)) < len(self.statistics)
+        if not self.statistics or is_repeated or not set(self.statistics) <= set(choices):
             raise ValueError(
-                f"statistics must be one or more of {', '.join(known)}, each once, "
+                f"statistics must be one or more of {', '.join(choices)}, each once, "
                 f"got {list(self.statistics)}"
             )
 
@@ -79,8 +83,8 @@ def encoder_leaves(names: Iterable[str]) -> frozenset[str]:
     >>> sorted(encoder_leaves(["layers.1.weight", "layers.4.weight"]))
     ['layers.1.weight']
     """
-    every = list(names)
+    leaves = list(names)
     for prefix in ("embedder.encoder.", "classifier.encoder.", "encoder."):
-        if own := frozenset(name for name in every if name.startswith(prefix)):
-            return own
-    return frozenset(every) - last_layers(every, 1)
+        if encoder := frozenset(name for name in leaves if name.startswith(prefix)):
+            return encoder
+    return frozenset(leaves) - last_layers(leaves, 1)

@@ -19,6 +19,9 @@ class Update:
 
     One vector per client, (m, p) for a model with p parameters. Every client is sent its model and
     returns the trained one, which is not kept.
+
+    >>> Update(epochs=2).epochs
+    2
     """
 
     epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
@@ -47,7 +50,11 @@ class Weights:
 
 
 def probe(fed: Federation, bank: ModelBank, cohort: Cohort, epochs: int | None = None) -> Trained:
-    """Train everybody for its update alone: the trained models are not kept."""
+    """Train the cohort from its models; the trained models are returned, but not kept by anybody.
+
+    Args:
+        epochs: None: `train.epochs`.
+    """
     training = fed.training if epochs is None else replace(fed.training, epochs=epochs)
     passing = Cohort(cohort.t, cohort.clients, is_probe=True)
     trained = fed.train(bank, passing, plain_gradient, training=training)
@@ -73,9 +80,9 @@ def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
     sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.nobody.items())}
     any_leaf = next(iter(trained.models.nobody.values()))
     result = any_leaf.new_empty(len(rows), sum(sizes.values()))
-    for places, models in trained.in_parts():
-        start = torch.from_numpy(rows[places]).to(any_leaf.device)
-        columns = torch.split(result[places], list(sizes.values()), dim=1)
+    for positions, models in trained.in_parts():
+        start = torch.from_numpy(rows[positions]).to(any_leaf.device)
+        columns = torch.split(result[positions], list(sizes.values()), dim=1)
         for part, name in zip(columns, sizes, strict=True):
             part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))
     return result

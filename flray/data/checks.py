@@ -1,36 +1,55 @@
-"""Checks of configured values; each message says what was expected and what came."""
+"""Checks of configured values; each message says what was expected and what came.
+
+>>> from types import SimpleNamespace
+>>> check_at_least(SimpleNamespace(clients=0, holdout=None), 1, "holdout", "clients")
+Traceback (most recent call last):
+flray.errors.ExperimentError: clients must be at least 1, got 0
+"""
 
 import os
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from flray.errors import ExperimentError
 
 
-def check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ExperimentError(f"unknown {field} {value!r}; known: {', '.join(choices)}")
+def check_literals(options: object) -> None:
+    """Refuse a value that the `Literal` of its field, or of a tuple's items, does not allow."""
+    for field, hint in get_type_hints(type(options)).items():
+        value = getattr(options, field)
+        is_tuple = get_origin(hint) is tuple
+        item = get_args(hint)[0] if is_tuple else hint
+        choices = get_args(item) if get_origin(item) is Literal else ()
+        for choice in value if is_tuple else (value,):
+            if choices and choice not in choices:
+                raise ExperimentError(f"unknown {field} {choice!r}; known: {', '.join(choices)}")
+
+
+def check_at_least(options: object, least: float, *fields: str) -> None:
+    """Refuse a number below `least`; None, where a field may be None, is allowed."""
+    for field in fields:
+        value = getattr(options, field)
+        if value is not None and not value >= least:
+            raise ExperimentError(f"{field} must be at least {least}, got {value}")
+
+
+def check_positive(field: str, value: float) -> None:
+    """Refuse a number that is not above 0."""
+    if not value > 0:
+        raise ExperimentError(f"{field} must be > 0, got {value}")
 
 
 def check_share(field: str, value: float) -> None:
+    """Refuse a number that is not in [0, 1)."""
     if not 0 <= value < 1:
         raise ExperimentError(f"{field} is a share and must be in [0, 1), got {value}")
 
 
-def check_at_least(field: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ExperimentError(f"{field} must be at least {least}, got {value}")
-
-
-def check_memory(num_images: int, size: int, channels: int = 1) -> None:
+def check_memory(num_images: int, size: int) -> None:
     """Refuse images that could never lie in this machine's memory, before they are drawn."""
-    needed = num_images * channels * size * size  # bytes of uint8
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    needed = num_images * size * size  # bytes of uint8
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
         raise ExperimentError(
             f"{num_images} images of {size}x{size} need {needed / 2**30:,.0f} GiB, this machine "
-            f"has {there / 2**30:,.0f}; lower their number or size"
+            f"has {available / 2**30:,.0f}; lower their number or size"
         )
-
-
-def check_positive(field: str, value: float) -> None:
-    if not value > 0:
-        raise ExperimentError(f"{field} must be > 0, got {value}")

@@ -1,4 +1,4 @@
-"""A dataset: all images in one array, of uint8 or of floats; clients are index arrays into it."""
+"""A dataset: all images in one array; clients are index arrays into it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,13 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Normalization:
-    """x -> (x / 255 - mean) / std, a value per channel; floats are not divided by 255.
+    """What is done to pixels before they reach a model: x -> (x / 255 - mean) / std.
 
-    Mean 0.5 and std 0.5 map the pixels 0 and 255 to -1 and 1.
+    Both have one value per channel. Images of floats are not divided by 255.
+
+    >>> half = Normalization(mean=(0.5,), std=(0.5,))
+    >>> [(x / 255 - half.mean[0]) / half.std[0] for x in (0, 255)]
+    [-1.0, 1.0]
     """
 
     mean: tuple[float, ...]
@@ -24,7 +28,9 @@ class Normalization:
 class Dataset:
     """N images with their labels, in memory: the training part first, then the test part.
 
-    Everything else refers to images by their row, an id in 0..N-1; the arrays are never changed.
+    Datasets of the registry return one from `load()`; `flray.from_tensors` makes one of arrays.
+    Everything else refers to images by their row, an id in 0..N-1, and the arrays are never
+    changed. Who holds which image is not part of the dataset: that is a `Split`.
 
     >>> tiny = Dataset(
     ...     name="tiny",
@@ -41,7 +47,7 @@ class Dataset:
     name: str
     images: NDArray[Any]  # (N, channels, height, width); Any: uint8, or floats as they are
     labels: Ids  # (N,) classes 0..num_classes-1
-    num_train: int  # rows 0..num_train-1 are the training part
+    num_train: int  # rows 0..num_train-1 are the training part, the others the test part
     num_classes: int
     normalization: Normalization
     augment: str = "none"  # none | crop_flip, applied to training batches only
@@ -49,13 +55,13 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
+        """(channels, height, width) of an image."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
     @property
     def largest_pixel(self) -> int:
-        """What pixels are divided by before they are normalised."""
+        """What pixels are divided by before they are normalised: 255 for bytes, 1 for floats."""
         return 255 if self.images.dtype == np.uint8 else 1
 
     @property

@@ -1,6 +1,7 @@
 """Dealing images: the pieces that several splits and test rules share."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -33,32 +34,31 @@ def whole_share(total: int, share: float) -> int:
 
 
 def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
-    """Images for the server, as many of each class; the first classes take the rest.
+    """Images for the server, equally many of each class; the first classes take the rest.
 
-    None of the dataset's images where the server makes its own.
+    Empty if the server makes its own images (`server_from: synthetic`).
     """
     if options.server_from == "synthetic":
         return np.empty(0, np.int64)
-    wanted = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
+    sizes = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
     is_train = options.server_from == "train"
     pool = dataset.train_ids if is_train else dataset.test_ids
     drawn = []
-    for label, num in enumerate(wanted):
-        there = pool[dataset.labels[pool] == label]
-        if num > len(there):
+    for label, (num, images) in enumerate(zip(sizes, images_by_label(dataset, pool), strict=True)):
+        if num > len(images):
             raise ExperimentError(
                 f"server {options.server} needs {num} {options.server_from} images of class "
-                f"{label}, {dataset.name} has {len(there)}; lower server"
+                f"{label}, {dataset.name} has {len(images)}; lower server"
             )
         if is_train:
-            drawn.append(generator(seed, "split.server", label).permutation(there)[:num])
+            drawn.append(generator(seed, "split.server", label).permutation(images)[:num])
         else:
-            drawn.append(there[len(there) - num :])
+            drawn.append(images[len(images) - num :])
     return np.sort(np.concatenate(drawn))
 
 
 def images_of_clients(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
-    """The training images that clients may hold: all but the server's."""
+    """Rows of the training images that clients may hold: all but the server's."""
     return np.setdiff1d(dataset.train_ids, server_images(dataset, options, seed))
 
 
@@ -74,6 +74,11 @@ def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:
 
 
 def known_source(dataset: Dataset, asker: str) -> Ids:
+    """(N,) the source of each image; refuses a dataset that does not know it.
+
+    Args:
+        asker: what needs it, as the message names it.
+    """
     if dataset.source is None:
         raise ExperimentError(
             f"{asker} needs a dataset that knows the source of each image, and {dataset.name} "
@@ -91,6 +96,11 @@ def deal_evenly(images: Ids, num_clients: int, rng: np.random.Generator) -> list
     return np.array_split(rng.permutation(images), num_clients)
 
 
+def images_by_label(dataset: Dataset, pool: Ids) -> list[Ids]:
+    """The images of the pool, a list for each label of the dataset."""
+    return [pool[dataset.labels[pool] == label] for label in range(dataset.num_classes)]
+
+
 def deal_label(images: Ids, num_clients: int, label: int, rng: np.random.Generator) -> list[Ids]:
     """As `deal_evenly`, for clients that must each get some of the label."""
     if len(images) < num_clients:
@@ -99,6 +109,40 @@ def deal_label(images: Ids, num_clients: int, label: int, rng: np.random.Generat
             f"should hold it; lower clients"
         )
     return deal_evenly(images, num_clients, rng)
+
+
+def deal_labels(
+    by_label: list[Ids], num_clients: int, holders: Iterable[tuple[Ids, np.random.Generator]]
+) -> list[Ids]:
+    """Deal the images of each label evenly to the clients that hold it.
+
+    Args:
+        holders: per label, its clients in the order in which they are dealt to, and the generator
+            of the shuffle. Labels are dealt one after another, so labels may share a generator.
+
+    >>> rng = np.random.default_rng(0)
+    >>> hands = deal_labels([np.arange(4)], 3, [(np.array([0, 2]), rng)])
+    >>> [len(hand) for hand in hands]
+    [2, 0, 2]
+    """
+    pieces: list[tuple[int, Ids]] = []
+    for label, (images, (clients, rng)) in enumerate(zip(by_label, holders, strict=True)):
+        if len(clients):
+            slices = deal_label(images, len(clients), label, rng)
+            pieces += zip(clients.tolist(), slices, strict=True)
+    return gather_pieces(num_clients, pieces)
+
+
+def gather_pieces(num_clients: int, pieces: Iterable[tuple[int, Ids]]) -> list[Ids]:
+    """All images of each client from (client, images), in the order of the pieces.
+
+    >>> gather_pieces(2, [(1, np.array([7])), (1, np.array([3]))])[1].tolist()
+    [7, 3]
+    """
+    hands: list[list[Ids]] = [[np.empty(0, np.int64)] for _ in range(num_clients)]
+    for client, images in pieces:
+        hands[client].append(images)
+    return [np.concatenate(hand) for hand in hands]
 
 
 def consecutive_groups(num_clients: int, num_groups: int) -> Ids:

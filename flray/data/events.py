@@ -9,11 +9,11 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from flray.data.checks import check_at_least, check_choice
+from flray.data.checks import check_at_least, check_literals
 from flray.data.dataset import Dataset, Ids
 from flray.data.split import Split
 from flray.errors import ExperimentError
@@ -40,8 +40,8 @@ class Event:
     labels: tuple[tuple[int, int], ...] = ()  # Pairs of labels to swap, with kind: relabel
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, get_args(Kind))
-        check_at_least("round", self.round, 1)
+        check_literals(self)
+        check_at_least(self, 1, "round")
         least = 2 if self.kind == "exchange" else 1
         if len(set(self.clients)) < max(least, len(self.clients)):
             raise ExperimentError(
@@ -61,13 +61,25 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Phases in order: (first round, split), the first from round 1."""
+    """The split of every round of a run: phases of (first round, split), in order of rounds.
+
+    The first phase begins with round 1. All phases have the same examples (`image_ids`, `labels`),
+    so an id means the same in every round; they differ in who holds what and who is absent.
+
+    >>> nothing = np.empty(0, np.int64)
+    >>> split = Split(np.arange(2), np.array([0, 1]), (np.array([0]), np.array([1])),
+    ...               (nothing, nothing), (nothing, nothing))
+    >>> timeline = make_timeline(split, [Event(round=3, kind="exchange", clients=(0, 1))])
+    >>> [timeline.at(t).train[0].tolist() for t in (1, 2, 3)], timeline.changed(3)
+    ([[0], [0], [1]], array([0, 1]))
+    """
 
     phases: tuple[tuple[int, Split], ...]
 
     def at(self, t: int) -> Split:
         """The split of round t, counted from 1."""
-        check_at_least("round", t, 1)
+        if t < 1:
+            raise ExperimentError(f"round must be at least 1, got {t}")
         return self.phases[bisect_right([first for first, _ in self.phases], t) - 1][1]
 
     def changed(self, t: int) -> Ids:
@@ -112,7 +124,7 @@ class _World:
 
 
 def make_timeline(split: Split, events: Sequence[Event]) -> Timeline:
-    """The split of every round; events of one round happen in the order given.
+    """The timeline of a split and its events; events of one round happen in the order given.
 
     Planted groups travel with the data; relabelled data of a group is a group of its own.
     """
@@ -143,19 +155,19 @@ def with_global_test(timeline: Timeline, dataset: Dataset) -> Timeline:
     """
     split = timeline.at(1)
     base = int(max(split.labels.max(), dataset.labels.max())) + 1
-    own = split.image_ids * base + split.labels
-    wanted = dataset.test_ids * base + dataset.labels[dataset.test_ids]
-    table = _grown(own, wanted)
+    old = split.image_ids * base + split.labels
+    tested = dataset.test_ids * base + dataset.labels[dataset.test_ids]
+    table = _grown(old, tested)
     order = np.argsort(table)
     image_ids, labels = np.divmod(table, base)
-    global_test = np.sort(order[np.searchsorted(table, wanted, sorter=order)])
+    global_test = np.sort(order[np.searchsorted(table, tested, sorter=order)])
     phases = (
         replace(
             phase,
             image_ids=image_ids,
             labels=labels,
             global_test=global_test,
-            num_global_only=len(table) - len(own),
+            num_global_only=len(table) - len(old),
         )
         for _, phase in timeline.phases
     )
@@ -164,6 +176,7 @@ def with_global_test(timeline: Timeline, dataset: Dataset) -> Timeline:
 
 
 def _check_fits(event: Event, num_clients: int, num_labels: int) -> None:
+    """Refuse clients and labels that the split does not have."""
     for client in event.clients:
         if not 0 <= client < num_clients:
             raise ExperimentError(
@@ -179,6 +192,7 @@ def _check_fits(event: Event, num_clients: int, num_labels: int) -> None:
 
 
 def _first_world(split: Split, in_time: list[Event], num_labels: int) -> _World:
+    """The world of round 1: clients whose first event is a join are absent."""
     first: dict[int, str] = {}
     for event in in_time:
         for client in event.clients:
@@ -192,6 +206,7 @@ def _first_world(split: Split, in_time: list[Event], num_labels: int) -> _World:
 
 
 def _happen(event: Event, world: _World) -> _World:
+    """The world after an event."""
     if event.kind == "join" or event.kind == "leave":
         return replace(world, absent=_absent_after(event, world.absent))
     hands = list(world.hands)
@@ -208,6 +223,7 @@ def _happen(event: Event, world: _World) -> _World:
 
 
 def _absent_after(event: Event, absent: frozenset[int]) -> frozenset[int]:
+    """The absent clients after a join or leave; refuses a client that is there, or is not."""
     named = frozenset(event.clients)
     wrong = named - absent if event.kind == "join" else named & absent
     if wrong:
@@ -223,9 +239,9 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
     """The split of each world, all over one table of examples that begins with the split's own."""
     hands = list(dict.fromkeys(hand for world in worlds for hand in world.hands))
     num_labels = len(hands[0].labels)
-    own = split.image_ids * num_labels + split.labels
+    old = split.image_ids * num_labels + split.labels
     keys = {hand: _keys(split, hand) for hand in hands if hand.is_changed}
-    table = _grown(own, np.concatenate([own[:0], *(key for k in keys.values() for key in k)]))
+    table = _grown(old, np.concatenate([old[:0], *(key for k in keys.values() for key in k)]))
     order = np.argsort(table)
 
     def examples(hand: _Hand) -> list[Ids]:
@@ -233,7 +249,7 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
             return _parts(split, hand)
         return [np.sort(order[np.searchsorted(table, k, sorter=order)]) for k in keys[hand]]
 
-    held = {hand: examples(hand) for hand in hands}
+    parts = {hand: examples(hand) for hand in hands}
     number = _group_numbers(split, hands)
     image_ids, labels = np.divmod(table, num_labels)
     return [
@@ -241,9 +257,9 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
             split,
             image_ids=image_ids,
             labels=labels,
-            train=tuple(held[hand][0] for hand in world.hands),
-            validation=tuple(held[hand][1] for hand in world.hands),
-            test=tuple(held[hand][2] for hand in world.hands),
+            train=tuple(parts[hand][0] for hand in world.hands),
+            validation=tuple(parts[hand][1] for hand in world.hands),
+            test=tuple(parts[hand][2] for hand in world.hands),
             groups=None if number is None else np.array([number[hand] for hand in world.hands]),
             absent=np.array(sorted(world.absent), np.int64),
         )
@@ -252,6 +268,7 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
 
 
 def _parts(split: Split, hand: _Hand) -> list[Ids]:
+    """Training, validation and test examples of the hand, with their original labels."""
     return [part[hand.origin] for part in (split.train, split.validation, split.test)]
 
 
@@ -278,12 +295,12 @@ def _group_numbers(split: Split, hands: list[_Hand]) -> dict[_Hand, int] | None:
         return None
     planted = split.groups.tolist()
     same = tuple(range(len(hands[0].labels)))
-    known = {(group, same): group for group in planted}
+    number_of_kind = {(group, same): group for group in planted}
     new = itertools.count(max(planted) + 1)
     numbers = {}
     for hand in hands:
         kind = (planted[hand.origin], hand.labels)
-        if kind not in known:
-            known[kind] = next(new)
-        numbers[hand] = known[kind]
+        if kind not in number_of_kind:
+            number_of_kind[kind] = next(new)
+        numbers[hand] = number_of_kind[kind]
     return numbers

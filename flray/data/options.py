@@ -1,12 +1,12 @@
 """The fields that all datasets share, and those that all splits share."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, check_choice, check_share
+from flray.data.checks import check_at_least, check_literals, check_share
 from flray.data.dataset import Normalization
 from flray.errors import ExperimentError
 
@@ -27,8 +27,7 @@ class PixelOptions:
     augment: Augment = "none"
 
     def __post_init__(self) -> None:
-        check_choice("normalize", self.normalize, get_args(Normalize))
-        check_choice("augment", self.augment, get_args(Augment))
+        check_literals(self)
 
     def normalization(self, standard: Normalization) -> Normalization:
         """The normalization asked for; `standard` is the dataset's own mean and std."""
@@ -79,34 +78,27 @@ class PartOptions:
     holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
 
     def __post_init__(self) -> None:
+        check_literals(self)
         check_share("validation", self.validation)
         check_share("test_fraction", self.test_fraction)
-        check_choice("test", self.test, get_args(TestRule))
-        check_at_least("server", self.server, 0)
-        check_choice("server_from", self.server_from, get_args(ServerSource))
-        check_at_least("holdout", self.holdout, 0)
-        self._check_test()
+        check_at_least(self, 0, "server", "holdout")
+        check_at_least(self, 1, "test_size")
+        if self.test == "own_split" and self.validation + self.test_fraction >= 1:
+            raise ExperimentError(
+                f"validation + test_fraction must be below 1, or nothing is left to train on; "
+                f"got {self.validation} + {self.test_fraction}"
+            )
+        if self.test_size is not None and self.test != "proportional":
+            raise ExperimentError(
+                f"test_size only means something with test: proportional, got test: {self.test}; "
+                f"leave test_size out"
+            )
 
     def check_somebody_trains(self, num_clients: int) -> None:
         if self.holdout >= num_clients:
             raise ExperimentError(
                 f"holdout must be smaller than clients, or nobody trains; "
                 f"got holdout {self.holdout} of {num_clients} clients"
-            )
-
-    def _check_test(self) -> None:
-        if self.test == "own_split" and self.validation + self.test_fraction >= 1:
-            raise ExperimentError(
-                f"validation + test_fraction must be below 1, or nothing is left to train on; "
-                f"got {self.validation} + {self.test_fraction}"
-            )
-        if self.test_size is None:
-            return
-        check_at_least("test_size", self.test_size, 1)
-        if self.test != "proportional":
-            raise ExperimentError(
-                f"test_size only means something with test: proportional, got test: {self.test}; "
-                f"leave test_size out"
             )
 
 
@@ -117,6 +109,6 @@ class SplitOptions(PartOptions):
     clients: int = field(kw_only=True)  # Number of clients M
 
     def __post_init__(self) -> None:
-        check_at_least("clients", self.clients, 1)
+        check_at_least(self, 1, "clients")
         super().__post_init__()
         self.check_somebody_trains(self.clients)

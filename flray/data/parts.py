@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,26 +36,6 @@ class Deal:
     kinds: Ids | None = None  # (N,) clients are tested on kinds they train on; None: the labels
     views: Ids | None = None  # (M,) how a client sees its images; 0: as they are in the dataset
     render: Render | None = None  # makes the images of the other views
-
-
-@runtime_checkable
-class Views(Protocol):
-    """A split whose clients see images in ways of their own."""
-
-    def deal(self, dataset: Dataset, seed: int) -> Deal:
-        """The deal of this seed, with `views` and `render`."""
-        ...
-
-
-def seen_alike(
-    options: Views, dataset: Dataset, rows: Ids, seed: int
-) -> tuple[Ids, list[NDArray[np.uint8]]]:
-    """The same images in each view that clients have, and (M,) which of them a client has."""
-    deal = options.deal(dataset, seed)
-    if deal.views is None or deal.render is None:
-        return np.zeros(len(deal.owned), np.int64), [dataset.images[rows]]
-    views, place = np.unique(deal.views, return_inverse=True)
-    return place, [deal.render(int(view), rows) for view in views]
 
 
 @dataclass(frozen=True)

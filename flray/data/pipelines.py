@@ -44,7 +44,14 @@ _NOISE_STD = np.float32(0.1)
 def apply_pipeline(
     name: Pipeline, images: NDArray[np.uint8], rows: Ids, seed: int
 ) -> NDArray[np.uint8]:
-    """The images in this pipeline; the noise of an image depends on its row and the seed only."""
+    """The images (n, channels, height, width) after this pipeline.
+
+    Args:
+        rows: (n,) their rows in the dataset, of which and of the seed the noise is a function.
+
+    >>> apply_pipeline("invert", np.array([[[[0, 200]]]], np.uint8), np.array([0]), seed=0).tolist()
+    [[[[255, 55]]]]
+    """
     pixels: Pixels = images.astype(np.float32) / np.float32(255)
     changed = _noise(pixels, rows, seed) if name == "noise" else _CHANGES[name](pixels)
     stored: NDArray[np.uint8] = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
@@ -113,8 +120,9 @@ def _hue(x: Pixels) -> Pixels:
         np.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
     ) + np.float32(6 * _HUE_SHIFT)
     # A channel falls from value to value - chroma as the hue goes away from its colour.
-    place = [(hue + first) % 6 for first in (5, 3, 1)]
-    return np.stack([value - chroma * np.clip(np.minimum(k, 4 - k), 0, 1) for k in place], axis=1)
+    distances = [(hue + first) % 6 for first in (5, 3, 1)]
+    falls = [np.clip(np.minimum(k, 4 - k), 0, 1) for k in distances]
+    return np.stack([value - chroma * fall for fall in falls], axis=1)
 
 
 def _brightness_contrast(x: Pixels) -> Pixels:

@@ -20,7 +20,15 @@ NORMALISED_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Examples:
-    """All examples of a split on one device; batches are gathered by example id."""
+    """All examples of a split on one device; batches are gathered by example id.
+
+    >>> images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    >>> ids, labels, one = torch.tensor([1, 0]), torch.tensor([7, 8]), torch.ones(1, 1, 1)
+    >>> examples = Examples(images, ids, labels, mean=0 * one, std=one, augment="none")
+    >>> x, y = examples.batch(torch.tensor([0]))  # example 0 is image 1 with label 7
+    >>> x.flatten().tolist(), y.tolist()
+    ([1.0], [7])
+    """
 
     images: Tensor  # (N, channels, height, width) uint8, or floats of the user's own
     image_ids: Tensor  # (R,)
@@ -68,6 +76,7 @@ def _rows(images: Tensor, ids: Tensor) -> Tensor:
 def place_examples(
     dataset: Dataset, split: Split, device: torch.device, dtype: torch.dtype
 ) -> Examples:
+    """Copy the images of dataset and split to a device; batches are computed in `dtype`."""
     per_channel = (-1, 1, 1)
     images = tensor_over(dataset.images).to(device)
     if split.new_images is not None:
@@ -93,15 +102,23 @@ def tensor_over(array: NDArray[Any]) -> Tensor:
 
 
 def crop_flip(pixels: Tensor, keys: Tensor) -> Tensor:
-    """Reflect-pad by PAD, crop back to size at a random place, flip half of them left to right.
+    """Pad images by PAD pixels, crop them back to size at random, and flip half of them.
 
-    pixels (clients, B, channels, height, width); what happens to an image depends on its client's
-    key and its place in the batch, so padding a batch changes nothing for the others.
+    What happens to an image is a function of its client's key and its position in the batch, so
+    padding a batch changes nothing for the others.
+
+    Args:
+        pixels: (clients, B, channels, height, width); the result has the same shape.
+        keys: (clients,) integers, a new one for each step.
+
+    >>> pixels = torch.arange(64).view(1, 1, 1, 8, 8)
+    >>> crop_flip(pixels, torch.tensor([3])).shape
+    torch.Size([1, 1, 1, 8, 8])
     """
     num_clients, batch, channels, height, width = pixels.shape
-    place = torch.arange(batch, device=pixels.device)
+    position = torch.arange(batch, device=pixels.device)
     draws = counter_hash(
-        keys[:, None, None], place[:, None] * 3 + torch.arange(3, device=keys.device)
+        keys[:, None, None], position[:, None] * 3 + torch.arange(3, device=keys.device)
     )
     down, right = draws[..., :2].remainder(2 * PAD + 1).unbind(-1)  # (clients, B) each
     flip = draws[..., 2].remainder(2)

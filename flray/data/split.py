@@ -17,10 +17,11 @@ Part = Literal["test", "validation", "global"]  # what a client's model is judge
 class Split:
     """R examples and the clients that hold them, for training, validation and test.
 
-    An example is an image together with the label its owner sees, so that two clients may disagree
-    about one image (`label_swap`). Clients are numbered 0..M-1. Images are those of the dataset,
-    followed by those the split made out of them (`rotation`, `image_shift`) and those that the
-    server made from random numbers (`server_from: synthetic`).
+    Splits of the registry return one from `split(dataset, seed)`. An example is an image together
+    with the label its owner sees, so that two clients may disagree about one image (`label_swap`).
+    Clients are numbered 0..M-1. A client's parts are ascending ids of examples and do not overlap.
+    Images are those of the dataset, followed by those the split made out of them (`rotation`,
+    `image_shift`) and those that the server made from random numbers (`server_from: synthetic`).
 
     >>> nothing = np.empty(0, np.int64)
     >>> split = Split(
@@ -86,8 +87,8 @@ class Split:
     def label_counts(self, clients: Ids) -> Ids:
         """(K, labels) how many training examples of each label each of the clients holds."""
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
-        own = (self.labels[self.train[i]] for i in clients)
-        return np.stack([np.bincount(labels, minlength=num_labels) for labels in own])
+        labels = (self.labels[self.train[i]] for i in clients)
+        return np.stack([np.bincount(row, minlength=num_labels) for row in labels])
 
     @cached_property
     def has_label_groups(self) -> bool:
@@ -96,9 +97,9 @@ class Split:
         That is so where a client that may train holds less than half of the labels of another
         (FLIS, Fig. 3), and not where all hold the same set, or lack a label by chance.
         """
-        held = np.unique(self.label_counts(self.clients) > 0, axis=0)  # (sets, labels)
-        held = held[held.any(1)]
-        return any(bool((2 * (held & own).sum(1) < own.sum()).any()) for own in held)
+        sets = np.unique(self.label_counts(self.clients) > 0, axis=0)  # (sets, labels)
+        sets = sets[sets.any(1)]
+        return any(bool((2 * (sets & one).sum(1) < one.sum()).any()) for one in sets)
 
     def part_of(self, client: int, part: Part) -> Ids:
         """The examples that a client's model is judged on: its own, or the global test set."""
@@ -107,8 +108,11 @@ class Split:
         return self.test[client] if part == "test" else self.validation[client]
 
     def original_rows(self, num_images: int) -> Ids:
-        """(R,) the row of dataset.images, of which there are `num_images`, behind each example; -1
-        where there is none."""
+        """(R,) the row of dataset.images that each example was made from; -1: from none.
+
+        Args:
+            num_images: number of images in the dataset.
+        """
         if self.origin is None:
             return self.image_ids
         return np.concatenate([np.arange(num_images), self.origin])[self.image_ids]
@@ -126,10 +130,10 @@ class Split:
         sha = hashlib.sha256()
         for array in parts:
             _add_to_hash(sha, array)
-        for name, some in (("absent", self.absent), ("origin", self.origin)):
-            if some is not None and len(some):
+        for name, optional in (("absent", self.absent), ("origin", self.origin)):
+            if optional is not None and len(optional):
                 sha.update(name.encode())
-                _add_to_hash(sha, some)
+                _add_to_hash(sha, optional)
         if self.new_images is not None:
             sha.update(b"new_images" + np.array(self.new_images.shape, dtype="<i8").tobytes())
             sha.update(np.ascontiguousarray(self.new_images).tobytes())
@@ -137,5 +141,6 @@ class Split:
 
 
 def _add_to_hash(sha: "hashlib._Hash", array: Ids) -> None:
+    """Add the length and the values, in the same bytes on every machine."""
     sha.update(np.int64(array.size).tobytes())
     sha.update(np.ascontiguousarray(array, dtype="<i8").tobytes())

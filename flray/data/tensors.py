@@ -1,6 +1,7 @@
-"""A dataset of the user's own tensors or arrays."""
+"""Datasets of tensors or arrays in memory: `flray.from_tensors`."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +20,14 @@ def from_tensors(
 ) -> Dataset:
     """A dataset of images and labels that are in memory, as tensors or arrays.
 
-    Images are (N, channels, height, width), (N, height, width) or (N, features). Bytes are divided
-    by 255, floats reach the model as they are. Without a test part every split must cut one off
-    (`split.test=own_split`).
+    Bytes are divided by 255, floats reach the model as they are. Without a test part every split
+    must cut one off (`split.test=own_split`).
+
+    Args:
+        x_train: (N, channels, height, width), (N, height, width) or (N, features).
+        y_train: (N,) whole numbers from 0.
+        x_test: images of the same shape. None: there is no test part.
+        y_test: their labels.
 
     >>> data = from_tensors(torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 1]))
     >>> data.image_shape, data.num_classes, data.num_train
@@ -54,8 +60,13 @@ def digest_of(dataset: Dataset) -> str:
     return sha.hexdigest()
 
 
-def _images(given: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
-    array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+def _array(values: ArrayLike) -> NDArray[Any]:  # Any: of any kind of number
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+
+
+def _images(values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
+    """(N, channels, height, width), bytes as they are and other numbers as float32."""
+    array = _array(values)
     if array.ndim == 2:
         array = array[:, None, None]
     if array.ndim == 3:
@@ -68,8 +79,8 @@ def _images(given: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
-def _labels(given: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+def _labels(values: ArrayLike) -> NDArray[np.int64]:
+    array = _array(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
         raise ExperimentError(
             f"labels must be whole numbers from 0, one for each image, got {array.dtype} of the "

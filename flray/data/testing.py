@@ -8,17 +8,22 @@ kind]` counts a client's training images; `images[kind]` are the test images of 
 import numpy as np
 
 from flray.data.dataset import Ids
-from flray.data.dealing import largest_remainder
+from flray.data.dealing import gather_pieces, largest_remainder
 from flray.data.options import PartOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
 
 def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
-    """The test images of each client, by the rule `options.test` names."""
-    there = np.array([len(ids) for ids in images])
+    """The test images of each client, by the rule `options.test` names.
+
+    Args:
+        trained: (M, kinds) training images of each client and kind.
+        images: per kind, the test images.
+    """
+    available = np.array([len(ids) for ids in images])
     for client, row in enumerate(trained):
-        if not there[row > 0].any():
+        if not available[row > 0].any():
             raise ExperimentError(
                 f"client {client} would have no test data: the dataset has no test images of the "
                 "labels it trains on; set split.test=own_split, which takes split.test_fraction of "
@@ -40,7 +45,7 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
     Disjoint, and every image of a kind somebody trains on is given out. A client that rounding
     leaves with nothing shares one image of the kind it trains on most.
     """
-    slices: list[list[Ids]] = [[] for _ in trained]
+    slices: list[tuple[int, Ids]] = []
     for kind, ids in enumerate(images):
         if not trained[:, kind].any():
             continue
@@ -48,9 +53,8 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
         order = rng.permutation(len(trained))  # or the first clients would win every rounding
         sizes = largest_remainder(len(ids), trained[order, kind])
         pieces = np.split(rng.permutation(ids), np.cumsum(sizes)[:-1])
-        for client, piece in zip(order, pieces, strict=True):
-            slices[client].append(piece)
-    tested = [np.concatenate(pieces) for pieces in slices]
+        slices += zip(order.tolist(), pieces, strict=True)
+    tested = gather_pieces(len(trained), slices)
     for client, ids in enumerate(tested):
         if len(ids) == 0:
             tested[client] = _one_image(
@@ -81,6 +85,7 @@ def proportional_sample(
 
 
 def _one_image(trained: Ids, images: list[Ids], rng: np.random.Generator) -> Ids:
-    there = np.array([len(ids) > 0 for ids in images])
-    most = int(np.argmax(np.where(there, trained, 0)))
+    """An image of the kind that the client trains on most, of those with test images."""
+    is_available = np.array([len(ids) > 0 for ids in images])
+    most = int(np.argmax(np.where(is_available, trained, 0)))
     return rng.permutation(images[most])[:1]

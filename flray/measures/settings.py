@@ -6,10 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from flray.data.similar import Robustness
 from flray.data.split import Part
 from flray.engines.training import Training
+from flray.measures import MEASURES
 from flray.measures.drift import Drift
+from flray.measures.measure import Measure
+from flray.measures.robustness import Robustness
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,17 @@ class Evaluation:
     def parts(self) -> tuple[Part, ...]:
         """What each client's model is judged on."""
         return ("test", "validation", "global") if self.on == "global" else ("test", "validation")
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What is measured of clusterings: measures without a key here, and those whose key is set.
+
+        >>> [type(measure).__name__ for measure in Evaluation(similarity=True).measures]
+        ['LabelSets', 'PlantedGroups', 'LabelSimilarity']
+        """
+        settings = {name: getattr(self, name, True) for name in MEASURES}
+        chosen = {name: setting for name, setting in settings.items() if setting}
+        return tuple(MEASURES[name]() if set_ is True else set_ for name, set_ in chosen.items())
 
     def tuning(self, training: Training) -> Training | None:
         """How models are fine-tuned in an experiment that trains so; None: they are not."""

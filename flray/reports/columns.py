@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from numbers import Real
 
 from flray import columns as recorded
+from flray.columns import Column
+from flray.measures import MEASURE_COLUMNS
 
 MISSING = "–"
 TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
@@ -22,31 +23,15 @@ MEASURED = (
         recorded.CLIENTS_REACHING_TARGET,
     ),
     *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
-    *(CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN, *recorded.CORRELATIONS),
-    *(recorded.UNIFORMITY, recorded.ROBUSTNESS, recorded.CLIENT_STEPS, recorded.SECONDS),
+    *(CLUSTERING_ERROR, *(key for key, column in MEASURE_COLUMNS.items() if column.is_main)),
+    *(recorded.CLIENT_STEPS, recorded.SECONDS),
 )
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    short: str = ""  # for tables in the terminal; "": the title
-    scale: float = 1.0  # from what is recorded to what is shown
-    unit: str = ""
-    decimals: int = 2  # 0: a count, whose mean has one
-    group: str = ""  # heading above several columns
-
-    @property
-    def label(self) -> str:
-        """For an axis."""
-        return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
 def _percent(title: str, short: str = "") -> Column:
     return Column(title, short, 100.0, "%")
 
 
-_HALF, _SAME, _ALIKE = "half the labels:", "same labels:", "correlation with"
 COLUMNS = {
     TEST: _percent("test accuracy", "accuracy %"),
     recorded.GLOBAL_ACCURACY_MEAN: _percent("global test accuracy", "global"),
@@ -69,20 +54,7 @@ COLUMNS = {
     recorded.BYTES_DOWN: Column("sent down", "MB down", 1e-6, "MB", 1),
     recorded.SECONDS: Column("seconds", decimals=1),
     CLUSTERING_ERROR: Column("clustering error"),
-    recorded.OVERLAP_FP: Column("false positives", "false pos.", group=_HALF),
-    recorded.OVERLAP_FN: Column("false negatives", "false neg.", group=_HALF),
-    recorded.EQUAL_FP: Column("false positives", "false pos.", group=_SAME),
-    recorded.EQUAL_FN: Column("false negatives", "false neg.", group=_SAME),
-    recorded.LABEL_CORRELATION: Column("correlation with labels", "labels", group=_ALIKE),
-    recorded.DRIFT_CORRELATION: Column("correlation with drift", "drift", group=_ALIKE),
-    recorded.DATA_CORRELATION: Column("correlation with both", "both", group=_ALIKE),
-    recorded.UNIFORMITY: Column("uniformity (eq. 7)", " ", group="uniformity"),
-    recorded.UNIFORMITY_RANDOM: Column(
-        "uniformity of random clusters", "(random)", group="uniformity"
-    ),
-    recorded.UNIFORMITY_LABELS: Column("uniformity by labels", "(of labels)", group="uniformity"),
-    recorded.ROBUSTNESS: Column("robustness"),
-    recorded.ROBUSTNESS_CLIENTS: Column("robustness by client"),
+    **MEASURE_COLUMNS,
 }
 # Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
 _FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")

@@ -5,32 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from flray.columns import (
-    CLUSTERING,
-    CORRELATIONS,
-    ERRORS,
-    ROBUSTNESS,
-    ROBUSTNESS_CLIENTS,
-    ROBUSTNESS_SE,
-    ROUND,
-    UNIFORMITIES,
-)
+from flray.columns import CLUSTERING, ERRORS, ROUND
+from flray.measures import MEASURE_COLUMNS
 from flray.reports.columns import known
 from flray.reports.runs import Experiments, Plain, RunRecord
 from flray.reports.sheets import Fields, Sheet, seed_mean, sheet_of
 
-_ROBUST = (ROBUSTNESS, ROBUSTNESS_CLIENTS)
-_NOTES = {  # of keys of a summary; in a row of rounds.parquet they begin with `clustering_`
-    ERRORS: "False positives and negatives (FLIS, Fig. 3): wrong and missing companions of a "
-    "client, a mean over clients and clusterings, where those with half of its labels, or with the "
-    "same labels, belong to it.",
-    CORRELATIONS: "Correlation (REPA, Fig. 1): of the cosine of two clients' signatures with how "
-    "alike their labels are, their ways to see images, or both.",
-    UNIFORMITIES: "Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one "
-    "cluster are; for as many random clusters, and for k-means of the labels themselves.",
-    _ROBUST: "Robustness (REPA, Alg. 1): how often a client made to resemble one of a cluster "
-    "lands in it, a mean over clusters.",
-}
+# Keys of a summary; in a row of rounds.parquet they begin with `clustering_`.
+_SHOWN = {key: column for key, column in MEASURE_COLUMNS.items() if column.note}
 
 
 def run_sheet(run: RunRecord, drawn: Sequence[int]) -> Sheet | None:
@@ -49,7 +31,7 @@ def experiments_sheet(experiments: Experiments) -> Sheet | None:
 
 
 def _is_measured(numbers: Plain) -> bool:
-    return any(key in numbers for keys in _NOTES for key in keys)
+    return any(key in numbers for key in _SHOWN)
 
 
 def errors_by_round(run: RunRecord) -> pd.DataFrame:
@@ -69,15 +51,15 @@ def _sheet(first: str, rows: Mapping[str, Sequence[Plain]]) -> Sheet | None:
     """A row for each name; None where nothing was measured."""
     cells: dict[tuple[str, str, str], Fields] = {}
     for name, held in rows.items():
-        for key in (key for keys in _NOTES for key in keys):
+        for key, column in _SHOWN.items():
             values = [value for n in held if not math.isnan(value := known(n.get(key)))]
             if values:
                 cells[name, key, "ours"] = seed_mean(values)
-                if key == ROBUSTNESS and len(values) == 1:
-                    cells[name, key, "ours"]["error"] = held[0].get(ROBUSTNESS_SE)
+                if column.error and len(values) == 1:
+                    cells[name, key, "ours"]["error"] = held[0].get(column.error)
     measured = {key for _, key, _ in cells}
-    shown = [key for keys in _NOTES for key in keys if key in measured]
-    notes = [words for keys, words in _NOTES.items() if measured & set(keys)]
+    shown = [key for key in _SHOWN if key in measured]
+    notes = list(dict.fromkeys(_SHOWN[key].note for key in shown))
     if any(cell["error"] is not None for cell in cells.values()):
         has_seeds = any(len(held) > 1 for held in rows.values())
         over = "standard deviation over seeds" if has_seeds else "standard error over clusters"

@@ -24,7 +24,7 @@ from flray.server.loop import Server, packages_of
 
 if TYPE_CHECKING:
     pass  # whose import delays a start
-from flray.runs.preparing import Prepared, draw_module, prepare
+from flray.runs.preparing import Prepared, draw_module, prepare, run_data
 
 
 def build_server(
@@ -73,22 +73,20 @@ def assemble(
 ) -> Server:
     """The server of an experiment over a federation, which experiments alike but for the algorithm
     may share."""
-    settings, drift, dataset = experiment.settings, None, parts.payload.dataset
-    if settings.evaluate.drift is not None:
-        split = experiment.split.build()
-        drift = settings.evaluate.drift.between_clients(split, dataset, settings.seed)
+    settings, payload = experiment.settings, parts.payload
+    data = run_data(experiment, payload.dataset, payload.timeline)
     algorithm = experiment.algorithm.build()
     check_requirements(algorithm, fed)
     return Server(
         algorithm=algorithm,
         fed=fed,
-        timeline=parts.payload.timeline,
+        timeline=payload.timeline,
         evaluation=settings.evaluate,
         num_rounds=settings.rounds,
         directory=directory,
-        facts=facts_of(experiment, parts.payload),
+        facts=facts_of(experiment, payload),
         device=parts.device,
-        drift=drift,
+        measurements=[measure.start(data) for measure in settings.evaluate.measures],
     )
 
 

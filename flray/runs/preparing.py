@@ -11,14 +11,14 @@ from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
 from flray.data.dataset import Dataset
-from flray.data.events import make_timeline, with_global_test
-from flray.data.similar import with_similar
+from flray.data.events import Timeline, make_timeline, with_global_test
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import cohort_size
 from flray.execution.ray_pool import Payload
 from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
+from flray.measures.measure import RunData
 from flray.models.bank import build_seeded
 from flray.randomness import torch_seed
 
@@ -69,10 +69,8 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
-    if settings.evaluate.drift is not None:
-        settings.evaluate.drift.check(experiment.split.build(), dataset, bool(settings.events))
-    if settings.evaluate.robustness is not None:
-        timeline = with_similar(timeline, settings.evaluate.robustness, settings.seed)
+    for measure in settings.evaluate.measures:
+        timeline = measure.prepare(run_data(experiment, dataset, timeline))
     if settings.evaluate.on == "global" and not len(timeline.at(1).global_test):
         raise ExperimentError(
             f"evaluate.on=global needs test images, and the dataset {experiment.dataset.name} has "
@@ -85,6 +83,13 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
     plan = ActorPlan.of(execution.actors, execution.server, num_actors, load)
     return Prepared(payload, plan)
+
+
+def run_data(experiment: Experiment, dataset: Dataset, timeline: Timeline) -> RunData:
+    """The data of the run as measures see it."""
+    settings = experiment.settings
+    split = experiment.split.build()
+    return RunData(split, dataset, timeline, bool(settings.events), settings.seed)
 
 
 def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) -> Load:

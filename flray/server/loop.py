@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Algorithm, Outcome
-from flray.clustering.pipeline import Clustering
-from flray.clustering.points import Matrix
 from flray.columns import (
-    CLUSTERING,
     COHORT_SIZE,
     PARAMS_CHANGE,
     ROUND,
@@ -23,17 +20,13 @@ from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.execution.federation import Cohort, Federation, Meter
 from flray.execution.trained import Trained
+from flray.measures.measure import ClusteringContext, Measurement
 from flray.measures.settings import Evaluation
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter
-from flray.server.clusterings import (
-    drift_row,
-    label_row,
-    record_clusterings,
-    robustness_row,
-)
+from flray.server.clusterings import clustering_row, record_clusterings
 from flray.server.evaluation import RoundRow, evaluate, evaluation_row, score_clients
 from flray.server.summary import summarise_run
 
@@ -86,7 +79,7 @@ class Server:
     should_stop: Callable[[], bool] = never
     stop_after: int | None = None  # a round after which to leave the run unfinished
     recorder: PartRecorder | None = None  # None: the run is whole and ends in its summary
-    drift: Matrix | None = None  # (M, M) how alike clients see images, for `evaluate.drift`
+    measurements: Sequence[Measurement] = ()  # what is measured of clusterings
 
     def run(self) -> bool:
         """Go on from the last checkpoint, or from the start; True when all rounds are done."""
@@ -135,8 +128,7 @@ class Server:
         """
         begun = self.algorithm.init(self.fed)
         self.directory.truncate(0)
-        row = begun.metrics | self._record(0, begun.clusterings)
-        row |= self._measure_clustering(0, begun)
+        row = begun.metrics | self._record_clusterings(0, begun)
         if self.evaluation.last_trained:
             self._score_trained(0, self.fed.initial_bank(), self.fed.clients)()
         saved = Checkpoint(0, begun.state, {"row": row, "counts": dict(self.fed.meter.counts)})
@@ -155,8 +147,7 @@ class Server:
         outcome = self.algorithm.round(state, cohort, fed)
         new = outcome.state
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
-        row |= self._record(t, outcome.clusterings)
-        row |= self._measure_clustering(t, outcome)
+        row |= self._record_clusterings(t, outcome)
         moved: NDArray[np.float64] | None = None
         if self._is_evaluated(t):
             with self.fed.meter.phase("evaluate"):
@@ -187,24 +178,15 @@ class Server:
     def _is_evaluated(self, t: int) -> bool:
         return self.evaluation.is_due(t, self.num_rounds, self.directory.has_clustering)
 
-    def _record(self, t: int, clusterings: Sequence[Clustering]) -> RoundRow:
-        return record_clusterings(self.directory, self.timeline, t, clusterings)
-
-    def _measure_clustering(self, t: int, outcome: Outcome[Any]) -> RoundRow:
-        """What `evaluate` asks for beside of the last clustering after round t."""
+    def _record_clusterings(self, t: int, outcome: Outcome[Any]) -> RoundRow:
+        """Write the clusterings after round t; the columns of the last one."""
+        record_clusterings(self.directory, self.timeline, t, outcome.clusterings)
         if not outcome.clusterings:
             return {}
-        found = outcome.clusterings[-1]
-        row: RoundRow = {}
         split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
-        if self.evaluation.similarity:
-            row |= label_row(found, split, fed)
-        if self.drift is not None:
-            row |= drift_row(found, split, self.drift)
-        if self.evaluation.robustness is not None:
-            options = self.evaluation.robustness
-            row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
-        return {CLUSTERING + name: value for name, value in row.items()}
+        clustering = outcome.clusterings[-1]
+        context = ClusteringContext(clustering, split, fed, self.algorithm, outcome.state)
+        return clustering_row(context, self.measurements)
 
     def _trained(self, t: int, trained: Trained) -> Callable[[], None]:
         """Score the models that clients have just trained; what is to be written of them."""

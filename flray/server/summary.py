@@ -20,8 +20,6 @@ from flray.columns import (
     CLUSTERING_OVERLAPPING,
     CLUSTERS,
     CLUSTERS_OVERLAP,
-    CORRELATIONS,
-    ERRORS,
     EVALUATED,
     GLOBAL_ACCURACY_MEAN,
     GROUND_TRUTH_READS,
@@ -31,9 +29,6 @@ from flray.columns import (
     PARAMS_CHANGE,
     PARAMS_SHA256,
     PART,
-    ROBUSTNESS,
-    ROBUSTNESS_CLIENTS,
-    ROBUSTNESS_SE,
     ROUND,
     ROUND_AFTER_CLUSTERING,
     ROUNDS,
@@ -42,13 +37,13 @@ from flray.columns import (
     SEED,
     SPLIT_SHA256,
     TRAIN_LOSS,
-    UNIFORMITIES,
     USES_GROUND_TRUTH,
     VALIDATION_ACCURACY_MEAN,
     of_one_round,
 )
 from flray.data.events import Timeline
 from flray.errors import ExperimentError
+from flray.measures import MEASURE_COLUMNS
 from flray.measures.scores import ClientScores, partition_scores, rounds_to_target, summarise
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
@@ -170,7 +165,7 @@ def summary_names() -> list[str]:
     evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
-    names |= {*OF_CLUSTERING, *ERRORS}
+    names |= MEASURE_COLUMNS.keys()
     return sorted(names | {name + AFTER for name in AFTER_CLUSTERING})
 
 
@@ -222,20 +217,12 @@ def _megabits(rounds: "pd.DataFrame", until: int, directory: RunDirectory, kind:
     return float(columns.sum().sum() * BITS / num_clients / 1e6)
 
 
-# Columns of a clustering that a summary has too, without their prefix: those of the last one.
-OF_CLUSTERING = (
-    *CORRELATIONS,
-    *UNIFORMITIES,
-    *(ROBUSTNESS, ROBUSTNESS_SE, ROBUSTNESS_CLIENTS),
-)
-
-
 def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
-    """Numbers of the last clustering; errors are means over all, as FLIS's clustering error is."""
-    columns = (name for name in (*OF_CLUSTERING, *ERRORS) if CLUSTERING + name in rounds)
+    """Numbers of the last clustering, or means over all of them (`Column.is_mean`)."""
+    columns = (name for name in MEASURE_COLUMNS if CLUSTERING + name in rounds)
     found = {name: rounds[CLUSTERING + name].dropna() for name in columns}
     row: RoundRow = {
-        name: float(values.mean() if name in ERRORS else values.iloc[-1])
+        name: float(values.mean() if MEASURE_COLUMNS[name].is_mean else values.iloc[-1])
         for name, values in found.items()
         if len(values)
     }

@@ -7,9 +7,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 
 from flray.clustering import checks, distances, gram, set_distances
-from flray.clustering.distances import L1, L2, Cosine, has_compiler
+from flray.clustering.distances import L1, L2, Cosine
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.l1_tiles import l1_in_tiles
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
@@ -244,24 +243,6 @@ def test_vectors_are_asked_for_where_sets_came(distance, _):
 
 def test_only_l2_is_euclidean():
     assert [type(d).__name__ for d in EVERY if d.euclidean] == ["L2"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(2, 1), (130, 5003)])
-def test_l1_in_tiles_is_that_of_pairs(shape, dtype, monkeypatch):
-    """Neither clients nor columns fill whole tiles."""
-    if not has_compiler():
-        pytest.skip("no Triton, or no C compiler")
-    values = torch.from_numpy(np.random.default_rng(7).normal(size=shape)).to(dtype)
-    expected = L1()(vectors(values))
-    found = l1_in_tiles(values.cuda()).cpu().numpy()
-    np.testing.assert_allclose(np.triu(found, 1), np.triu(expected), rtol=1e-11)
-    monkeypatch.setattr(distances, "WORTH_COMPILING", 0)
-    on_gpu = L1()(vectors(values.cuda()))
-    assert_laws(on_gpu)
-    np.testing.assert_allclose(on_gpu, expected, rtol=1e-11)
 
 
 @pytest.mark.gpu

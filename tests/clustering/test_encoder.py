@@ -11,7 +11,9 @@ import torch
 
 from flray.client.embedding import mean_loss
 from flray.clustering import encoder as encoder_module
-from flray.clustering.encoder import Encoder, Epoch, ImageKind, cache_folder
+from flray.clustering.encoder import Encoder, ImageKind
+from flray.clustering.encoder_cache import cache_folder
+from flray.clustering.encoder_training import Epoch
 from flray.data.dataset import Dataset, Normalization
 from flray.data.datasets.digits import Digits
 from flray.data.datasets.synthetic import Synthetic

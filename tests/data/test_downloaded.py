@@ -6,8 +6,7 @@ import pytest
 from flray.data.dataset import Dataset, Normalization
 from flray.data.datasets.cifar_mixes import BESIDE_CIFAR10, SUBSET, Cifar20, Cifar100Subset
 from flray.data.datasets.downloaded import Cifar10, FashionMnist, Mnist
-from flray.data.datasets.mnist_writers import MnistWriters
-from flray.data.datasets.prepared import Cifar100Jpeg, SvhnRecut, Usps
+from flray.data.datasets.prepared import Cifar100Jpeg, MnistWriters, SvhnRecut, Usps
 from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.pathological import Pathological
 

@@ -15,8 +15,7 @@ from scipy.io import savemat
 from flray.data.dataset import Normalization
 from flray.data.datasets.downloaded import Cifar100, Emnist, Svhn
 from flray.data.datasets.femnist import Femnist
-from flray.data.datasets.mnist_writers import MnistWriters
-from flray.data.datasets.prepared import Cifar100Jpeg, SvhnRecut, Usps
+from flray.data.datasets.prepared import Cifar100Jpeg, MnistWriters, SvhnRecut, Usps
 from flray.data.splits.by_writer import ByWriter
 from flray.errors import ExperimentError
 

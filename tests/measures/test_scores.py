@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
+from flray.measures.ground_truth import overlap_errors
 from flray.measures.scores import (
     ClientScores,
-    overlap_errors,
     partition_scores,
     rounds_to_target,
     summarise,

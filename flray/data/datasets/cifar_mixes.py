@@ -5,11 +5,10 @@ is in the authors' code.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from flray.data.checks import check_choice
 from flray.data.dataset import Dataset
 from flray.data.datasets.downloaded import (
     CIFAR10_STANDARD,
@@ -20,27 +19,34 @@ from flray.data.datasets.downloaded import (
 from flray.data.datasets.prepared import Cifar100Jpeg
 from flray.data.options import Normalize, PixelOptions
 
-Files = Literal["cifar100", "cifar100_jpeg"]
-
 BESIDE_CIFAR10 = (11, 20, 22, 31, 37, 51, 54, 65, 86, 90)  # boy, chair, clock, elephant, ...
 SUBSET = (3, 8, 13, 15, 20, 22, 25, 29, 31, 37, 43, 46, 51, 54, 65, 84, 85, 86, 90, 92)
 
 
 @dataclass(frozen=True)
-class Cifar100Subset(PixelOptions):
+class _Cifar100Options(PixelOptions):
+    """Options of datasets with images of CIFAR-100."""
+
+    normalize: Normalize = "half"  # Scale of pixels, as for cifar10 and cifar100
+    # Dataset from which the images of CIFAR-100's classes are taken
+    files: Literal["cifar100", "cifar100_jpeg"] = "cifar100"
+    # Download CIFAR-100, and CIFAR-10 for cifar20, if they are missing from the data folder
+    download: bool = False
+
+    def classes_of_cifar100(self, classes: tuple[int, ...]) -> Dataset:
+        """The images of these classes, which are numbered from 0 in the order given."""
+        is_jpeg = self.files == "cifar100_jpeg"
+        cifar100 = Cifar100Jpeg() if is_jpeg else Cifar100(download=self.download)
+        return classes_of(cifar100.load(), classes)
+
+
+@dataclass(frozen=True)
+class Cifar100Subset(_Cifar100Options):
     """The 20 classes of CIFAR-100 that FLT's foreign encoder (Enc2) for CIFAR-10 has seen."""
-
-    normalize: Normalize = "half"  # Scale of pixels, as for cifar100
-    files: Files = "cifar100"  # Dataset from which the images are taken
-    download: bool = False  # Download CIFAR-100 if it is missing from the data folder
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("files", self.files, get_args(Files))
 
     def load(self) -> Dataset:
         return replace(
-            classes_of(_cifar100(self.files, self.download), SUBSET),
+            self.classes_of_cifar100(SUBSET),
             name="cifar100_subset",
             normalization=self.normalization(CIFAR100_STANDARD),
             augment=self.augment,
@@ -48,40 +54,27 @@ class Cifar100Subset(PixelOptions):
 
 
 @dataclass(frozen=True)
-class Cifar20(PixelOptions):
+class Cifar20(_Cifar100Options):
     """CIFAR-10 and, as classes 10 to 19, ten of CIFAR-100: FLT's Enc1 for CIFAR-10."""
 
-    normalize: Normalize = "half"  # Scale of pixels, as for cifar10
-    files: Files = "cifar100"  # Dataset from which the images of classes 10 to 19 are taken
-    # Download CIFAR-10 and CIFAR-100 if they are missing from the data folder
-    download: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("files", self.files, get_args(Files))
-
     def load(self) -> Dataset:
-        known = Cifar10(download=self.download).load()
-        others = classes_of(_cifar100(self.files, self.download), BESIDE_CIFAR10)
+        cifar10 = Cifar10(download=self.download).load()
+        others = self.classes_of_cifar100(BESIDE_CIFAR10)
         parts = [
             (dataset.images[rows], dataset.labels[rows] + first)
             for train in (True, False)
-            for dataset, first in ((known, 0), (others, known.num_classes))
+            for dataset, first in ((cifar10, 0), (others, cifar10.num_classes))
             for rows in [dataset.train_ids if train else dataset.test_ids]
         ]
         return Dataset(
             name="cifar20",
             images=np.concatenate([images for images, _ in parts]),
             labels=np.concatenate([labels for _, labels in parts]),
-            num_train=known.num_train + others.num_train,
-            num_classes=known.num_classes + others.num_classes,
+            num_train=cifar10.num_train + others.num_train,
+            num_classes=cifar10.num_classes + others.num_classes,
             normalization=self.normalization(CIFAR10_STANDARD),
             augment=self.augment,
         )
-
-
-def _cifar100(files: Files, download: bool) -> Dataset:
-    return (Cifar100Jpeg() if files == "cifar100_jpeg" else Cifar100(download=download)).load()
 
 
 def classes_of(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:

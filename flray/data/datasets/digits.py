@@ -16,13 +16,18 @@ _WHITE = 16  # the largest pixel value of the 8x8 images
 
 @dataclass(frozen=True)
 class Digits(PixelOptions):
-    """1,797 images of 8x8 pixels, resized."""
+    """1,797 images of 8x8 pixels, resized; every fifth image is in the test part.
+
+    >>> dataset = Digits(size=8).load()
+    >>> dataset.images.shape, dataset.num_train
+    ((1797, 1, 8, 8), 1438)
+    """
 
     size: int = 28  # Height and width in pixels; the 8 x 8 images are resized to it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("size", self.size, 8)
+        check_at_least(self, 8, "size")
         check_memory(_NUM_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:

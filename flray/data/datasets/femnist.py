@@ -31,8 +31,7 @@ class Femnist(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shards is not None:
-            check_at_least("shards", self.shards, 1)
+        check_at_least(self, 1, "shards")
 
     def load(self) -> Dataset:
         train, test = self._writers("train"), self._writers("test")

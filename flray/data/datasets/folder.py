@@ -25,14 +25,16 @@ class LabelledImages:
 
 
 def data_folder() -> Path:
+    """The folder of all datasets: FLRAY_DATA, or ~/.cache/flray."""
     return Path(os.environ.get("FLRAY_DATA", "~/.cache/flray")).expanduser()
 
 
 def not_found(name: str, files: str, end: str) -> ExperimentError:
-    """The error of a dataset whose files, as paths below the data folder, are not there.
+    """The error of a dataset whose files are missing.
 
     Args:
-        end: of the message, with its punctuation: what else can be done.
+        files: paths below the data folder.
+        end: end of the message with its punctuation: what else can be done.
     """
     source = "FLRAY_DATA" if "FLRAY_DATA" in os.environ else "the default without FLRAY_DATA"
     return ExperimentError(
@@ -49,15 +51,15 @@ _OF_DAMAGE = (
 
 @contextmanager
 def reading(name: str, files: Path) -> Iterator[None]:
-    """Turn what readers raise of damaged files into an error that names them."""
+    """Within the block, turn what readers raise of damaged files into an error that names them."""
     try:
         yield
     except ExperimentError:
         raise
     except _OF_DAMAGE as cause:
-        told = " ".join(f"{type(cause).__name__}: {cause}".split())
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise ExperimentError(
-            f"dataset {name}: {files} cannot be read ({told}); replace it, or set FLRAY_DATA to "
+            f"dataset {name}: {files} cannot be read ({reason}); replace it, or set FLRAY_DATA to "
             "another folder"
         ) from cause
 

@@ -1,13 +1,13 @@
 """Datasets that are one file NAME.npz each in the folder FLRAY_DATA."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset
-from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD
+from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD, Mnist
 from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found, reading
 from flray.data.options import Normalize, PixelOptions, measured
 from flray.data.resize import bilinear
@@ -15,7 +15,6 @@ from flray.errors import ExperimentError
 
 _USPS_SIZE = 16
 _USPS_IMAGES = 9298
-_KEYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class Usps(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("size", self.size, _USPS_SIZE)
+        check_at_least(self, _USPS_SIZE, "size")
         check_memory(_USPS_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:
-        rows = _rows("usps", ("x_train", "y_train", "x_test", "y_test"))
+        rows = read_rows("usps", ("x_train", "y_train", "x_test", "y_test"))
         resized = [LabelledImages(self._resized(part.images), part.labels) for part in rows]
         return join_rows("usps", resized, 10, self, measured(resized[0].images))
 
@@ -45,9 +44,8 @@ class Cifar100Jpeg(PixelOptions):
     normalize: Normalize = "half"  # Scale of pixels, as for cifar100
 
     def load(self) -> Dataset:
-        return join_rows(
-            "cifar100_jpeg", _rows("cifar100_jpeg", _KEYS), 100, self, CIFAR100_STANDARD
-        )
+        name = "cifar100_jpeg"
+        return join_rows(name, read_rows(name), 100, self, CIFAR100_STANDARD)
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,36 @@ class SvhnRecut(PixelOptions):
     normalize: Normalize = "standard"  # Scale of pixels, as for svhn
 
     def load(self) -> Dataset:
-        return join_rows("svhn_recut", _rows("svhn_recut", _KEYS), 10, self, SVHN_STANDARD)
+        return join_rows("svhn_recut", read_rows("svhn_recut"), 10, self, SVHN_STANDARD)
+
+
+@dataclass(frozen=True)
+class MnistWriters(PixelOptions):
+    """MNIST, image by image, with NIST's number of its writer as the source of an image.
+
+    539 people wrote the training images, 297 others the test images. From QMNIST: Yadav and Bottou
+    2019, arXiv 1905.10498.
+    """
+
+    # Download MNIST if it is missing; mnist_writers.npz must be in the data folder
+    download: bool = False
+
+    def load(self) -> Dataset:
+        writers = read_arrays("mnist_writers", ("train_writer", "test_writer"))
+        dataset = Mnist(self.normalize, self.augment, self.download).load()
+        source = np.concatenate(writers).astype(np.int64)
+        return replace(dataset, name="mnist_writers", source=source)
+
+
+def read_rows(
+    name: str, keys: tuple[str, ...] = ("train_x", "train_y", "test_x", "test_y")
+) -> list[LabelledImages]:
+    """The training rows and the test rows of NAME.npz, images as bytes."""
+    train, train_labels, test, test_labels = read_arrays(name, keys)
+    return [
+        LabelledImages(train.astype(np.uint8, copy=False), train_labels),
+        LabelledImages(test.astype(np.uint8, copy=False), test_labels),
+    ]
 
 
 def read_arrays(name: str, keys: tuple[str, ...]) -> list[NDArray[np.generic]]:
@@ -73,11 +100,3 @@ def read_arrays(name: str, keys: tuple[str, ...]) -> list[NDArray[np.generic]]:
                 f"({', '.join(stored.files)}); replace the file"
             )
         return [stored[key] for key in keys]
-
-
-def _rows(name: str, keys: tuple[str, str, str, str]) -> list[LabelledImages]:
-    train, train_labels, test, test_labels = read_arrays(name, keys)
-    return [
-        LabelledImages(train.astype(np.uint8, copy=False), train_labels),
-        LabelledImages(test.astype(np.uint8, copy=False), test_labels),
-    ]

@@ -19,7 +19,15 @@ _CHUNK = 4096  # images made at a time, which bounds memory
 
 @dataclass(frozen=True)
 class Synthetic(PixelOptions):
-    """Image = prototype of its (group, class) + a smooth field of its own + pixel noise."""
+    """Grey images with planted classes and groups.
+
+    An image is the prototype of its (group, class), plus a smooth field of its own, plus pixel
+    noise. Classes and groups take turns, so both are balanced in both parts.
+
+    >>> dataset = Synthetic(num_train=6, num_test=2, num_classes=2, size=4).load()
+    >>> dataset.images.shape, dataset.labels.tolist()
+    ((8, 1, 4, 4), [0, 1, 0, 1, 0, 1, 0, 1])
+    """
 
     num_classes: int = 10  # Number of classes
     num_train: int = 2000  # Number of training images
@@ -34,14 +42,11 @@ class Synthetic(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("num_classes", "num_train", "size", "num_groups"):
-            check_at_least(field, getattr(self, field), 1)
-        for field in ("num_test", "variation", "noise", "seed"):
-            check_at_least(field, getattr(self, field), 0)
+        check_at_least(self, 1, "num_classes", "num_train", "size", "num_groups")
+        check_at_least(self, 0, "num_test", "variation", "noise", "seed")
         check_memory(self.num_train + self.num_test, self.size)
 
     def load(self) -> Dataset:
-        # Classes and groups take turns, so both are balanced in both parts.
         rows = np.concatenate([np.arange(self.num_train), np.arange(self.num_test)])
         labels = rows % self.num_classes
         groups = rows // self.num_classes % self.num_groups
@@ -65,21 +70,18 @@ class Synthetic(PixelOptions):
 
     def _draw(self, cells: Ids, purpose: str) -> NDArray[np.uint8]:
         """An image (1, size, size) for each cell, a cell being a (group, class)."""
-        coarse = _normal(generator(self.seed, "synthetic.prototypes"), self._num_cells, _COARSE)
+        num_cells = self.num_groups * self.num_classes
+        coarse = _normal(generator(self.seed, "synthetic.prototypes"), num_cells, _COARSE)
         images = np.empty((len(cells), 1, self.size, self.size), np.uint8)
         for start in range(0, len(cells), _CHUNK):
             chunk = cells[start : start + _CHUNK]
             rng = generator(self.seed, purpose, start)
-            own = _normal(rng, len(chunk), _COARSE) * np.float32(self.variation)
-            smooth = bilinear(coarse[chunk] + own, self.size)
+            variation = _normal(rng, len(chunk), _COARSE) * np.float32(self.variation)
+            smooth = bilinear(coarse[chunk] + variation, self.size)
             pixels = smooth + _normal(rng, len(chunk), self.size) * np.float32(self.noise)
             grey = np.clip(np.rint(_GREY + _CONTRAST * pixels), 0, 255)
             images[start : start + _CHUNK, 0] = grey.astype(np.uint8)
         return images
-
-    @property
-    def _num_cells(self) -> int:
-        return self.num_groups * self.num_classes
 
 
 def smooth_images(

@@ -16,11 +16,18 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class ByWriter(PartOptions):
-    """Clients in the order of their writers' numbers.
+    """A client holds all images of one writer; clients are in the order of the writers' numbers.
 
+    Needs a dataset that knows the source of its images: `femnist`, `mnist_writers`, or `synthetic`
+    with groups.
     `own_split` takes a writer's own images of the dataset's test part (FEMNIST), and where that was
     written by other people (MNIST) cuts a share `test_fraction` off the writer's training images.
     The other rules test on other people's images of the labels a client trains on.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4, num_groups=4).load()
+    >>> ByWriter().split(dataset, seed=0).num_train_examples  # 50 images each, 5 for validation
+    array([45, 45, 45, 45])
     """
 
     test: TestRule = "own_split"
@@ -29,9 +36,8 @@ class ByWriter(PartOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("min_samples", self.min_samples, 1)
+        check_at_least(self, 1, "min_samples", "clients")
         if self.clients is not None:
-            check_at_least("clients", self.clients, 1)
             self.check_somebody_trains(self.clients)
 
     def split(self, dataset: Dataset, seed: int) -> Split:
@@ -40,7 +46,7 @@ class ByWriter(PartOptions):
         writers = self._writers(source[pool], dataset.name, seed)
         self.check_somebody_trains(len(writers))
         owned = [pool[source[pool] == writer] for writer in writers]
-        if self.test != "own_split" or not tested_themselves(writers, source[dataset.test_ids]):
+        if self.test != "own_split" or not has_own_tests(writers, source[dataset.test_ids]):
             return cut_parts(Deal(owned), dataset, self, seed)
         rule = replace(self, test="all_of_labels")
         return cut_parts(Deal(owned, kinds=source), dataset, rule, seed)
@@ -48,22 +54,23 @@ class ByWriter(PartOptions):
     def _writers(self, source: Ids, name: str, seed: int) -> Ids:
         writers, num_images = np.unique(source, return_counts=True)
         eligible = writers[num_images >= self.min_samples]
-        wanted = 1 if self.clients is None else self.clients
-        if len(eligible) < wanted:
+        num_needed = 1 if self.clients is None else self.clients
+        if len(eligible) < num_needed:
             raise ExperimentError(
                 f"{name} has {len(eligible)} writers with at least {self.min_samples} training "
-                f"images (min_samples), {wanted} are needed; lower min_samples or clients"
+                f"images (min_samples), {num_needed} are needed; lower min_samples or clients"
             )
         drawn = generator(seed, "split.writers").permutation(eligible)[: self.clients]
         return np.sort(drawn)
 
 
-def tested_themselves(writers: Ids, test_source: Ids) -> bool:
-    """Whether the test part was written by the same people; it must be all of them or nobody."""
-    there = np.isin(writers, test_source)
-    if there.any() and not there.all():
+def has_own_tests(writers: Ids, test_source: Ids) -> bool:
+    """True if the test part was written by the same people; it must be all of them or nobody."""
+    is_tested = np.isin(writers, test_source)
+    if is_tested.any() and not is_tested.all():
         raise ExperimentError(
-            f"writer {writers[~there][0]} has no images in the test part, {there.sum()} other "
-            f"writers have; use test: proportional, or prepare the dataset with a test part for all"
+            f"writer {writers[~is_tested][0]} has no images in the test part, {is_tested.sum()} "
+            "other writers have; use test: proportional, or prepare the dataset with a test part "
+            "for all"
         )
-    return bool(there.any())
+    return bool(is_tested.any())

@@ -7,7 +7,7 @@ import numpy as np
 
 from flray.data.checks import check_at_least, check_positive
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import images_to_deal
+from flray.data.dealing import gather_pieces, images_by_label, images_to_deal
 from flray.data.options import SplitOptions, TestRule
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -17,7 +17,17 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class Dirichlet(SplitOptions):
-    """For each label shares p ~ Dir(alpha) over clients; drawn again until nobody is too small."""
+    """The images of each label are divided among clients in shares p ~ Dir(alpha).
+
+    A client that holds its fair share N/M gets nothing of later labels. All is drawn again until
+    every client has `min_samples` images, at most `max_tries` times.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = Dirichlet(clients=4, alpha=0.5).split(dataset, seed=0)
+    >>> bool((split.num_train_examples >= 9).all())  # 10, less one for validation
+    True
+    """
 
     test: TestRule = "all_of_labels"
     # Concentration α of Dir(α), drawn over the clients for each label; small is skewed
@@ -28,8 +38,7 @@ class Dirichlet(SplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("alpha", self.alpha)
-        check_at_least("min_samples", self.min_samples, 1)
-        check_at_least("max_tries", self.max_tries, 1)
+        check_at_least(self, 1, "min_samples", "max_tries")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         pool = images_to_deal(dataset, self, seed)
@@ -39,7 +48,7 @@ class Dirichlet(SplitOptions):
                 f"{self.min_samples * self.clients} images, there are {len(pool)}; "
                 f"lower min_samples or clients"
             )
-        by_label = [pool[dataset.labels[pool] == label] for label in range(dataset.num_classes)]
+        by_label = images_by_label(dataset, pool)
         for attempt in range(self.max_tries):
             rng = generator(seed, "split.deal", attempt)
             owned = deal_by_dirichlet(by_label, self.clients, self.alpha, rng)
@@ -57,7 +66,7 @@ def deal_by_dirichlet(
 ) -> list[Ids]:
     """One draw: clients that already hold their fair share N/M get nothing of the next label."""
     fair = sum(len(images) for images in by_label) / num_clients
-    hands: list[list[Ids]] = [[] for _ in range(num_clients)]
+    pieces: list[tuple[int, Ids]] = []
     sizes = np.zeros(num_clients, np.int64)
     for images in by_label:
         if len(images) == 0:
@@ -67,7 +76,7 @@ def deal_by_dirichlet(
         takers = np.flatnonzero(sizes < fair)
         p = rng.dirichlet(np.full(len(takers), alpha))
         cuts = (np.cumsum(p)[:-1] * len(images)).astype(np.int64)
-        for client, part in zip(takers, np.split(rng.permutation(images), cuts), strict=True):
-            hands[client].append(part)
-            sizes[client] += len(part)
-    return [np.concatenate([*hand, np.empty(0, np.int64)]) for hand in hands]
+        slices = np.split(rng.permutation(images), cuts)
+        sizes[takers] += [len(ids) for ids in slices]
+        pieces += zip(takers.tolist(), slices, strict=True)
+    return gather_pieces(num_clients, pieces)

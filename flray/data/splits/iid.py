@@ -6,7 +6,7 @@ import numpy as np
 
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import deal_evenly, images_to_deal, known_source
+from flray.data.dealing import deal_evenly, gather_pieces, images_to_deal, known_source
 from flray.data.options import SplitOptions
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -16,15 +16,23 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class Iid(SplitOptions):
-    """With `by_source` client i holds data of source i mod G only, G being all there are."""
+    """All images are shuffled and dealt evenly; sizes differ by at most one.
+
+    With `by_source` client i holds images of source i mod G only, where G is the number of sources
+    in the dataset; the sources are then the planted groups.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> Iid(clients=4).split(dataset, seed=0).num_train_examples  # 50 each, 5 for validation
+    array([45, 45, 45, 45])
+    """
 
     samples_per_client: int | None = None  # Images per client. None: all images are dealt
     by_source: bool = False  # Make the sources (groups of synthetic, writers) the planted groups
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples_per_client is not None:
-            check_at_least("samples_per_client", self.samples_per_client, 1)
+        check_at_least(self, 1, "samples_per_client")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         pool = images_to_deal(dataset, self, seed)
@@ -38,15 +46,14 @@ class Iid(SplitOptions):
         source = known_source(dataset, "by_source")
         sources = np.unique(source[pool])
         groups = np.arange(self.clients) % len(sources)
-        owned = [pool[:0]] * self.clients
-        for group in np.unique(groups):
-            members = np.flatnonzero(groups == group)
+        pieces: list[tuple[int, Ids]] = []
+        for group in np.unique(groups).tolist():
+            members = np.flatnonzero(groups == group).tolist()
             images = pool[source[pool] == sources[group]]
-            hands = self._deal(images, len(members), generator(seed, "split.deal", int(group)))
-            for client, hand in zip(members, hands, strict=True):
-                owned[client] = hand
+            hands = self._deal(images, len(members), generator(seed, "split.deal", group))
+            pieces += zip(members, hands, strict=True)
         kinds = source * dataset.num_classes + dataset.labels
-        return Deal(owned, groups=groups, kinds=kinds)
+        return Deal(gather_pieces(self.clients, pieces), groups=groups, kinds=kinds)
 
     def _deal(self, images: Ids, num_clients: int, rng: np.random.Generator) -> list[Ids]:
         hands = deal_evenly(images, num_clients, rng)

@@ -3,14 +3,14 @@ CIFAR-10). Its lists and sizes are in an appendix we do not have: those here are
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, check_choice, check_positive, check_share
+from flray.data.checks import check_at_least, check_positive, check_share
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import images_to_deal, largest_remainder
+from flray.data.dealing import images_by_label, images_to_deal, largest_remainder
 from flray.data.options import SplitOptions
 from flray.data.parts import Deal, Render, cut_parts
 from flray.data.pipelines import NEED_COLOUR, PIPELINES, Pipeline, apply_pipeline
@@ -27,12 +27,23 @@ _SHARES = 1_000_000  # what a share of 1 is in whole numbers
 
 @dataclass(frozen=True)
 class ImageShift(SplitOptions):
-    """`shared`: client i has pipeline i mod their number, the planted groups; `own`: two of them.
+    """Clients see their images, test images too, through pipelines such as blur or invert.
 
-    Own ones are ordered pairs of different pipelines, drawn without repetition while they last (90
-    of the ten); they have no planted groups. Labels: `skew` gives each client `major_classes` that
-    make up `major_share` of its images, every class to as many clients; `dirichlet` draws a
-    client's shares from Dir(alpha). Skew alone is `form: shared, pipelines: [identity]`.
+    `form: shared` gives client i pipeline i mod their number, which is its planted group. `own`
+    gives each client an ordered pair of different pipelines, drawn without repetition while they
+    last (90 of the ten), and has no planted groups.
+
+    `labels: skew` gives each client `major_classes` that make up `major_share` of its images, every
+    class to as many clients; `dirichlet` draws a client's shares from Dir(alpha). Skew alone is
+    `form: shared, pipelines: [identity]`.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> shift = ImageShift(clients=4, form="shared", pipelines=("identity", "invert"),
+    ...                    samples_per_client=20)
+    >>> split = shift.split(dataset, seed=0)
+    >>> split.groups, split.num_train_examples  # 20 each, 5 for validation
+    (array([0, 1, 0, 1]), array([15, 15, 15, 15]))
     """
 
     validation: float = 0.25
@@ -54,18 +65,9 @@ class ImageShift(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("form", self.form, get_args(Form))
-        check_choice("labels", self.labels, get_args(Labels))
-        check_at_least("samples_per_client", self.samples_per_client, 1)
-        check_at_least("major_classes", self.major_classes, 1)
+        check_at_least(self, 1, "samples_per_client", "major_classes", "max_tries")
         check_share("major_share", self.major_share)
         check_positive("alpha", self.alpha)
-        check_at_least("max_tries", self.max_tries, 1)
-        self._check_pipelines()
-
-    def _check_pipelines(self) -> None:
-        for name in self.pipelines:
-            check_choice("pipelines", name, PIPELINES)
         least = {"shared": 1, "own": 2}[self.form]
         if len(set(self.pipelines)) < max(least, len(self.pipelines)):
             raise ExperimentError(
@@ -77,6 +79,7 @@ class ImageShift(SplitOptions):
         return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """The images of each client, and the view in which it sees them."""
         _check_colours(self.pipelines, dataset)
         owned = self._deal(images_to_deal(dataset, self, seed), dataset, seed)
         is_planted = self.form == "shared" and len(self.pipelines) > 1
@@ -89,11 +92,11 @@ class ImageShift(SplitOptions):
 
     def _views(self, seed: int) -> Ids:
         """A view is (second pipeline) * 10 + (first pipeline), pipeline 0 being the identity."""
-        known = [PIPELINES.index(name) for name in self.pipelines]
+        numbers = [PIPELINES.index(name) for name in self.pipelines]
         if self.form == "shared":
-            choices = np.array(known)
+            choices = np.array(numbers)
         else:
-            pairs = [second * len(PIPELINES) + first for first, second in permutations(known, 2)]
+            pairs = [second * len(PIPELINES) + first for first, second in permutations(numbers, 2)]
             choices = generator(seed, "split.pipelines").permutation(pairs)
         return np.resize(choices, self.clients)
 
@@ -107,21 +110,21 @@ class ImageShift(SplitOptions):
         if self.labels == "iid":
             shuffled = generator(seed, "split.deal").permutation(pool)
             return list(shuffled[: num * self.clients].reshape(self.clients, num))
-        by_label = [pool[dataset.labels[pool] == label] for label in range(classes)]
-        there = np.array([len(images) for images in by_label])
+        by_label = images_by_label(dataset, pool)
+        available = np.array([len(images) for images in by_label])
         for attempt in range(self.max_tries):
             rng = generator(seed, "split.deal", attempt)
             counts = self._draw_counts(classes, rng)
-            if (counts.sum(axis=0) <= there).all():
+            if (counts.sum(axis=0) <= available).all():
                 return deal_counts(by_label, counts, rng)
         raise ExperimentError(
             f"each of {self.max_tries} draws (max_tries) with labels: {self.labels} needs more "
-            f"images of a class than the {there.min()} to {there.max()} there are; "
+            f"images of a class than the {available.min()} to {available.max()} there are; "
             f"lower samples_per_client ({num}) or clients ({self.clients})"
         )
 
     def _draw_counts(self, num_classes: int, rng: np.random.Generator) -> Ids:
-        """(clients, classes)"""
+        """(clients, classes) how many images of each class each client is dealt."""
         num = self.samples_per_client
         if self.labels == "dirichlet":
             p = rng.dirichlet(np.full(num_classes, self.alpha), self.clients)

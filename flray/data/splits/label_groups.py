@@ -2,13 +2,19 @@
 Taskonomy for Non-IID Data", scenarios 1 and 2)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from flray.data.checks import check_at_least, check_choice
+from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import consecutive_groups, deal_label, images_to_deal
+from flray.data.dealing import (
+    consecutive_groups,
+    deal_label,
+    gather_pieces,
+    images_by_label,
+    images_to_deal,
+)
 from flray.data.options import SplitOptions, TestRule
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -21,11 +27,19 @@ _SMALLEST_RING = 3  # with two groups both neighbours are the same group
 
 @dataclass(frozen=True)
 class LabelGroups(SplitOptions):
-    """`disjoint` (scenario 1): equal sets of labels; `ring` (2): neighbours share one label.
+    """Clients of a group hold images of the group's labels; groups are planted.
 
+    `disjoint` (scenario 1) cuts the labels into equal sets; with `ring` (scenario 2) each group has
+    also the first label of the next one.
     Deviates: a label that runs out is split evenly (the authors' code repeats the last training
     image), and neighbouring groups hold different images of the label they share; `overlap` gives
     client j of both groups the same ones, as the authors do.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = LabelGroups(clients=5, scenario="ring").split(dataset, seed=0)
+    >>> (split.label_counts(split.clients) > 0).sum(axis=1), split.groups
+    (array([3, 3, 3, 3, 3]), array([0, 1, 2, 3, 4]))
     """
 
     test: TestRule = "all_of_labels"
@@ -40,9 +54,7 @@ class LabelGroups(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("scenario", self.scenario, get_args(Scenario))
-        least = _SMALLEST_RING if self.scenario == "ring" else 1
-        check_at_least("groups", self.groups, least)
+        check_at_least(self, _SMALLEST_RING if self.scenario == "ring" else 1, "groups")
         if self.overlap and self.scenario != "ring":
             raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
 
@@ -52,16 +64,14 @@ class LabelGroups(SplitOptions):
         sets = label_sets(order, self.groups, int(self.scenario == "ring"))
         most = self._most_per_label(sets.shape[1])
         pool = images_to_deal(dataset, self, seed)
-        hands: list[list[Ids]] = [[] for _ in groups]
-        for label in range(dataset.num_classes):
-            images = pool[dataset.labels[pool] == label]
+        pieces: list[tuple[int, Ids]] = []
+        for label, images in enumerate(images_by_label(dataset, pool)):
             holders = np.flatnonzero((sets == label).any(axis=1)[groups])
             slots = self._slots(holders, groups)
             rng = generator(seed, "split.deal", label)
             slices = deal_label(images, int(slots.max()) + 1, label, rng)
-            for client, slot in zip(holders, slots, strict=True):
-                hands[client].append(slices[slot][:most])
-        owned = [np.concatenate(hand) for hand in hands]
+            pieces += [(i, slices[slot][:most]) for i, slot in zip(holders, slots, strict=True)]
+        owned = gather_pieces(self.clients, pieces)
         return cut_parts(Deal(owned, groups=groups), dataset, self, seed)
 
     def _slots(self, holders: Ids, groups: Ids) -> Ids:
@@ -74,7 +84,7 @@ class LabelGroups(SplitOptions):
     def _most_per_label(self, num_labels: int) -> int | None:
         if self.samples_per_client is None:
             return None
-        check_at_least("samples_per_client", self.samples_per_client, num_labels)
+        check_at_least(self, num_labels, "samples_per_client")
         return self.samples_per_client // num_labels
 
 

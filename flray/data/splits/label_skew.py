@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import deal_label, images_to_deal
+from flray.data.dealing import deal_labels, images_by_label, images_to_deal
 from flray.data.options import SplitOptions, TestRule
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
@@ -16,7 +16,14 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class LabelSkew(SplitOptions):
-    """Client i holds label i mod K and others at random; a label is split among its clients."""
+    """Client i holds label i mod K and others at random; a label is split among its clients.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = LabelSkew(clients=4, share=0.2).split(dataset, seed=0)
+    >>> (split.label_counts(split.clients) > 0).sum(axis=1)  # 20 % of 10 labels
+    array([2, 2, 2, 2])
+    """
 
     test: TestRule = "all_of_labels"
     share: float = 0.2  # Share of the K labels that a client holds, rounded to a whole number
@@ -31,16 +38,12 @@ class LabelSkew(SplitOptions):
         labels_each = max(round(self.share * dataset.num_classes), 1)
         rng = generator(seed, "split.labels")
         sets = skewed_label_sets(self.clients, labels_each, dataset.num_classes, rng)
-        hands: list[list[Ids]] = [[] for _ in range(self.clients)]
-        for label in range(dataset.num_classes):
-            holders = np.flatnonzero((sets == label).any(axis=1))
-            if len(holders) == 0:
-                continue
-            images = pool[dataset.labels[pool] == label]
-            slices = deal_label(images, len(holders), label, generator(seed, "split.deal", label))
-            for client, part in zip(holders, slices, strict=True):
-                hands[client].append(part)
-        return cut_parts(Deal([np.concatenate(hand) for hand in hands]), dataset, self, seed)
+        holders = (
+            (np.flatnonzero((sets == label).any(axis=1)), generator(seed, "split.deal", label))
+            for label in range(dataset.num_classes)
+        )
+        owned = deal_labels(images_by_label(dataset, pool), self.clients, holders)
+        return cut_parts(Deal(owned), dataset, self, seed)
 
 
 def skewed_label_sets(

@@ -19,6 +19,14 @@ class LabelSwap(SplitOptions):
     """An iid deal; group g sees labels 2g and 2g+1 swapped, in training and test alike.
 
     The paper does not name its pairs; its 80 % ceiling for one global model implies disjoint ones.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = LabelSwap(clients=4, groups=2).split(dataset, seed=0)
+    >>> examples = split.train[3]  # client 3 is in group 1, which swaps labels 2 and 3
+    >>> is_two = dataset.labels[split.image_ids[examples]] == 2
+    >>> np.unique(split.labels[examples[is_two]])
+    array([3])
     """
 
     groups: int = 4  # Number of planted groups; group g sees one pair of labels swapped
@@ -27,7 +35,7 @@ class LabelSwap(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("groups", self.groups, 1)
+        check_at_least(self, 1, "groups")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         groups = consecutive_groups(self.clients, self.groups)

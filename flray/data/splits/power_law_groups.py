@@ -22,8 +22,14 @@ _HALVINGS = 100  # of an interval of doubles: more than it has bits
 class PowerLawGroups(SplitOptions):
     """Each group has the next classes in order; its images are dealt in sizes of a power law.
 
+    The groups are planted. See `power_law_sizes` for the sizes.
     `all_of_labels` are all test images of the group's classes, as the authors have it.
     Deviates: their code adds class 0 to the test of the last group, which has fewer classes.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> PowerLawGroups(clients=4, groups=2).split(dataset, seed=0).num_train_examples
+    array([26, 65, 26, 65])
     """
 
     test: TestRule = "all_of_labels"
@@ -31,7 +37,7 @@ class PowerLawGroups(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("groups", self.groups, 1)
+        check_at_least(self, 1, "groups")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         groups = consecutive_groups(self.clients, self.groups)
@@ -58,13 +64,13 @@ def classes_in_order(num_classes: int, num_groups: int) -> Ids:
     >>> classes_in_order(7, 3).tolist()
     [0, 0, 0, 1, 1, 1, 2]
     """
-    each = math.ceil(num_classes / num_groups)
-    if (num_groups - 1) * each >= num_classes:
+    size = math.ceil(num_classes / num_groups)
+    if (num_groups - 1) * size >= num_classes:
         raise ExperimentError(
-            f"groups of {each} consecutive classes use up the {num_classes} classes before the "
+            f"groups of {size} consecutive classes use up the {num_classes} classes before the "
             f"last of {num_groups} groups; choose another number of groups"
         )
-    return np.arange(num_classes) // each
+    return np.arange(num_classes) // size
 
 
 def power_law_sizes(num_images: int, num_clients: int) -> Ids:

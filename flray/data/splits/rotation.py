@@ -18,7 +18,14 @@ from flray.randomness import generator
 
 @dataclass(frozen=True)
 class Rotation(SplitOptions):
-    """An iid deal; group g sees its images, test images too, turned left by degrees[g]."""
+    """An iid deal; group g sees its images, test images too, turned left by degrees[g].
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
+    >>> split = Rotation(clients=4, degrees=(0, 180)).split(dataset, seed=0)
+    >>> split.groups, split.new_images.shape  # clients 2 and 3 see 150 images turned
+    (array([0, 0, 1, 1]), (150, 1, 4, 4))
+    """
 
     # Rotation of each group to the left, in multiples of 90 degrees
     degrees: tuple[int, ...] = (0, 90, 180, 270)
@@ -37,6 +44,7 @@ class Rotation(SplitOptions):
         return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """The images of each client, and the view in which its group sees them."""
         groups = consecutive_groups(self.clients, len(self.degrees))
         turns = np.array([angle // 90 % 4 for angle in self.degrees])
 

@@ -12,13 +12,14 @@ from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Partition, Points
 from flray.columns import CLUSTERING, ERRORS
 from flray.config.experiment import parse_experiment
-from flray.data.similar import Robustness
 from flray.errors import ExperimentError
-from flray.measures.scores import cosines, drift_similarity
+from flray.measures.drift import drift_similarity
+from flray.measures.label_similarity import cosines
+from flray.measures.measure import ClusteringContext
+from flray.measures.robustness import Robustness
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.preparing import prepare
-from flray.server.clusterings import robustness_row
 
 from scenarios import line_federation, ragged_split
 
@@ -45,7 +46,7 @@ def row(place, labels=(0, 0, 0, 1)) -> tuple[dict, Placing]:
     found = Clustering(points.clients, points, L2()(points), None, Partition(np.array(labels)))
     split = replace(ragged_split(), similar=(np.arange(3),) * (4 * OPTIONS.draws))
     algorithm = Placing(place)
-    return robustness_row(algorithm, None, found, fed, split, OPTIONS), algorithm
+    return OPTIONS(ClusteringContext(found, split, fed, algorithm, None)), algorithm
 
 
 class TestRobustness:

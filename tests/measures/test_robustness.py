@@ -5,8 +5,9 @@ import pytest
 
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
-from flray.data.similar import Robustness, noisy_counts, similar_id, with_similar
 from flray.errors import ExperimentError
+from flray.measures.measure import RunData
+from flray.measures.robustness import Robustness, noisy_counts
 from flray.runs.preparing import prepare
 
 from scenarios import TINY
@@ -15,6 +16,7 @@ SPLIT = (
     "split={name: image_shift, form: shared, pipelines: [identity, invert], labels: skew, "
     "clients: 6, samples_per_client: 40, test_size: 60, holdout: 1}"
 )
+EIGHT = Robustness(draws=8)
 DEALT = [SPLIT, "dataset.num_test=600"]
 
 
@@ -28,13 +30,13 @@ def test_they_hold_images_of_the_test_part_of_whom_they_resemble(split) -> None:
     assert len(split.similar) == 8 * split.num_clients
     held = np.concatenate([*split.train, *split.validation])
     for r in split.clients:
-        drawn = [split.trained_on(similar_id(6, 8, r, j)) for j in range(8)]
+        drawn = [split.trained_on(EIGHT.similar_id(6, r, j)) for j in range(8)]
         assert all(np.isin(ids, split.test[r]).all() for ids in drawn)
         assert all(len(np.unique(ids)) == len(ids) >= 15 for ids in drawn)
         assert not np.isin(np.concatenate(drawn), held).any()
         assert len({ids.tobytes() for ids in drawn}) == 8
         assert len({len(ids) for ids in drawn}) > 3  # of different sizes
-    assert all(not len(split.trained_on(similar_id(6, 8, r, 0))) for r in split.holdout)
+    assert all(not len(split.trained_on(EIGHT.similar_id(6, r, 0))) for r in split.holdout)
 
 
 def test_clients_and_digest_are_what_they_would_be_without(split) -> None:
@@ -47,11 +49,12 @@ def test_clients_and_digest_are_what_they_would_be_without(split) -> None:
 def test_without_noise_their_labels_are_those_of_whom_they_resemble() -> None:
     exact = Robustness(draws=2, noise=0.0, smallest=1.0, largest=1.0, least=1)
     experiment = parse_experiment(override(TINY, DEALT))
-    split = with_similar(prepare(experiment).payload.timeline, exact, 0).at(1)
+    timeline = prepare(experiment).payload.timeline
+    split = exact.prepare(RunData(None, None, timeline, has_events=False, seed=0)).at(1)
     for r in split.clients.tolist():
         counts = split.label_counts(np.array([r]))[0]
         for j in range(2):
-            ids = split.trained_on(similar_id(6, 2, r, j))
+            ids = split.trained_on(exact.similar_id(6, r, j))
             found = np.bincount(split.labels[ids], minlength=len(counts))
             np.testing.assert_array_equal(found, counts)  # the test part has twice as many
 
