@@ -49,12 +49,6 @@ class BlockResult:
         params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
         return cls(params, np.empty(len(block.plans)))
 
-    def copy_unmoved(self, block: Block) -> None:
-        """Write the results of clients that take no steps: their first models, and loss 0."""
-        for name, leaf in block.w0.items():
-            self.params[name].copy_(leaf)
-        self.loss[:] = 0
-
     def some(self, part: slice) -> "BlockResult":
         """A part of the clients, over the same memory."""
         return BlockResult({n: leaf[part] for n, leaf in self.params.items()}, self.loss[part])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
-from flray.engines.logged import Logged, logged, means
-from flray.engines.loop import own_generator
-from flray.engines.losses import BatchLoss, second_batch, unpadded_batch
+from flray.engines.loop import train_one_by_one
+from flray.engines.losses import BatchLoss, RecordedGradient, second_batch, unpadded_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, LocalBatch, Training
-from flray.models.bank import Params, load_params, params_of, stack, trainable
+from flray.models.bank import Params, trainable
 from flray.models.classifier import Batch
 from flray.models.dropout import dropout_keys
 
@@ -43,24 +41,16 @@ class Lightning:
         # Lightning would tell of every Trainer which devices it found.
         for name in ("pytorch_lightning", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        trained, losses = [], []
-        told: list[Logged] = []
-        for k, plan in enumerate(block.plans):
-            w0 = {name: leaf[k] for name, leaf in block.w0.items()}
-            memo = {name: leaf[k] for name, leaf in block.memo.items()}
+
+        def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
             local = LocalEquation(plan, self.examples, gradient, w0, memo)
-            with own_generator(plan, self.examples.device), logged(self.module) as values:
+            if plan.num_steps:
                 self._fit(local, training)
-            told.append(values)
-            trained.append({name: leaf.clone() for name, leaf in params_of(self.module).items()})
-            losses.append(local.mean_loss())
-        return BlockResult(stack(trained), np.array(losses), means(told))
+            return local.mean_loss()
+
+        return train_one_by_one(self.module, self.examples.device, block, train_client)
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
-        load_params(self.module, local.w0)
-        if not local.plan.num_steps:
-            return
-        self.module.train()  # Lightning would leave it in evaluation mode
         device = self.examples.device
         package = lightning_of(self.module)
         trainer = package.trainer(
@@ -161,18 +151,14 @@ class LocalEquation(Callback):
             for name, p in parameters.items()
         }
 
-        losses: list[Tensor] = []  # of the calls of grad in this step
-
-        def grad(at: Params, batch: LocalBatch) -> Params:
+        def gradient_at(at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
             if at is w and batch is self.batch:  # Lightning has computed this one
-                found, loss = gradients, self.loss
-            else:
-                found, loss = BatchLoss(pl_module).gradient_at(at, batch)
-            losses.append(loss)
-            return found
+                return gradients, self.loss
+            return BatchLoss(pl_module).gradient_at(at, batch)
 
+        grad = RecordedGradient(gradient_at)
         direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
-        self.losses.append(losses[0].double())
+        self.losses.append(grad.first_loss.double())
         for name, p in parameters.items():
             p.grad = direction[name]
 

@@ -1,7 +1,7 @@
 """The loss of a batch as a function of params, for any LightningModule."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -47,19 +47,28 @@ class BatchLoss(nn.Module):
     def gradient_at(self, w: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
         """Gradient and value of the loss at w, of one client, by plain autograd."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
-        return _differentiate(self.at(leaves, batch), leaves)
-
-    def gradient_here(self, own: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """As `gradient_at` at the module's own parameters, which need not be put in place."""
-        for name, key in batch.keys.items():
-            self.module.get_buffer(name).copy_(key)
-        return _differentiate(self(batch), own)
+        loss = self.at(leaves, batch)
+        wrt = list(leaves.values())
+        gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
 
-def _differentiate(loss: Tensor, leaves: Params) -> tuple[Params, Tensor]:
-    wrt = list(leaves.values())
-    gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True)), loss.detach()
+@dataclass
+class RecordedGradient:
+    """The function `grad` that a hook calls; it records the losses of its calls."""
+
+    gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]]
+    losses: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, at: Params, batch: LocalBatch) -> Params:
+        gradients, loss = self.gradient_at(at, batch)
+        self.losses.append(loss)
+        return gradients
+
+    @property
+    def first_loss(self) -> Tensor:
+        """The loss of the first call, which is reported as the loss of the step."""
+        return self.losses[0]
 
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:

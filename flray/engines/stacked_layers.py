@@ -145,14 +145,7 @@ class Relu:
         y = x.clamp_(min=0)  # x is the output of the layer before and nobody else's
         return y, y
 
-    def backward(
-        self,
-        w: Params,
-        saved: Tensor,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         dx: Tensor = torch.ops.aten.threshold_backward(dy, saved, 0)
         return dx
 
@@ -166,14 +159,7 @@ class MaxPool:
         y, winners = F.max_pool2d(images, self.size, return_indices=True)
         return _channels_last(y, len(x)), (images, winners)
 
-    def backward(
-        self,
-        w: Params,
-        saved: Saved,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         images, winners = saved
         dx = torch.ops.aten.max_pool2d_with_indices_backward(
             dy.flatten(0, 1).permute(0, 3, 1, 2),
@@ -198,14 +184,7 @@ class Flatten:
         channels_first = x.permute(0, 1, 4, 2, 3)
         return channels_first.flatten(2), channels_first.shape
 
-    def backward(
-        self,
-        w: Params,
-        saved: Saved,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         if saved is None:
             return dy
         return dy.view(saved).permute(0, 1, 3, 4, 2).contiguous()
@@ -228,14 +207,7 @@ class Dropout:
         keep = keep.permute(0, 1, 3, 4, 2) if images else keep
         return self._kept(x, keep), keep
 
-    def backward(
-        self,
-        w: Params,
-        saved: Tensor,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         return self._kept(dy, saved)
 
     def _kept(self, x: Tensor, keep: Tensor) -> Tensor:

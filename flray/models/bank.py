@@ -89,6 +89,11 @@ def stack(models: list[Params]) -> Params:
     return {k: torch.stack([m[k] for m in models]) for k in models[0]}
 
 
+def rows_of(leaf: Tensor, rows: Ids) -> Tensor:
+    """(n, ...) a copy of the rows of a leaf (U, ...) at these positions."""
+    return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device))
+
+
 def num_bytes(params: Params, num_models: int) -> int:
     """Bytes of one model out of a stack of num_models."""
     return sum(v.numel() * v.element_size() for v in params.values()) // num_models
@@ -141,9 +146,10 @@ class ModelBank:
 
     def of_clients(self, clients: Ids) -> Params:
         """The clients' models stacked in their order (a copy)."""
-        any_leaf = next(iter(self.params.values()))
-        rows = torch.from_numpy(self.owner[clients]).to(any_leaf.device)
-        return {k: v.index_select(0, rows) for k, v in self.params.items()}
+        return self._rows(self.owner[clients])
+
+    def _rows(self, rows: Ids) -> Params:
+        return {name: rows_of(leaf, rows) for name, leaf in self.params.items()}
 
     def split(self, kinds: Ids) -> "ModelBank":
         """The same models, with a row for each pair of kind and row: clusters that start equal.
@@ -156,10 +162,7 @@ class ModelBank:
             kinds: (M,) usually the cluster of each client.
         """
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
-        any_leaf = next(iter(self.params.values()))
-        rows = torch.from_numpy(pairs[1]).to(any_leaf.device)
-        params = {k: v.index_select(0, rows) for k, v in self.params.items()}
-        return ModelBank(params, owner.reshape(-1))
+        return ModelBank(self._rows(pairs[1]), owner.reshape(-1))
 
     def joined(self, clients: Ids, labels: Ids, members: Ids) -> "ModelBank":
         """The bank in which each of the clients uses the row of a member with the same label.
@@ -175,7 +178,7 @@ class ModelBank:
         owner = self.owner.copy()
         for i in clients:
             owner[i] = self.owner[members[labels[members] == labels[i]][0]]
-        return _without_unused_rows(replace(self, owner=owner))
+        return replace(self, owner=owner).of_some(np.arange(len(owner)))
 
     def of_some(self, clients: Ids) -> "ModelBank":
         """The rows used by `clients`; owners of other clients are undefined.
@@ -189,9 +192,7 @@ class ModelBank:
             return self
         owner = np.zeros_like(self.owner)
         owner[clients] = rows.reshape(-1)
-        any_leaf = next(iter(self.params.values()))
-        keep = torch.from_numpy(used).to(any_leaf.device)
-        return ModelBank({k: v.index_select(0, keep) for k, v in self.params.items()}, owner)
+        return ModelBank(self._rows(used), owner)
 
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""
@@ -201,16 +202,6 @@ class ModelBank:
     def sha256(self) -> str:
         """One hash of all clients' models in id order, however they are stacked."""
         return sha256_of(self.digests(np.arange(len(self.owner))))
-
-
-def _without_unused_rows(bank: ModelBank) -> ModelBank:
-    used, owner = np.unique(bank.owner, return_inverse=True)
-    if len(used) == bank.num_rows:
-        return bank
-    any_leaf = next(iter(bank.params.values()))
-    keep = torch.from_numpy(used).to(any_leaf.device)
-    params = {k: v.index_select(0, keep) for k, v in bank.params.items()}
-    return replace(bank, params=params, owner=owner.astype(np.int64))
 
 
 def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.float64]:
