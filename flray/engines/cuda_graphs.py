@@ -16,10 +16,11 @@ GRAPH_STEPS = 20  # in one CUDA graph
 
 
 class GraphedStep:
-    """Steps recorded as CUDA graphs: one launch instead of hundreds.
+    """Steps recorded as CUDA graphs, so that the CPU launches one graph instead of many kernels.
 
     One graph has a single step, another GRAPH_STEPS of them with the gathering of their batches;
-    both read the number of the next step from the device.
+    both read the number of the next step from the device. They are recorded at the first `start`,
+    and again if a later plan has more steps.
     """
 
     def __init__(self, step: Step) -> None:
@@ -39,8 +40,8 @@ class GraphedStep:
         self.step.start(block, self.buffers)
         for value in self._optimizer_state():
             value.zero_()  # as at the first step
-        for mine, theirs in zip(self.buffers.tensors, plan.tensors, strict=True):
-            mine[:, : plan.num_steps].copy_(theirs)
+        for buffer, values in zip(self.buffers.tensors, plan.tensors, strict=True):
+            buffer[:, : plan.num_steps].copy_(values)
 
     def advance(self, num_steps: int) -> None:
         if self.several is not None:
@@ -80,7 +81,7 @@ class GraphedStep:
         if self.step.optimizer is None:
             return []
         states = self.step.optimizer.state.values()
-        return [each for state in states for each in state.values() if isinstance(each, Tensor)]
+        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 @contextmanager

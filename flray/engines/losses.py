@@ -18,7 +18,18 @@ from flray.models.dropout import dropout_keys
 
 
 class BatchLoss(nn.Module):
-    """Wraps a module so that `functional_call` reaches its loss rather than its forward."""
+    """The mean loss of a module over a batch, as a function of its params.
+
+    Padded examples do not count. It wraps the module so that `functional_call` reaches its loss
+    rather than its forward; modules without `example_losses` are asked for `training_step`.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> loss = BatchLoss(Mlp200((1, 8, 8), 10))
+    >>> w = {name: torch.zeros_like(p) for name, p in loss.module.named_parameters()}
+    >>> batch = LocalBatch(torch.ones(2, 1, 8, 8), torch.tensor([0, 1]), None, {})
+    >>> round(float(loss.at(w, batch)), 4)  # log 10, for ten equally likely classes
+    2.3026
+    """
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
@@ -87,10 +98,10 @@ def second_batch(
 
 
 def unpadded_batch(
-    plan: IndexPlan, place: tuple[int, int], module: nn.Module, examples: Examples
+    plan: IndexPlan, step_and_batch: tuple[int, int], module: nn.Module, examples: Examples
 ) -> LocalBatch:
-    """The batch at the place (step, number in the step) of one client, without padding."""
-    ids = torch.from_numpy(plan.ids[place][plan.mask[place]]).to(examples.device)
-    key = torch.tensor(int(plan.keys[place]), device=examples.device)
+    """One batch of one client, without padding: (number of the step, number in the step)."""
+    ids = torch.from_numpy(plan.ids[step_and_batch][plan.mask[step_and_batch]]).to(examples.device)
+    key = torch.tensor(int(plan.keys[step_and_batch]), device=examples.device)
     x, y = examples.training_batch(ids[None], key[None])
     return LocalBatch(x[0], y[0], None, dropout_keys(module, key))

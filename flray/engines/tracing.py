@@ -43,7 +43,13 @@ NOT_TRACEABLE = (
 
 
 def write_out(module: LightningModule, loss: str) -> Written | None:
-    """The written-out form of one of the module's losses, or None if it is not such a chain."""
+    """The written-out form of one of the module's losses, or None if it is not such a chain.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
+    >>> [type(layer).__name__ for layer in written.layers]
+    ['Flatten', 'Linear', 'Relu', 'Linear']
+    """
     if not hasattr(module, loss) or not all(p.requires_grad for p in module.parameters()):
         return None
     with _mode(module, training=True):
@@ -77,7 +83,7 @@ def _mode(module: LightningModule, training: bool) -> Iterator[None]:
 
 
 def _trace(computation: nn.Module) -> list[fx.Node]:
-    """The nodes of what is computed, none if it cannot be traced."""
+    """The nodes of what is computed; none if it cannot be traced."""
     try:
         with TRACING:
             return list(_Tracer().trace(computation).nodes)
@@ -97,8 +103,8 @@ class _Loss(nn.Module):
         self.loss = loss
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        found: Tensor = getattr(self.module, self.loss)((x, y))
-        return found
+        losses: Tensor = getattr(self.module, self.loss)((x, y))
+        return losses
 
 
 class _Forward(nn.Module):
@@ -251,8 +257,8 @@ FUNCTIONS: dict[Any, Callable[..., list[Layer] | None]] = {  # Any: a function o
 
 def _is_cross_entropy(node: fx.Node, logits: fx.Node, y: fx.Node) -> bool:
     defaults = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None}
-    asked = {**defaults, "label_smoothing": 0.0, **node.kwargs}
-    plain = asked == {**defaults, "label_smoothing": 0.0, "reduction": "none"}
+    options = {**defaults, "label_smoothing": 0.0, **node.kwargs}
+    plain = options == {**defaults, "label_smoothing": 0.0, "reduction": "none"}
     return node.target is F.cross_entropy and node.args == (logits, y) and plain
 
 

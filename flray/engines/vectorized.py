@@ -80,9 +80,9 @@ class Vectorized:
 
         def train_part(first: int) -> None:
             clients = slice(first, first + size)
-            part = block.some(clients)
+            part = block.part(clients)
             plan = StackedPlan.of(part, size, self.examples.device)
-            train_slots(self._step(training, gradient, part), part, plan, result.some(clients))
+            train_slots(self._step(training, gradient, part), part, plan, result.part(clients))
 
         parts = range(0, len(block.plans), size)
         if self.threads == 1 or len(parts) == 1:

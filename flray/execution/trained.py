@@ -145,7 +145,7 @@ class TrainedModels:
 
     def sums(self, terms: Terms) -> Params:
         """Weighted sums, each of which hosts add up of the models they have."""
-        used = np.unique(np.concatenate(terms.places))
+        used = np.unique(np.concatenate(terms.positions))
         questions = {}
         for b in np.unique(self.block[used]):
             slots = np.where(self.block == b, self.slot, -1)

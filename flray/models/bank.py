@@ -19,7 +19,14 @@ Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leadi
 
 
 def params_of(module: LightningModule) -> Params:
-    """What travels between server and client: parameters and persistent float buffers, by name."""
+    """What travels between server and client: parameters and persistent float buffers, by name.
+
+    The tensors share the memory of the module.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> [tuple(leaf.shape) for leaf in params_of(Mlp200((1, 8, 8), 10)).values()]
+    [(200, 64), (200,), (10, 200), (10,)]
+    """
     persistent = module.state_dict(keep_vars=True)
     return {k: v.detach() for k, v in persistent.items() if v.is_floating_point()}
 
@@ -31,7 +38,7 @@ def load_params(module: LightningModule, params: Params) -> None:
 
 
 def trainable(module: LightningModule) -> Params:
-    """The parameters that gradients reach, by name, not copied."""
+    """The parameters that are trained, by name, not copied; those frozen are left out."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -73,7 +80,13 @@ def _layer(name: str) -> str:
 
 
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:
-    """Build a module whose initial weights depend on the seed alone."""
+    """Build a module whose initial weights depend on the seed alone.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> a, b = (build_seeded(lambda: Mlp200((1, 8, 8), 10), seed=3) for _ in range(2))
+    >>> bool((a.layers[1].weight == b.layers[1].weight).all())
+    True
+    """
     # torch's initialisers read the global generator: give them a forked one.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -100,7 +113,7 @@ def num_bytes(params: Params, num_models: int) -> int:
 
 
 def digest(params: Params, row: int) -> str:
-    """SHA-256 of one row's leaves in name order."""
+    """SHA-256 of the leaves of one row, in the order of their names."""
     sha = hashlib.sha256()
     for name in sorted(params):
         sha.update(name.encode())
@@ -117,8 +130,9 @@ def sha256_of(digests: list[str]) -> str:
 class ModelBank:
     """The models of M clients: U distinct ones stacked leaf by leaf, and the row each client uses.
 
-    Clients of a cluster share a row, so memory follows the number of distinct models. A bank is
-    never changed in place: methods return new ones.
+    Clients of a cluster share a row, so memory follows the number of distinct models: one row for
+    FedAvg, one per cluster for FL+HC, one per client for Local. A bank is never changed in place:
+    methods return new ones.
 
     >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, owner=np.array([0, 1, 0]))
     >>> bank.num_rows, bank.bytes_per_model

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.data.dataset import Ids
-from flray.models.bank import Params, rows_of
+from flray.models.bank import Params
 
 Weights = NDArray[np.float64]
 
@@ -31,64 +31,51 @@ ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
 class Terms:
     """V weighted sums over the models of a stack, in fixed point.
 
-    A term is rounded to a multiple of 2^-exponents[leaf][v].
+    Calling it with models, leaves (K, ...), returns integers, leaves (V, ...). A term of sum v is
+    rounded to a multiple of 2^-exponents[leaf][v]; `result` turns sums into numbers again.
 
     >>> terms = Terms((np.array([0, 2]),), (np.array([0.5, 0.25]),), {"w": np.array([3])})
-    >>> terms({"w": torch.tensor([[1.0], [7.0], [0.25]])})["w"]  # 8 (1/2 + 1/16), rounded
+    >>> models = {"w": torch.tensor([[1.0], [7.0], [0.25]])}
+    >>> sums = terms(models)
+    >>> sums["w"]  # 8 (1/2 + 1/16), each term rounded
     tensor([[4]], dtype=torch.int32)
+    >>> terms.result(sums, models)["w"]
+    tensor([[0.5000]])
     """
 
-    places: tuple[Ids, ...]  # of the models that sum v has a term of
-    weights: tuple[Weights, ...]
+    positions: tuple[Ids, ...]  # of the models that sum v has a term of, for each v
+    weights: tuple[Weights, ...]  # of these terms, for each v
     exponents: dict[str, Ids]  # by leaf, (V,)
 
     def __call__(self, models: Params) -> Params:
-        sizes = [len(places) for places in self.places]
+        sizes = [len(positions) for positions in self.positions]
         scales = 2.0 ** np.stack(list(self.exponents.values())).astype(np.float64)  # (L, V)
         weights = torch.from_numpy(np.concatenate(self.weights) * np.repeat(scales, sizes, axis=1))
-        like = next(iter(models.values()))
-        weights = weights.to(like.device)  # (L, terms), one copy for all leaves
-        at_once = like.device.type == "cuda" and len(sizes) > 1
-        places = torch.from_numpy(np.concatenate(self.places)).to(like.device) if at_once else None
+        device = next(iter(models.values())).device
+        weights = weights.to(device)  # (L, terms), one copy for all leaves
+        positions = torch.from_numpy(np.concatenate(self.positions)).to(device)
+        sum_up = several_sums if device.type == "cuda" and len(sizes) > 1 else sums_one_by_one
         return {
-            name: self._sums(models[name], scaled.to(models[name].dtype))
-            if places is None
-            else several_sums(models[name], places, scaled.to(models[name].dtype), sizes)
+            name: sum_up(models[name], positions, scaled.to(models[name].dtype), sizes)
             for name, scaled in zip(self.exponents, weights, strict=True)
         }
 
-    def _sums(self, leaf: Tensor, weights: Tensor) -> Tensor:
-        kind, _ = FIXED_POINT[leaf.dtype]
-        sizes = [len(places) for places in self.places]
-        sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-        at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
-        size = max(LEAST_ROWS, at_once // max(1, leaf.shape[1:].numel()))
-        weights = weights.view(-1, *[1] * (leaf.dim() - 1))
-        for total, places, factors in zip(
-            sums, self.places, torch.split(weights, sizes), strict=True
-        ):
-            for start in range(0, len(places), size):
-                chunk = slice(start, start + size)
-                products = rows_of(leaf, places[chunk]).mul_(factors[chunk])
-                total += products.round_().to(kind).sum(0, dtype=kind)
-        return sums
-
-    def at(self, place_of: Ids) -> "Terms":
-        """The terms of models that lie elsewhere, at place_of[place]; -1: not there."""
-        there = [place_of[places] >= 0 for places in self.places]
+    def at(self, new_position: Ids) -> "Terms":
+        """The terms of models that lie elsewhere, at new_position[position]; -1: not there."""
+        moved = [new_position[positions] for positions in self.positions]
         return Terms(
-            tuple(place_of[p][is_there] for p, is_there in zip(self.places, there, strict=True)),
-            tuple(w[is_there] for w, is_there in zip(self.weights, there, strict=True)),
+            tuple(positions[positions >= 0] for positions in moved),
+            tuple(w[at >= 0] for w, at in zip(self.weights, moved, strict=True)),
             self.exponents,
         )
 
     def equals(self, other: "Terms") -> bool:
         """True if both are the same sums, bit by bit."""
-        mine, theirs = (
-            [*terms.places, *terms.weights, *terms.exponents.values()] for terms in (self, other)
+        arrays, others = (
+            [*terms.positions, *terms.weights, *terms.exponents.values()] for terms in (self, other)
         )
-        is_alike = list(self.exponents) == list(other.exponents) and len(mine) == len(theirs)
-        return is_alike and all(map(np.array_equal, mine, theirs))
+        is_alike = list(self.exponents) == list(other.exponents) and len(arrays) == len(others)
+        return is_alike and all(map(np.array_equal, arrays, others))
 
     def result(self, sums: Params, like: Params) -> Params:
         """Sums as numbers, of the dtype of the models."""
@@ -103,27 +90,45 @@ class Terms:
         return numbers
 
 
-def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(V, ...) what `Terms` sums, with few calls for many short sums, as a GPU prefers it.
+def sums_one_by_one(
+    leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """(V, ...) integers: the sums over the models of a leaf (K, ...), each a sum over few chunks.
 
-    places and weights (terms,) are those of all sums, of which the v-th has sizes[v].
+    positions and weights (terms,) are those of all sums, of which the v-th has sizes[v].
 
-    >>> leaf, places, weights = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1]), torch.ones(3)
-    >>> several_sums(leaf, places, weights, [2, 1]).tolist()
+    >>> leaf, positions = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1])
+    >>> sums_one_by_one(leaf, positions, torch.ones(3), [2, 1]).tolist()
     [[3], [2]]
     """
     kind, _ = FIXED_POINT[leaf.dtype]
-    num_elements = max(1, leaf.shape[1:].numel())
-    most = max(LEAST_ROWS, ELEMENTS_OF_SUMS // num_elements)  # terms at a time
     sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-    of_term = np.repeat(np.arange(len(sizes)), sizes)
-    into = torch.from_numpy(of_term).to(leaf.device)
-    for start in range(0, len(of_term), most):
-        chunk = slice(start, start + most)
-        factors = weights[chunk].view(-1, *[1] * (leaf.dim() - 1))
-        products = leaf.index_select(0, places[chunk]).mul_(factors)
-        sums.index_add_(0, into[chunk], products.round_().to(kind))
+    elements = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
+    length = max(LEAST_ROWS, elements // max(1, leaf.shape[1:].numel()))
+    terms = zip(torch.split(positions, list(sizes)), torch.split(weights, list(sizes)), strict=True)
+    for total, (rows, factors) in zip(sums, terms, strict=True):
+        for start in range(0, len(rows), length):
+            chunk = slice(start, start + length)
+            total += _rounded_products(leaf, rows[chunk], factors[chunk]).sum(0, dtype=kind)
     return sums
+
+
+def several_sums(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
+    """As `sums_one_by_one`, with few calls for many short sums, which suits a GPU."""
+    kind, _ = FIXED_POINT[leaf.dtype]
+    length = max(LEAST_ROWS, ELEMENTS_OF_SUMS // max(1, leaf.shape[1:].numel()))  # terms at a time
+    sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
+    into = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(leaf.device)
+    for start in range(0, len(into), length):
+        chunk = slice(start, start + length)
+        sums.index_add_(0, into[chunk], _rounded_products(leaf, positions[chunk], weights[chunk]))
+    return sums
+
+
+def _rounded_products(leaf: Tensor, rows: Tensor, factors: Tensor) -> Tensor:
+    kind, _ = FIXED_POINT[leaf.dtype]
+    factors = factors.view(-1, *[1] * (leaf.dim() - 1))
+    return leaf.index_select(0, rows).mul_(factors).round_().to(kind)
 
 
 def exponents_for(bounds: Weights, dtype: torch.dtype) -> Ids:

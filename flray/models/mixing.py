@@ -48,7 +48,8 @@ class Relation:
     """Who hears whom in a mean: client i hears client j with strength rows[of[i], j].
 
     Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
-    sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once.
+    sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once,
+    so that M clients in V clusters take V M numbers.
 
     >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
     >>> clusters.rows[clusters.of[2]]  # client 2 hears client 0 and itself
@@ -93,12 +94,15 @@ class Relation:
 
 @dataclass(frozen=True)
 class MixingRow:
-    """One non-zero row of [A B]: w' = sum_k a_k x_heard[k] + sum_u b_u w_kept[u]; it sums to 1."""
+    """The entries of one row of [A B] that are not zero: the weights that make one new model.
+
+    w' = sum_k a_k x_heard[k] + sum_u b_u w_kept[u]; the weights sum to 1.
+    """
 
     heard: Ids  # positions in the cohort
-    a: Weights  # a weight for each of `heard`
+    a: Weights  # weights of the trained models at `heard`
     kept: Ids  # rows of the bank before
-    b: Weights  # a weight for each of `kept`
+    b: Weights  # weights of the models at `kept`
 
     @property
     def copies_heard(self) -> bool:
@@ -114,14 +118,17 @@ class MixingRow:
 def mixing_row(
     relation: Weights, previous: int, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> MixingRow:
-    """The row of [A B] of a model that hears client j with strength relation[j] (n_j included).
-
-    previous is the model's row in the bank before.
+    """The row of [A B] of a model that hears client j with strength relation[j].
 
     >>> bank = ModelBank({}, np.zeros(4, np.int64))
     >>> row = mixing_row(np.array([1., 1, 2, 0]), 0, np.array([1, 2]), bank, Aggregation())
     >>> row.a * 3, row.b
     (array([1., 2.]), array([], dtype=float64))
+
+    Args:
+        relation: (M,) strengths, n_j included.
+        previous: row of the model in the bank before.
+        cohort: clients heard this round, in the order of their trained models.
     """
     heard = np.flatnonzero(relation[cohort])
     a = relation[cohort][heard]
@@ -142,32 +149,37 @@ def mixing_row(
 def mixing_rows(
     hears: Weights, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> list[MixingRow]:
-    """A row of [A B] for each model of the bank, which hears client j with strength hears[u, j]."""
+    """A row of [A B] for each row of the bank: model u hears client j with strength hears[u, j]."""
     return [
         mixing_row(strengths, u, cohort, bank, aggregation) for u, strengths in enumerate(hears)
     ]
 
 
 class Models(Protocol):
-    """Trained models of K clients, wherever they are."""
+    """Trained models of K clients, which may be in the memory of the hosts that trained them."""
 
     @property
     def largest(self) -> dict[str, Weights]:
-        """(K,) by leaf, the largest absolute value."""
+        """(K,) by leaf, the largest absolute value of each model."""
         ...
 
-    def rows(self, places: Ids, names: Sequence[str]) -> Params:
-        """The leaves (n, ...) of the models at these places."""
+    def rows(self, positions: Ids, names: Sequence[str]) -> Params:
+        """These leaves (n, ...) of the models at these positions."""
         ...
 
     def sums(self, terms: Terms) -> Params:
-        """Weighted sums of these models."""
+        """Weighted sums of these models, integers (V, ...) in fixed point."""
         ...
 
 
 @dataclass(frozen=True)
 class HeldModels:
-    """Models in the memory of this process."""
+    """Models in the memory of this process.
+
+    >>> models = HeldModels({"w": torch.tensor([[1.0], [-5.0]])})
+    >>> models.largest, models.rows(np.array([1]), ["w"])
+    ({'w': array([1., 5.])}, {'w': tensor([[-5.]])})
+    """
 
     params: Params  # leaves (K, ...)
     largest: dict[str, Weights] = field(init=False)
@@ -175,12 +187,12 @@ class HeldModels:
     def __post_init__(self) -> None:
         object.__setattr__(self, "largest", largest_values(self.params))
 
-    def rows(self, places: Ids, names: Sequence[str]) -> Params:
-        """The leaves (n, ...) of these names of the models at these positions."""
-        return {name: rows_of(self.params[name], places) for name in names}
+    def rows(self, positions: Ids, names: Sequence[str]) -> Params:
+        """As `Models.rows`."""
+        return {name: rows_of(self.params[name], positions) for name in names}
 
     def sums(self, terms: Terms) -> Params:
-        """The weighted sums, integers in fixed point."""
+        """As `Models.sums`."""
         return terms(self.params)
 
 
@@ -195,7 +207,20 @@ class ClientModels:
 def mix_bank(
     relation: Relation, cohort: Ids, trained: Models, bank: ModelBank, aggregation: Aggregation
 ) -> ModelBank:
-    """Each client's model after the round; clients whose models must be equal share a row."""
+    """The bank after the round; clients whose models must be equal share a row.
+
+    >>> bank = ModelBank({"w": torch.tensor([[0.0]])}, np.zeros(3, np.int64))
+    >>> trained = HeldModels({"w": torch.tensor([[1.0], [3.0]])})
+    >>> clusters = Relation.of_clusters(np.array([0, 0, 1]))
+    >>> mixed = mix_bank(clusters, np.array([0, 1]), trained, bank, Aggregation())
+    >>> mixed.of_clients(np.arange(3))["w"].tolist()  # nobody of the second cluster was heard
+    [[2.0], [2.0], [0.0]]
+
+    Args:
+        relation: strengths with n_j included.
+        cohort: clients heard this round, in the order of `trained`.
+        bank: the models before the round.
+    """
     rows, owner = rows_of_clients(relation, cohort, bank, aggregation)
     return ModelBank(mix(rows, trained, bank.params), owner)
 
@@ -203,10 +228,11 @@ def mix_bank(
 def rows_of_clients(
     relation: Relation, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> tuple[list[MixingRow], Ids]:
-    """The rows of [A B] of all clients' models, and (M,) which of them is each client's.
+    """The rows of [A B] of the distinct new models, and (M,) the row of each client.
 
-    The strengths in `relation` include n_j. Clients that hear alike get one model, unless it is
-    made of the different ones they had: where nobody was heard, or with a server step below 1.
+    The strengths in `relation` include n_j. Clients with equal rows of the relation share a model,
+    unless the new model contains the client's old one: where nobody was heard, or where the server
+    step is not 1.
     """
     hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
     hears_somebody = hears[relation.of]  # (M,)
@@ -221,19 +247,26 @@ def rows_of_clients(
 
 
 def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
-    """W' = A X + B W, a new stack with one model for each row and the leaves of the bank."""
+    """W' = A X + B W, a new stack with one model for each row and the leaves of the bank.
+
+    >>> bank, trained = {"w": torch.zeros(1, 1)}, HeldModels({"w": torch.tensor([[1.0], [3.0]])})
+    >>> none = np.array([], np.int64)
+    >>> mean = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), none, np.empty(0))
+    >>> mix([mean], trained, bank)["w"]
+    tensor([[2.]])
+    """
     names = list(bank)
     if names and not any(row.copies_heard or row.copies_kept for row in rows):
         return _means(rows, trained, bank)
     mixed = {name: leaf.new_empty(len(rows), *leaf.shape[1:]) for name, leaf in bank.items()}
     heard = np.array([v for v, row in enumerate(rows) if row.copies_heard], np.int64)
     if len(heard):
-        places = np.concatenate([rows[v].heard for v in heard])
-        _put(mixed, heard, trained.rows(places, names))
+        positions = np.concatenate([rows[v].heard for v in heard])
+        _put(mixed, heard, trained.rows(positions, names))
     kept = np.array([v for v, row in enumerate(rows) if row.copies_kept], np.int64)
     if len(kept):
-        places = np.concatenate([rows[v].kept for v in kept])
-        _put(mixed, kept, {name: rows_of(bank[name], places) for name in names})
+        before = np.concatenate([rows[v].kept for v in kept])
+        _put(mixed, kept, {name: rows_of(bank[name], before) for name in names})
     summed = np.setdiff1d(np.arange(len(rows)), np.concatenate([heard, kept]))
     if len(summed) and names:
         _put(mixed, summed, _means([rows[v] for v in summed], trained, bank))
@@ -244,7 +277,7 @@ def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Term
     """What `mix` asks trained models for if its exponents are these; None: it asks for more.
 
     >>> row = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), np.array([]), np.array([]))
-    >>> expected_terms([row], {"w": np.array([3])}).places
+    >>> expected_terms([row], {"w": np.array([3])}).positions
     (array([0, 1]),)
     """
     if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
@@ -260,6 +293,7 @@ def _put(mixed: Params, rows: Ids, values: Params) -> None:
 
 
 def _means(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
+    """The models of these rows, as sums in fixed point."""
     heard, kept = tuple(row.heard for row in rows), tuple(row.kept for row in rows)
     exponents = _exponents(rows, trained.largest, bank)
     terms = Terms(heard, tuple(row.a for row in rows), exponents)
