@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from flray.client.host import HostSettings, choose_engine
 from flray.client.scoring import PIECE, SCORE_BATCH, STACKED_ON_GPU
+from flray.engines.tracing import TRACING, is_written_out
 from flray.engines.vectorized import tile_size
-from flray.engines.written import TRACING, is_written_out
 
 PASSES = 2  # what a forward pass keeps, and the gradients of it
 

@@ -16,8 +16,9 @@ from flray.data.pixels import Examples, place_examples
 from flray.engines.engine import Engine
 from flray.engines.lightning import Lightning, MakeCallback
 from flray.engines.loop import Loop
+from flray.engines.tracing import is_written_out, write_out_forward
 from flray.engines.vectorized import Vectorized, refusal
-from flray.engines.written import Written, is_written_out, write_out_forward
+from flray.engines.written import Written
 from flray.models.bank import Params
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]

@@ -11,8 +11,8 @@ from flray.client.host import Host
 from flray.client.tasks import Train, TrainJob
 from flray.data.dataset import Ids
 from flray.engines.engine import BlockResult
-from flray.models.bank import Params
-from flray.models.mixing import Terms, Weights, largest_values, rows_of
+from flray.models.bank import Params, rows_of
+from flray.models.fixed_point import Terms, Weights, largest_values
 
 Question = Callable[[Params], Params]  # of the models of a block, leaves (K, ...)
 

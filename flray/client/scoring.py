@@ -1,6 +1,6 @@
 """Scores of models on examples: one model after another, or small sets of many models stacked."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
@@ -18,27 +18,35 @@ from flray.engines.vectorized import Vectorized, refusal, tile_size
 from flray.models.bank import Params, load_params
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 
-SCORE_BATCH = 1000  # examples a forward pass; large, for no gradient is kept
+SCORE_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
 
-# Examples of a model in a stacked pass. A model with more than so many pieces is worth passes of
-# its own: it is then no longer the number of passes that costs. A GPU stacks pieces of SCORE_BATCH
-# examples of linear layers, which take less time than the calls.
+# Examples of a model in a stacked pass. A model with more than MOST_PIECES pieces is evaluated
+# alone: the number of passes no longer matters. A GPU stacks pieces of SCORE_BATCH examples of
+# linear layers, which take less time than the calls.
 PIECE = 32
 MOST_PIECES = 16
 STACKED_ON_GPU = 20  # models in a pass
 STACKED_BYTES = 1 << 28  # of images in a pass
 
+# Outputs (K, B, classes) of stacked models, leaves (K, ...), for their images (K, B, ...).
+StackedOutputs = Callable[[Params, Tensor], Tensor]
+
+# For all examples of several jobs, one job after the other: is the model right, and its loss.
+FlatScores = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """One model and the examples to judge it on."""
+    """One model of a bank and the examples to score it on."""
 
-    row: int
-    examples: Ids  # (R,)
+    row: int  # of the bank
+    examples: Ids  # (R,) example ids
 
 
 @dataclass(frozen=True)
 class ExampleScores:
+    """Scores of one model on R examples, in the order of its job."""
+
     correct: NDArray[np.bool_]  # (R,)
     loss: NDArray[np.float64]  # (R,) NaN for a module without example_losses
 
@@ -48,20 +56,26 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
 
     Whether a model is stacked depends on the number of its examples alone, and a stacked pass
     always has the same shape: pieces are padded, and missing models are repeated.
+
+    Args:
+        bank: leaves (U, ...), whose rows the jobs name.
     """
     host.module.eval()
     outputs = _stacked_outputs(host)
-    sizes = [_piece_size(host, len(job.examples)) if outputs is not None else 0 for job in jobs]
+    sizes = [0 if outputs is None else _piece_size(host, len(job.examples)) for job in jobs]
     scores: dict[int, ExampleScores] = {}
     with torch.no_grad():
         for size in sorted(set(sizes)):
-            alike = [k for k, own in enumerate(sizes) if own == size]
+            alike = [k for k, piece in enumerate(sizes) if piece == size]
+            alike.sort(key=lambda k: jobs[k].row)  # each model is loaded once
+            chosen = [jobs[k] for k in alike]
             if size and outputs is not None:
-                found = _score_stacked(host, bank, outputs, [jobs[k] for k in alike], size)
+                flat = _score_stacked(host, bank, outputs, chosen, size)
             else:
-                alike.sort(key=lambda k: jobs[k].row)
-                found = _score_one_by_one(host, bank, [jobs[k] for k in alike])
-            scores |= zip(alike, found, strict=True)
+                flat = _score_one_by_one(host, bank, chosen)
+            ends = np.cumsum([len(job.examples) for job in chosen])[:-1]
+            correct, loss = (np.split(values.cpu().numpy(), ends) for values in flat)
+            scores |= zip(alike, map(ExampleScores, correct, loss), strict=True)
     return [scores[k] for k in range(len(jobs))]
 
 
@@ -74,36 +88,6 @@ def _piece_size(host: Host, num_examples: int) -> int:
         return 0
     size = images[0].numel() * host.examples.mean.element_size()
     return SCORE_BATCH if STACKED_ON_GPU * SCORE_BATCH * size <= STACKED_BYTES else 0
-
-
-def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
-    """Scores of jobs in the order of their models, brought from the device at the end."""
-    ids = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(host.examples.device)
-    sizes = [len(job.examples) for job in jobs]
-    correct, losses = [ids.new_empty(0, dtype=torch.bool)], [ids.new_empty(0, dtype=torch.float64)]
-    loaded = None
-    for job, own in zip(jobs, torch.split(ids, sizes), strict=True):
-        if job.row != loaded:
-            loaded = job.row
-            load_params(host.module, {name: leaf[loaded] for name, leaf in bank.items()})
-        for some in torch.split(own, SCORE_BATCH) if len(own) else []:
-            x, y = host.examples.batch(some)
-            output = host.module(x)
-            correct.append(_correct(output, y))
-            losses.append(_losses(host.module, output, (x, y)).double())
-    ends = np.cumsum(sizes)[:-1]
-    return [
-        ExampleScores(*of_job)
-        for of_job in zip(
-            np.split(torch.cat(correct).cpu().numpy(), ends),
-            np.split(torch.cat(losses).cpu().numpy(), ends),
-            strict=True,
-        )
-    ]
-
-
-# Outputs (K, B, classes) of stacked models and their images.
-StackedOutputs = Callable[[Params, Tensor], Tensor]
 
 
 def _stacked_outputs(host: Host) -> StackedOutputs | None:
@@ -119,65 +103,65 @@ def _stacked_outputs(host: Host) -> StackedOutputs | None:
     return vmap(lambda w, x: functional_call(module, w, (x,)))
 
 
+def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> FlatScores:
+    """Scores of jobs that are in the order of their models."""
+    module = host.module
+    ids = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(host.examples.device)
+    correct, losses = [ids.new_empty(0, dtype=torch.bool)], [ids.new_empty(0, dtype=torch.float64)]
+    loaded = None
+    for job, ids_of_job in zip(
+        jobs, torch.split(ids, [len(job.examples) for job in jobs]), strict=True
+    ):
+        if job.row != loaded:
+            loaded = job.row
+            load_params(module, {name: leaf[loaded] for name, leaf in bank.items()})
+        for batch_ids in torch.split(ids_of_job, SCORE_BATCH) if len(ids_of_job) else []:
+            x, y = host.examples.batch(batch_ids)
+            output = module(x)
+            correct.append(_correct(output, y))
+            losses.append(_losses(module, output, (x, y)).double())
+    return torch.cat(correct), torch.cat(losses)
+
+
 def _score_stacked(
-    host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob], piece: int
-) -> list[ExampleScores]:
-    """Passes of many models over `piece` examples each, brought from the device at the end."""
+    host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob], size: int
+) -> FlatScores:
+    """Scores by passes of many models over `size` examples each."""
     pieces = [
-        (job.row, job.examples[first : first + piece])
+        (job.row, job.examples[first : first + size])
         for job in jobs
-        for first in range(0, len(job.examples), piece)
+        for first in range(0, len(job.examples), size)
     ]
-    num_params = sum(p.numel() for p in host.module.parameters())
-    on_cpu = host.examples.device.type == "cpu"
-    size = tile_size(num_params, STACKED_ON_GPU) if on_cpu else STACKED_ON_GPU
-    filled = pieces + [pieces[-1]] * (-len(pieces) % size)
-    rows = torch.tensor([row for row, _ in filled])
-    ids = np.stack([np.resize(own, piece) for _, own in filled])  # padded with their own
-    on_device = torch.from_numpy(ids).to(host.examples.device)
-    here = rows.to(next(iter(bank.values())).device)
+    num_models = _models_in_a_pass(host)
+    padded = pieces + [pieces[-1]] * (-len(pieces) % num_models)
+    rows = torch.tensor([row for row, _ in padded]).to(next(iter(bank.values())).device)
+    ids = torch.from_numpy(np.stack([np.resize(examples, size) for _, examples in padded]))
+    ids = ids.to(host.examples.device)  # (pieces, size)
 
+    @torch.no_grad()  # in threads too
     def score(first: int) -> tuple[Tensor, Tensor]:
-        some = slice(first, first + size)
-        with torch.no_grad():
-            return _score_pieces(host, bank, outputs, here[some], on_device[some])
+        models = slice(first, first + num_models)
+        x, y = host.examples.batch(ids[models])
+        w = {n: leaf.index_select(0, rows[models]).to(x.device) for n, leaf in bank.items()}
+        output, labels = outputs(w, x).flatten(0, 1), y.flatten()
+        losses = cast(HasLosses, host.module).losses(output, labels)
+        return _correct(output, labels).view(y.shape), losses.view(y.shape).double()
 
-    stacks = range(0, len(filled), size)
-    threads = host.engine.threads if isinstance(host.engine, Vectorized) else 1
-    if threads > 1 and on_cpu and len(stacks) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(score, stacks))
-    else:
-        found = [score(first) for first in stacks]
-    correct, loss = (torch.cat(each).cpu().numpy() for each in zip(*found, strict=True))
-    lengths = [len(own) for _, own in pieces]
-    each_piece = (
-        ExampleScores(correct[k, :length], loss[k, :length]) for k, length in enumerate(lengths)
-    )
-    return list(_joined(each_piece, jobs, piece))
-
-
-def _score_pieces(
-    host: Host, bank: Params, outputs: StackedOutputs, rows: Tensor, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One pass of models over their examples (K, piece): is each right, and its loss."""
-    x, y = host.examples.batch(ids)
-    w = {name: leaf.index_select(0, rows).to(ids.device) for name, leaf in bank.items()}
-    output = outputs(w, x).flatten(0, 1)
-    losses = cast(HasLosses, host.module).losses(output, y.flatten())
-    correct = _correct(output, y.flatten())
-    return correct.view(ids.shape), losses.view(ids.shape).double()
+    on_cpu = host.examples.device.type == "cpu"
+    threads = host.engine.threads if on_cpu and isinstance(host.engine, Vectorized) else 1
+    with ThreadPoolExecutor(threads) as pool:
+        run = map if threads == 1 else pool.map
+        passes = list(run(score, range(0, len(padded), num_models)))
+    lengths = torch.tensor([len(examples) for _, examples in pieces], device=ids.device)
+    is_own = torch.arange(size, device=ids.device) < lengths[:, None]  # (pieces, size)
+    correct, loss = (torch.cat(parts)[: len(pieces)][is_own] for parts in zip(*passes, strict=True))
+    return correct, loss
 
 
-def _joined(
-    pieces: Iterator[ExampleScores], jobs: Sequence[ScoreJob], piece: int
-) -> Iterator[ExampleScores]:
-    for job in jobs:
-        own = [next(pieces) for _ in range(0, len(job.examples), piece)]
-        yield ExampleScores(
-            np.concatenate([each.correct for each in own]),
-            np.concatenate([each.loss for each in own]),
-        )
+def _models_in_a_pass(host: Host) -> int:
+    if host.examples.device.type != "cpu":
+        return STACKED_ON_GPU
+    return tile_size(sum(p.numel() for p in host.module.parameters()), STACKED_ON_GPU)
 
 
 def _correct(output: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an engine is: it trains a block of clients, one model each, to the same result as others."""
+"""The seam of engines: a block of clients with their models in, trained models out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,57 +15,68 @@ from flray.models.bank import Params
 
 @dataclass(frozen=True)
 class Block:
-    """K clients trained together: their plans, and the models and memos they start from."""
+    """K clients that are trained together: their plans, and the models and memos they start from.
+
+    Row k of every leaf belongs to plans[k]. An engine reads a block and never changes it.
+    """
 
     plans: tuple[IndexPlan, ...]  # one per client, which decides every batch
-    w0: Params  # leaves (K, ...)
-    memo: Params  # leaves (K, ...), empty where the method keeps none
+    w0: Params  # models, leaves (K, ...)
+    memo: Params  # state that the gradient hook reads, leaves (K, ...); {} if there is none
 
     @property
     def clients(self) -> Ids:
         """(K,) the clients, in the order of their plans."""
         return np.array([plan.client for plan in self.plans], dtype=np.int64)
 
-    def some(self, part: slice) -> "Block":
-        """A part of the clients, over the same memory."""
+    def part(self, clients: slice) -> "Block":
+        """A block of these positions, over the same memory."""
         w0, memo = (
-            {name: leaf[part] for name, leaf in leaves.items()} for leaves in (self.w0, self.memo)
+            {name: leaf[clients] for name, leaf in leaves.items()}
+            for leaves in (self.w0, self.memo)
         )
-        return Block(self.plans[part], w0, memo)
+        return Block(self.plans[clients], w0, memo)
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """Trained models of a block, in the order of its clients."""
+    """Trained models and losses of a block of K clients, in the order of its plans.
+
+    >>> import torch
+    >>> BlockResult({"w": torch.zeros(2, 3)}, np.array([0.5, 0.7])).part(slice(1, 2)).loss
+    array([0.7])
+    """
 
     params: Params  # leaves (K, ...)
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
-    # (K,) by name: what the module logged, a mean over the client's steps; NaN: nothing.
+    # By name, (K,) the mean of the values that the module logged; NaN for a client without any.
     logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def empty_like(cls, block: Block) -> "BlockResult":
-        """Memory of the shapes of the block's models, to be written into."""
+        """Uninitialised memory for the models of a block, to be written into."""
         params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
         return cls(params, np.empty(len(block.plans)))
 
-    def copy_unmoved(self, block: Block) -> None:
-        """Write the results of clients that take no steps: their first models, and loss 0."""
-        for name, leaf in block.w0.items():
-            self.params[name].copy_(leaf)
-        self.loss[:] = 0
-
-    def some(self, part: slice) -> "BlockResult":
-        """A part of the clients, over the same memory."""
-        return BlockResult({n: leaf[part] for n, leaf in self.params.items()}, self.loss[part])
+    def part(self, clients: slice) -> "BlockResult":
+        """The results at these positions, over the same memory."""
+        params = {name: leaf[clients] for name, leaf in self.params.items()}
+        return BlockResult(params, self.loss[clients])
 
 
 class Engine(Protocol):
-    """Trains a block of clients. Engines differ in speed and in what modules they accept."""
+    """Trains a block of clients. Engines differ in speed and in what modules they accept.
+
+    `Loop` is the reference; in float64 the others agree with it to 1e-10.
+    """
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
-        """Train each client from its row of `block.w0` by the batches of its plan.
+        """Train each client from its row of `block.w0` on the batches of its plan.
 
-        The result of a client does not depend on the others of the block; the block is unchanged.
+        The bits of a client's result do not depend on the other clients of the block. Clients
+        whose plan has no steps keep their models and have loss 0.
+
+        Args:
+            gradient: what the optimiser steps along, `plain_gradient` for the loss alone.
         """
         ...

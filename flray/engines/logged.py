@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-Logged = dict[str, list[float | Tensor]]  # by name, a value a call
+Logged = dict[str, list[float | Tensor]]  # by name, one value per call
 
 
 @contextmanager

@@ -1,78 +1,83 @@
 """Engine `loop`: one client after another, one step after another; the plain reference."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
 
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
 from flray.engines.logged import Logged, logged, means
-from flray.engines.losses import BatchLoss, step_batch
+from flray.engines.losses import BatchLoss, RecordedGradient, step_batch
 from flray.engines.plan import IndexPlan
-from flray.engines.training import Gradient, LocalBatch, Training
+from flray.engines.training import Gradient, Training
 from flray.models.bank import Params, load_params, params_of, stack, trainable
 
 
+@dataclass(frozen=True)
 class Loop:
     """Runs any LightningModule, with BatchNorm statistics and without `example_losses` too."""
 
-    def __init__(self, module: LightningModule, examples: Examples) -> None:
-        self.module = module
-        self.examples = examples
-        self.batch_loss = BatchLoss(module)
+    module: LightningModule
+    examples: Examples
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
-        self.module.train()
-        trained = []
-        losses = []
-        told: list[Logged] = []
-        for k, plan in enumerate(block.plans):
-            w0 = {name: leaf[k] for name, leaf in block.w0.items()}
-            memo = {name: leaf[k] for name, leaf in block.memo.items()}
-            with own_generator(plan, self.examples.device), logged(self.module) as values:
-                params, loss = self._train_client(plan, w0, memo, training, gradient)
-            trained.append(params)
-            losses.append(loss)
-            told.append(values)
-        return BlockResult(stack(trained), np.array(losses), means(told))
+        """As `Engine.train`."""
+
+        def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
+            return self._train_client(plan, w0, memo, training, gradient)
+
+        return train_one_by_one(self.module, self.examples.device, block, train_client)
 
     def _train_client(
         self, plan: IndexPlan, w0: Params, memo: Params, training: Training, gradient: Gradient
-    ) -> tuple[Params, float]:
-        load_params(self.module, w0)
+    ) -> float:
+        """Train the module in place; returns the mean loss over the steps."""
         parameters = trainable(self.module)
         optimizer, schedule = training.make_scheduled(self.module, parameters)
-        steps_per_epoch = plan.num_steps // training.epochs
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
-        losses: list[Tensor] = []  # of the calls of grad in one step
-
         # The module's own params, by name: they share its memory, so steps are seen in them.
         w = {name: p.detach() for name, p in parameters.items()}
-
-        def grad(at: Params, batch: LocalBatch) -> Params:
-            if at is w:
-                gradients, loss = self.batch_loss.gradient_here(parameters, batch)
-            else:
-                gradients, loss = self.batch_loss.gradient_at(at, batch)
-            losses.append(loss)
-            return gradients
-
         for step in range(plan.num_steps):
             batch = step_batch(plan, step, self.module, self.examples)
-            losses.clear()
+            grad = RecordedGradient(BatchLoss(self.module).gradient_at)
             direction = gradient(grad, w, batch, w0, memo)
-            total += losses[0]
+            total += grad.first_loss
             for name, p in parameters.items():
                 p.grad = direction[name]
             optimizer.step()
             if schedule is not None:
-                schedule.after(step + 1, steps_per_epoch)
-        trained = {name: leaf.clone() for name, leaf in params_of(self.module).items()}
-        return trained, float(total) / max(plan.num_steps, 1)
+                schedule.after(step + 1, plan.num_steps // training.epochs)
+        return float(total) / max(plan.num_steps, 1)
+
+
+def train_one_by_one(
+    module: LightningModule,
+    device: torch.device,
+    block: Block,
+    train_client: Callable[[IndexPlan, Params, Params], float],
+) -> BlockResult:
+    """Train the module anew for each client of a block.
+
+    Args:
+        train_client: trains the module in place, from a plan, w0 and memo of the client, leaves
+            without client axis, and returns the mean loss over its steps.
+    """
+    trained: list[Params] = []
+    losses: list[float] = []
+    logs: list[Logged] = []
+    for k, plan in enumerate(block.plans):
+        w0, memo = ({n: leaf[k] for n, leaf in each.items()} for each in (block.w0, block.memo))
+        load_params(module, w0)
+        module.train()  # Lightning leaves it in evaluation mode
+        with own_generator(plan, device), logged(module) as values:
+            losses.append(train_client(plan, w0, memo))
+        logs.append(values)
+        trained.append({name: leaf.clone() for name, leaf in params_of(module).items()})
+    return BlockResult(stack(trained), np.array(losses), means(logs))
 
 
 @contextmanager

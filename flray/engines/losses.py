@@ -1,7 +1,7 @@
 """The loss of a batch as a function of params, for any LightningModule."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -18,7 +18,18 @@ from flray.models.dropout import dropout_keys
 
 
 class BatchLoss(nn.Module):
-    """Wraps a module so that `functional_call` reaches its loss rather than its forward."""
+    """The mean loss of a module over a batch, as a function of its params.
+
+    Padded examples do not count. It wraps the module so that `functional_call` reaches its loss
+    rather than its forward; modules without `example_losses` are asked for `training_step`.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> loss = BatchLoss(Mlp200((1, 8, 8), 10))
+    >>> w = {name: torch.zeros_like(p) for name, p in loss.module.named_parameters()}
+    >>> batch = LocalBatch(torch.ones(2, 1, 8, 8), torch.tensor([0, 1]), None, {})
+    >>> round(float(loss.at(w, batch)), 4)  # log 10, for ten equally likely classes
+    2.3026
+    """
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
@@ -47,19 +58,28 @@ class BatchLoss(nn.Module):
     def gradient_at(self, w: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
         """Gradient and value of the loss at w, of one client, by plain autograd."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
-        return _differentiate(self.at(leaves, batch), leaves)
-
-    def gradient_here(self, own: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """As `gradient_at` at the module's own parameters, which need not be put in place."""
-        for name, key in batch.keys.items():
-            self.module.get_buffer(name).copy_(key)
-        return _differentiate(self(batch), own)
+        loss = self.at(leaves, batch)
+        wrt = list(leaves.values())
+        gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
 
-def _differentiate(loss: Tensor, leaves: Params) -> tuple[Params, Tensor]:
-    wrt = list(leaves.values())
-    gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True)), loss.detach()
+@dataclass
+class RecordedGradient:
+    """The function `grad` that a hook calls; it records the losses of its calls."""
+
+    gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]]
+    losses: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, at: Params, batch: LocalBatch) -> Params:
+        gradients, loss = self.gradient_at(at, batch)
+        self.losses.append(loss)
+        return gradients
+
+    @property
+    def first_loss(self) -> Tensor:
+        """The loss of the first call, which is reported as the loss of the step."""
+        return self.losses[0]
 
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
@@ -78,10 +98,10 @@ def second_batch(
 
 
 def unpadded_batch(
-    plan: IndexPlan, place: tuple[int, int], module: nn.Module, examples: Examples
+    plan: IndexPlan, step_and_batch: tuple[int, int], module: nn.Module, examples: Examples
 ) -> LocalBatch:
-    """The batch at the place (step, number in the step) of one client, without padding."""
-    ids = torch.from_numpy(plan.ids[place][plan.mask[place]]).to(examples.device)
-    key = torch.tensor(int(plan.keys[place]), device=examples.device)
+    """One batch of one client, without padding: (number of the step, number in the step)."""
+    ids = torch.from_numpy(plan.ids[step_and_batch][plan.mask[step_and_batch]]).to(examples.device)
+    key = torch.tensor(int(plan.keys[step_and_batch]), device=examples.device)
     x, y = examples.training_batch(ids[None], key[None])
     return LocalBatch(x[0], y[0], None, dropout_keys(module, key))

@@ -13,7 +13,10 @@ from flray.randomness import Generators, step_keys
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """The local steps of one client in one round."""
+    """The local steps of one client in one round: which examples are in which batch.
+
+    Every step has the same number of batches, `Training.batches_per_step`.
+    """
 
     client: int
     ids: Ids  # (steps, batches, B) example ids; padded with the client's first example
@@ -22,6 +25,7 @@ class IndexPlan:
 
     @property
     def num_steps(self) -> int:
+        """Optimiser steps in all epochs of the round."""
         return len(self.ids)
 
     @property
@@ -32,9 +36,9 @@ class IndexPlan:
 def batch_orders(
     num_examples: int, training: Training, streams: Iterable[np.random.Generator]
 ) -> Ids:
-    """(K, steps, batches, B) places into the examples of K clients that have equally many.
+    """(K, steps, batches, B) positions in the examples of K clients that have equally many.
 
-    -1 where a batch is short.
+    Each epoch is a permutation drawn from the client's stream; -1 where a batch is short.
 
     >>> order = batch_orders(5, Training(epochs=2, batch_size=3), [np.random.default_rng(0)])[0]
     >>> order.shape, sorted(order[:2].flatten().tolist())
@@ -50,23 +54,35 @@ def batch_orders(
         num_batches, width = together, -(-num_examples // together)
     drawn = np.array([[s.permutation(num_examples) for _ in range(epochs)] for s in streams])
     num = len(drawn)
-    places = np.full((num, epochs, num_batches * width), -1, dtype=np.int64)
-    places[:, :, :num_examples] = drawn
+    positions = np.full((num, epochs, num_batches * width), -1, dtype=np.int64)
+    positions[:, :, :num_examples] = drawn
     num_used = together * int(steps_per_epoch(np.array(num_examples), training))
     order = np.full((num, epochs, num_used, size), -1, dtype=np.int64)
-    order[..., :width] = places[:, :, : num_used * width].reshape(num, epochs, num_used, width)
+    order[..., :width] = positions[:, :, : num_used * width].reshape(num, epochs, num_used, width)
     return order.reshape(num, epochs * num_used // together, together, size)
 
 
 def plan_client(examples: Ids, training: Training, seed: int, t: int, client: int) -> IndexPlan:
+    """The plan of one client, as `plan_clients` makes it."""
     return plan_clients([examples], training, seed, t, np.array([client]))[0]
 
 
 def plan_clients(
     examples: Sequence[Ids], training: Training, seed: int, t: int, clients: Ids
 ) -> tuple[IndexPlan, ...]:
-    """The plans of clients that have these examples, in the order of `clients`."""
-    sizes = np.array([len(own) for own in examples])
+    """The plans of several clients for round t, in the order of `clients`.
+
+    A plan depends on seed, round, client and its examples alone, not on the other clients.
+
+    >>> ids = [np.array([5, 6, 7]), np.array([8])]
+    >>> first, second = plan_clients(ids, Training(batch_size=2), 0, 1, np.array([3, 4]))
+    >>> first.num_steps, second.num_steps, sorted(first.ids[first.mask].tolist())
+    (2, 1, [5, 6, 7])
+
+    Args:
+        examples: the example ids of each client.
+    """
+    sizes = np.array([len(ids) for ids in examples])
     streams = Generators(seed, ("order", "step"), t, clients=clients)
     plans: dict[int, IndexPlan] = {}
     for size in np.unique(sizes):
@@ -76,9 +92,9 @@ def plan_clients(
         if not mask.all():
             order = np.where(mask, order, 0)
         num_keys = order.shape[1] * order.shape[2]
-        for k, places, is_there in zip(alike.tolist(), order, mask, strict=True):
-            keys = step_keys(streams.of("step", k), num_keys).reshape(places.shape[:2])
-            plans[k] = IndexPlan(int(clients[k]), examples[k][places], is_there, keys)
+        for k, positions, is_there in zip(alike.tolist(), order, mask, strict=True):
+            keys = step_keys(streams.of("step", k), num_keys).reshape(positions.shape[:2])
+            plans[k] = IndexPlan(int(clients[k]), examples[k][positions], is_there, keys)
     return tuple(plans[k] for k in range(len(clients)))
 
 

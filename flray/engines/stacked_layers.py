@@ -34,11 +34,17 @@ class Sink(Protocol):
 
 
 class Layer(Protocol):
-    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]: ...
+    """A layer of K stacked models; weights and dropout keys are looked up by name."""
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """The output for x (K, B, ...), and what `backward` needs of it."""
+        ...
 
     def backward(
         self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool
-    ) -> Tensor | None: ...
+    ) -> Tensor | None:
+        """The gradient of x, if needed, from that of the output; parameters' go to the sink."""
+        ...
 
 
 # A GPU computes a product of few elements by few of its cores, however long the sums are.
@@ -48,7 +54,7 @@ MOST_PARTS = 32
 
 
 def num_parts(inputs: Tensor, dy: Tensor) -> int:
-    """In how many parts a GPU sums up inputs^T dy, the gradient of a weight."""
+    """The number of parts in which a GPU sums up inputs^T dy, the gradient of a weight."""
     num = inputs.shape[1]
     is_thin = inputs.shape[2] * dy.shape[2] <= FEW_ELEMENTS and num >= LONG_SUM
     return math.gcd(num, MOST_PARTS) if is_thin and inputs.device.type == "cuda" else 1
@@ -66,6 +72,8 @@ def sum_of_products(inputs: Tensor, dy: Tensor, parts: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear:
+    """Inputs (K, B, in) times weights, plus bias."""
+
     weight: str
     bias: str | None
 
@@ -114,7 +122,7 @@ class Convolution:
     def output_size(self, size: Sequence[int]) -> list[int]:
         """Height and width of what comes out of images of height and width `size`."""
         grown = zip(size, self.kernel, self.padding, strict=True)
-        return [each + 2 * around - k + 1 for each, k, around in grown]
+        return [side + 2 * around - k + 1 for side, k, around in grown]
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         patches = _patches(_padded(x, self.padding), self.kernel)
@@ -141,24 +149,21 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Relu:
+    """max(x, 0), in the memory of x."""
+
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.clamp_(min=0)  # x is the output of the layer before and nobody else's
         return y, y
 
-    def backward(
-        self,
-        w: Params,
-        saved: Tensor,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         dx: Tensor = torch.ops.aten.threshold_backward(dy, saved, 0)
         return dx
 
 
 @dataclass(frozen=True)
 class MaxPool:
+    """Maxima of disjoint windows."""
+
     size: tuple[int, int]
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
@@ -166,14 +171,7 @@ class MaxPool:
         y, winners = F.max_pool2d(images, self.size, return_indices=True)
         return _channels_last(y, len(x)), (images, winners)
 
-    def backward(
-        self,
-        w: Params,
-        saved: Saved,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         images, winners = saved
         dx = torch.ops.aten.max_pool2d_with_indices_backward(
             dy.flatten(0, 1).permute(0, 3, 1, 2),
@@ -198,14 +196,7 @@ class Flatten:
         channels_first = x.permute(0, 1, 4, 2, 3)
         return channels_first.flatten(2), channels_first.shape
 
-    def backward(
-        self,
-        w: Params,
-        saved: Saved,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         if saved is None:
             return dy
         return dy.view(saved).permute(0, 1, 3, 4, 2).contiguous()
@@ -213,7 +204,7 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Dropout:
-    """KeyedDropout: elements are counted in the order of the module's own layout."""
+    """`KeyedDropout`, whose masks count elements in the order channels, rows, columns."""
 
     key: str
     p: float
@@ -228,14 +219,7 @@ class Dropout:
         keep = keep.permute(0, 1, 3, 4, 2) if images else keep
         return self._kept(x, keep), keep
 
-    def backward(
-        self,
-        w: Params,
-        saved: Tensor,
-        dy: Tensor,
-        sink: Sink,
-        needs_dx: bool,
-    ) -> Tensor:
+    def backward(self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
         return self._kept(dy, saved)
 
     def _kept(self, x: Tensor, keep: Tensor) -> Tensor:
@@ -285,8 +269,8 @@ def _patches(x: Tensor, kernel: tuple[int, int]) -> Tensor:
 def _copied(view: Tensor) -> Tensor:
     """A contiguous copy; a GPU moves 16 bytes at a time if all strides allow it."""
     width = 16 // view.element_size()
-    places = (*view.stride()[:-1], view.shape[-1], view.storage_offset())
-    if view.device.type == "cpu" or any(each % width for each in places):
+    steps = (*view.stride()[:-1], view.shape[-1], view.storage_offset())
+    if view.device.type == "cpu" or any(step % width for step in steps):
         return view.contiguous()
     wide: Tensor = view.view(torch.complex128)
     return wide.contiguous().view(view.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 from flray.errors import ExperimentError
 from flray.models.bank import Params
 
+# Optimisers that step each number by itself, so that stacked models can share one.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
@@ -22,6 +23,8 @@ class Training:
     A round is `epochs` passes over a client's n_k examples, in batches of `batch_size` (the last
     may be smaller), with a fresh optimiser each round.
 
+    >>> Training(lr=0.1, epochs=5)
+    Training(optimizer='sgd', lr=0.1, momentum=0.0, weight_decay=0.0, epochs=5, batch_size=10)
     >>> Training(lr=0.1, epochs=5).paired().batches_per_step
     2
     >>> Training(momentum=0.9, optimizer="adam")
@@ -60,11 +63,14 @@ class Training:
     ) -> torch.optim.Optimizer:
         """A fresh optimiser over `params`, which stand for the module's parameters of these names.
 
-        Elementwise optimisers step a stack of models exactly as they step each one, so the stack
-        is simply what they are given.
+        Elementwise optimisers step a stack of models exactly as they step each one, so `params`
+        may have a leading client axis.
+
+        Args:
+            capturable: the optimiser is recorded in a CUDA graph.
         """
         if self.optimizer == "module":
-            return _adopt(module, params)
+            return _module_optimizer_over(module, params)
         leaves: Iterable[Tensor] = params.values()
         if self.optimizer == "adam":
             return torch.optim.Adam(
@@ -79,7 +85,7 @@ class Training:
     ) -> "tuple[torch.optim.Optimizer, Schedule | None]":
         """A fresh optimiser over the module's own parameters, with its scheduler if it has one."""
         if self.optimizer == "module":
-            return own_optimizer(module)
+            return module_optimizer(module)
         return self.make_optimizer(module, params), None
 
 
@@ -94,9 +100,9 @@ class PairedTraining(Training):
     batches_per_step: ClassVar[int] = 2
 
 
-def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
-    """The module's own optimiser, class, groups and settings, over other tensors."""
-    own, schedule = own_optimizer(module)
+def _module_optimizer_over(module: LightningModule, params: Params) -> torch.optim.Optimizer:
+    """The module's own optimiser, with its class, groups and settings, over other tensors."""
+    optimizer, schedule = module_optimizer(module)
     if schedule is not None:
         raise ExperimentError(
             f"the scheduler of {type(module).__name__} needs execution.engine=loop or lightning"
@@ -104,47 +110,48 @@ def _adopt(module: LightningModule, params: Params) -> torch.optim.Optimizer:
     name_of = {id(p): name for name, p in module.named_parameters()}
     groups = [
         {**group, "params": [params[name_of[id(p)]] for p in group["params"] if p.requires_grad]}
-        for group in own.param_groups
+        for group in optimizer.param_groups
     ]
-    rebuild: Callable[..., torch.optim.Optimizer] = type(own)
+    rebuild: Callable[..., torch.optim.Optimizer] = type(optimizer)
     return rebuild(groups)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A scheduler of a module, stepped as Lightning does."""
+    """A learning rate scheduler of a module, stepped as Lightning does."""
 
     scheduler: torch.optim.lr_scheduler.LRScheduler
-    by_step: bool = False  # or by epoch
-    frequency: int = 1  # every so many of them
+    by_step: bool = False  # False: by epoch
+    frequency: int = 1  # steps or epochs between two changes
 
     def after(self, step: int, steps_per_epoch: int) -> None:
-        """Change the learning rate if one is due after so many steps."""
+        """Change the learning rate if a change is due after so many steps."""
         unit = self.frequency if self.by_step else self.frequency * steps_per_epoch
         if step % unit == 0:
             self.scheduler.step()
 
 
-def own_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Schedule | None]:
+def module_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Schedule | None]:
     """What `configure_optimizers` returns: an optimiser, with a scheduler or without."""
-    given: Any = module.configure_optimizers()  # Any: one of Lightning's many forms
+    optimizer: Any = module.configure_optimizers()  # Any: one of Lightning's many forms
     scheduler: Any = None
-    if isinstance(given, Mapping):
-        given, scheduler = given.get("optimizer"), given.get("lr_scheduler")
-    elif isinstance(given, list | tuple) and len(given) == 1:
-        given = given[0]
-    elif isinstance(given, list | tuple) and [len(each) for each in given] == [1, 1]:
-        given, scheduler = given[0][0], given[1][0]
-    if not isinstance(given, torch.optim.Optimizer):
+    if isinstance(optimizer, Mapping):
+        optimizer, scheduler = optimizer.get("optimizer"), optimizer.get("lr_scheduler")
+    elif isinstance(optimizer, list | tuple) and len(optimizer) == 1:
+        optimizer = optimizer[0]
+    elif isinstance(optimizer, list | tuple) and [len(part) for part in optimizer] == [1, 1]:
+        (optimizer,), (scheduler,) = optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise ExperimentError(
             f"train.optimizer=module needs {type(module).__name__}.configure_optimizers to return "
-            f"one optimizer, got {type(given).__name__}; use train.optimizer=sgd or adam"
+            f"one optimizer, got {type(optimizer).__name__}; use train.optimizer=sgd or adam"
         )
-    return given, None if scheduler is None else _schedule(scheduler)
+    return optimizer, None if scheduler is None else _schedule(scheduler)
 
 
-def _schedule(given: Any) -> Schedule:  # Any: a scheduler, or a mapping with one
-    options: Mapping[str, Any] = given if isinstance(given, Mapping) else {"scheduler": given}
+def _schedule(scheduler: Any) -> Schedule:  # Any: a scheduler, or a mapping with one
+    is_mapping = isinstance(scheduler, Mapping)
+    options: Mapping[str, Any] = scheduler if is_mapping else {"scheduler": scheduler}
     scheduler = options["scheduler"]
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ExperimentError("ReduceLROnPlateau monitors a value: set execution.engine=lightning")
@@ -153,13 +160,28 @@ def _schedule(given: Any) -> Schedule:  # Any: a scheduler, or a mapping with on
 
 
 class Gradient(Protocol):
-    """The one hook for local equations: what the optimiser steps along.
+    """The hook for local equations of a method: the direction that the optimiser steps along.
 
-    `grad(w, batch)` is the gradient of the client's loss at w; w0 is the model the round started
-    from; memo is the client's own state, where the method keeps one, and what all clients share.
-    With `PairedTraining`, the step's second batch is `batch.second`. The training loss reported
-    for a step is that of its first call of `grad`, of which there must be one. Pure, for one
-    client.
+    A hook is written for one client and must be a pure function of its arguments; the engine
+    `vectorized` runs it over all clients at once with `torch.func.vmap`. It must call `grad` at
+    least once, and the loss of the first call is reported as the loss of the step.
+
+    FedProx, for example, adds the gradient of a proximal term:
+
+    >>> def fedprox(grad, w, batch, w0, memo):
+    ...     g = grad(w, batch)
+    ...     return {name: g[name] + 0.5 * (w[name] - w0[name]) for name in g}
+    >>> def grad_of_ones(w, batch):
+    ...     return {name: torch.ones_like(leaf) for name, leaf in w.items()}
+    >>> fedprox(grad_of_ones, {"w": torch.tensor([3.0])}, None, {"w": torch.tensor([1.0])}, {})
+    {'w': tensor([2.])}
+
+    Args:
+        grad: `grad(w, batch)` is the gradient of the client's loss at w, leaf by leaf.
+        w: the current params, leaves (...).
+        batch: the batch of the step; with `PairedTraining`, its second batch is `batch.second`.
+        w0: the params that the round started from.
+        memo: the state of the client and what all clients share, where the method has any.
     """
 
     def __call__(
@@ -179,7 +201,7 @@ def plain_gradient(
     w0: Params,  # noqa: ARG001  # part of the hook
     memo: Params,  # noqa: ARG001
 ) -> Params:
-    """Follow the client's own loss and nothing else."""
+    """The gradient of the client's loss and nothing else, as in FedAvg."""
     return grad(w, batch)
 
 
@@ -203,11 +225,14 @@ class OnlyLeaves:
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """One client's batch; mask is False where the batch was padded (None: nothing was)."""
+    """One batch of one client, as a gradient hook receives it and hands it to `grad`.
 
-    x: Tensor
-    y: Tensor
-    mask: Tensor | None
-    keys: dict[str, Tensor]  # of the module's dropout layers
-    second: "LocalBatch | None" = None  # of a step that takes two batches
-    loss: str = "example_losses"  # the module's method to differentiate; a hook may name another
+    A hook may ask for another loss of the module: `grad(w, replace(batch, loss="other_losses"))`.
+    """
+
+    x: Tensor  # (B, channels, height, width)
+    y: Tensor  # (B,) labels
+    mask: Tensor | None  # (B,) False where the batch was padded; None: it was not
+    keys: dict[str, Tensor]  # keys of the module's dropout layers, by buffer name
+    second: "LocalBatch | None" = None  # the second batch of a step that takes two
+    loss: str = "example_losses"  # the module's method to differentiate

@@ -46,11 +46,11 @@ from flray.execution.attempts import not_finite, run_isolating_failures
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.trained import Blocks, HeldBlocks, HostedBlocks, Trained, TrainedModels
 from flray.models.bank import ModelBank, Params
+from flray.models.fixed_point import Weights
 from flray.models.mixing import (
     Aggregation,
     ClientModels,
     Relation,
-    Weights,
     expected_terms,
     mix,
     mix_bank,

@@ -23,7 +23,7 @@ from flray.data.dataset import Ids
 from flray.errors import ClientFailure
 from flray.execution.executor import Executor, Failed
 from flray.models.bank import Params
-from flray.models.mixing import Terms, Weights
+from flray.models.fixed_point import Terms, Weights
 
 ATTEMPTS = 3  # at a question, before each but the first of which lost models are trained again
 PART_BYTES = 2**27  # of models that are brought here at a time, where they need not all be held
@@ -145,7 +145,7 @@ class TrainedModels:
 
     def sums(self, terms: Terms) -> Params:
         """Weighted sums, each of which hosts add up of the models they have."""
-        used = np.unique(np.concatenate(terms.places))
+        used = np.unique(np.concatenate(terms.positions))
         questions = {}
         for b in np.unique(self.block[used]):
             slots = np.where(self.block == b, self.slot, -1)

@@ -19,7 +19,14 @@ Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leadi
 
 
 def params_of(module: LightningModule) -> Params:
-    """What travels between server and client: parameters and persistent float buffers, by name."""
+    """What travels between server and client: parameters and persistent float buffers, by name.
+
+    The tensors share the memory of the module.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> [tuple(leaf.shape) for leaf in params_of(Mlp200((1, 8, 8), 10)).values()]
+    [(200, 64), (200,), (10, 200), (10,)]
+    """
     persistent = module.state_dict(keep_vars=True)
     return {k: v.detach() for k, v in persistent.items() if v.is_floating_point()}
 
@@ -31,7 +38,7 @@ def load_params(module: LightningModule, params: Params) -> None:
 
 
 def trainable(module: LightningModule) -> Params:
-    """The parameters that gradients reach, by name, not copied."""
+    """The parameters that are trained, by name, not copied; those frozen are left out."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -73,7 +80,13 @@ def _layer(name: str) -> str:
 
 
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:
-    """Build a module whose initial weights depend on the seed alone."""
+    """Build a module whose initial weights depend on the seed alone.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> a, b = (build_seeded(lambda: Mlp200((1, 8, 8), 10), seed=3) for _ in range(2))
+    >>> bool((a.layers[1].weight == b.layers[1].weight).all())
+    True
+    """
     # torch's initialisers read the global generator: give them a forked one.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -89,13 +102,18 @@ def stack(models: list[Params]) -> Params:
     return {k: torch.stack([m[k] for m in models]) for k in models[0]}
 
 
+def rows_of(leaf: Tensor, rows: Ids) -> Tensor:
+    """(n, ...) a copy of the rows of a leaf (U, ...) at these positions."""
+    return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device))
+
+
 def num_bytes(params: Params, num_models: int) -> int:
     """Bytes of one model out of a stack of num_models."""
     return sum(v.numel() * v.element_size() for v in params.values()) // num_models
 
 
 def digest(params: Params, row: int) -> str:
-    """SHA-256 of one row's leaves in name order."""
+    """SHA-256 of the leaves of one row, in the order of their names."""
     sha = hashlib.sha256()
     for name in sorted(params):
         sha.update(name.encode())
@@ -112,8 +130,9 @@ def sha256_of(digests: list[str]) -> str:
 class ModelBank:
     """The models of M clients: U distinct ones stacked leaf by leaf, and the row each client uses.
 
-    Clients of a cluster share a row, so memory follows the number of distinct models. A bank is
-    never changed in place: methods return new ones.
+    Clients of a cluster share a row, so memory follows the number of distinct models: one row for
+    FedAvg, one per cluster for FL+HC, one per client for Local. A bank is never changed in place:
+    methods return new ones.
 
     >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, owner=np.array([0, 1, 0]))
     >>> bank.num_rows, bank.bytes_per_model
@@ -141,9 +160,10 @@ class ModelBank:
 
     def of_clients(self, clients: Ids) -> Params:
         """The clients' models stacked in their order (a copy)."""
-        any_leaf = next(iter(self.params.values()))
-        rows = torch.from_numpy(self.owner[clients]).to(any_leaf.device)
-        return {k: v.index_select(0, rows) for k, v in self.params.items()}
+        return self._rows(self.owner[clients])
+
+    def _rows(self, rows: Ids) -> Params:
+        return {name: rows_of(leaf, rows) for name, leaf in self.params.items()}
 
     def split(self, kinds: Ids) -> "ModelBank":
         """The same models, with a row for each pair of kind and row: clusters that start equal.
@@ -156,10 +176,7 @@ class ModelBank:
             kinds: (M,) usually the cluster of each client.
         """
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
-        any_leaf = next(iter(self.params.values()))
-        rows = torch.from_numpy(pairs[1]).to(any_leaf.device)
-        params = {k: v.index_select(0, rows) for k, v in self.params.items()}
-        return ModelBank(params, owner.reshape(-1))
+        return ModelBank(self._rows(pairs[1]), owner.reshape(-1))
 
     def joined(self, clients: Ids, labels: Ids, members: Ids) -> "ModelBank":
         """The bank in which each of the clients uses the row of a member with the same label.
@@ -175,7 +192,7 @@ class ModelBank:
         owner = self.owner.copy()
         for i in clients:
             owner[i] = self.owner[members[labels[members] == labels[i]][0]]
-        return _without_unused_rows(replace(self, owner=owner))
+        return replace(self, owner=owner).of_some(np.arange(len(owner)))
 
     def of_some(self, clients: Ids) -> "ModelBank":
         """The rows used by `clients`; owners of other clients are undefined.
@@ -189,9 +206,7 @@ class ModelBank:
             return self
         owner = np.zeros_like(self.owner)
         owner[clients] = rows.reshape(-1)
-        any_leaf = next(iter(self.params.values()))
-        keep = torch.from_numpy(used).to(any_leaf.device)
-        return ModelBank({k: v.index_select(0, keep) for k, v in self.params.items()}, owner)
+        return ModelBank(self._rows(used), owner)
 
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""
@@ -201,16 +216,6 @@ class ModelBank:
     def sha256(self) -> str:
         """One hash of all clients' models in id order, however they are stacked."""
         return sha256_of(self.digests(np.arange(len(self.owner))))
-
-
-def _without_unused_rows(bank: ModelBank) -> ModelBank:
-    used, owner = np.unique(bank.owner, return_inverse=True)
-    if len(used) == bank.num_rows:
-        return bank
-    any_leaf = next(iter(bank.params.values()))
-    keep = torch.from_numpy(used).to(any_leaf.device)
-    params = {k: v.index_select(0, keep) for k, v in bank.params.items()}
-    return replace(bank, params=params, owner=owner.astype(np.int64))
 
 
 def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 Batch = tuple[Tensor, Tensor]  # images (B, channels, height, width), labels (B,)
@@ -29,13 +29,28 @@ class HasLosses(Protocol):
 class Classifier(LightningModule):
     """Base class of classifiers: logits (B, classes) as output, cross-entropy as loss.
 
-    A subclass builds its layers for `image_shape` and `num_classes` and defines `forward`; the
+    A subclass builds `layers` for `image_shape` and `num_classes`, or defines `forward`; the
     engines differentiate `example_losses`.
 
-    >>> losses = Classifier().losses(torch.zeros(2, 4), torch.tensor([0, 3]))
+    >>> class Linear(Classifier):
+    ...     def __init__(self, image_shape, num_classes):
+    ...         super().__init__()
+    ...         num_pixels = image_shape[0] * image_shape[1] * image_shape[2]
+    ...         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(num_pixels, num_classes))
+    >>> model = Linear((1, 8, 8), 4)
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 4])
+    >>> losses = model.losses(torch.zeros(2, 4), torch.tensor([0, 3]))
     >>> losses.exp().round()  # log 4, for four equally likely classes
     tensor([4., 4.])
     """
+
+    layers: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes) of images (B, channels, height, width)."""
+        logits: Tensor = self.layers(x)
+        return logits
 
     def losses(self, output: Tensor, labels: Tensor) -> Tensor:
         """(B,) cross-entropy of logits (B, classes) and labels (B,)."""

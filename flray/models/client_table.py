@@ -66,10 +66,10 @@ class ClientTable:
         blocks = self.block_of[clients]
         for number in np.unique(blocks[blocks != DEFAULT]):
             block = self.blocks[str(number)]
-            places = np.flatnonzero(blocks == number)
+            positions = np.flatnonzero(blocks == number)
             for name, leaf in block.items():
-                rows = torch.from_numpy(self.row_of[clients[places]]).to(leaf.device)
-                into = torch.from_numpy(num_defaults + places).to(stacked[name].device)
+                rows = torch.from_numpy(self.row_of[clients[positions]]).to(leaf.device)
+                into = torch.from_numpy(num_defaults + positions).to(stacked[name].device)
                 values = leaf.index_select(0, rows).to(stacked[name].device)
                 stacked[name].index_copy_(0, into, values)
         return stacked

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from flray.models.classifier import Classifier
 
@@ -22,30 +22,29 @@ class FlhcCnn(Classifier):
         padding: Literal["valid", "same"] = "same",
     ) -> None:
         super().__init__()
-        channels, height, width = image_shape
-        sides = [_side_after_two_stages(side, padding) for side in (height, width)]
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, 32, kernel_size=5, padding=padding),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, kernel_size=5, padding=padding),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(64 * sides[0] * sides[1], 512),
-            nn.ReLU(),
-            nn.Linear(512, num_classes),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layers(x)
-        return logits
+        self.layers = two_convolutions(image_shape, num_classes, 512, padding)
 
 
-def _side_after_two_stages(side: int, padding: str) -> int:
+def two_convolutions(
+    image_shape: tuple[int, int, int], num_classes: int, hidden: int, padding: str
+) -> nn.Sequential:
+    """5x5 convolutions with 32 and 64 channels, each pooled by 2, then one hidden layer.
+
+    >>> two_convolutions((1, 28, 28), 10, 512, "valid")[7]
+    Linear(in_features=1024, out_features=512, bias=True)
     """
-    >>> _side_after_two_stages(28, "valid"), _side_after_two_stages(28, "same")
-    (4, 7)
-    """
-    lost = 4 if padding == "valid" else 0
-    return ((side - lost) // 2 - lost) // 2
+    channels, height, width = image_shape
+    lost = 4 if padding == "valid" else 0  # pixels per convolution
+    rows, columns = (((side - lost) // 2 - lost) // 2 for side in (height, width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * rows * columns, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, num_classes),
+    )

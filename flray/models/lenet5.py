@@ -1,6 +1,6 @@
 """LeNet-5 as FLIS ("simple-cnn") and FLT (CIFAR) use it: ReLU and max pooling."""
 
-from torch import Tensor, nn
+from torch import nn
 
 from flray.models.classifier import Classifier
 
@@ -30,7 +30,3 @@ class LeNet5(Classifier):
             nn.ReLU(),
             nn.Linear(84, num_classes),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layers(x)
-        return logits

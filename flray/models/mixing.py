@@ -1,9 +1,8 @@
 """Aggregation, one operator for every method: W' = A X + B W.
 
 X are the models trained this round, W the bank before it. A row of [A B] sums to 1 and belongs to
-one new model; a row that hears nobody keeps its model. Sums are taken in fixed point: integers add
-up to the same number in any order, so the bits of a model depend on who was heard and on nothing
-else, and hosts can sum up the models they have trained. A model that is only copied keeps its bits.
+one new model; a row that hears nobody keeps its model. Sums are taken in fixed point
+(`flray.models.fixed_point`); a model that is only copied keeps its bits.
 """
 
 from collections.abc import Sequence
@@ -13,21 +12,10 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flray.data.dataset import Ids
-from flray.models.bank import ModelBank, Params
-
-Weights = NDArray[np.float64]
-
-# The integers in which models of a dtype are summed, and the bits that a sum may use.
-FIXED_POINT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 61)}
-LARGEST_EXPONENT = 100  # of a scale: leaves below 2^-70 are summed with fewer bits
-SLACK = 1.001  # of a bound: weights that differ by rounding alone must not change a scale
-# Elements multiplied at a time, so that a CPU does it in its cache.
-ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 27
-LEAST_ROWS = 4  # multiplied at a time
-ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
+from flray.models.bank import ModelBank, Params, rows_of
+from flray.models.fixed_point import Terms, Weights, exponents_for, largest_values
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,8 @@ class Relation:
     """Who hears whom in a mean: client i hears client j with strength rows[of[i], j].
 
     Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
-    sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once.
+    sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once,
+    so that M clients in V clusters take V M numbers.
 
     >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
     >>> clusters.rows[clusters.of[2]]  # client 2 hears client 0 and itself
@@ -105,12 +94,15 @@ class Relation:
 
 @dataclass(frozen=True)
 class MixingRow:
-    """One non-zero row of [A B]: w' = sum_k a_k x_heard[k] + sum_u b_u w_kept[u]; it sums to 1."""
+    """The entries of one row of [A B] that are not zero: the weights that make one new model.
+
+    w' = sum_k a_k x_heard[k] + sum_u b_u w_kept[u]; the weights sum to 1.
+    """
 
     heard: Ids  # positions in the cohort
-    a: Weights  # a weight for each of `heard`
+    a: Weights  # weights of the trained models at `heard`
     kept: Ids  # rows of the bank before
-    b: Weights  # a weight for each of `kept`
+    b: Weights  # weights of the models at `kept`
 
     @property
     def copies_heard(self) -> bool:
@@ -126,14 +118,17 @@ class MixingRow:
 def mixing_row(
     relation: Weights, previous: int, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> MixingRow:
-    """The row of [A B] of a model that hears client j with strength relation[j] (n_j included).
-
-    previous is the model's row in the bank before.
+    """The row of [A B] of a model that hears client j with strength relation[j].
 
     >>> bank = ModelBank({}, np.zeros(4, np.int64))
     >>> row = mixing_row(np.array([1., 1, 2, 0]), 0, np.array([1, 2]), bank, Aggregation())
     >>> row.a * 3, row.b
     (array([1., 2.]), array([], dtype=float64))
+
+    Args:
+        relation: (M,) strengths, n_j included.
+        previous: row of the model in the bank before.
+        cohort: clients heard this round, in the order of their trained models.
     """
     heard = np.flatnonzero(relation[cohort])
     a = relation[cohort][heard]
@@ -154,130 +149,37 @@ def mixing_row(
 def mixing_rows(
     hears: Weights, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> list[MixingRow]:
-    """A row of [A B] for each model of the bank, which hears client j with strength hears[u, j]."""
+    """A row of [A B] for each row of the bank: model u hears client j with strength hears[u, j]."""
     return [
         mixing_row(strengths, u, cohort, bank, aggregation) for u, strengths in enumerate(hears)
     ]
 
 
 class Models(Protocol):
-    """Trained models of K clients, wherever they are."""
+    """Trained models of K clients, which may be in the memory of the hosts that trained them."""
 
     @property
     def largest(self) -> dict[str, Weights]:
-        """(K,) by leaf, the largest absolute value."""
+        """(K,) by leaf, the largest absolute value of each model."""
         ...
 
-    def rows(self, places: Ids, names: Sequence[str]) -> Params:
-        """The leaves (n, ...) of the models at these places."""
+    def rows(self, positions: Ids, names: Sequence[str]) -> Params:
+        """These leaves (n, ...) of the models at these positions."""
         ...
 
-    def sums(self, terms: "Terms") -> Params:
-        """Weighted sums of these models."""
+    def sums(self, terms: Terms) -> Params:
+        """Weighted sums of these models, integers (V, ...) in fixed point."""
         ...
-
-
-@dataclass(frozen=True)
-class Terms:
-    """V weighted sums over the models of a stack, in fixed point.
-
-    A term is rounded to a multiple of 2^-exponents[leaf][v].
-
-    >>> terms = Terms((np.array([0, 2]),), (np.array([0.5, 0.25]),), {"w": np.array([3])})
-    >>> terms({"w": torch.tensor([[1.0], [7.0], [0.25]])})["w"]  # 8 (1/2 + 1/16), rounded
-    tensor([[4]], dtype=torch.int32)
-    """
-
-    places: tuple[Ids, ...]  # of the models that sum v has a term of
-    weights: tuple[Weights, ...]
-    exponents: dict[str, Ids]  # by leaf, (V,)
-
-    def __call__(self, models: Params) -> Params:
-        sizes = [len(places) for places in self.places]
-        scales = 2.0 ** np.stack(list(self.exponents.values())).astype(np.float64)  # (L, V)
-        weights = torch.from_numpy(np.concatenate(self.weights) * np.repeat(scales, sizes, axis=1))
-        like = next(iter(models.values()))
-        weights = weights.to(like.device)  # (L, terms), one copy for all leaves
-        at_once = like.device.type == "cuda" and len(sizes) > 1
-        places = torch.from_numpy(np.concatenate(self.places)).to(like.device) if at_once else None
-        return {
-            name: self._sums(models[name], scaled.to(models[name].dtype))
-            if places is None
-            else several_sums(models[name], places, scaled.to(models[name].dtype), sizes)
-            for name, scaled in zip(self.exponents, weights, strict=True)
-        }
-
-    def _sums(self, leaf: Tensor, weights: Tensor) -> Tensor:
-        kind, _ = FIXED_POINT[leaf.dtype]
-        sizes = [len(places) for places in self.places]
-        sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-        at_once = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
-        size = max(LEAST_ROWS, at_once // max(1, leaf.shape[1:].numel()))
-        for total, places, factors in zip(
-            sums, self.places, torch.split(weights, sizes), strict=True
-        ):
-            for start in range(0, len(places), size):
-                chunk = slice(start, start + size)
-                products = _products(leaf, places[chunk], factors[chunk])
-                total += products.round_().to(kind).sum(0, dtype=kind)
-        return sums
-
-    def at(self, place_of: Ids) -> "Terms":
-        """The terms of models that lie elsewhere, at place_of[place]; -1: not there."""
-        there = [place_of[places] >= 0 for places in self.places]
-        return Terms(
-            tuple(place_of[p][is_there] for p, is_there in zip(self.places, there, strict=True)),
-            tuple(w[is_there] for w, is_there in zip(self.weights, there, strict=True)),
-            self.exponents,
-        )
-
-    def equals(self, other: "Terms") -> bool:
-        """True if both are the same sums, bit by bit."""
-        mine, theirs = (
-            [*terms.places, *terms.weights, *terms.exponents.values()] for terms in (self, other)
-        )
-        is_alike = list(self.exponents) == list(other.exponents) and len(mine) == len(theirs)
-        return is_alike and all(map(np.array_equal, mine, theirs))
-
-    def result(self, sums: Params, like: Params) -> Params:
-        """Sums as numbers, of the dtype of the models."""
-        scales = torch.from_numpy(
-            2.0 ** -np.stack([self.exponents[name] for name in sums]).astype(float)
-        )
-        scales = scales.to(next(iter(sums.values())).device)  # (L, V), one copy for all leaves
-        numbers = {}
-        for (name, total), scale in zip(sums.items(), scales, strict=True):
-            scale = scale.to(like[name].dtype).view(-1, *[1] * (total.dim() - 1))
-            numbers[name] = total.to(like[name].dtype).mul_(scale)
-        return numbers
-
-
-def several_sums(leaf: Tensor, places: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(V, ...) what `Terms` sums, with few calls for many short sums, as a GPU prefers it.
-
-    places and weights (terms,) are those of all sums, of which the v-th has sizes[v].
-
-    >>> leaf, places, weights = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1]), torch.ones(3)
-    >>> several_sums(leaf, places, weights, [2, 1]).tolist()
-    [[3], [2]]
-    """
-    kind, _ = FIXED_POINT[leaf.dtype]
-    num_elements = max(1, leaf.shape[1:].numel())
-    most = max(LEAST_ROWS, ELEMENTS_OF_SUMS // num_elements)  # terms at a time
-    sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-    of_term = np.repeat(np.arange(len(sizes)), sizes)
-    into = torch.from_numpy(of_term).to(leaf.device)
-    for start in range(0, len(of_term), most):
-        chunk = slice(start, start + most)
-        factors = weights[chunk].view(-1, *[1] * (leaf.dim() - 1))
-        products = leaf.index_select(0, places[chunk]).mul_(factors)
-        sums.index_add_(0, into[chunk], products.round_().to(kind))
-    return sums
 
 
 @dataclass(frozen=True)
 class HeldModels:
-    """Models in the memory of this process."""
+    """Models in the memory of this process.
+
+    >>> models = HeldModels({"w": torch.tensor([[1.0], [-5.0]])})
+    >>> models.largest, models.rows(np.array([1]), ["w"])
+    ({'w': array([1., 5.])}, {'w': tensor([[-5.]])})
+    """
 
     params: Params  # leaves (K, ...)
     largest: dict[str, Weights] = field(init=False)
@@ -285,12 +187,12 @@ class HeldModels:
     def __post_init__(self) -> None:
         object.__setattr__(self, "largest", largest_values(self.params))
 
-    def rows(self, places: Ids, names: Sequence[str]) -> Params:
-        """The leaves (n, ...) of these names of the models at these positions."""
-        return {name: rows_of(self.params[name], places) for name in names}
+    def rows(self, positions: Ids, names: Sequence[str]) -> Params:
+        """As `Models.rows`."""
+        return {name: rows_of(self.params[name], positions) for name in names}
 
     def sums(self, terms: Terms) -> Params:
-        """The weighted sums, integers in fixed point."""
+        """As `Models.sums`."""
         return terms(self.params)
 
 
@@ -302,37 +204,23 @@ class ClientModels:
     models: Models
 
 
-def largest_values(models: Params) -> dict[str, Weights]:
-    """(K,) by leaf, the largest absolute value of each model; NaN where one is.
-
-    >>> largest_values({"w": torch.tensor([[1.0, -2.0], [torch.nan, 0.0]])})
-    {'w': array([ 2., nan])}
-    """
-    if not models:
-        return {}
-    flat = [leaf.flatten(1) for leaf in models.values()]
-    largest = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
-    return dict(zip(models, largest.double().cpu().numpy(), strict=True))
-
-
-def _products(leaf: Tensor, places: Ids, weights: Tensor) -> Tensor:
-    """The rows at these places times their weights, a new tensor."""
-    weights = weights.view(-1, *[1] * (leaf.dim() - 1))
-    first, past = int(places[0]), int(places[0]) + len(places)
-    if np.array_equal(places, np.arange(first, past)):
-        return leaf[first:past] * weights
-    return rows_of(leaf, places).mul_(weights)
-
-
-def rows_of(leaf: Tensor, places: Ids) -> Tensor:
-    """(n, ...) a copy of the rows at these positions."""
-    return leaf.index_select(0, torch.from_numpy(places).to(leaf.device))
-
-
 def mix_bank(
     relation: Relation, cohort: Ids, trained: Models, bank: ModelBank, aggregation: Aggregation
 ) -> ModelBank:
-    """Each client's model after the round; clients whose models must be equal share a row."""
+    """The bank after the round; clients whose models must be equal share a row.
+
+    >>> bank = ModelBank({"w": torch.tensor([[0.0]])}, np.zeros(3, np.int64))
+    >>> trained = HeldModels({"w": torch.tensor([[1.0], [3.0]])})
+    >>> clusters = Relation.of_clusters(np.array([0, 0, 1]))
+    >>> mixed = mix_bank(clusters, np.array([0, 1]), trained, bank, Aggregation())
+    >>> mixed.of_clients(np.arange(3))["w"].tolist()  # nobody of the second cluster was heard
+    [[2.0], [2.0], [0.0]]
+
+    Args:
+        relation: strengths with n_j included.
+        cohort: clients heard this round, in the order of `trained`.
+        bank: the models before the round.
+    """
     rows, owner = rows_of_clients(relation, cohort, bank, aggregation)
     return ModelBank(mix(rows, trained, bank.params), owner)
 
@@ -340,10 +228,11 @@ def mix_bank(
 def rows_of_clients(
     relation: Relation, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> tuple[list[MixingRow], Ids]:
-    """The rows of [A B] of all clients' models, and (M,) which of them is each client's.
+    """The rows of [A B] of the distinct new models, and (M,) the row of each client.
 
-    The strengths in `relation` include n_j. Clients that hear alike get one model, unless it is
-    made of the different ones they had: where nobody was heard, or with a server step below 1.
+    The strengths in `relation` include n_j. Clients with equal rows of the relation share a model,
+    unless the new model contains the client's old one: where nobody was heard, or where the server
+    step is not 1.
     """
     hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
     hears_somebody = hears[relation.of]  # (M,)
@@ -358,19 +247,26 @@ def rows_of_clients(
 
 
 def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
-    """W' = A X + B W, a new stack with one model for each row and the leaves of the bank."""
+    """W' = A X + B W, a new stack with one model for each row and the leaves of the bank.
+
+    >>> bank, trained = {"w": torch.zeros(1, 1)}, HeldModels({"w": torch.tensor([[1.0], [3.0]])})
+    >>> none = np.array([], np.int64)
+    >>> mean = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), none, np.empty(0))
+    >>> mix([mean], trained, bank)["w"]
+    tensor([[2.]])
+    """
     names = list(bank)
     if names and not any(row.copies_heard or row.copies_kept for row in rows):
         return _means(rows, trained, bank)
     mixed = {name: leaf.new_empty(len(rows), *leaf.shape[1:]) for name, leaf in bank.items()}
     heard = np.array([v for v, row in enumerate(rows) if row.copies_heard], np.int64)
     if len(heard):
-        places = np.concatenate([rows[v].heard for v in heard])
-        _put(mixed, heard, trained.rows(places, names))
+        positions = np.concatenate([rows[v].heard for v in heard])
+        _put(mixed, heard, trained.rows(positions, names))
     kept = np.array([v for v, row in enumerate(rows) if row.copies_kept], np.int64)
     if len(kept):
-        places = np.concatenate([rows[v].kept for v in kept])
-        _put(mixed, kept, {name: rows_of(bank[name], places) for name in names})
+        before = np.concatenate([rows[v].kept for v in kept])
+        _put(mixed, kept, {name: rows_of(bank[name], before) for name in names})
     summed = np.setdiff1d(np.arange(len(rows)), np.concatenate([heard, kept]))
     if len(summed) and names:
         _put(mixed, summed, _means([rows[v] for v in summed], trained, bank))
@@ -381,7 +277,7 @@ def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Term
     """What `mix` asks trained models for if its exponents are these; None: it asks for more.
 
     >>> row = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), np.array([]), np.array([]))
-    >>> expected_terms([row], {"w": np.array([3])}).places
+    >>> expected_terms([row], {"w": np.array([3])}).positions
     (array([0, 1]),)
     """
     if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
@@ -397,6 +293,7 @@ def _put(mixed: Params, rows: Ids, values: Params) -> None:
 
 
 def _means(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
+    """The models of these rows, as sums in fixed point."""
     heard, kept = tuple(row.heard for row in rows), tuple(row.kept for row in rows)
     exponents = _exponents(rows, trained.largest, bank)
     terms = Terms(heard, tuple(row.a for row in rows), exponents)
@@ -415,35 +312,13 @@ def _exponents(
     before = {name: np.empty(0) for name in bank}
     if len(used):  # otherwise there is nothing to wait for
         before = largest_values({name: rows_of(leaf, used) for name, leaf in bank.items()})
-    a, b = (np.array([abs(weights).sum() for weights in side]) for side in _weights_of(rows))
-    heard = _padded([row.heard for row in rows])
-    kept = _padded([np.searchsorted(used, row.kept) for row in rows])
+    kept = [np.searchsorted(used, row.kept) for row in rows]
     exponents = {}
     for name, leaf in bank.items():
-        bounds = a * _largest_of(largest[name], heard) + b * _largest_of(before[name], kept)
-        _, num_bits = FIXED_POINT[leaf.dtype]
-        bits_before = np.frexp(SLACK * bounds)[1].astype(np.int64)
-        exponents[name] = np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
+        bounds = [
+            abs(row.a).sum() * largest[name][row.heard].max(initial=0.0)
+            + abs(row.b).sum() * before[name][positions].max(initial=0.0)
+            for row, positions in zip(rows, kept, strict=True)
+        ]
+        exponents[name] = exponents_for(np.array(bounds), leaf.dtype)
     return exponents
-
-
-def _weights_of(rows: Sequence[MixingRow]) -> tuple[list[Weights], list[Weights]]:
-    return [row.a for row in rows], [row.b for row in rows]
-
-
-def _padded(places: Sequence[Ids]) -> Ids:
-    """(V, most) the places of each row, filled up with -1.
-
-    >>> _padded([np.array([4]), np.array([2, 3])]).tolist()
-    [[4, -1], [2, 3]]
-    """
-    sizes = np.array([len(ids) for ids in places])
-    padded = np.full((len(places), int(sizes.max(initial=0))), -1)
-    padded[np.arange(padded.shape[1]) < sizes[:, None]] = np.concatenate(places)
-    return padded
-
-
-def _largest_of(values: Weights, places: Ids) -> Weights:
-    """(V,) the largest of the values at the places of each row; at least 0, which is that of -1."""
-    largest: Weights = np.append(values, 0.0)[places].max(1, initial=0.0)
-    return largest

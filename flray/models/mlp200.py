@@ -1,6 +1,6 @@
 """MLP-200 of FLT (Jamali-Rad et al.): one hidden layer of 200 units."""
 
-from torch import Tensor, nn
+from torch import nn
 
 from flray.models.classifier import Classifier
 from flray.models.dropout import KeyedDropout
@@ -31,7 +31,3 @@ class Mlp200(Classifier):
             nn.ReLU(),
             nn.Linear(hidden, num_classes),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layers(x)
-        return logits

@@ -12,11 +12,11 @@ from torch import nn
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
-from flray.engines import vectorized
 from flray.engines.engine import Block
 from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop
 from flray.engines.losses import BatchLoss, step_batch
+from flray.engines.stacked_plan import StackedPlan
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.errors import ExperimentError
@@ -133,10 +133,10 @@ def test_parity_would_fail_if_finished_clients_were_not_frozen(how, monkeypatch)
     case = make("mlp200", torch.float64, training)
     reference = Loop(case.module, case.examples).train(case.block, training, gradient)
 
-    def all_at_the_end(plan: vectorized.StackedPlan) -> dict[int, np.ndarray]:
+    def all_at_the_end(plan: StackedPlan) -> dict[int, np.ndarray]:
         return {plan.num_steps - 1: np.flatnonzero(plan.last_step >= 0)}
 
-    monkeypatch.setattr(vectorized.StackedPlan, "clients_by_last_step", all_at_the_end)
+    monkeypatch.setattr(StackedPlan, "clients_by_last_step", all_at_the_end)
     thawed = Vectorized(case.module, case.examples, SLOTS).train(case.block, training, gradient)
     assert largest_gap(reference.params, thawed.params) > 1e-4
 

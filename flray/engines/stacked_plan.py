@@ -1,0 +1,55 @@
+"""Index plans of a block as tensors, with a slot for each client and dummies in slots left over."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.data.dataset import Ids
+from flray.engines.engine import Block
+
+
+@dataclass(frozen=True)
+class StackedPlan:
+    """The plans of a block as tensors: K slots, S steps, b batches per step, B examples per batch.
+
+    Slots without a client, and steps that a client does not take, have a mask that is False.
+    """
+
+    ids: Tensor  # (K, S, b, B) example ids
+    mask: Tensor  # (K, S, b, B)
+    keys: Tensor  # (K, S, b) for dropout and augmentation
+    last_step: Ids  # (K,) -1 for a dummy and for a client without steps
+
+    @classmethod
+    def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
+        """The plans of a block of at most `num_slots` clients, on the device."""
+        batches = block.plans[0].ids.shape[1:]  # (b, B)
+        num_steps = max(plan.num_steps for plan in block.plans)
+        ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)
+        mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
+        keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
+        last = np.full(num_slots, -1, dtype=np.int64)
+        for k, plan in enumerate(block.plans):
+            ids[k, : plan.num_steps] = plan.ids
+            mask[k, : plan.num_steps] = plan.mask
+            keys[k, : plan.num_steps] = plan.keys
+            last[k] = plan.num_steps - 1
+        tensors = [torch.from_numpy(array).to(device) for array in (ids, mask, keys)]
+        return cls(tensors[0], tensors[1], tensors[2], last)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """ids, mask and keys."""
+        return self.ids, self.mask, self.keys
+
+    @property
+    def num_steps(self) -> int:
+        """S, the steps of the client that takes most."""
+        return self.ids.shape[1]
+
+    def clients_by_last_step(self) -> dict[int, Ids]:
+        """Step -> the slots that finish with it, in the order of steps."""
+        ends = np.unique(self.last_step[self.last_step >= 0])
+        return {int(s): np.flatnonzero(self.last_step == s) for s in ends}

@@ -1,0 +1,319 @@
+"""One local step of many stacked clients: batches gathered, gradient computed, models moved."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from flray.data.pixels import Examples
+from flray.engines.engine import Block, BlockResult
+from flray.engines.losses import BatchLoss, RecordedGradient
+from flray.engines.stacked_plan import StackedPlan
+from flray.engines.training import ELEMENTWISE, Gradient, LocalBatch, Training, plain_gradient
+from flray.engines.written import (
+    Descent,
+    Gradients,
+    Targets,
+    Written,
+    WrittenGradient,
+)
+from flray.errors import ExperimentError
+from flray.models.bank import Params, trainable
+from flray.models.dropout import dropout_keys
+
+# Bytes of the images that are gathered for several steps at once.
+GATHERED_ON_CPU, GATHERED_ON_GPU = 2 << 20, 64 << 20
+ALIGNED = 256  # bytes, at multiples of which the batches of a step begin
+
+
+class StackedBatch(NamedTuple):
+    """A `LocalBatch` of each slot: the same fields with a leading axis, a pytree for `vmap`."""
+
+    x: Tensor  # (slots, B, channels, height, width)
+    y: Tensor  # (slots, B)
+    mask: Tensor  # (slots, B)
+    keys: Params  # (slots,) by dropout layer, or (slots, elements) where masks are drawn already
+
+
+@dataclass
+class StackedModule:
+    """A module and its examples, with the gradient of one client inside `vmap`.
+
+    The gradient is written out where `written` is given; otherwise, and for other losses that a
+    hook asks for, the module is differentiated by `torch.func`.
+    """
+
+    batch_loss: BatchLoss
+    examples: Examples
+    written: Written | None  # the written-out form of `example_losses`
+    alone: Lock = field(default_factory=Lock)  # torch puts params into a module while it runs
+
+    @property
+    def module(self) -> LightningModule:
+        return self.batch_loss.module
+
+    def gradient_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """Gradient and loss of one client at given params."""
+        if self.written is None or batch.loss != "example_losses":
+            with self.alone:
+                result: tuple[Params, Tensor] = grad_and_value(self.batch_loss.at)(at, batch)
+            return result
+        names = (tuple(at), tuple(batch.keys))
+        tensors = (*at.values(), *batch.keys.values(), batch.x, batch.y, batch.mask)
+        *gradients, loss = WrittenGradient.apply(self.written, names, *tensors)  # type: ignore[no-untyped-call]  # torch's own
+        return dict(zip(at, gradients, strict=True)), loss
+
+
+class Step:
+    """A local step of `num_slots` clients, on tensors that stay in place from step to step.
+
+    The number of the next step is read from the device, so that a CUDA graph can be replayed. The
+    algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
+    hook; and plain SGD needs no optimiser either: each layer moves while the gradient passes.
+    """
+
+    def __init__(
+        self,
+        stacked: StackedModule,
+        training: Training,
+        gradient: Gradient,
+        like: Block,
+        num_slots: int,
+    ) -> None:
+        self.stacked = stacked
+        self.written, self.examples = stacked.written, stacked.examples
+        device = self.examples.device
+        self.w = self._slots(like.w0, num_slots)
+        self.trained = {name: self.w[name] for name in trainable(stacked.module)}
+        self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
+        self.hook: StackedHook | None = None
+        if self.written is None or gradient is not plain_gradient:
+            self.hook = StackedHook(gradient, stacked)
+            self.w0 = self._slots(like.w0, num_slots)
+            self.memo = self._slots(like.memo, num_slots)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.descent: Descent | None = None
+        if self._layers_move(training):
+            self.descent = Descent(training.lr, training.momentum)
+        else:
+            self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
+
+    def _layers_move(self, training: Training) -> bool:
+        """True if each layer moves while the gradient passes."""
+        if self.hook is not None or training.optimizer != "sgd" or training.weight_decay:
+            return False
+        # With momentum, torch's optimiser moves all leaves in a few kernels of a GPU.
+        return not training.momentum or self.examples.device.type == "cpu"
+
+    def _slots(self, leaves: Params, num_slots: int) -> Params:
+        """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
+        empty = {n: leaf.new_empty(num_slots, *leaf.shape[1:]) for n, leaf in leaves.items()}
+        if self.written is None:
+            return empty
+        return {
+            name: self.written.in_layout(name.rpartition("/")[2], leaf)
+            for name, leaf in empty.items()
+        }
+
+    def start(self, block: Block, plan: StackedPlan) -> None:
+        """Put the models of a block into the slots, and begin with its first step."""
+        _fill(self.w, block.w0)
+        if self.descent is not None:
+            self.descent.velocity.clear()
+        if self.hook is not None:
+            _fill(self.w0, block.w0)
+            _fill(self.memo, block.memo)
+        self.plan = plan
+        self.total_loss.zero_()
+        self.number.zero_()
+
+    @torch.no_grad()
+    def advance(self, num_steps: int) -> None:
+        """Take the next steps."""
+        steps = self.number + torch.arange(num_steps, device=self.number.device)
+        for batches, targets in self._batches(steps):
+            if targets is not None:
+                loss = self._move_plainly(batches[0], targets)
+            else:
+                loss = self._move_by_hook(batches)
+            self.total_loss += torch.where(batches[0].mask.any(1), loss.double(), 0.0)
+        self.number += num_steps
+
+    def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
+        assert self.hook is not None  # or the step has targets
+        w0 = {name: self.w0[name] for name in self.trained}
+        direction, loss = self.hook(self.trained, w0, self.memo, batches)
+        self._move_along(direction)
+        return loss
+
+    def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
+        assert self.written is not None  # or there is a hook
+        if self.descent is not None:
+            return self.written.losses(self.w, batch.keys, batch.x, targets, self.descent)
+        gradients = Gradients(self.written, self.trained)
+        loss = self.written.losses(self.w, batch.keys, batch.x, targets, gradients)
+        self._move_along(gradients.of_all())
+        return loss
+
+    def _move_along(self, direction: Params) -> None:
+        assert self.optimizer is not None  # or layers move themselves
+        for name, leaf in self.trained.items():
+            leaf.grad = direction[name]
+        self.optimizer.step()
+
+    def _batches(self, steps: Tensor) -> Iterator[tuple[tuple[StackedBatch, ...], Targets | None]]:
+        """The batches of each step and, without a hook, the targets of the first."""
+        tensors = [t.index_select(1, steps).transpose(0, 1) for t in self.plan.tensors]
+        size = self._steps_gathered(tensors[0][0].numel())
+        for ids, mask, keys in zip(*(torch.split(t, size) for t in tensors), strict=True):
+            x, y = self.examples.training_batch(ids.flatten(0, 2), keys.flatten())
+            x, y = (t.view(*ids.shape, *t.shape[2:]) for t in (x, y))  # (steps, slots, b, B, ...)
+            layer_keys = self._layer_keys(keys, ids.shape[-1])
+            targets: list[Targets] | list[None] = [None] * len(ids)
+            if self.hook is None and self.written is not None:
+                targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype)
+            for s, targets_of_step in enumerate(targets):
+                yield (
+                    tuple(
+                        StackedBatch(
+                            x[s, :, b],
+                            y[s, :, b],
+                            mask[s, :, b],
+                            {name: key[s, :, b] for name, key in layer_keys.items()},
+                        )
+                        for b in range(ids.shape[2])
+                    ),
+                    targets_of_step,
+                )
+
+    def _steps_gathered(self, num_examples: int) -> int:
+        """Steps whose images are gathered at once, for so many examples in a step."""
+        examples = self.examples
+        num_bytes = num_examples * examples.images.shape[1:].numel() * examples.mean.element_size()
+        if examples.device.type == "cpu":
+            return max(1, GATHERED_ON_CPU // num_bytes)
+        # The kernel that a GPU chooses for a product depends on the alignment of its factors.
+        return 1 if num_bytes % ALIGNED else max(1, GATHERED_ON_GPU // num_bytes)
+
+    def _layer_keys(self, keys: Tensor, batch_size: int) -> Params:
+        """Keys of the dropout layers; a GPU draws the masks of several steps at once.
+
+        A hook may ask for a loss that is not written out, which draws from the keys.
+        """
+        layer_keys = dropout_keys(self.stacked.module, keys)
+        if self.hook is not None or self.written is None or keys.device.type == "cpu":
+            return layer_keys
+        return self.written.drawn(layer_keys, self.w, batch_size)
+
+
+def train_slots(step: "TakesSteps", block: Block, plan: StackedPlan, into: BlockResult) -> None:
+    """Train the clients of a block and write their models and losses into `into`."""
+    num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
+    if not num_steps.all():  # such clients keep their models
+        for name, leaf in block.w0.items():
+            into.params[name].copy_(leaf)
+    into.loss[:] = 0
+    if not num_steps.any():
+        return
+    step.start(block, plan)
+    num_taken = 0
+    for s, slots in plan.clients_by_last_step().items():
+        step.advance(s + 1 - num_taken)
+        num_taken = s + 1
+        # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
+        for name, leaf in step.w.items():
+            _copy_rows(into.params[name], leaf.detach(), torch.from_numpy(slots).to(leaf.device))
+    totals = step.total_loss[: len(num_steps)].cpu().numpy()
+    into.loss[:] = totals / np.maximum(num_steps, 1)
+
+
+class TakesSteps(Protocol):
+    """A `Step`, or the CUDA graph of one."""
+
+    @property
+    def w(self) -> Params:
+        """Models, leaves (slots, ...)."""
+        ...
+
+    @property
+    def total_loss(self) -> Tensor:
+        """(slots,) the losses summed over the steps so far."""
+        ...
+
+    def start(self, block: Block, plan: StackedPlan) -> None: ...
+
+    def advance(self, num_steps: int) -> None: ...
+
+
+def _copy_rows(into: Tensor, leaf: Tensor, slots: Tensor) -> None:
+    if len(slots) == len(into):  # all of them, so dummies come after
+        into.copy_(leaf[: len(into)])
+    else:
+        into.index_copy_(0, slots, leaf.index_select(0, slots))
+
+
+def _fill(slots: Params, leaves: Params) -> None:
+    """Copy the rows of clients into their slots, and the first row into those of dummies."""
+    for name, leaf in leaves.items():
+        slots[name][: len(leaf)].copy_(leaf)
+        dummies = slots[name][len(leaf) :]
+        dummies.copy_(leaf[:1].expand_as(dummies))
+
+
+def _elementwise_optimizer(
+    training: Training, module: LightningModule, leaves: Params
+) -> torch.optim.Optimizer:
+    """An optimiser that moves a stack of models as it moves each one."""
+    capturable = next(iter(leaves.values())).device.type == "cuda"
+    optimizer = training.make_optimizer(module, leaves, capturable)
+    if not isinstance(optimizer, ELEMENTWISE):
+        raise ExperimentError(
+            f"engine vectorized cannot use {type(optimizer).__name__}: it does not step "
+            "element by element; known: SGD, Adam, AdamW; choose execution.engine=loop"
+        )
+    return optimizer
+
+
+@dataclass(frozen=True)
+class StackedHook:
+    """The algorithm's hook, written for one client, over all slots at once."""
+
+    gradient: Gradient
+    stacked: StackedModule
+
+    @cached_property
+    def _all_clients(self) -> Callable[..., tuple[Params, Tensor]]:
+        stacked: Callable[..., tuple[Params, Tensor]] = vmap(self._one_client)
+        return stacked
+
+    def __call__(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
+    ) -> tuple[Params, Tensor]:
+        """Directions (slots, ...) to move along, and the losses (slots,) of the step."""
+        try:
+            return self._all_clients(w, w0, memo, batches)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            first_line = str(error).split("\n")[0]
+            raise ExperimentError(
+                f"engine vectorized cannot run {type(self.stacked.module).__name__}: {first_line} "
+                "Choose execution.engine=loop"
+            ) from error
+
+    def _one_client(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
+    ) -> tuple[Params, Tensor]:
+        first, *second = (LocalBatch(*batch) for batch in batches)
+        batch = replace(first, second=second[0]) if second else first
+        grad = RecordedGradient(self.stacked.gradient_at)
+        direction = self.gradient(grad, w, batch, w0, memo)
+        return direction, grad.first_loss

@@ -1,0 +1,271 @@
+"""From a module to its written-out form: trace it with torch.fx, translate layer by layer.
+
+A module that computes anything but a chain of known layers and cross-entropy is not translated,
+and its engine differentiates it with `vmap`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, cast
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from flray.engines.stacked_layers import (
+    Convolution,
+    Dropout,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool,
+    Relu,
+)
+from flray.engines.written import Written
+from flray.models.dropout import KeyedDropout
+
+# While torch.fx traces a module, calls of every module of the process go through its tracer.
+TRACING = Lock()
+
+# What a user's own code may raise when it is run on placeholders instead of tensors.
+NOT_TRACEABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def write_out(module: LightningModule, loss: str) -> Written | None:
+    """The written-out form of one of the module's losses, or None if it is not such a chain.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
+    >>> [type(layer).__name__ for layer in written.layers]
+    ['Flatten', 'Linear', 'Relu', 'Linear']
+    """
+    if not hasattr(module, loss) or not all(p.requires_grad for p in module.parameters()):
+        return None
+    with _mode(module, training=True):
+        nodes = _trace(_Loss(module, loss))
+        if len(nodes) < 5:
+            return None
+        x, y, *chain, entropy, output = nodes
+        is_loss = y.op == "placeholder" and output.args == (entropy,)
+        if not is_loss or not _is_cross_entropy(entropy, chain[-1], y):
+            return None
+        return _Translation(module).of(x, chain)
+
+
+def write_out_forward(module: LightningModule) -> Written | None:
+    """The written-out form of the module's output in evaluation mode."""
+    with _mode(module, training=False):
+        nodes = _trace(_Forward(module))
+        if len(nodes) < 3 or nodes[-1].args != (nodes[-2],):
+            return None
+        return _Translation(module).of(nodes[0], nodes[1:-1])
+
+
+@contextmanager
+def _mode(module: LightningModule, training: bool) -> Iterator[None]:
+    before = module.training
+    module.train(training)
+    try:
+        yield
+    finally:
+        module.train(before)
+
+
+def _trace(computation: nn.Module) -> list[fx.Node]:
+    """The nodes of what is computed; none if it cannot be traced."""
+    try:
+        with TRACING:
+            return list(_Tracer().trace(computation).nodes)
+    except NOT_TRACEABLE:
+        return []
+
+
+def is_written_out(module: LightningModule) -> bool:
+    """True if the module's training step can be written out."""
+    return write_out(module, "example_losses") is not None
+
+
+class _Loss(nn.Module):
+    def __init__(self, module: LightningModule, loss: str) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses: Tensor = getattr(self.module, self.loss)((x, y))
+        return losses
+
+
+class _Forward(nn.Module):
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.module(x)
+        return output
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, KeyedDropout) or super().is_leaf_module(m, module_qualified_name)
+
+
+@dataclass(frozen=True)
+class _Translation:
+    """From the nodes of a trace to layers; None as soon as one is not known."""
+
+    module: LightningModule
+
+    def of(self, x: fx.Node, chain: list[fx.Node]) -> Written | None:
+        layers: list[Layer] = []
+        before = x
+        for node in chain:
+            layer = self._layer(node) if _continues(node, before) else None
+            if layer is None:
+                return None
+            layers.extend(layer)
+            before = node
+        return self._written(_pooled_before_relu(layers))
+
+    def _written(self, layers: list[Layer]) -> Written | None:
+        weighted = [layer for layer in layers if isinstance(layer, Linear | Convolution)]
+        if not weighted or not isinstance(weighted[-1], Linear) or not _shapes_fit(layers):
+            return None
+        before = layers[: layers.index(weighted[0])]
+        if any(isinstance(layer, Relu) for layer in before):
+            return None  # Relu overwrites its input, which must not be the images
+        kinds = {layer.weight: type(layer) for layer in weighted}
+        if len(kinds) < len(weighted):
+            return None  # two layers share their weights
+        num_classes = len(dict(self.module.named_parameters())[weighted[-1].weight])
+        return Written(tuple(layers), num_classes, kinds)
+
+    def _layer(self, node: fx.Node) -> list[Layer] | None:
+        if node.op == "call_module":
+            name = str(node.target).removeprefix("module").removeprefix(".")
+            return self._of_module(name, self.module.get_submodule(name))
+        if node.target in FUNCTIONS and node.op in ("call_function", "call_method"):
+            return FUNCTIONS[node.target](*node.args[1:], **node.kwargs)
+        return None
+
+    def _of_module(self, name: str, module: nn.Module) -> list[Layer] | None:
+        prefix = f"{name}." if name else ""
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return None
+        if type(module) is nn.Linear:
+            return [Linear(f"{prefix}weight", _bias(prefix, module))]
+        if type(module) is nn.Conv2d:
+            return _convolution(prefix, module)
+        if type(module) is nn.MaxPool2d:
+            options = (module.kernel_size, module.stride, module.padding, module.dilation)
+            return _max_pool(*options, module.ceil_mode, module.return_indices)
+        if type(module) is nn.ReLU:
+            return [Relu()]
+        if type(module) is nn.Flatten:
+            return _flatten(module.start_dim, module.end_dim)
+        if type(module) is KeyedDropout:
+            is_active = module.training and module.p > 0
+            return [Dropout(f"{prefix}key", module.p)] if is_active else []
+        return [] if type(module) is nn.Identity else None
+
+
+def _shapes_fit(layers: list[Layer]) -> bool:
+    """True if images come before Flatten and vectors after it, as the stacked layers expect."""
+    flat = False
+    for layer in layers:
+        flat = flat or isinstance(layer, Flatten)
+        if isinstance(layer, Linear) and not flat:
+            return False
+        if isinstance(layer, Convolution | MaxPool) and flat:
+            return False
+    return True
+
+
+def _continues(node: fx.Node, before: fx.Node) -> bool:
+    """True if the node's only tensor is the output of the node before it."""
+    return node.all_input_nodes == [before] and node.args[:1] == (before,)
+
+
+def _bias(prefix: str, module: nn.Linear | nn.Conv2d) -> str | None:
+    return None if module.bias is None else f"{prefix}bias"
+
+
+def _convolution(prefix: str, module: nn.Conv2d) -> list[Layer] | None:
+    rows, columns = module.kernel_size
+    plain = module.stride == module.dilation == (1, 1) and module.groups == 1
+    if not plain or module.padding_mode != "zeros":
+        return None
+    if module.padding == "same":
+        if not rows % 2 or not columns % 2:
+            return None
+        padding = (rows // 2, columns // 2)
+    else:
+        padding = (0, 0) if module.padding == "valid" else cast(tuple[int, int], module.padding)
+    if padding[0] >= rows or padding[1] >= columns:
+        return None
+    weight = f"{prefix}weight"
+    return [Convolution(weight, _bias(prefix, module), (rows, columns), padding)]
+
+
+def _max_pool(
+    kernel_size: Any,  # Any: as nn.MaxPool2d and F.max_pool2d take them
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> list[Layer] | None:
+    size = _pair(kernel_size)
+    disjoint = stride is None or _pair(stride) == size
+    plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1)
+    return [MaxPool(size)] if disjoint and plain and not ceil_mode and not return_indices else None
+
+
+def _pair(value: Any) -> tuple[int, int]:  # Any: int, or a pair of them
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _flatten(start_dim: int = 0, end_dim: int = -1) -> list[Layer] | None:
+    return [Flatten()] if (start_dim, end_dim) == (1, -1) else None
+
+
+def _relu(inplace: bool = False) -> list[Layer] | None:  # noqa: ARG001
+    return [Relu()]
+
+
+FUNCTIONS: dict[Any, Callable[..., list[Layer] | None]] = {  # Any: a function or a method's name
+    F.relu: _relu,
+    torch.relu: _relu,
+    "relu": _relu,
+    F.max_pool2d: _max_pool,
+    torch.flatten: _flatten,
+    "flatten": _flatten,
+}
+
+
+def _is_cross_entropy(node: fx.Node, logits: fx.Node, y: fx.Node) -> bool:
+    defaults = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None}
+    options = {**defaults, "label_smoothing": 0.0, **node.kwargs}
+    plain = options == {**defaults, "label_smoothing": 0.0, "reduction": "none"}
+    return node.target is F.cross_entropy and node.args == (logits, y) and plain
+
+
+def _pooled_before_relu(layers: list[Layer]) -> list[Layer]:
+    """Relu of a maximum is the maximum of relus, gradients too, and has fewer elements."""
+    ordered = list(layers)
+    for n in range(len(ordered) - 1):
+        if isinstance(ordered[n], Relu) and isinstance(ordered[n + 1], MaxPool):
+            ordered[n], ordered[n + 1] = ordered[n + 1], ordered[n]
+    return ordered

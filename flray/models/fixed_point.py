@@ -1,0 +1,155 @@
+"""Weighted sums of models in fixed point, whose bits do not depend on the order of summation.
+
+Integers add up to the same number in any order. So the bits of a mean depend on the models in it
+and on nothing else, and hosts can sum up the models they have trained before anything is sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flray.data.dataset import Ids
+from flray.models.bank import Params
+
+Weights = NDArray[np.float64]
+
+# By dtype of a model, the integers in which it is summed, and the bits that a sum may use.
+FIXED_POINT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 61)}
+LARGEST_EXPONENT = 100  # of a scale: leaves below 2^-70 are summed with fewer bits
+SLACK = 1.001  # factor of a bound: weights that differ by rounding alone must not change a scale
+# Elements multiplied at a time, so that a CPU does it in its cache.
+ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 27
+LEAST_ROWS = 4  # multiplied at a time
+ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
+
+
+@dataclass(frozen=True)
+class Terms:
+    """V weighted sums over the models of a stack, in fixed point.
+
+    Calling it with models, leaves (K, ...), returns integers, leaves (V, ...). A term of sum v is
+    rounded to a multiple of 2^-exponents[leaf][v]; `result` turns sums into numbers again.
+
+    >>> terms = Terms((np.array([0, 2]),), (np.array([0.5, 0.25]),), {"w": np.array([3])})
+    >>> models = {"w": torch.tensor([[1.0], [7.0], [0.25]])}
+    >>> sums = terms(models)
+    >>> sums["w"]  # 8 (1/2 + 1/16), each term rounded
+    tensor([[4]], dtype=torch.int32)
+    >>> terms.result(sums, models)["w"]
+    tensor([[0.5000]])
+    """
+
+    positions: tuple[Ids, ...]  # of the models that sum v has a term of, for each v
+    weights: tuple[Weights, ...]  # of these terms, for each v
+    exponents: dict[str, Ids]  # by leaf, (V,)
+
+    def __call__(self, models: Params) -> Params:
+        sizes = [len(positions) for positions in self.positions]
+        scales = 2.0 ** np.stack(list(self.exponents.values())).astype(np.float64)  # (L, V)
+        weights = torch.from_numpy(np.concatenate(self.weights) * np.repeat(scales, sizes, axis=1))
+        device = next(iter(models.values())).device
+        weights = weights.to(device)  # (L, terms), one copy for all leaves
+        positions = torch.from_numpy(np.concatenate(self.positions)).to(device)
+        sum_up = several_sums if device.type == "cuda" and len(sizes) > 1 else sums_one_by_one
+        return {
+            name: sum_up(models[name], positions, scaled.to(models[name].dtype), sizes)
+            for name, scaled in zip(self.exponents, weights, strict=True)
+        }
+
+    def at(self, new_position: Ids) -> "Terms":
+        """The terms of models that lie elsewhere, at new_position[position]; -1: not there."""
+        moved = [new_position[positions] for positions in self.positions]
+        return Terms(
+            tuple(positions[positions >= 0] for positions in moved),
+            tuple(w[at >= 0] for w, at in zip(self.weights, moved, strict=True)),
+            self.exponents,
+        )
+
+    def equals(self, other: "Terms") -> bool:
+        """True if both are the same sums, bit by bit."""
+        arrays, others = (
+            [*terms.positions, *terms.weights, *terms.exponents.values()] for terms in (self, other)
+        )
+        is_alike = list(self.exponents) == list(other.exponents) and len(arrays) == len(others)
+        return is_alike and all(map(np.array_equal, arrays, others))
+
+    def result(self, sums: Params, like: Params) -> Params:
+        """Sums as numbers, of the dtype of the models."""
+        scales = torch.from_numpy(
+            2.0 ** -np.stack([self.exponents[name] for name in sums]).astype(float)
+        )
+        scales = scales.to(next(iter(sums.values())).device)  # (L, V), one copy for all leaves
+        numbers = {}
+        for (name, total), scale in zip(sums.items(), scales, strict=True):
+            scale = scale.to(like[name].dtype).view(-1, *[1] * (total.dim() - 1))
+            numbers[name] = total.to(like[name].dtype).mul_(scale)
+        return numbers
+
+
+def sums_one_by_one(
+    leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """(V, ...) integers: the sums over the models of a leaf (K, ...), each a sum over few chunks.
+
+    positions and weights (terms,) are those of all sums, of which the v-th has sizes[v].
+
+    >>> leaf, positions = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1])
+    >>> sums_one_by_one(leaf, positions, torch.ones(3), [2, 1]).tolist()
+    [[3], [2]]
+    """
+    kind, _ = FIXED_POINT[leaf.dtype]
+    sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
+    elements = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
+    length = max(LEAST_ROWS, elements // max(1, leaf.shape[1:].numel()))
+    terms = zip(torch.split(positions, list(sizes)), torch.split(weights, list(sizes)), strict=True)
+    for total, (rows, factors) in zip(sums, terms, strict=True):
+        for start in range(0, len(rows), length):
+            chunk = slice(start, start + length)
+            total += _rounded_products(leaf, rows[chunk], factors[chunk]).sum(0, dtype=kind)
+    return sums
+
+
+def several_sums(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
+    """As `sums_one_by_one`, with few calls for many short sums, which suits a GPU."""
+    kind, _ = FIXED_POINT[leaf.dtype]
+    length = max(LEAST_ROWS, ELEMENTS_OF_SUMS // max(1, leaf.shape[1:].numel()))  # terms at a time
+    sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
+    into = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(leaf.device)
+    for start in range(0, len(into), length):
+        chunk = slice(start, start + length)
+        sums.index_add_(0, into[chunk], _rounded_products(leaf, positions[chunk], weights[chunk]))
+    return sums
+
+
+def _rounded_products(leaf: Tensor, rows: Tensor, factors: Tensor) -> Tensor:
+    kind, _ = FIXED_POINT[leaf.dtype]
+    factors = factors.view(-1, *[1] * (leaf.dim() - 1))
+    return leaf.index_select(0, rows).mul_(factors).round_().to(kind)
+
+
+def exponents_for(bounds: Weights, dtype: torch.dtype) -> Ids:
+    """(V,) the bits after the point for sums of models of a dtype that stay below these bounds.
+
+    >>> exponents_for(np.array([0.4, 100.0]), torch.float32)  # 30 bits, 7 of them before the point
+    array([31, 23])
+    """
+    _, num_bits = FIXED_POINT[dtype]
+    bits_before = np.frexp(SLACK * bounds)[1].astype(np.int64)
+    return np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
+
+
+def largest_values(models: Params) -> dict[str, Weights]:
+    """(K,) by leaf, the largest absolute value of each model; NaN where one is.
+
+    >>> largest_values({"w": torch.tensor([[1.0, -2.0], [torch.nan, 0.0]])})
+    {'w': array([ 2., nan])}
+    """
+    if not models:
+        return {}
+    flat = [leaf.flatten(1) for leaf in models.values()]
+    largest = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
+    return dict(zip(models, largest.double().cpu().numpy(), strict=True))
