@@ -50,7 +50,7 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
     >>> layer_values(Mlp200((1, 28, 28), 10), (1, 28, 28))[-1]
     10
     """
-    found: list[int] = []
+    layers: list[int] = []
 
     def record(layer: nn.Module, _inputs: object, output: object) -> None:
         if not isinstance(output, Tensor):
@@ -58,9 +58,9 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
         values = output[0].numel()
         if isinstance(layer, nn.Conv2d):
             kernel = layer.kernel_size[0] * layer.kernel_size[1]
-            places = output[0].numel() // layer.out_channels
-            values += layer.in_channels // layer.groups * kernel * places
-        found.append(values)
+            positions = output[0].numel() // layer.out_channels
+            values += layer.in_channels // layer.groups * kernel * positions
+        layers.append(values)
 
     probe = copy.deepcopy(module).cpu().eval()
     for layer in probe.modules():
@@ -70,4 +70,4 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
     no_images = suppress(RuntimeError, TypeError, ValueError, NotImplementedError)
     with TRACING, torch.no_grad(), no_images:
         probe(torch.zeros((1, *image_shape), dtype=dtype))
-    return found
+    return layers

@@ -1,16 +1,18 @@
-"""A host: what a process keeps to run any client's task. A cache, never an owner of state."""
+"""A host: what a process keeps to run the task of any client."""
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
 from pytorch_lightning import LightningModule
+from torch import Tensor
 
-from flray.data.dataset import Dataset
+from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
 from flray.engines.engine import Engine
@@ -19,23 +21,35 @@ from flray.engines.loop import Loop
 from flray.engines.vectorized import Vectorized, refusal
 from flray.engines.written import Written, is_written_out, write_out_forward
 from flray.models.bank import Params
+from flray.models.classifier import Batch
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
 # Measured on two cores: above this size stacking a model with vmap only adds memory traffic.
 LARGEST_STACKED_ON_CPU = 300_000  # parameters
+EVALUATION_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
 
 
 @dataclass(frozen=True)
 class Host:
+    """What a process keeps to run the task of any client: module, data and engine.
+
+    A host is a cache. All state of clients comes with the jobs, so any host can run any client,
+    and a host that is lost is replaced without loss.
+    """
+
     module: LightningModule
     examples: Examples
     timeline: Timeline  # who holds which examples, by round
     engine: Engine
     seed: int
-    place: int = 0  # among the hosts of an executor
+    number: int = 0  # among the hosts of an executor
     # Models of the last trainings, by training and block, for hosts whose models stay.
     kept: dict[str, dict[int, Params]] = field(default_factory=dict)
+
+    def on_device(self, ids: Ids) -> Tensor:
+        """Example ids as a tensor on the device of the examples."""
+        return torch.from_numpy(ids).to(self.examples.device)
 
     @cached_property
     def written_forward(self) -> Written | None:
@@ -45,15 +59,25 @@ class Host:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What decides the bits of a result on one kind of device."""
+    """Settings that decide the bits of a result on one kind of device."""
 
     engine: EngineName
     device: str
     dtype: torch.dtype
-    num_slots: int
-    threads: int  # of a process: they train tiles, or else work inside torch's operators
+    num_slots: int  # clients of a block
+    threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int
-    callbacks: tuple[MakeCallback, ...] = ()  # of engine lightning
+    callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
+
+
+@dataclass(frozen=True)
+class Payload:
+    """All that a process needs to become a host; for actors, put into the object store once."""
+
+    module: LightningModule
+    dataset: Dataset
+    timeline: Timeline
+    settings: HostSettings
 
 
 def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
@@ -112,6 +136,17 @@ def start_host(
     return Host(module, examples, timeline, engine, settings.seed)
 
 
+def start_host_of_actor(payload: Payload, number: int) -> Host:
+    """The host of a client actor, over a copy of the module.
+
+    The weights in the payload are memory that all actors of the node share: engines write into
+    their own.
+    """
+    module = copy.deepcopy(payload.module)
+    host = start_host(module, payload.dataset, payload.timeline, payload.settings)
+    return replace(host, number=number)
+
+
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
@@ -119,3 +154,21 @@ def _start_engine(module: LightningModule, examples: Examples, settings: HostSet
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)
+
+
+def in_evaluation(
+    module: LightningModule,
+    examples: Examples,
+    ids: Tensor,
+    compute: Callable[[Batch], Tensor],
+) -> list[Tensor]:
+    """`compute` of one batch of the examples after another, in evaluation mode.
+
+    Every walk of a task over a client's examples that keeps no gradient is this one.
+
+    Args:
+        ids: (n,) example ids on the device of the examples.
+    """
+    module.eval()
+    with torch.no_grad():
+        return [compute(examples.batch(part)) for part in torch.split(ids, EVALUATION_BATCH)]

@@ -30,14 +30,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flray.client.embedding import (
-    EncoderTraining,
-    PixelScale,
-    mean_loss,
-    rescaled,
-    run_epoch,
-    seeded_generator,
-)
+from flray.client.embedding import PixelScale, rescaled
+from flray.client.encoder_training import EncoderTraining, mean_loss, run_epoch, seeded_generator
 from flray.client.host import restored_torch_settings
 from flray.columns import PARAMS_SHA256
 from flray.data import DATASETS

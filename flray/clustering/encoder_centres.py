@@ -23,8 +23,8 @@ from flray.client.embedding import (
     Latents,
     SendData,
     TellImageShape,
-    run_epoch,
 )
+from flray.client.encoder_training import run_epoch
 from flray.clustering.encoder import Encoder, ImageKind, same_bits, server_device
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS

@@ -38,10 +38,13 @@ class Block:
 class BlockResult:
     """Trained models of a block, in the order of its clients."""
 
-    params: Params  # leaves (K, ...)
+    params: Params  # leaves (K, ...); {} once they stay with the host that trained them
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
     # (K,) by name: what the module logged, a mean over the client's steps; NaN: nothing.
     logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    # Written by the host: (K,) by leaf, the largest absolute value of each model, and its number.
+    largest: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    host: int = 0
 
     @classmethod
     def empty_like(cls, block: Block) -> "BlockResult":

@@ -10,18 +10,16 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
 import ray
-import yaml
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
-from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without types
     AuthenticationTokenLoader,
     Config,
@@ -36,7 +34,6 @@ NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 DATA = "FLRAY_DATA"
-BOOTSTRAP = "ray_bootstrap_config.yaml"
 
 SYSTEM = {
     # Bytes of objects that travel inside calls and answers; Ray's own limit of 100 KB sends a model
@@ -180,50 +177,6 @@ def _reread_authentication() -> None:
     """Let Ray forget the mode and the token that it read from the environment before."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def whole_nodes() -> list[dict[str, float]]:
-    """What each node has in all, taken or free."""
-    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.total_resources_per_node
-    return list(ask().values())
-
-
-def this_machine() -> dict[str, float]:
-    """What a local cluster would have on this machine, by Ray's own arithmetic; starts nothing."""
-    spec = ResourceAndLabelSpec().resolve(is_head=True, node_ip_address="127.0.0.1")
-    ask: Callable[[], dict[str, float]] = spec.to_resource_dict
-    return ask()
-
-
-def coming_nodes() -> list[dict[str, float]]:
-    """What machines may still be started for us: those of the file that `ray up` leaves on a head.
-
-    Each kind is counted as if all that may come were of it. A machine whose memory the file does
-    not name is taken to have enough.
-    """
-    file = Path.home() / BOOTSTRAP
-    if "RAY_ADDRESS" not in os.environ or not file.is_file():
-        return []
-    plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    num_present = len(whole_nodes()) - 1  # beside the head
-    most = max(0, plain.get("max_workers", 0) - num_present)
-    return [
-        {"memory": float("inf"), **kind.get("resources", {})}
-        for name, kind in plain.get("available_node_types", {}).items()
-        if name != plain.get("head_node_type")
-        for _ in range(min(most, kind.get("max_workers", most)))
-    ]
-
-
-def reachable_nodes() -> list[dict[str, float]]:
-    """What each node has in all, taken or free, those that may still be started included."""
-    return [*whole_nodes(), *coming_nodes()]
-
-
-def free_nodes() -> list[dict[str, float]]:
-    """What is free on each node."""
-    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.available_resources_per_node
-    return list(ask().values())
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A file for `ray up`: would it work? Checked against Ray's own schema, without an account."""
+"""Checks of a file for `ray up`, against Ray's own schema and without an account."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from flray.errors import ExperimentError
 from flray.wording import counted, suggestion
 
 Plain = Mapping[str, Any]  # Any: YAML
-Tool = Mapping[str, Sequence[str]]  # the options of each command of a command line
+Tool = Mapping[str, Sequence[str]]  # options of a command line, by command
 COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands")
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 TOKEN = "~/.ray/auth_token"
@@ -31,7 +31,7 @@ _IMAGE = re.compile(r"rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+)")
 
 
 def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) -> str:
-    """What the file describes, in a line; refuses what `ray up` would fail on later.
+    """Refuse what `ray up` would fail on later; returns a line that describes the cluster.
 
     Args:
         folder: where `ray up` is called, from which local paths are looked for.
@@ -57,7 +57,7 @@ def tool_of(group: Any) -> Tool:
 def _check_schema(plain: Plain) -> None:
     schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
     for error in jsonschema.Draft7Validator(schema).iter_errors(plain):
-        raise ExperimentError(_said(error))
+        raise ExperimentError(_message(error))
     noisy = logging.getLogger("ray.autoscaler")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL)
@@ -65,21 +65,21 @@ def _check_schema(plain: Plain) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             validate_config(prepare_config(copy.deepcopy(dict(plain))))
     except (ValueError, KeyError, RuntimeError, jsonschema.ValidationError) as error:
-        text = _said(error) if isinstance(error, jsonschema.ValidationError) else str(error)
+        text = _message(error) if isinstance(error, jsonschema.ValidationError) else str(error)
         raise ExperimentError(f"Ray refuses the cluster: {text}") from error
     finally:
         noisy.setLevel(level)
 
 
-def _said(error: jsonschema.ValidationError) -> str:
-    """An error of the schema, with the key that was meant."""
+def _message(error: jsonschema.ValidationError) -> str:
+    """One line for an error of the schema, with the key that was probably meant."""
     where = ".".join(map(str, error.absolute_path)) or "the cluster"
-    known = list(error.schema.get("properties", {}))
+    keys = list(error.schema.get("properties", {}))
     if error.validator != "additionalProperties":
         return f"{where}: {error.message}"
-    unknown = [key for key in error.instance if key not in known]
-    meant = suggestion(str(unknown[0]), known)
-    return f"{where}: unknown key {unknown[0]!r}{meant}; known here: {', '.join(sorted(known))}"
+    unknown = next(key for key in error.instance if key not in keys)
+    meant = suggestion(str(unknown), keys)
+    return f"{where}: unknown key {unknown!r}{meant}; known here: {', '.join(sorted(keys))}"
 
 
 def _check_mounts(plain: Plain, folder: Path) -> None:
@@ -118,11 +118,11 @@ def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> N
     if called not in tool:
         meant = suggestion(called, tool)
         raise ExperimentError(f"{where}: `{name}` has no command {called!r}{meant}")
-    known = tool[called]
+    options = tool[called]
     for word in words[2:]:
         option = word.partition("=")[0]
-        if option.startswith("--") and option not in known:
-            meant = suggestion(option, known)
+        if option.startswith("--") and option not in options:
+            meant = suggestion(option, options)
             raise ExperimentError(f"{where}: `{name} {called}` has no option {option!r}{meant}")
 
 
@@ -139,11 +139,11 @@ def _check_token(plain: Plain) -> None:
 
 def _check_image(plain: Plain) -> None:
     image = str(plain.get("docker", {}).get("image", ""))
-    found = _IMAGE.match(image)
-    if found and found[1] != ray.__version__:
+    version = _IMAGE.match(image)
+    if version and version[1] != ray.__version__:
         raise ExperimentError(
-            f"docker.image has Ray {found[1]}, this environment {ray.__version__}: a job cannot be "
-            "sent to another version; change the tag"
+            f"docker.image has Ray {version[1]}, this environment {ray.__version__}: a job cannot "
+            "be sent to another version; change the tag"
         )
 
 

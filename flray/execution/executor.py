@@ -1,4 +1,4 @@
-"""Executors: spread jobs over hosts and bring the outputs back in order."""
+"""Executors run jobs on hosts, in this process or on actors, and return outputs in order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from flray.models.bank import Params
 Job = TypeVar("Job")
 Output = TypeVar("Output")
 
-# What a client's own code may raise: its module, its loss, its data.
+# Errors that count as failures of a client: of its module, its loss or its data.
 CLIENT_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -29,12 +29,15 @@ CLIENT_ERRORS = (
 class Failed:
     """Stands for the output of a job that failed.
 
+    `of_host` tells a process or GPU that failed, which the job of another client may have caused,
+    from an error that the client's own code raised.
+
     >>> Failed(ValueError("batch is empty")).reason
     'ValueError: batch is empty'
     """
 
     error: BaseException
-    of_host: bool = False  # its process or GPU failed, which another's job may have caused
+    of_host: bool = False
 
     @property
     def reason(self) -> str:
@@ -44,16 +47,24 @@ class Failed:
 
 
 class Executor(Protocol):
-    """Runs jobs on hosts, in this process or on actors, and returns the outputs in order."""
+    """Runs jobs on hosts: `Inline` in this process, `RayPool` on client actors.
+
+    A task is a pure function of (host, bank, job), so which host runs a job, when and how often
+    does not change its output.
+
+    >>> executor: Executor = Inline(host=None)  # a task that needs no host
+    >>> executor.map(lambda host, bank, job: job + bank["w"], {"w": 1}, [10, 20])
+    [11, 21]
+    """
 
     @property
     def clients_per_job(self) -> int | None:
-        """Most clients of a job. None: `execution.block`."""
+        """Largest number of clients in a job. None: `execution.block`."""
         ...
 
     @property
     def trainings_kept(self) -> int:
-        """Trained models stay with hosts, which answer questions about so many trainings.
+        """Number of trainings whose models hosts keep and answer questions about.
 
         0: models come back with the outputs.
         """
@@ -67,9 +78,12 @@ class Executor(Protocol):
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        """The outputs of the jobs in their order; the bank is sent once, not once a job.
+        """The outputs of the jobs in their order, `Failed` for those that failed.
 
-        A job with a `place` goes to the host of that number, where hosts have numbers.
+        Args:
+            task: called on a host with (host, bank, job).
+            bank: models for all jobs; sent once, not once per job.
+            jobs: a job with an attribute `host` runs on the host of that number.
         """
         ...
 
@@ -80,11 +94,11 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Inline:
-    """Everything in this process, one job after another."""
+    """Runs all jobs in this process, one after another."""
 
     host: Host
     clients_per_job: int | None = None
-    trainings_kept: int = 0  # models are here anyway
+    trainings_kept: int = 0  # models are in this process anyway
     retries: int = 0  # what failed here would fail again
 
     def map(
@@ -107,7 +121,10 @@ class Inline:
 
 
 class LazyExecutor:
-    """Starts an executor once it has something to do: a row that finds everything starts none."""
+    """Starts an executor when it is first used.
+
+    A row of a sweep that finds all its results in the cache starts no actors.
+    """
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start

@@ -231,14 +231,6 @@ class Terms:
             self.exponents,
         )
 
-    def equals(self, other: "Terms") -> bool:
-        """True if both are the same sums, bit by bit."""
-        mine, theirs = (
-            [*terms.places, *terms.weights, *terms.exponents.values()] for terms in (self, other)
-        )
-        is_alike = list(self.exponents) == list(other.exponents) and len(mine) == len(theirs)
-        return is_alike and all(map(np.array_equal, mine, theirs))
-
     def result(self, sums: Params, like: Params) -> Params:
         """Sums as numbers, of the dtype of the models."""
         scales = torch.from_numpy(
@@ -375,20 +367,6 @@ def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
     if len(summed) and names:
         _put(mixed, summed, _means([rows[v] for v in summed], trained, bank))
     return mixed
-
-
-def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Terms | None:
-    """What `mix` asks trained models for if its exponents are these; None: it asks for more.
-
-    >>> row = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), np.array([]), np.array([]))
-    >>> expected_terms([row], {"w": np.array([3])}).places
-    (array([0, 1]),)
-    """
-    if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
-        return None
-    if any(len(values) != len(rows) for values in exponents.values()):
-        return None
-    return Terms(tuple(row.heard for row in rows), tuple(row.a for row in rows), exponents)
 
 
 def _put(mixed: Params, rows: Ids, values: Params) -> None:

@@ -91,7 +91,6 @@ def robustness_row(
     state: Any,  # Any: the algorithm's own, after the clustering
     found: Clustering,
     fed: Federation,
-    split: Split,
     options: Robustness,
 ) -> RoundRow:
     """REPA's Algorithm 1 for each cluster; what it costs is not counted, it is no part of a run."""
@@ -113,8 +112,7 @@ def robustness_row(
             for own in members
         ]
     )  # (C, n)
-    sizes = np.array([len(ids) for ids in split.similar], np.int64)
-    among = replace(fed, meter=Meter(), num_examples=np.concatenate([fed.num_examples, sizes]))
+    among = replace(fed, meter=Meter())
     with fed.meter.phase("robustness"):
         answered, place = algorithm.assign(state, np.unique(asked), among)
     landed = dict(zip(answered.tolist(), place.tolist(), strict=True))

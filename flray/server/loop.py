@@ -146,7 +146,7 @@ class Server:
     def _round(self, state: Any, t: int) -> tuple[Any, RoundRow, list[Callable[[], None]]]:
         """The state after round t, its row, and what else is to be written of it."""
         split = self.timeline.at(t)
-        fed = self.fed.during(self.timeline, t)
+        fed = self.fed.during(t)
         records: list[Callable[[], None]] = []
         if self.evaluation.last_trained:
             keep = lambda found: records.append(self._trained(t, found))  # noqa: E731
@@ -196,14 +196,14 @@ class Server:
             return {}
         found = outcome.clusterings[-1]
         row: RoundRow = {}
-        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(max(t, 1))
         if self.evaluation.similarity:
             row |= label_row(found, split, fed)
         if self.drift is not None:
             row |= drift_row(found, split, self.drift)
         if self.evaluation.robustness is not None:
             options = self.evaluation.robustness
-            row |= robustness_row(self.algorithm, outcome.state, found, fed, split, options)
+            row |= robustness_row(self.algorithm, outcome.state, found, fed, options)
         return {CLUSTERING + name: value for name, value in row.items()}
 
     def _trained(self, t: int, trained: Trained) -> Callable[[], None]:
@@ -213,7 +213,7 @@ class Server:
         return self._score_trained(t, ModelBank(trained.params, owner), trained.clients)
 
     def _score_trained(self, t: int, bank: ModelBank, clients: Ids) -> Callable[[], None]:
-        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(max(t, 1))
         with self.fed.meter.phase("evaluate"):
             found = score_clients(fed, bank, clients, split.test)
         append = self.directory.append_clients
@@ -224,7 +224,7 @@ class Server:
 
         None: of all clients.
         """
-        fed = self.fed.during(self.timeline, max(t, 1))
+        fed = self.fed.during(max(t, 1))
         asked = np.arange(fed.num_clients) if clients is None else clients
         return self.algorithm.deploy(state, asked, fed)
 
