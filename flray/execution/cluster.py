@@ -1,7 +1,7 @@
-"""A Ray cluster: the one in RAY_ADDRESS, or a local one of our own that ends with us.
+"""Connection to a Ray cluster: the one in RAY_ADDRESS, or a local one that ends with this process.
 
-Actors of a local one share a GPU through CUDA MPS, where the machine has it: without, ten actors on
-a tenth of a GPU each compute in turns.
+Actors of a local cluster share a GPU through CUDA MPS where the machine has it. Without MPS, ten
+actors on a tenth of a GPU each would compute in turns.
 """
 
 import logging
@@ -35,8 +35,14 @@ CONNECT_TIMEOUT_S = 5.0
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 DATA = "FLRAY_DATA"
 
+# Arguments of ray.init. Ray's own log lines of workers would run through the progress lines.
+OPTIONS: dict[str, Any] = {  # Any: ray.init's own
+    "namespace": NAMESPACE,
+    "log_to_driver": False,
+    "logging_level": logging.ERROR,
+}
 SYSTEM = {
-    # Bytes of objects that travel inside calls and answers; Ray's own limit of 100 KB sends a model
+    # Bytes of objects that travel inside calls and answers. Ray's default of 100 KB sends a model
     # of MLP-200 through the object store, which costs milliseconds.
     "max_direct_call_object_size": 4 << 20,
     # Ray would start workers that nobody asked for, and ours have environments of their own.
@@ -46,29 +52,26 @@ SYSTEM = {
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Be connected to Ray; what was started here is stopped at the end, whatever happens."""
+    """Be connected to Ray during the `with` block.
+
+    A local cluster that is started here is stopped at the end, whatever happens. Inside another
+    `connected` block nothing is started or stopped.
+    """
     if ray.is_initialized():
         yield
         return
-    # Ray's own log lines of workers would run through the progress lines.
-    options: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-    }  # Any: ray.init's own
-    on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
+    on_sigterm = signal.getsignal(signal.SIGTERM)  # replaced by ray.init
     address = os.environ.get("RAY_ADDRESS")
     with ExitStack() as connection:
-        if address:
-            connection.callback(ray.shutdown)
-            with _outside_runs():
-                _join(address, options)
-        else:
+        if not address:
             connection.enter_context(_own_token())
             connection.enter_context(shared_gpu())
-            connection.callback(ray.shutdown)
-            with _outside_runs():
-                _start(options)
+        connection.callback(ray.shutdown)
+        with _outside_runs():
+            if address:
+                _join(address)
+            else:
+                _start()
         if callable(on_sigterm) and current_thread() is main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
         yield
@@ -79,15 +82,22 @@ def _outside_runs() -> AbstractContextManager[None]:
     return chdir(sys.prefix) if is_inside_run(Path.cwd()) else nullcontext()
 
 
-def _join(address: str, options: dict[str, Any]) -> None:  # Any: ray.init's own
-    require_listener(address)
+def _join(address: str) -> None:
+    """Connect to the cluster at RAY_ADDRESS, unless nobody listens: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ExperimentError(_no_cluster(address, error)) from error
+        if host and port.isdecimal():  # not `auto`, or whatever else Ray understands
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        ray.init(**OPTIONS)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ExperimentError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it "
+            "for a local cluster"
+        ) from error
 
 
-def _start(options: dict[str, Any]) -> None:  # Any: ray.init's own
+def _start() -> None:
     """Start a local cluster, all of whose processes end with this one, even if it is killed."""
     python = kept_forking_python()
     try:
@@ -97,7 +107,7 @@ def _start(options: dict[str, Any]) -> None:  # Any: ray.init's own
                 include_dashboard=False,
                 runtime_env={"py_executable": python.command} if python else None,
                 _system_config=SYSTEM,
-                **options,
+                **OPTIONS,
             )
         if python is not None:  # Ray's agents would look for a killed raylet for 100 s
             python.end_with_owner(_children_of_raylet())
@@ -117,28 +127,9 @@ def _children_of_raylet() -> list[int]:
     return [child.pid for child in psutil.Process(raylet.process.pid).children()]
 
 
-def require_listener(address: str) -> None:
-    """Refuse an address of host and port at which nobody listens; Ray would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # `auto`, or whatever else Ray understands
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise ExperimentError(_no_cluster(address, error)) from error
-
-
-def _no_cluster(address: str, error: Exception) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return (
-        f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it for "
-        "a local cluster"
-    )
-
-
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let Ray listen where this machine alone can connect, as it does on macOS and Windows.
+    """Let Ray listen on the loopback interface only, as it does on macOS and Windows.
 
     Whoever reaches its ports can run code here.
     """
@@ -154,9 +145,9 @@ def _on_loopback() -> Iterator[None]:
 def _own_token() -> Iterator[None]:
     """Let a local Ray accept only processes with its token, a new one for each cluster.
 
-    Other users of the machine reach its ports, too. Its processes inherit the token in their
+    Other users of the machine can reach its ports. Its processes inherit the token in their
     environment, which no other user can read; Ray itself would write it to a file that every user
-    may read. A RAY_AUTH_MODE of the user's own is left as it is.
+    may read. If RAY_AUTH_MODE is set, nothing is changed.
     """
     if AUTH_MODE in os.environ:
         yield
@@ -174,16 +165,16 @@ def _own_token() -> Iterator[None]:
 
 
 def _reread_authentication() -> None:
-    """Let Ray forget the mode and the token that it read from the environment before."""
+    """Make Ray read mode and token from the environment again."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:
-    """The runtime environment of our actors.
+    """The runtime environment of our actors, with the driver's search path and folder of data.
 
     Threads are fixed before torch is imported: set_num_threads alone comes too late. The search
-    path is the driver's, so that a user's own modules are found, and so is the folder of the data.
+    path lets actors import modules of the user.
     """
     data = {name: os.environ[name] for name in (DATA,) if name in os.environ}
     return {

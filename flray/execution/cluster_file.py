@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import json
 import logging
 import re
 import shlex
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import ray.autoscaler
+import ray
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
@@ -25,7 +24,6 @@ COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands")
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 TOKEN = "~/.ray/auth_token"
 
-_SCHEMA = Path(ray.autoscaler.__file__).with_name("ray-schema.json")
 _AND_THEN = re.compile(r"&&|\|\||;")
 _IMAGE = re.compile(r"rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+)")
 
@@ -55,9 +53,6 @@ def tool_of(group: Any) -> Tool:
 
 
 def _check_schema(plain: Plain) -> None:
-    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
-    for error in jsonschema.Draft7Validator(schema).iter_errors(plain):
-        raise ExperimentError(_message(error))
     noisy = logging.getLogger("ray.autoscaler")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL)
@@ -65,14 +60,17 @@ def _check_schema(plain: Plain) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             validate_config(prepare_config(copy.deepcopy(dict(plain))))
     except (ValueError, KeyError, RuntimeError, jsonschema.ValidationError) as error:
-        text = _message(error) if isinstance(error, jsonschema.ValidationError) else str(error)
-        raise ExperimentError(f"Ray refuses the cluster: {text}") from error
+        raise ExperimentError(f"Ray refuses the cluster: {_message(error)}") from error
     finally:
         noisy.setLevel(level)
 
 
-def _message(error: jsonschema.ValidationError) -> str:
-    """One line for an error of the schema, with the key that was probably meant."""
+def _message(error: Exception) -> str:
+    """One line for an error of Ray's check, with the key that was probably meant."""
+    if isinstance(error, KeyError):
+        return f"{error} is a required property"
+    if not isinstance(error, jsonschema.ValidationError):
+        return str(error)
     where = ".".join(map(str, error.absolute_path)) or "the cluster"
     keys = list(error.schema.get("properties", {}))
     if error.validator != "additionalProperties":

@@ -117,23 +117,40 @@ class Federation(Population):
     clients and models, never on the executor, the number of actors or the order of arrival. With
     `on_client_failure: drop`, clients that fail are missing in the answers and counted.
 
+    Four clients train a small network in this process, and the server averages their models:
+
+    >>> from flray.client.host import HostSettings, start_host
+    >>> from flray.data.datasets.synthetic import Synthetic
     >>> from flray.data.events import make_timeline
-    >>> ids = np.split(np.arange(40), [5, 15, 35])  # of four clients
-    >>> split = Split(np.arange(40), np.arange(40) % 2, ids, ids, ids, holdout=np.array([2]))
+    >>> from flray.data.splits.iid import Iid
+    >>> from flray.engines.training import plain_gradient
+    >>> from flray.execution.executor import Inline
+    >>> from flray.models.bank import params_of, stack
+    >>> from flray.models.mlp200 import Mlp200
+    >>> dataset = Synthetic(num_train=80, num_test=20, size=8).load()
+    >>> timeline = make_timeline(Iid(clients=4).split(dataset, seed=0), ())
+    >>> module = Mlp200(dataset.image_shape, num_classes=10, hidden=5)
+    >>> settings = HostSettings("loop", "cpu", torch.float32, num_slots=2, threads=1, seed=0)
     >>> fed = Federation(
-    ...     timeline=make_timeline(split, ()),
-    ...     initial={"w": torch.zeros(1, 2)},
-    ...     executor=None,  # no client is asked below
-    ...     training=Training(),
+    ...     timeline=timeline,
+    ...     initial=stack([params_of(module)]),
+    ...     executor=Inline(start_host(module, dataset, timeline, settings)),
+    ...     training=Training(lr=0.1),
     ...     aggregation=Aggregation(),
-    ...     participation=0.67,
-    ...     block=10,
+    ...     participation=0.5,
+    ...     block=2,
     ...     seed=0,
     ... )
-    >>> len(fed.sample(1, fed.clients))
-    2
-    >>> fed.initial_bank().owner, fed.weights()
-    (array([0, 0, 0, 0]), array([ 5., 10., 20.,  5.]))
+    >>> bank = fed.initial_bank()
+    >>> cohort = Cohort(t=1, clients=fed.sample(1, fed.clients))
+    >>> trained = fed.train(bank, cohort, plain_gradient)
+    >>> len(trained.clients), [leaf.shape[0] for leaf in trained.params.values()]  # K models
+    (2, [2, 2, 2, 2])
+    >>> after = fed.mix(Relation.joint(fed.num_clients), trained, bank)
+    >>> after.num_rows, after.owner  # one model, which all M clients use
+    (1, array([0, 0, 0, 0]))
+    >>> fed.meter.counts["client_steps"] == int(trained.num_steps.sum())
+    True
     """
 
     initial: Params  # the model that every client starts from, leaves (1, ...)
