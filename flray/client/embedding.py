@@ -39,12 +39,16 @@ FLT_INITS = 10  # sklearn's own number of starts when FLT was written
 
 @dataclass(frozen=True)
 class EmbedCentres:
-    """l. 6-9: centres of the client's training examples of round t, encoded in evaluation mode."""
+    """l. 6-9: centres of the clients' training examples of round t, encoded in evaluation mode.
 
-    module: LightningModule
-    pixels: PixelScale
+    Returns (k, e) for each client: k centres in the latent space of the encoder, whose params are
+    those that the task is called with.
+    """
+
+    module: LightningModule  # encoder, whose own weights are not used
+    pixels: PixelScale  # range of the pixels that the encoder expects
     t: int
-    num_centres: Mapping[int, int]  # k of each client
+    num_centres: Mapping[int, int]  # k by client
 
     def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[Latents]:
         module = copied_module(self.module, host)
@@ -60,7 +64,10 @@ class EmbedCentres:
 
 @dataclass(frozen=True)
 class FineTuneCentres:
-    """l. 3-9: every client first trains a copy of the encoder of its own, which it keeps."""
+    """l. 3-9: every client trains a copy of the encoder first, and encodes with it.
+
+    Clients start from the same encoder and do not hear of each other.
+    """
 
     embed: EmbedCentres
     training: EncoderTraining
@@ -85,8 +92,9 @@ class FineTuneCentres:
 class FineTuneInTurn:
     """One encoder, trained by one client after another, for `Federation.chain`.
 
-    As FLT's code does it: Adam's state and the schedule of its rate go along with the encoder,
-    batches are not shuffled, and a client embeds right after its own epochs.
+    As in FLT's code, Adam's state and the schedule of its rate go along with the encoder, batches
+    are not shuffled, and a client embeds right after its own epochs. Returns the centres of each
+    client, and what the next client goes on from.
     """
 
     embed: EmbedCentres
@@ -139,7 +147,7 @@ def _encoding(module: LightningModule) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def k_means(latents: Latents, k: int) -> Latents:
-    """(k, e) centres of the rows, which are repeated in turn where there are fewer than k.
+    """(k, e) centres of the rows, as FLT computes them; fewer rows than k are repeated in turn.
 
     >>> sorted(k_means(np.array([[0.0], [1.0], [10.0]]), 2).ravel().tolist())
     [0.5, 10.0]
@@ -159,7 +167,10 @@ def k_means(latents: Latents, k: int) -> Latents:
 
 @dataclass(frozen=True)
 class ProjectCentres:
-    """FLT's baseline: centres of the client's pixels in [0, 1], projected by a PCA of its own."""
+    """FLT's baseline: centres of the client's pixels in [0, 1], projected by a PCA of its own.
+
+    Returns (k, components) for each client.
+    """
 
     components: int
     k: int
@@ -181,7 +192,7 @@ class ProjectCentres:
 
 
 def project(pixels: Latents, components: int) -> Latents:
-    """(n, components) by PCA; rows are repeated in turn where there are fewer than components."""
+    """(n, components) the rows projected by PCA; too few rows are repeated in turn."""
     from sklearn.decomposition import PCA  # seconds to import, and seldom needed
 
     pca = PCA(components, random_state=FLT_SEED)
@@ -193,7 +204,7 @@ def project(pixels: Latents, components: int) -> Latents:
 
 @cache
 def _thread_pools() -> ThreadpoolController:
-    """Those of the libraries that k-means and PCA use; to look for them takes 18 ms."""
+    """Thread pools of the libraries that k-means and PCA use; to look for them takes 18 ms."""
     import sklearn.cluster
     import sklearn.decomposition  # noqa: F401
 
@@ -210,7 +221,10 @@ class ClientData:
 
 @dataclass(frozen=True)
 class SendData:
-    """The client's training data of round t itself: what no federation should ask for."""
+    """The client's training data of round t itself, which no federation should ask for.
+
+    For the comparison with a central fine-tuning of the encoder.
+    """
 
     t: int
 
@@ -225,7 +239,7 @@ class SendData:
 
 
 class TellImageShape:
-    """(channels, height, width), which all clients share."""
+    """Shape of the clients' images, (channels, height, width), which all of them share."""
 
     def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[tuple[int, ...]]:
         return [tuple(host.examples.images.shape[1:])] * len(job.clients)
@@ -238,7 +252,11 @@ def copied_module(module: LightningModule, host: Host) -> LightningModule:
 
 
 def rescaled(examples: Examples, pixels: PixelScale) -> Examples:
-    """The examples as an encoder sees them, whatever the dataset's own normalisation."""
+    """The examples with pixels in [0, 1] or [-1, 1], whatever the dataset's normalisation.
+
+    Args:
+        pixels: `unit` or `signed`, as the encoder was trained.
+    """
     middle = 0.0 if pixels == "unit" else 0.5
     mean = torch.full_like(examples.mean, middle)
     std = torch.full_like(mean, 1 - middle)

@@ -22,10 +22,10 @@ EPOCH, STEP, MOMENTS = "adam/epoch", "adam/step", ("exp_avg", "exp_avg_sq")
 class EncoderTraining:
     """Settings of Adam over batches of examples, with a rate that is halved now and then."""
 
-    epochs: int  # J
+    epochs: int  # J of FLT, epochs per client or in all
     batch_size: int
     lr: float
-    halve_every: int  # epochs; 0: never
+    halve_every: int  # epochs after which the rate is halved; 0: never
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0.
@@ -44,10 +44,15 @@ def fine_tune(
     carried: Params,
     training: EncoderTraining,
 ) -> Params:
-    """Go on from `carried` with epochs over the examples in their order; trains the module.
+    """Train the module on one client's examples, in their order, from where another left off.
 
-    `carried` holds the encoder's params and, unless nobody has trained yet, Adam's moments, its
-    step and the number of epochs so far. What is returned shares no memory with it.
+    Returns what the next client goes on from: the encoder's params, Adam's moments and step, and
+    the number of epochs so far. It shares no memory with `carried`, which is not changed.
+
+    Args:
+        module: changed in place.
+        ids: (n,) example ids of the client, on the device of the examples.
+        carried: as returned for the client before; params alone if nobody has trained yet.
     """
     load_params(module, carried)
     optimizer = torch.optim.Adam(trainable(module).values(), lr=training.lr)
@@ -68,7 +73,12 @@ def run_epoch(
     batches: Iterable[Tensor],
     lr: float,
 ) -> float:
-    """A gradient step for each batch of example ids; the mean loss over all examples seen."""
+    """Train the module for one epoch; returns the mean loss over its examples.
+
+    Args:
+        batches: example ids of each step, on the device of the examples.
+        lr: the learning rate of the epoch, which replaces that of the optimiser.
+    """
     module.train()
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -101,7 +111,10 @@ def mean_loss(module: LightningModule, examples: Examples, ids: Tensor) -> float
 
 @contextmanager
 def seeded_generator(seed: int, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's generator (a user's nn.Dropout) get one of this seed."""
+    """Seed torch's generator during the `with` block, for layers that draw from it.
+
+    Such layers are those of users, nn.Dropout for instance. The state before is restored.
+    """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.random.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""How much memory the steps of a block take beside its models, estimated from one example."""
+"""Memory that the steps of a block take beside its models, estimated from one example."""
 
 import copy
 from contextlib import suppress
@@ -12,7 +12,7 @@ from flray.client.scoring import PIECE, SCORE_BATCH, STACKED_ON_GPU
 from flray.engines.vectorized import tile_size
 from flray.engines.written import TRACING, is_written_out
 
-PASSES = 2  # what a forward pass keeps, and the gradients of it
+PASSES = 2  # values that a forward pass keeps, and their gradients
 
 
 def bytes_of_steps(
@@ -21,7 +21,10 @@ def bytes_of_steps(
     batch_size: int,
     settings: HostSettings,
 ) -> int:
-    """Bytes of the layers' values while a block is trained or a model is evaluated."""
+    """Bytes of the layers' values while a block is trained or a model is evaluated.
+
+    The larger of both, for the estimate of what an actor needs (`execution.resources`).
+    """
     layers = layer_values(module, image_shape)
     at_once = models_at_once(module, settings)
     training = PASSES * sum(layers) * batch_size * at_once
@@ -32,7 +35,10 @@ def bytes_of_steps(
 
 
 def models_at_once(module: LightningModule, settings: HostSettings) -> int:
-    """How many models of a block a step of the engine trains."""
+    """Number of models of a block that one step of the engine trains at the same time.
+
+    One for engines that train client after client, a tile per thread on a CPU, otherwise the block.
+    """
     if choose_engine(settings.engine, module, settings.device) != "vectorized":
         return 1
     if settings.device != "cpu" or not is_written_out(module):
@@ -42,9 +48,10 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
 
 
 def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> list[int]:
-    """Numbers that each layer makes of one example; a convolution unfolds its input first.
+    """Number of values that each layer computes for one example.
 
-    Empty for a module that cannot be applied to images alone.
+    A convolution unfolds its input first, which is counted too. Empty for a module that cannot be
+    applied to images alone.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> layer_values(Mlp200((1, 28, 28), 10), (1, 28, 28))[-1]

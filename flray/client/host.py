@@ -53,18 +53,22 @@ class Host:
 
     @cached_property
     def written_forward(self) -> Written | None:
-        """The module's output in evaluation mode over stacked models, where it is written out."""
+        """The module's outputs over stacked models in evaluation mode; None if not written out."""
         return write_out_forward(self.module)
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Settings that decide the bits of a result on one kind of device."""
+    """Settings of a host. They decide the bits of a result on one kind of device.
+
+    >>> HostSettings("auto", "cpu", torch.float32, num_slots=10, threads=2, seed=0).callbacks
+    ()
+    """
 
     engine: EngineName
-    device: str
-    dtype: torch.dtype
-    num_slots: int  # clients of a block
+    device: str  # cpu, cuda or cuda:N
+    dtype: torch.dtype  # of models and images
+    num_slots: int  # clients per block
     threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
@@ -81,7 +85,12 @@ class Payload:
 
 
 def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
-    """Resolve `auto` by model and kind of device alone."""
+    """The engine that `auto` stands for; it depends on model and kind of device alone.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> choose_engine("auto", Mlp200((1, 28, 28), 10), "cpu")
+    'vectorized'
+    """
     if engine != "auto":
         return engine
     if refusal(module):
@@ -93,7 +102,10 @@ def choose_engine(engine: EngineName, module: LightningModule, device: str) -> E
 
 
 def default_threads(engine: EngineName, module: LightningModule, device: str) -> int:
-    """All cores where threads change no bit, which is where a CPU trains in tiles; otherwise 1."""
+    """Threads per process: all cores if the model trains in tiles on a CPU, otherwise 1.
+
+    Tiles give the same bits on any number of threads; operators of torch may not.
+    """
     in_tiles = choose_engine(engine, module, device) == "vectorized" and is_written_out(module)
     if device != "cpu" or not in_tiles:
         return 1
@@ -101,13 +113,13 @@ def default_threads(engine: EngineName, module: LightningModule, device: str) ->
 
 
 def usable_cores() -> int:
-    """Those that this process may use, or OMP_NUM_THREADS, which Ray sets for its workers."""
+    """Number of cores that this process may use, or OMP_NUM_THREADS, which Ray sets for workers."""
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 @contextmanager
 def restored_torch_settings() -> Iterator[None]:
-    """Give torch's settings of this process, which `start_host` fixes, back as they were."""
+    """Restore after the `with` block the settings of torch that `start_host` changes."""
     cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
     threads, is_benchmark = torch.get_num_threads(), cudnn.benchmark
     is_deterministic, has_tf32 = cudnn.deterministic, cudnn.allow_tf32
@@ -123,7 +135,14 @@ def restored_torch_settings() -> Iterator[None]:
 def start_host(
     module: LightningModule, dataset: Dataset, timeline: Timeline, settings: HostSettings
 ) -> Host:
-    """Place data and module on the device and fix what else would change bits."""
+    """Make this process a host: data and module on the device, and an engine for them.
+
+    Also fixes the settings of torch that would change bits, for the whole process.
+
+    Args:
+        module: moved to device and dtype in place.
+        timeline: the split of every round; all of them share one table of examples.
+    """
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False

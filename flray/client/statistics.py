@@ -32,18 +32,19 @@ SMALLEST_SHARE = 1e-12  # of the largest principal value: below it a direction i
 
 @dataclass(frozen=True)
 class Foreign:
-    """An encoder that is not the model of the run."""
+    """An encoder that is not the model of the run; its params are those the task is called with."""
 
     module: LightningModule
-    pixels: PixelScale
+    pixels: PixelScale  # range of the pixels that the encoder expects
 
 
 @dataclass(frozen=True)
 class DescribeLatents:
     """S(φ(X_i)) of the clients' images of round t; labels are not read.
 
-    Clients describe their training images. Holdout clients never train on theirs: they describe
-    these and their validation images, which is one part in the paper, or the latter alone.
+    Returns a vector for each client, the statistics of its latents one after the other. Clients
+    describe their training images. Holdout clients never train on theirs: they describe these and
+    their validation images, which are one part in the paper, or the latter alone.
     """
 
     statistics: tuple[Statistic, ...]

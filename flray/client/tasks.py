@@ -64,10 +64,11 @@ class ClientsJob:
 
 @dataclass(frozen=True)
 class Train:
-    """Local training of the clients of a block in round t.
+    """Local training of the clients of a block in round t, each from its row of the bank.
 
     Returns losses and, by default, the models. With `num_kept` the models stay with the host,
-    which answers questions about them (`flray.client.keeping`).
+    which answers questions about them (`flray.client.keeping`). The model of a client does not
+    depend on the other clients of the block.
     """
 
     training: Training
@@ -134,7 +135,10 @@ def is_finite(trained: BlockResult) -> NDArray[np.bool_]:
 
 
 class Score:
-    """Correctness and loss of each model on each of its examples, in evaluation mode."""
+    """Correctness and loss of each model on each of its examples, in evaluation mode.
+
+    A job is a list of models and examples to score together, not a block of clients.
+    """
 
     def __call__(self, host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         return score_models(host, bank, jobs)

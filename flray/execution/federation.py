@@ -284,11 +284,11 @@ class Federation(Population):
         ids = np.concatenate([nobody(), *(job.clients for job, _ in done)])
         answered = np.flatnonzero(~np.isin(ids, list(failed)))
         losses = np.concatenate([[], *(result.loss for _, result in done)])
-        models = TrainedModels.joined(self.executor, task, bank, done)
+        models = TrainedModels(self.executor, task, bank, done, index=answered)
         num_steps = self.num_steps(ids[answered], task.training)
         self.meter.note_logged([result.logged for _, result in done])
         self.meter.counts[CLIENT_STEPS] += int(num_steps.sum())
-        return Trained(ids[answered], models.part(answered), losses[answered], num_steps)
+        return Trained(ids[answered], models, losses[answered], num_steps)
 
     def judge(self, bank: ModelBank, cohort: Cohort, part: JudgedPart) -> Judgement:
         """Loss and accuracy of every model of the bank on each client's own part.

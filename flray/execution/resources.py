@@ -108,10 +108,10 @@ class Needs:
         return asdict(self)
 
     @property
-    def bundle(self) -> dict[Kind, float]:
+    def bundle(self) -> dict[str, float]:
         """As a bundle of a placement group, which may have no zeros."""
-        amounts: dict[Kind, float] = dict(zip(KINDS, self.options.values(), strict=True))
-        return {kind: amount for kind, amount in amounts.items() if amount}
+        amounts = zip(KINDS, self.options.values(), strict=True)
+        return {kind: amount for kind, amount in amounts if amount}
 
 
 @dataclass(frozen=True)
@@ -275,6 +275,5 @@ def _fitting(needs: Needs, node: Mapping[str, float]) -> int:
 
 def _scarcest(needs: Needs, nodes: Sequence[Mapping[str, float]]) -> Kind:
     """The kind of which fewest processes find their share on a node of their own."""
-    return min(
-        needs.bundle, key=lambda kind: sum(int(n.get(kind, 0.0) / needs.of(kind)) for n in nodes)
-    )
+    asked = [kind for kind in KINDS if needs.of(kind)]
+    return min(asked, key=lambda kind: sum(int(n.get(kind, 0.0) / needs.of(kind)) for n in nodes))

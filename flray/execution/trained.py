@@ -26,54 +26,39 @@ PART_BYTES = 2**27  # models that are brought here at a time, where they need no
 class TrainedModels:
     """Models of K clients in the blocks in which they were trained, here or with hosts.
 
-    Model k is in slot[k] of block[k]. Methods that average ask for `sums`, which hosts add up of
-    the models they have; `rows` brings models here. A host that dies loses nothing: a block is a
-    function of (bank, round, clients) and is trained again, on any host, to the same bits.
+    Methods that average ask for `sums`, which hosts add up of the models they have; `rows` brings
+    models here. A host that dies loses nothing: a block is a function of (bank, round, clients) and
+    is trained again, on any host, to the same bits.
     """
 
     executor: Executor
     task: Train
     bank: Params  # that the clients started from
     done: list[tuple[ClientsJob, BlockResult]]  # replaced in place where a block is trained again
-    block: Ids  # (K,) index into `done`
-    slot: Ids  # (K,) position among the clients of the block
-    largest: dict[str, Weights]  # (K,) by leaf, the largest absolute value
-
-    @classmethod
-    def joined(
-        cls,
-        executor: Executor,
-        task: Train,
-        bank: Params,
-        done: list[tuple[ClientsJob, BlockResult]],
-    ) -> "TrainedModels":
-        """The models of all clients of the blocks, in their order."""
-        sizes = [len(job.clients) for job, _ in done]
-        largest = [result.largest for _, result in done]
-        return cls(
-            executor,
-            task,
-            bank,
-            done,
-            block=np.repeat(np.arange(len(done)), sizes),
-            slot=np.concatenate([np.empty(0, np.int64), *map(np.arange, sizes)]),
-            largest={
-                name: np.concatenate([[], *(part[name] for part in largest)]) for name in bank
-            },
-        )
+    index: Ids  # (K,) position of each model among those of all blocks
 
     def part(self, positions: Ids) -> "TrainedModels":
         """The models at these positions."""
-        return replace(
-            self,
-            block=self.block[positions],
-            slot=self.slot[positions],
-            largest={name: values[positions] for name, values in self.largest.items()},
-        )
+        return replace(self, index=self.index[positions])
+
+    @cached_property
+    def largest(self) -> dict[str, Weights]:
+        """(K,) by leaf, the largest absolute value of each model."""
+        blocks = [result.largest for _, result in self.done]
+        return {
+            n: np.concatenate([[], *(block[n] for block in blocks)])[self.index] for n in self.bank
+        }
+
+    @cached_property
+    def _slots(self) -> tuple[Ids, Ids]:
+        """(K,) the block of each model, as a position in `done`, and (K,) its slot in the block."""
+        sizes = [len(job.clients) for job, _ in self.done]
+        slots = np.concatenate([self.index[:0], *map(np.arange, sizes)])
+        return np.repeat(np.arange(len(sizes)), sizes)[self.index], slots[self.index]
 
     def rows(self, places: Ids, names: Sequence[str]) -> Params:
         """The leaves (n, ...) of the models at these positions, brought here."""
-        block, slot = self.block[places], self.slot[places]
+        block, slot = (values[places] for values in self._slots)
         asked = np.unique(block) if names else block[:0]
         answers = self._ask({int(b): ModelRows(slot[block == b], names) for b in asked})
         if len(answers) == 1:
@@ -89,8 +74,9 @@ class TrainedModels:
 
     def sums(self, terms: Terms) -> Params:
         """Weighted sums, each of which hosts add up of the models they have."""
-        used = np.unique(self.block[np.concatenate(terms.places)])
-        questions = {int(b): terms.at(np.where(self.block == b, self.slot, -1)) for b in used}
+        block, slot = self._slots
+        used = np.unique(block[np.concatenate(terms.places)])
+        questions = {int(b): terms.at(np.where(block == b, slot, -1)) for b in used}
         if not questions:
             return terms({name: leaf[:0] for name, leaf in self.bank.items()})
         first, *others = self._ask(questions).values()
@@ -136,7 +122,7 @@ class TrainedModels:
 
 @dataclass(frozen=True)
 class Trained:
-    """What K clients returned from local training: models, losses and numbers of steps.
+    """What K clients return from local training: models, losses and numbers of steps.
 
     Row k of every array and leaf belongs to clients[k], in ascending order; clients that failed
     and were dropped are missing. The models may still be with the hosts that trained them:
