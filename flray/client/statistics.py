@@ -84,19 +84,18 @@ def describe(latents: Values, statistics: tuple[Statistic, ...]) -> Values:
     return np.concatenate([_STATISTICS[name](latents).ravel() for name in statistics])
 
 
-def _standardised_moment(latents: Values, order: int) -> Values:
-    """(E,) the mean of ((z - mean) / std)^order; 0 for a constant feature."""
-    centred = latents - latents.mean(0)
+def _units(latents: Values) -> Values:
+    """(n, E) the latents with mean 0 and standard deviation 1; 0 for a constant feature."""
     constant = latents.min(0) == latents.max(0)
     spread = np.where(constant, 1.0, latents.std(0))
-    moment: Values = np.where(constant, 0.0, ((centred / spread) ** order).mean(0))
-    return moment
+    units: Values = np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
+    return units
 
 
 def _kurtosis(latents: Values) -> Values:
     """(E,) the excess over that of a normal distribution; 0 for a constant feature."""
-    constant = latents.min(0) == latents.max(0)
-    excess: Values = np.where(constant, 0.0, _standardised_moment(latents, 4) - 3.0)
+    units = _units(latents)
+    excess: Values = np.where(units.any(0), (units**4).mean(0) - 3.0, 0.0)
     return excess
 
 
@@ -109,9 +108,7 @@ def _covariance(latents: Values) -> Values:
 
 def _correlation(latents: Values) -> Values:
     """(E (E - 1) / 2,) the upper triangle without the ones; 0 for a constant feature."""
-    constant = latents.min(0) == latents.max(0)
-    spread = np.where(constant, 1.0, latents.std(0))
-    units = np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
+    units = _units(latents)
     correlation: Values = units.T @ units / len(latents)
     return correlation[np.triu_indices(len(correlation), 1)]
 
@@ -135,7 +132,7 @@ _STATISTICS: dict[str, Callable[[Values], Values]] = {
     "mean": lambda latents: latents.mean(0),
     "std": lambda latents: latents.std(0),
     "quantiles": lambda latents: np.quantile(latents, QUANTILES, axis=0),
-    "skewness": lambda latents: _standardised_moment(latents, 3),
+    "skewness": lambda latents: (_units(latents) ** 3).mean(0),
     "kurtosis": _kurtosis,
     "covariance": _covariance,
     "correlation": _correlation,

@@ -20,7 +20,7 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_federation, start_executor, with_recorded_block
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import TINY, pairwise
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +75,10 @@ def mixed(fed: Federation, clusters: list[int]) -> tuple[str, float]:
     return after.sha256(), trained.metrics()["train_loss"]
 
 
-@pytest.mark.parametrize("clusters", [[0] * 6, [0, 1, 0, 0, 1, 2], [0, 0, 0, 1, 2, 3]])
-@pytest.mark.parametrize("number", [1, 2, 3])
-@pytest.mark.parametrize("per_job", [None, 1])
+@pytest.mark.parametrize(
+    ("clusters", "number", "per_job"),
+    pairwise([(0,) * 6, (0, 1, 0, 0, 1, 2), (0, 0, 0, 1, 2, 3)], [1, 2, 3], [None, 1]),
+)
 def test_means_of_hosts_are_those_of_one_process(clusters, number, per_job) -> None:
     fed = federation()
     spread, executor = hosted(fed, number)
