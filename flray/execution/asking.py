@@ -19,6 +19,19 @@ def ask(
     Returns the outputs of the jobs that were done, in the order of clients, and failures by client.
     A block that keeps failing is split into single clients, to find the one to blame.
 
+    >>> import numpy as np
+    >>> from flray.execution.executor import Inline
+    >>> def task(host, params, job):
+    ...     if 2 in job.clients:
+    ...         raise ValueError("client 2 has no data")
+    ...     return (10 * job.clients).tolist()
+    >>> jobs = ClientsJob(np.arange(4)).in_parts(3)  # clients 0, 1, 2 and client 3
+    >>> done, failed = ask(Inline(host=None), task, {}, jobs)
+    >>> [output for _, output in done]
+    [[0], [10], [30]]
+    >>> failed[2].reason
+    'ValueError: client 2 has no data'
+
     Args:
         task: run on hosts with (host, params, job).
         params: models that the task reads; sent once, not once per job.
@@ -53,7 +66,10 @@ def attempt(
     params: Params,
     jobs: Sequence[Job],
 ) -> list[Output | Failed]:
-    """The outputs of the jobs in their order; failed jobs are repeated `executor.retries` times."""
+    """The outputs of the jobs in their order; failed jobs are repeated `executor.retries` times.
+
+    For jobs of any kind: those that are no blocks of clients cannot be split.
+    """
     outputs = executor.map(task, params, jobs) if jobs else []
     for _ in range(executor.retries):
         again = [k for k, output in enumerate(outputs) if isinstance(output, Failed)]

@@ -45,7 +45,7 @@ def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) ->
 
 
 def tool_of(group: Any) -> Tool:
-    """The commands of a click group, which is not imported here."""
+    """The options of each command of a click group, by name of the command."""
     return {
         name: [option for parameter in command.params for option in parameter.opts]
         for name, command in group.commands.items()
@@ -53,6 +53,7 @@ def tool_of(group: Any) -> Tool:
 
 
 def _check_schema(plain: Plain) -> None:
+    """Refuse what Ray's own check refuses, without what it prints."""
     noisy = logging.getLogger("ray.autoscaler")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL)
@@ -81,6 +82,7 @@ def _message(error: Exception) -> str:
 
 
 def _check_mounts(plain: Plain, folder: Path) -> None:
+    """Refuse files and folders to copy that do not exist on this machine."""
     for remote, local in plain.get("file_mounts", {}).items():
         if (folder / Path(str(local)).expanduser()).exists():
             continue
@@ -93,7 +95,7 @@ def _check_mounts(plain: Plain, folder: Path) -> None:
 
 
 def _commands(plain: Plain) -> Iterator[tuple[str, list[str]]]:
-    """Every single command, split into words, with the key it stands under."""
+    """Every single command, split into words without variables, and the key it stands under."""
     for key in (*COMMANDS, *START_COMMANDS):
         for line in plain.get(key, []):
             for part in _AND_THEN.split(line):
@@ -109,6 +111,7 @@ def _commands(plain: Plain) -> Iterator[tuple[str, list[str]]]:
 
 
 def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> None:
+    """Refuse commands and options that `ray` and `flray` do not have; other programs pass."""
     tool = tools.get(Path(words[0]).name)
     if tool is None or len(words) == 1:
         return
@@ -125,7 +128,7 @@ def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> N
 
 
 def _check_token(plain: Plain) -> None:
-    """Ray's ports take anybody's code, so nobody without the token may speak to them."""
+    """Refuse a cluster without a token: whoever reaches Ray's ports can run code."""
     starts = [line for key in START_COMMANDS for line in plain.get(key, []) if "ray start" in line]
     bare = [line for line in starts if "RAY_AUTH_MODE=token" not in line]
     if bare or not starts or TOKEN not in plain.get("file_mounts", {}):
@@ -136,6 +139,7 @@ def _check_token(plain: Plain) -> None:
 
 
 def _check_image(plain: Plain) -> None:
+    """Refuse a docker image with another version of Ray than the one installed here."""
     image = str(plain.get("docker", {}).get("image", ""))
     version = _IMAGE.match(image)
     if version and version[1] != ray.__version__:
@@ -146,6 +150,7 @@ def _check_image(plain: Plain) -> None:
 
 
 def _description(plain: Plain) -> str:
+    """Name, provider and size of the cluster, in one line."""
     provider, name = plain["provider"], plain["cluster_name"]
     if provider["type"] == "local":
         workers = provider.get("worker_ips", [])

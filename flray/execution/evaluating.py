@@ -21,7 +21,13 @@ SCORE_GROUPS = 16
 
 
 def score(fed: Federation, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
-    """The scores of each job, in their order; jobs that follow each other are sent together."""
+    """The scores of each job, in their order; jobs that follow each other are sent together.
+
+    A host that fails is tried again; then the run ends with a ClientFailure.
+
+    Args:
+        jobs: a row of the bank and the examples to score it on.
+    """
     scores: list[ExampleScores] = []
     for output in attempt(fed.executor, Score(), bank.params, _grouped(jobs)):
         if isinstance(output, Failed):

@@ -91,9 +91,9 @@ class Share:
     Algorithms sample, mix and count as if all of the cohort had answered.
     """
 
-    clients: Ids  # that train here
+    clients: Ids  # clients that train here
     after: int  # round up to which all clients are evaluated here
-    trained: list[Trained] = field(default_factory=list)  # of all rounds; emptied by who reads it
+    trained: list[Trained] = field(default_factory=list)  # of all rounds until somebody clears it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +295,10 @@ class Federation(Population):
 
         Clients without examples of that part have NaN. With `on_client_failure: drop`, clients
         that fail are left out. Test examples need the permission `uses_ground_truth`.
+
+        Args:
+            bank: U models, all of which are sent to each client.
+            part: `train`, `validation` or `test`.
         """
         self._count_labels_read(cohort.clients)
         if part == "test":
@@ -365,8 +369,14 @@ class Federation(Population):
     ) -> tuple[dict[int, Output], Params]:
         """Run an inherently serial task, client after client in the order given.
 
-        What the task hands on travels from client to client, so any host may run any of them. With
-        `on_client_failure: drop`, the chain goes on past a failing client with what it was handed.
+        Returns the outputs by client, and what the last client handed on. What is handed on travels
+        from client to client, so any host may run any of them. With `on_client_failure: drop`, the
+        chain goes on past a failing client with what it was handed.
+
+        Args:
+            task: called on a host with (host, carried, job of one client), returns the outputs of
+                the job, one, and what the next client receives.
+            carried: what the first client receives.
         """
         answers: dict[int, Output] = {}
         for job in ClientsJob(clients).alone():
@@ -399,7 +409,11 @@ class Federation(Population):
     ) -> tuple[ModelBank, Trained]:
         """A round of averaging: send models, let the cohort train, mix what comes back.
 
-        Returns each client's new model, the mean of those it hears, and what was trained.
+        Returns each client's new model, the mean of those it hears, and what was trained. Counts
+        the models that are sent.
+
+        Args:
+            relation: who hears whom, `Relation.joint(fed.num_clients)` for FedAvg.
         """
         trained = self.train(bank, cohort, gradient)
         self.count_models(bank, cohort, trained)
@@ -423,10 +437,14 @@ class Federation(Population):
             self.meter.counts[PLACING_BYTES] += num * bank.num_rows * bank.bytes_per_model
 
     def mix(self, relation: Relation, trained: Trained, bank: ModelBank) -> ModelBank:
-        """The bank after averaging, W' = A X + B W: each client's model becomes the mean of the
-        models of those it hears, weighted by n_k.
+        """The bank after averaging, W' = A X + B W.
 
-        A client that hears nobody who trained keeps its model.
+        Each client's model becomes the mean of the models of those it hears, weighted by n_k. A
+        client that hears nobody who trained keeps its model. Clients that hear alike share a row.
+
+        Args:
+            relation: who hears whom, `Relation.of_clusters(labels)` for averages in clusters.
+            bank: the models before the round, W.
         """
         with self.meter.phase("mix"):
             weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
@@ -439,6 +457,9 @@ class Federation(Population):
 
         A row that hears nobody keeps its model, whether a client uses it or not; who uses which
         row stays as it is.
+
+        Args:
+            hears: (U, M) strengths >= 0, of which only the ratios within a row count.
         """
         with self.meter.phase("mix"):
             weighted = hears * self._mixing_weights()

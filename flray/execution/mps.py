@@ -31,10 +31,10 @@ def gpu_memory_gib() -> float:
 
 @contextmanager
 def shared_gpu() -> Iterator[bool]:
-    """Processes started in this block share the GPU through CUDA MPS; yields whether they do.
+    """Let processes that are started in the `with` block share the GPU through CUDA MPS.
 
-    A daemon of our own is started and ended with the block. One that the user has started is used
-    as it is; a machine without MPS goes without.
+    Yields True if they do. A daemon is started and ended with the block, unless one of the user is
+    running already. On a machine without MPS processes take turns on the GPU.
     """
     if os.environ.get(PIPES) or os.path.exists(os.path.join(DEFAULT_PIPES, "control")):
         yield True

@@ -45,16 +45,21 @@ Actor = Any  # an actor handle
 
 @dataclass(frozen=True)
 class Running:
-    """A job on its way."""
+    """A job that was handed to an actor and has not ended yet."""
 
     job: int  # position among the jobs of a map
     host: int  # number of the actor
-    since: float
+    since: float  # when it was handed over, by the monotonic clock
 
 
 @dataclass
 class RayPool:
-    """Client actors as an `Executor`; those that die or hang are replaced."""
+    """Client actors as an `Executor`.
+
+    A job goes to the first actor that is idle. An actor whose process dies, runs out of memory or
+    hangs is replaced, and its job becomes a `Failed`, which is tried again by who asked. Actors
+    that share a GPU are replaced together. Nothing is lost with an actor, because it owns nothing.
+    """
 
     payload: Ref  # of a Payload
     plan: ActorPlan
