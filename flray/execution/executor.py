@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from flray.client.host import Host
@@ -128,12 +129,10 @@ class LazyExecutor:
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start
-        self._started: Executor | None = None
 
-    @property
+    @cached_property
     def _executor(self) -> Executor:
-        self._started = self._started or self._start()
-        return self._started
+        return self._start()
 
     @property
     def clients_per_job(self) -> int | None:
@@ -153,5 +152,5 @@ class LazyExecutor:
         return self._executor.map(task, bank, jobs) if jobs else []
 
     def close(self) -> None:
-        if self._started is not None:
-            self._started.close()
+        if "_executor" in vars(self):  # it was started
+            self._executor.close()
