@@ -65,12 +65,11 @@ def linear_federation(
     dataset = Dataset("linear", images, pairs[:, 1], len(ids), 10, scale)
     module = Linear().to(dtype=torch.float64)
     host = HostSettings("loop", "cpu", torch.float64, len(clients), threads=1, seed=0)
+    timeline = make_timeline(split, ())
     return Federation(
-        clients=split.clients,
-        num_clients=len(clients),
-        num_examples=split.num_train_examples,
+        timeline=timeline,
         initial=stack([params_of(module)]),
-        executor=Inline(start_host(module, dataset, make_timeline(split, ()), host)),
+        executor=Inline(start_host(module, dataset, timeline, host)),
         training=training,
         aggregation=aggregation,
         participation=1.0,

@@ -1,7 +1,8 @@
 """Small experiments and ragged clients for the tests; nothing is downloaded."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from flray.client.host import HostSettings, start_host
 from flray.data.dataset import Dataset, Normalization
-from flray.data.events import make_timeline
+from flray.data.events import Timeline, make_timeline
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
 from flray.engines.engine import Block
@@ -94,11 +95,10 @@ def line_federation(
     split = Split(ids, labels, parts, parts, parts)
     dataset = Dataset("line", images, labels, len(ids), 10, Normalization((0.0,), (1.0,)))
     settings = HostSettings("loop", "cpu", torch.float64, 2, 1, 0)
-    host = start_host(Line().double(), dataset, make_timeline(split, ()), settings)
+    timeline = make_timeline(split, ())
+    host = start_host(Line().double(), dataset, timeline, settings)
     return Federation(
-        clients=split.clients,
-        num_clients=len(sizes),
-        num_examples=split.num_train_examples,
+        timeline=timeline,
         initial={"w": torch.tensor(starts[:1], dtype=torch.float64)},
         executor=Inline(host),
         training=Training(lr=lr, batch_size=max(sizes)),
@@ -108,6 +108,13 @@ def line_federation(
         seed=0,
         draw=lambda n: {"w": torch.tensor(starts[n], dtype=torch.float64)},
     )
+
+
+def with_members(fed: Federation, members: Sequence[int], t: int = 1) -> Federation:
+    """The federation of a round t in which only these clients are there."""
+    split = fed.timeline.at(1)
+    absent = np.setdiff1d(np.arange(split.num_clients), members)
+    return replace(fed, timeline=Timeline(((1, replace(split, absent=absent)),)), t=t)
 
 
 TINY: dict[str, Any] = {

@@ -36,12 +36,16 @@ class Algorithm(Protocol[State]):
     Methods do not change what they are given and draw random numbers from `fed.generator` alone.
 
     >>> from flray.algorithms.fedavg import FedAvg
+    >>> from flray.data.events import make_timeline
+    >>> from flray.data.split import Split
     >>> from flray.engines.training import Training
     >>> from flray.models.mixing import Aggregation
     >>> import numpy as np, torch
-    >>> fed = Federation(  # three clients, all of whom take part
-    ...     np.arange(3), 3, np.array([4, 4, 4]), {"w": torch.zeros(1, 2)}, None, Training(),
-    ...     Aggregation(), participation=1.0, block=3, seed=0,
+    >>> ids = np.split(np.arange(12), 3)  # of three clients, all of whom take part
+    >>> timeline = make_timeline(Split(np.arange(12), np.arange(12), ids, ids, ids), ())
+    >>> fed = Federation(
+    ...     timeline=timeline, initial={"w": torch.zeros(1, 2)}, executor=None,
+    ...     training=Training(), aggregation=Aggregation(), participation=1.0, block=3, seed=0,
     ... )
     >>> state = FedAvg().init(fed).state
     >>> FedAvg().cohort(state, 1, fed).clients, FedAvg().partition(state)

@@ -1,1 +1,1 @@
-"""What one client does: pure tasks, and the engines that run them to the same result."""
+"""Tasks of clients: training, scores, judgements, predictions, signatures of their data."""

@@ -1,4 +1,4 @@
-"""How much memory the steps of a block take beside its models, estimated from one example."""
+"""Memory that the steps of a block take beside its models, estimated from one example."""
 
 import copy
 from contextlib import suppress
@@ -12,7 +12,7 @@ from flray.client.scoring import PIECE, SCORE_BATCH, STACKED_ON_GPU
 from flray.engines.tracing import TRACING, is_written_out
 from flray.engines.vectorized import tile_size
 
-PASSES = 2  # what a forward pass keeps, and the gradients of it
+PASSES = 2  # values that a forward pass keeps, and their gradients
 
 
 def bytes_of_steps(
@@ -21,7 +21,10 @@ def bytes_of_steps(
     batch_size: int,
     settings: HostSettings,
 ) -> int:
-    """Bytes of the layers' values while a block is trained or a model is evaluated."""
+    """Bytes of the layers' values while a block is trained or a model is evaluated.
+
+    The larger of both, for the estimate of what an actor needs (`execution.resources`).
+    """
     layers = layer_values(module, image_shape)
     at_once = models_at_once(module, settings)
     training = PASSES * sum(layers) * batch_size * at_once
@@ -32,7 +35,10 @@ def bytes_of_steps(
 
 
 def models_at_once(module: LightningModule, settings: HostSettings) -> int:
-    """How many models of a block a step of the engine trains."""
+    """Number of models of a block that one step of the engine trains at the same time.
+
+    One for engines that train client after client, a tile per thread on a CPU, otherwise the block.
+    """
     if choose_engine(settings.engine, module, settings.device) != "vectorized":
         return 1
     if settings.device != "cpu" or not is_written_out(module):
@@ -42,15 +48,16 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
 
 
 def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> list[int]:
-    """Numbers that each layer makes of one example; a convolution unfolds its input first.
+    """Number of values that each layer computes for one example.
 
-    Empty for a module that cannot be applied to images alone.
+    A convolution unfolds its input first, which is counted too. Empty for a module that cannot be
+    applied to images alone.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> layer_values(Mlp200((1, 28, 28), 10), (1, 28, 28))[-1]
     10
     """
-    found: list[int] = []
+    layers: list[int] = []
 
     def record(layer: nn.Module, _inputs: object, output: object) -> None:
         if not isinstance(output, Tensor):
@@ -58,9 +65,9 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
         values = output[0].numel()
         if isinstance(layer, nn.Conv2d):
             kernel = layer.kernel_size[0] * layer.kernel_size[1]
-            places = output[0].numel() // layer.out_channels
-            values += layer.in_channels // layer.groups * kernel * places
-        found.append(values)
+            positions = output[0].numel() // layer.out_channels
+            values += layer.in_channels // layer.groups * kernel * positions
+        layers.append(values)
 
     probe = copy.deepcopy(module).cpu().eval()
     for layer in probe.modules():
@@ -70,4 +77,4 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
     no_images = suppress(RuntimeError, TypeError, ValueError, NotImplementedError)
     with TRACING, torch.no_grad(), no_images:
         probe(torch.zeros((1, *image_shape), dtype=dtype))
-    return found
+    return layers

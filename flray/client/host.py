@@ -1,16 +1,18 @@
-"""A host: what a process keeps to run any client's task. A cache, never an owner of state."""
+"""A host: what a process keeps to run the task of any client."""
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
 from pytorch_lightning import LightningModule
+from torch import Tensor
 
-from flray.data.dataset import Dataset
+from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
 from flray.engines.engine import Engine
@@ -20,45 +22,76 @@ from flray.engines.tracing import is_written_out, write_out_forward
 from flray.engines.vectorized import Vectorized, refusal
 from flray.engines.written import Written
 from flray.models.bank import Params
+from flray.models.classifier import Batch
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 
 # Measured on two cores: above this size stacking a model with vmap only adds memory traffic.
 LARGEST_STACKED_ON_CPU = 300_000  # parameters
+EVALUATION_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
 
 
 @dataclass(frozen=True)
 class Host:
+    """What a process keeps to run the task of any client: module, data and engine.
+
+    A host is a cache. All state of clients comes with the jobs, so any host can run any client,
+    and a host that is lost is replaced without loss.
+    """
+
     module: LightningModule
     examples: Examples
     timeline: Timeline  # who holds which examples, by round
     engine: Engine
     seed: int
-    place: int = 0  # among the hosts of an executor
+    number: int = 0  # among the hosts of an executor
     # Models of the last trainings, by training and block, for hosts whose models stay.
     kept: dict[str, dict[int, Params]] = field(default_factory=dict)
 
+    def on_device(self, ids: Ids) -> Tensor:
+        """Example ids as a tensor on the device of the examples."""
+        return torch.from_numpy(ids).to(self.examples.device)
+
     @cached_property
     def written_forward(self) -> Written | None:
-        """The module's output in evaluation mode over stacked models, where it is written out."""
+        """The module's outputs over stacked models in evaluation mode; None if not written out."""
         return write_out_forward(self.module)
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What decides the bits of a result on one kind of device."""
+    """Settings of a host. They decide the bits of a result on one kind of device.
+
+    >>> HostSettings("auto", "cpu", torch.float32, num_slots=10, threads=2, seed=0).callbacks
+    ()
+    """
 
     engine: EngineName
-    device: str
-    dtype: torch.dtype
-    num_slots: int
-    threads: int  # of a process: they train tiles, or else work inside torch's operators
+    device: str  # cpu, cuda or cuda:N
+    dtype: torch.dtype  # of models and images
+    num_slots: int  # clients per block
+    threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int
-    callbacks: tuple[MakeCallback, ...] = ()  # of engine lightning
+    callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
+
+
+@dataclass(frozen=True)
+class Payload:
+    """All that a process needs to become a host; for actors, put into the object store once."""
+
+    module: LightningModule
+    dataset: Dataset
+    timeline: Timeline
+    settings: HostSettings
 
 
 def choose_engine(engine: EngineName, module: LightningModule, device: str) -> EngineName:
-    """Resolve `auto` by model and kind of device alone."""
+    """The engine that `auto` stands for; it depends on model and kind of device alone.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> choose_engine("auto", Mlp200((1, 28, 28), 10), "cpu")
+    'vectorized'
+    """
     if engine != "auto":
         return engine
     if refusal(module):
@@ -70,7 +103,10 @@ def choose_engine(engine: EngineName, module: LightningModule, device: str) -> E
 
 
 def default_threads(engine: EngineName, module: LightningModule, device: str) -> int:
-    """All cores where threads change no bit, which is where a CPU trains in tiles; otherwise 1."""
+    """Threads per process: all cores if the model trains in tiles on a CPU, otherwise 1.
+
+    Tiles give the same bits on any number of threads; operators of torch may not.
+    """
     in_tiles = choose_engine(engine, module, device) == "vectorized" and is_written_out(module)
     if device != "cpu" or not in_tiles:
         return 1
@@ -78,13 +114,13 @@ def default_threads(engine: EngineName, module: LightningModule, device: str) ->
 
 
 def usable_cores() -> int:
-    """Those that this process may use, or OMP_NUM_THREADS, which Ray sets for its workers."""
+    """Number of cores that this process may use, or OMP_NUM_THREADS, which Ray sets for workers."""
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 @contextmanager
 def restored_torch_settings() -> Iterator[None]:
-    """Give torch's settings of this process, which `start_host` fixes, back as they were."""
+    """Restore after the `with` block the settings of torch that `start_host` changes."""
     cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
     threads, is_benchmark = torch.get_num_threads(), cudnn.benchmark
     is_deterministic, has_tf32 = cudnn.deterministic, cudnn.allow_tf32
@@ -100,7 +136,14 @@ def restored_torch_settings() -> Iterator[None]:
 def start_host(
     module: LightningModule, dataset: Dataset, timeline: Timeline, settings: HostSettings
 ) -> Host:
-    """Place data and module on the device and fix what else would change bits."""
+    """Make this process a host: data and module on the device, and an engine for them.
+
+    Also fixes the settings of torch that would change bits, for the whole process.
+
+    Args:
+        module: moved to device and dtype in place.
+        timeline: the split of every round; all of them share one table of examples.
+    """
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
@@ -113,6 +156,17 @@ def start_host(
     return Host(module, examples, timeline, engine, settings.seed)
 
 
+def start_host_of_actor(payload: Payload, number: int) -> Host:
+    """The host of a client actor, over a copy of the module.
+
+    The weights in the payload are memory that all actors of the node share: engines write into
+    their own.
+    """
+    module = copy.deepcopy(payload.module)
+    host = start_host(module, payload.dataset, payload.timeline, payload.settings)
+    return replace(host, number=number)
+
+
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
@@ -120,3 +174,21 @@ def _start_engine(module: LightningModule, examples: Examples, settings: HostSet
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)
+
+
+def in_evaluation(
+    module: LightningModule,
+    examples: Examples,
+    ids: Tensor,
+    compute: Callable[[Batch], Tensor],
+) -> list[Tensor]:
+    """`compute` of one batch of the examples after another, in evaluation mode.
+
+    Every walk of a task over a client's examples that keeps no gradient is this one.
+
+    Args:
+        ids: (n,) example ids on the device of the examples.
+    """
+    module.eval()
+    with torch.no_grad():
+        return [compute(examples.batch(part)) for part in torch.split(ids, EVALUATION_BATCH)]

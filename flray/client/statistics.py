@@ -1,27 +1,22 @@
-"""What a client tells of its data in REPA: statistics of the latents of its examples, no labels.
+"""Signatures of REPA: statistics of the latents of a client's examples, without labels.
 
 Radovič, Pejović: REPA: Client Clustering without Training and Data Labels for Improved Federated
 Learning in Non-IID Settings. arXiv 2309.14088. Eq. 5: e_i = S(φ(X_i)).
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from threadpoolctl import threadpool_limits
-from torch import Tensor, nn
 
-from flray.client.embedding import ENCODE_BATCH, Encodes, Latents, PixelScale, rescaled
+from flray.client.embedding import Latents, PixelScale, copied_module, encode, rescaled
 from flray.client.host import Host
 from flray.client.tasks import ClientsJob
-from flray.data.pixels import Examples
-from flray.errors import ExperimentError
+from flray.data.dataset import Ids
 from flray.models.bank import Params, load_params
 
 Statistic = Literal[
@@ -37,18 +32,19 @@ SMALLEST_SHARE = 1e-12  # of the largest principal value: below it a direction i
 
 @dataclass(frozen=True)
 class Foreign:
-    """An encoder that is not the model of the run."""
+    """An encoder that is not the model of the run; its params are those the task is called with."""
 
     module: LightningModule
-    pixels: PixelScale
+    pixels: PixelScale  # range of the pixels that the encoder expects
 
 
 @dataclass(frozen=True)
 class DescribeLatents:
-    """S(φ(X_i)) of the clients' images of round t; labels are not looked at.
+    """S(φ(X_i)) of the clients' images of round t; labels are not read.
 
-    Clients describe their training images. Holdout clients never train on theirs: they describe
-    these and their validation images, which is one part in the paper, or the latter alone.
+    Returns a vector for each client, the statistics of its latents one after the other. Clients
+    describe their training images. Holdout clients never train on theirs: they describe these and
+    their validation images, which are one part in the paper, or the latter alone.
     """
 
     statistics: tuple[Statistic, ...]
@@ -58,65 +54,25 @@ class DescribeLatents:
     holdout: HoldoutImages = "all"
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Latents]:
-        module, examples = self._encoder(host)
-        described = []
+        module, examples = host.module, host.examples
+        if self.foreign is not None:
+            module = copied_module(self.foreign.module, host)
+            examples = rescaled(examples, self.foreign.pixels)
+        vectors = []
         for i in map(int, job.clients):
             load_params(module, {name: leaf[self.rows[i]] for name, leaf in bank.items()})
-            latents = latents_of(module, examples, self._own_images(host, i))
+            latents = encode(module, examples, host.on_device(self._images(host, i)))
             with threadpool_limits(1):  # threads of BLAS add up in whatever order they end
                 vector = describe(latents.astype(np.float64), self.statistics)
-            described.append(vector.astype(latents.dtype))
-        return described
+            vectors.append(vector.astype(latents.dtype))
+        return vectors
 
-    def _own_images(self, host: Host, client: int) -> Tensor:
+    def _images(self, host: Host, client: int) -> Ids:
         split = host.timeline.at(self.t)
         ids = split.trained_on(client)
-        if client in split.holdout and len(held := split.validation[client]):
-            ids = held if self.holdout == "validation" else np.union1d(ids, held)
-        return torch.from_numpy(ids).to(host.examples.device)
-
-    def _encoder(self, host: Host) -> tuple[LightningModule, Examples]:
-        if self.foreign is None:
-            return host.module, host.examples
-        mean = host.examples.mean
-        module = copy.deepcopy(self.foreign.module).to(device=mean.device, dtype=mean.dtype)
-        return module, rescaled(host.examples, self.foreign.pixels)
-
-
-def latents_of(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:
-    """(n, E) φ of the examples, in evaluation mode.
-
-    A module without `encode`, such as a classifier, is an encoder up to its last linear layer.
-    """
-    module.eval()
-    with torch.no_grad(), _encoding(module) as encode:
-        parts = [encode(examples.batch(some)[0]) for some in torch.split(ids, ENCODE_BATCH)]
-    latents: Latents = torch.cat(parts).cpu().numpy()
-    return latents
-
-
-@contextmanager
-def _encoding(module: LightningModule) -> Iterator[Callable[[Tensor], Tensor]]:
-    if hasattr(module, "encode"):
-        yield cast(Encodes, module).encode
-        return
-    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not linear:
-        raise ExperimentError(
-            f"statistics need a model with encode(x), or with a linear layer at its end; "
-            f"{type(module).__name__} has neither"
-        )
-    seen: list[Tensor] = []
-    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-
-    def encode(x: Tensor) -> Tensor:
-        module(x)
-        return seen.pop().flatten(1)
-
-    try:
-        yield encode
-    finally:
-        hook.remove()
+        if client in split.holdout and len(validation := split.validation[client]):
+            ids = validation if self.holdout == "validation" else np.union1d(ids, validation)
+        return ids
 
 
 def describe(latents: Values, statistics: tuple[Statistic, ...]) -> Values:
@@ -128,19 +84,18 @@ def describe(latents: Values, statistics: tuple[Statistic, ...]) -> Values:
     return np.concatenate([_STATISTICS[name](latents).ravel() for name in statistics])
 
 
-def _standardised_moment(latents: Values, order: int) -> Values:
-    """(E,) the mean of ((z - mean) / std)^order; 0 for a constant feature."""
-    centred = latents - latents.mean(0)
+def _units(latents: Values) -> Values:
+    """(n, E) the latents with mean 0 and standard deviation 1; 0 for a constant feature."""
     constant = latents.min(0) == latents.max(0)
     spread = np.where(constant, 1.0, latents.std(0))
-    moment: Values = np.where(constant, 0.0, ((centred / spread) ** order).mean(0))
-    return moment
+    units: Values = np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
+    return units
 
 
 def _kurtosis(latents: Values) -> Values:
     """(E,) the excess over that of a normal distribution; 0 for a constant feature."""
-    constant = latents.min(0) == latents.max(0)
-    excess: Values = np.where(constant, 0.0, _standardised_moment(latents, 4) - 3.0)
+    units = _units(latents)
+    excess: Values = np.where(units.any(0), (units**4).mean(0) - 3.0, 0.0)
     return excess
 
 
@@ -153,9 +108,7 @@ def _covariance(latents: Values) -> Values:
 
 def _correlation(latents: Values) -> Values:
     """(E (E - 1) / 2,) the upper triangle without the ones; 0 for a constant feature."""
-    constant = latents.min(0) == latents.max(0)
-    spread = np.where(constant, 1.0, latents.std(0))
-    units = np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
+    units = _units(latents)
     correlation: Values = units.T @ units / len(latents)
     return correlation[np.triu_indices(len(correlation), 1)]
 
@@ -170,16 +123,16 @@ def _components(latents: Values) -> Values:
     real = values > SMALLEST_SHARE * max(values[0], np.finfo(np.float64).tiny)
     kept = directions[:NUM_COMPONENTS][real[:NUM_COMPONENTS]]
     largest = np.abs(kept).argmax(1)
-    found = np.zeros((NUM_COMPONENTS, latents.shape[1]))
-    found[: len(kept)] = kept * np.sign(kept[np.arange(len(kept)), largest])[:, None]
-    return found
+    components = np.zeros((NUM_COMPONENTS, latents.shape[1]))
+    components[: len(kept)] = kept * np.sign(kept[np.arange(len(kept)), largest])[:, None]
+    return components
 
 
 _STATISTICS: dict[str, Callable[[Values], Values]] = {
     "mean": lambda latents: latents.mean(0),
     "std": lambda latents: latents.std(0),
     "quantiles": lambda latents: np.quantile(latents, QUANTILES, axis=0),
-    "skewness": lambda latents: _standardised_moment(latents, 3),
+    "skewness": lambda latents: (_units(latents) ** 3).mean(0),
     "kurtosis": _kurtosis,
     "covariance": _covariance,
     "correlation": _correlation,

@@ -1,16 +1,17 @@
-"""The tasks: pure functions of (a host's data, models, a job), run wherever a host is."""
+"""Tasks of clients: pure functions of (a host, models, a job) that any host can run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal
+from uuid import uuid4
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flray.client.host import Host
-from flray.client.scoring import SCORE_BATCH, ExampleScores, ScoreJob, score_models
+from flray.client.host import Host, in_evaluation
+from flray.client.scoring import ExampleScores, ScoreJob, score_models
 from flray.data.dataset import Ids
 from flray.data.split import Part
 from flray.engines.engine import Block, BlockResult
@@ -18,73 +19,92 @@ from flray.engines.plan import plan_clients
 from flray.engines.training import Gradient, Training, plain_gradient
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
+from flray.models.mixing import largest_values
 from flray.randomness import torch_seed
 
+# Parts of a client's own examples: those that an algorithm may use, and with them the test part,
+# which only marked runs may read.
+TrainingPart = Literal["train", "validation"]
+JudgedPart = Literal["train", "validation", "test"]
+PredictionKind = Literal["hard", "soft"]
 
-class ByClient(Protocol):
-    """A job over clients, which can be split to find the one that fails."""
-
-    @property
-    def clients(self) -> Ids: ...
-
-    def alone(self) -> list[Self]:
-        """A job for each client."""
-        ...
+DIVERGED_IN_TUNING = (
+    "its loss or weights became NaN or infinite in the fine-tuning of the evaluation; "
+    "lower evaluate.fine_tune.lr"
+)
 
 
 @dataclass(frozen=True)
 class ClientsJob:
-    """A block of clients, for a task that needs nothing else of them."""
+    """A block of K clients, which a host works on together.
 
-    clients: Ids  # (K,)
+    >>> job = ClientsJob(np.array([3, 5]), rows=np.array([0, 1]))
+    >>> [single.clients.tolist() for single in job.alone()], job.alone()[1].rows
+    ([[3], [5]], array([1]))
+    """
+
+    clients: Ids  # (K,) ascending
+    # (K,) the row of the bank that each client uses; empty where a task uses none or all of them
+    rows: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    memo: Params = field(default_factory=dict)  # read by the gradient, leaves (K, ...)
+
+    def part(self, positions: slice | Ids) -> "ClientsJob":
+        """The job of the clients at these positions, with their rows and memo."""
+        memo = {name: leaf[positions] for name, leaf in self.memo.items()}
+        return ClientsJob(self.clients[positions], self.rows[positions], memo)
+
+    def in_parts(self, size: int) -> "list[ClientsJob]":
+        """Jobs of at most `size` clients each, in the order of the clients."""
+        return [self.part(slice(k, k + size)) for k in range(0, len(self.clients), size)]
 
     def alone(self) -> "list[ClientsJob]":
-        return [ClientsJob(self.clients[k : k + 1]) for k in range(len(self.clients))]
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """A block of clients, and the row of the bank that each starts from."""
-
-    clients: Ids  # (K,)
-    rows: Ids  # (K,)
-    memo: Params = field(default_factory=dict)  # leaves (K, ...)
-
-    def alone(self) -> "list[TrainJob]":
-        return [
-            TrainJob(self.clients[k], self.rows[k], {n: leaf[k] for n, leaf in self.memo.items()})
-            for k in (slice(i, i + 1) for i in range(len(self.clients)))
-        ]
+        """A job for each client, to find the one that fails."""
+        return self.in_parts(1)
 
 
 @dataclass(frozen=True)
 class Train:
-    """Local training of the clients of a block in round t."""
+    """Local training of the clients of a block in round t, each from its row of the bank.
+
+    Returns losses and, by default, the models. With `num_kept` the models stay with the host,
+    which answers questions about them (`flray.client.keeping`). The model of a client does not
+    depend on the other clients of the block.
+    """
 
     training: Training
     gradient: Gradient
     t: int
-    is_probe: bool = False  # beside the round's own training, with an order of its own
+    is_probe: bool = False  # not part of the round: batches come in another order
     shared: Params = field(default_factory=dict)  # leaves (...), the same for all clients
+    num_kept: int = 0  # trainings whose models a host keeps; the oldest makes room
+    # Tells this training from others, of other experiments too. Not a seed: nothing depends on it.
+    call: str = field(default_factory=lambda: uuid4().hex)
 
-    def __call__(self, host: Host, bank: Params, job: TrainJob) -> BlockResult:
-        return host.engine.train(self.block(host, bank, job), self.training, self.gradient)
+    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> BlockResult:
+        trained = host.engine.train(self.block(host, bank, job), self.training, self.gradient)
+        trained = replace(trained, largest=largest_values(trained.params), host=host.number)
+        if not self.num_kept:
+            return trained
+        host.kept.setdefault(self.call, {})[int(job.clients[0])] = trained.params
+        for oldest in list(host.kept)[: -self.num_kept]:
+            del host.kept[oldest]
+        return replace(trained, params={})
 
-    def block(self, host: Host, bank: Params, job: TrainJob) -> Block:
-        """What the engine is to do: every batch of every client, from its row of the bank.
+    def block(self, host: Host, bank: Params, job: ClientsJob) -> Block:
+        """The engine's input: every batch of every client, and the models they start from.
 
         Models and memo are on the device of the host's data, whatever device they come from.
         """
         device = host.examples.device
         split = host.timeline.at(self.t)
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
-        own = [split.trained_on(i) for i in job.clients]
-        plans = plan_clients(own, self.training, seed, self.t, job.clients)
+        examples = [split.trained_on(i) for i in job.clients]
+        plans = plan_clients(examples, self.training, seed, self.t, job.clients)
         # Only the rows that are used move: a whole bank may not fit on the device.
         w0 = {name: _rows(leaf, job.rows, device) for name, leaf in bank.items()}
         return Block(plans, w0, self._memo(job, device))
 
-    def _memo(self, job: TrainJob, device: torch.device) -> Params:
+    def _memo(self, job: ClientsJob, device: torch.device) -> Params:
         """The job's memo, and what is shared as a view with a row for each of its clients."""
         if both := sorted(job.memo.keys() & self.shared.keys()):
             raise ExperimentError(
@@ -92,8 +112,8 @@ class Train:
                 "them where the algorithm calls fed.train"
             )
         num = len(job.clients)
-        own = {name: leaf.to(device) for name, leaf in job.memo.items()}
-        return own | {
+        memo = {name: leaf.to(device) for name, leaf in job.memo.items()}
+        return memo | {
             n: leaf.to(device).expand(num, *leaf.shape) for n, leaf in self.shared.items()
         }
 
@@ -106,88 +126,75 @@ def _rows(leaf: Tensor, rows: Ids, device: torch.device) -> Tensor:
     return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device)).to(device)
 
 
+def is_finite(trained: BlockResult) -> NDArray[np.bool_]:
+    """(K,) True where a client's loss and all its params are finite numbers."""
+    finite: NDArray[np.bool_] = np.isfinite(trained.loss)
+    for values in trained.largest.values():
+        finite &= np.isfinite(values)
+    return finite
+
+
 class Score:
-    """Is each model right on each of its examples, and at what loss; in evaluation mode."""
+    """Correctness and loss of each model on each of its examples, in evaluation mode.
+
+    A job is a list of models and examples to score together, not a block of clients.
+    """
 
     def __call__(self, host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
         return score_models(host, bank, jobs)
 
 
-# Parts of a client's own examples: those that an algorithm may use, and with them the test part,
-# which only marked runs may read.
-TrainingPart = Literal["train", "validation"]
-JudgedPart = Literal["train", "validation", "test"]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """How good each of U models is on one client's own examples."""
-
-    loss: NDArray[np.float64]  # (U,) mean over the examples; NaN for a client without any
-    accuracy: NDArray[np.float64]  # (U,)
-
-
 @dataclass(frozen=True)
 class Judge:
-    """Every model of the bank on each client's own part in round t; in evaluation mode."""
+    """Loss and accuracy of every model of the bank on each client's own part in round t.
+
+    Returns (2, U) for each client: mean losses and accuracies of the U models, NaN for a client
+    without examples.
+    """
 
     part: JudgedPart
     t: int
 
-    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Judged]:
-        own = getattr(host.timeline.at(self.t), self.part)
+    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[NDArray[np.float64]]:
+        examples = getattr(host.timeline.at(self.t), self.part)
         num_models = len(next(iter(bank.values())))
-        jobs = [ScoreJob(u, own[i]) for i in job.clients for u in range(num_models)]
-        scores = score_models(host, bank, jobs)
-        of_clients = [scores[k : k + num_models] for k in range(0, len(scores), num_models)]
-        return [
-            Judged(
-                np.array([_mean(of_model.loss) for of_model in of_client]),
-                np.array([_mean(of_model.correct) for of_model in of_client]),
-            )
-            for of_client in of_clients
-        ]
+        jobs = [ScoreJob(u, examples[i]) for i in job.clients for u in range(num_models)]
+        means = [(_mean(s.loss), _mean(s.correct)) for s in score_models(host, bank, jobs)]
+        return list(np.reshape(means, (len(job.clients), num_models, 2)).transpose(0, 2, 1))
 
 
 def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else np.nan
 
 
-PredictionKind = Literal["hard", "soft"]
-
-
 @dataclass(frozen=True)
 class Predict:
-    """What each client's model says of the server's public examples; in evaluation mode.
+    """Predictions of each client's model on the server's public examples, in evaluation mode.
 
-    `hard`: one-hot rows of the predicted class. `soft`: class probabilities.
+    Returns (R, classes) for each client, R public examples. `hard`: one-hot rows of the predicted
+    class; `soft`: class probabilities.
     """
 
     kind: PredictionKind
     t: int
 
-    def __call__(self, host: Host, bank: Params, job: TrainJob) -> list[Tensor]:
-        """(R, classes) of each client of the job, R public examples."""
-        ids = torch.from_numpy(host.timeline.at(self.t).server).to(host.examples.device)
-        host.module.eval()
-        models = ({name: leaf[u] for name, leaf in bank.items()} for u in job.rows.tolist())
-        return [self._of_model(host, params, ids) for params in models]
-
-    def _of_model(self, host: Host, params: Params, ids: Tensor) -> Tensor:
-        load_params(host.module, params)
-        rows = []
-        with torch.no_grad():
-            for some in torch.split(ids, SCORE_BATCH):
-                output = host.module(host.examples.batch(some)[0])
-                if output.dim() != 2:
-                    raise ExperimentError(
-                        "predictions on public examples need a model with a row of class scores "
-                        f"for each example, got an output of shape {tuple(output.shape)}"
-                    )
-                rows.append(self._rows(output))
-        return torch.cat(rows).float().cpu()
+    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Tensor]:
+        ids = host.on_device(host.timeline.at(self.t).server)
+        predictions = []
+        for u in job.rows.tolist():
+            load_params(host.module, {name: leaf[u] for name, leaf in bank.items()})
+            rows = in_evaluation(
+                host.module, host.examples, ids, lambda batch: self._rows(host.module(batch[0]))
+            )
+            predictions.append(torch.cat(rows).float().cpu())
+        return predictions
 
     def _rows(self, scores: Tensor) -> Tensor:
+        if scores.dim() != 2:
+            raise ExperimentError(
+                "predictions on public examples need a model with a row of class scores "
+                f"for each example, got an output of shape {tuple(scores.shape)}"
+            )
         if self.kind == "soft":
             return scores.softmax(-1)
         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
@@ -195,14 +202,11 @@ class Predict:
 
 @dataclass(frozen=True)
 class PartScore:
-    """How one client's model did on one part."""
+    """Score of one client's model on one part of the examples."""
 
     correct: int
     total: int
     loss: float  # mean over the examples; NaN without any, or for a module without example_losses
-
-
-TunedScores = dict[Part, PartScore] | None  # None: the tuned model is not finite
 
 
 @dataclass(frozen=True)
@@ -210,38 +214,34 @@ class TuneAndScore:
     """Train a copy of each client's model on the client's own training part and score it.
 
     The tuned models stay on the host and are dropped with the block. The order of batches has a
-    seed of its own, so neither the round nor a probe is repeated.
+    seed of its own, so neither the round nor a probe is repeated. The output of a client whose
+    tuned model is not finite is an error.
     """
 
     training: Training
     t: int
     parts: tuple[Part, ...]
 
-    def __call__(self, host: Host, bank: Params, job: TrainJob) -> list[TunedScores]:
-        own_order = replace(host, seed=torch_seed(host.seed, "fine-tune evaluation"))
-        block = Train(self.training, plain_gradient, self.t).block(own_order, bank, job)
-        tuned = host.engine.train(block, self.training, plain_gradient)
-        split, finite = host.timeline.at(self.t), finite_models(tuned)
+    def __call__(
+        self, host: Host, bank: Params, job: ClientsJob
+    ) -> list[dict[Part, PartScore] | Exception]:
+        reseeded = replace(host, seed=torch_seed(host.seed, "fine-tune evaluation"))
+        tuned = Train(self.training, plain_gradient, self.t)(reseeded, bank, job)
+        split, finite = host.timeline.at(self.t), is_finite(tuned)
         jobs = [
             ScoreJob(k, split.part_of(int(i), part))
             for k, i in enumerate(job.clients)
             for part in self.parts
             if finite[k]
         ]
-        found = iter(score_models(host, tuned.params, jobs))
+        scores = iter(score_models(host, tuned.params, jobs))
         return [
-            {part: _part_score(next(found)) for part in self.parts} if is_finite else None
-            for is_finite in finite
+            {part: _part_score(next(scores)) for part in self.parts}
+            if is_scored
+            else FloatingPointError(DIVERGED_IN_TUNING)
+            for is_scored in finite
         ]
 
 
-def _part_score(found: ExampleScores) -> PartScore:
-    return PartScore(int(found.correct.sum()), len(found.correct), _mean(found.loss))
-
-
-def finite_models(result: BlockResult) -> NDArray[np.bool_]:
-    """(K,) True where a client's loss and all its params are finite numbers."""
-    finite: NDArray[np.bool_] = np.isfinite(result.loss)
-    for leaf in result.params.values():
-        finite &= leaf.flatten(1).isfinite().all(1).cpu().numpy()
-    return finite
+def _part_score(scores: ExampleScores) -> PartScore:
+    return PartScore(int(scores.correct.sum()), len(scores.correct), _mean(scores.loss))

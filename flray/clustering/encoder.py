@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 
-from flray.client.embedding import EncoderTraining, PixelScale, rescaled
+from flray.client.embedding import PixelScale, rescaled
+from flray.client.encoder_training import EncoderTraining
 from flray.clustering.checks import require_at_least
 from flray.clustering.encoder_cache import EncoderCache, class_of, described, path_of
 from flray.clustering.encoder_training import (

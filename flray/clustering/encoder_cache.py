@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from flray.clustering.encoder_training import Progress, own_suffix
+from flray.clustering.encoder_training import Progress
 from flray.columns import PARAMS_SHA256
 from flray.files import replace_file
 from flray.models.bank import Params, digest, stack
@@ -86,11 +86,9 @@ class EncoderCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         # The record last: where it is, the params are too.
         save = functools.partial(save_file, params)
-        replace_file(self.folder / PARAMS_FILE, save, own_suffix())
+        replace_file(self.folder / PARAMS_FILE, save)
         record_file = self.folder / RECORD_FILE
-        replace_file(
-            record_file, lambda path: path.write_text(text, encoding="utf-8"), own_suffix()
-        )
+        replace_file(record_file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def described(component: Any) -> dict[str, Any]:  # Any: a dataset, or a class of models; JSON

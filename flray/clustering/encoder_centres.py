@@ -23,8 +23,8 @@ from flray.client.embedding import (
     Latents,
     SendData,
     TellImageShape,
-    run_epoch,
 )
+from flray.client.encoder_training import run_epoch
 from flray.clustering.checks import require_at_least
 from flray.clustering.encoder import Encoder, ImageKind, server_device
 from flray.clustering.encoder_training import same_bits

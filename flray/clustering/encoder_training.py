@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flray.client.embedding import mean_loss, run_epoch, seeded_generator
+from flray.client.encoder_training import mean_loss, run_epoch, seeded_generator
 from flray.client.host import restored_torch_settings
 from flray.data.dataset import Ids
 from flray.data.pixels import Examples
@@ -90,7 +89,7 @@ class Progress:
     def write(self, state: dict[str, Any]) -> None:
         """Replace the file."""
         marked = {"key": self.key, "device": self.device, **state}
-        replace_file(self.path, partial(torch.save, marked), own_suffix())
+        replace_file(self.path, partial(torch.save, marked))
 
 
 @dataclass
@@ -144,11 +143,6 @@ def _generators(device: torch.device) -> list[Tensor]:
     """The states of torch's generators that layers may draw from."""
     states = [torch.get_rng_state()]
     return states if device.type == "cpu" else [*states, torch.cuda.get_rng_state(device)]
-
-
-def own_suffix() -> str:
-    """The suffix of this process's temporary files: several processes may train one encoder."""
-    return f".{os.getpid()}.tmp"
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
 
     Some models and one leaf at a time: thousands of models are not held a third time.
     """
-    sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.nobody.items())}
-    any_leaf = next(iter(trained.models.nobody.values()))
+    sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.bank.items())}
+    any_leaf = next(iter(trained.models.bank.values()))
     result = any_leaf.new_empty(len(rows), sum(sizes.values()))
     for positions, models in trained.in_parts():
         start = torch.from_numpy(rows[positions]).to(any_leaf.device)

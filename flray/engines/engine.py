@@ -47,10 +47,13 @@ class BlockResult:
     array([0.7])
     """
 
-    params: Params  # leaves (K, ...)
+    params: Params  # leaves (K, ...); {} once they stay with the host that trained them
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
     # By name, (K,) the mean of the values that the module logged; NaN for a client without any.
     logged: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    # Written by the host: (K,) by leaf, the largest absolute value of each model, and its number.
+    largest: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    host: int = 0
 
     @classmethod
     def empty_like(cls, block: Block) -> "BlockResult":

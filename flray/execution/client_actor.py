@@ -4,83 +4,57 @@ Importing torch and Lightning is most of the time it takes to start an actor. An
 on its own as soon as it is there, while the driver and others do the same, and gets its data later.
 """
 
-import os
 import pickle
 from collections.abc import Callable
-from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from flray.errors import ExperimentError
-from flray.execution.cluster import actor_environment, coming_nodes, free_nodes, whole_nodes
-from flray.execution.resources import ActorPlan, Needs, check_resources
+from flray.execution.cluster import actor_environment
+from flray.execution.resources import Needs
 
 if TYPE_CHECKING:
-    from flray.client.host import Host
-    from flray.execution.ray_pool import Payload
+    from flray.client.host import Host, Payload
     from flray.models.bank import Params
-
-FREE_TIMEOUT_S = 10.0
 
 
 class ClientActor:
-    """One process that runs the tasks of the clients it is handed."""
+    """A Ray actor that hosts clients: it wraps the LightningModule of the client it is handed."""
 
     def load(self) -> None:
         """Import what a host needs."""
-        import flray.execution.ray_pool  # noqa: F401
+        import flray.client.keeping
+        import flray.execution.tensors  # noqa: F401
 
-    def start(self, payload: "Payload", place: int) -> int:
-        """Become the host of this number; returns the process id."""
-        from flray.execution.ray_pool import start_numbered_host
+    def start(self, payload: "Payload", number: int) -> None:
+        """Become the host of this number."""
+        from flray.client.host import start_host_of_actor
+        from flray.execution.tensors import share_tensors_without_copies
 
-        self.host: Host = start_numbered_host(payload, place)
-        return os.getpid()
+        share_tensors_without_copies()
+        self.host: Host = start_host_of_actor(payload, number)
 
     def run(
         self, task: "Callable[[Host, Params, Any], Any] | bytes", bank: "Params", job: Any
-    ) -> Any:  # Any: of the task
-        """Run a task, which small ones arrive as pickled."""
+    ) -> Any:  # Any: the output of the task
+        """Run a task; a small one arrives pickled."""
         work = pickle.loads(task) if isinstance(task, bytes) else task  # our own
         return work(self.host, bank, job)
 
 
 def start_client_actor(needs: Needs, threads: int) -> Any:  # Any: an actor handle
-    """A process that has begun to import and waits for `start`."""
-    options = needs.options
-    if get_current_placement_group() is not None:
+    """An actor that has begun to import and waits for `start`.
+
+    It goes to any node of the cluster, or into the placement group that this process is in.
+    """
+    options: dict[str, Any] = {**needs.options, "scheduling_strategy": "SPREAD"}
+    group = get_current_placement_group()
+    if group is not None:
         del options["memory"]  # which the group has reserved, perhaps for another row of a sweep
-    actor: Any = (
-        ray.remote(ClientActor)
-        .options(**options, runtime_env=actor_environment(threads), scheduling_strategy=strategy())
-        .remote()
-    )
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
+    options["runtime_env"] = actor_environment(threads)
+    actor: Any = ray.remote(ClientActor).options(**options).remote()
     actor.load.remote()
     return actor
-
-
-def strategy() -> Any:
-    """Where actors go: over the cluster, or inside the placement group we are in ourselves."""
-    group = get_current_placement_group()
-    return "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group)
-
-
-def wait_for_resources(plan: ActorPlan) -> None:
-    """Refuse at once what the cluster does not have; wait a little for what others give back."""
-    if get_current_placement_group() is not None:
-        return  # made for us, and counted as taken
-    coming = coming_nodes()
-    check_resources(plan, [*whole_nodes(), *coming])
-    if coming:
-        return  # machines are started when actors ask for them
-    deadline = monotonic() + FREE_TIMEOUT_S
-    while True:
-        try:
-            return check_resources(plan, free_nodes())
-        except ExperimentError:
-            if monotonic() > deadline:
-                raise
-            sleep(0.1)

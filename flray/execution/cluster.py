@@ -1,7 +1,7 @@
-"""A Ray cluster: the one in RAY_ADDRESS, or a local one of our own that ends with us.
+"""Connection to a Ray cluster: the one in RAY_ADDRESS, or a local one that ends with this process.
 
-Actors of a local one share a GPU through CUDA MPS, where the machine has it: without, ten actors on
-a tenth of a GPU each compute in turns.
+Actors of a local cluster share a GPU through CUDA MPS where the machine has it. Without MPS, ten
+actors on a tenth of a GPU each would compute in turns.
 """
 
 import logging
@@ -10,18 +10,16 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
 import ray
-import yaml
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
-from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without types
     AuthenticationTokenLoader,
     Config,
@@ -36,10 +34,15 @@ NAMESPACE = "flray"
 CONNECT_TIMEOUT_S = 5.0
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 DATA = "FLRAY_DATA"
-BOOTSTRAP = "ray_bootstrap_config.yaml"
 
+# Arguments of ray.init. Ray's own log lines of workers would run through the progress lines.
+OPTIONS: dict[str, Any] = {  # Any: ray.init's own
+    "namespace": NAMESPACE,
+    "log_to_driver": False,
+    "logging_level": logging.ERROR,
+}
 SYSTEM = {
-    # Bytes of objects that travel inside calls and answers; Ray's own limit of 100 KB sends a model
+    # Bytes of objects that travel inside calls and answers. Ray's default of 100 KB sends a model
     # of MLP-200 through the object store, which costs milliseconds.
     "max_direct_call_object_size": 4 << 20,
     # Ray would start workers that nobody asked for, and ours have environments of their own.
@@ -49,29 +52,26 @@ SYSTEM = {
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Be connected to Ray; what was started here is stopped at the end, whatever happens."""
+    """Be connected to Ray during the `with` block.
+
+    A local cluster that is started here is stopped at the end, whatever happens. Inside another
+    `connected` block nothing is started or stopped.
+    """
     if ray.is_initialized():
         yield
         return
-    # Ray's own log lines of workers would run through the progress lines.
-    options: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-    }  # Any: ray.init's own
-    on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
+    on_sigterm = signal.getsignal(signal.SIGTERM)  # replaced by ray.init
     address = os.environ.get("RAY_ADDRESS")
     with ExitStack() as connection:
-        if address:
-            connection.callback(ray.shutdown)
-            with _outside_runs():
-                _join(address, options)
-        else:
+        if not address:
             connection.enter_context(_own_token())
             connection.enter_context(shared_gpu())
-            connection.callback(ray.shutdown)
-            with _outside_runs():
-                _start(options)
+        connection.callback(ray.shutdown)
+        with _outside_runs():
+            if address:
+                _join(address)
+            else:
+                _start()
         if callable(on_sigterm) and current_thread() is main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
         yield
@@ -82,15 +82,22 @@ def _outside_runs() -> AbstractContextManager[None]:
     return chdir(sys.prefix) if is_inside_run(Path.cwd()) else nullcontext()
 
 
-def _join(address: str, options: dict[str, Any]) -> None:  # Any: ray.init's own
-    require_listener(address)
+def _join(address: str) -> None:
+    """Connect to the cluster at RAY_ADDRESS, unless nobody listens: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ExperimentError(_no_cluster(address, error)) from error
+        if host and port.isdecimal():  # not `auto`, or whatever else Ray understands
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        ray.init(**OPTIONS)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ExperimentError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it "
+            "for a local cluster"
+        ) from error
 
 
-def _start(options: dict[str, Any]) -> None:  # Any: ray.init's own
+def _start() -> None:
     """Start a local cluster, all of whose processes end with this one, even if it is killed."""
     python = kept_forking_python()
     try:
@@ -100,7 +107,7 @@ def _start(options: dict[str, Any]) -> None:  # Any: ray.init's own
                 include_dashboard=False,
                 runtime_env={"py_executable": python.command} if python else None,
                 _system_config=SYSTEM,
-                **options,
+                **OPTIONS,
             )
         if python is not None:  # Ray's agents would look for a killed raylet for 100 s
             python.end_with_owner(_children_of_raylet())
@@ -120,28 +127,9 @@ def _children_of_raylet() -> list[int]:
     return [child.pid for child in psutil.Process(raylet.process.pid).children()]
 
 
-def require_listener(address: str) -> None:
-    """Refuse an address of host and port at which nobody listens; Ray would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # `auto`, or whatever else Ray understands
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise ExperimentError(_no_cluster(address, error)) from error
-
-
-def _no_cluster(address: str, error: Exception) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return (
-        f"no Ray cluster answers at RAY_ADDRESS={address} ({reason}); correct it, or unset it for "
-        "a local cluster"
-    )
-
-
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let Ray listen where this machine alone can connect, as it does on macOS and Windows.
+    """Let Ray listen on the loopback interface only, as it does on macOS and Windows.
 
     Whoever reaches its ports can run code here.
     """
@@ -157,9 +145,9 @@ def _on_loopback() -> Iterator[None]:
 def _own_token() -> Iterator[None]:
     """Let a local Ray accept only processes with its token, a new one for each cluster.
 
-    Other users of the machine reach its ports, too. Its processes inherit the token in their
+    Other users of the machine can reach its ports. Its processes inherit the token in their
     environment, which no other user can read; Ray itself would write it to a file that every user
-    may read. A RAY_AUTH_MODE of the user's own is left as it is.
+    may read. If RAY_AUTH_MODE is set, nothing is changed.
     """
     if AUTH_MODE in os.environ:
         yield
@@ -177,60 +165,16 @@ def _own_token() -> Iterator[None]:
 
 
 def _reread_authentication() -> None:
-    """Let Ray forget the mode and the token that it read from the environment before."""
+    """Make Ray read mode and token from the environment again."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def whole_nodes() -> list[dict[str, float]]:
-    """What each node has in all, taken or free."""
-    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.total_resources_per_node
-    return list(ask().values())
-
-
-def this_machine() -> dict[str, float]:
-    """What a local cluster would have on this machine, by Ray's own arithmetic; starts nothing."""
-    spec = ResourceAndLabelSpec().resolve(is_head=True, node_ip_address="127.0.0.1")
-    ask: Callable[[], dict[str, float]] = spec.to_resource_dict
-    return ask()
-
-
-def coming_nodes() -> list[dict[str, float]]:
-    """What machines may still be started for us: those of the file that `ray up` leaves on a head.
-
-    Each kind is counted as if all that may come were of it. A machine whose memory the file does
-    not name is taken to have enough.
-    """
-    file = Path.home() / BOOTSTRAP
-    if "RAY_ADDRESS" not in os.environ or not file.is_file():
-        return []
-    plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    num_present = len(whole_nodes()) - 1  # beside the head
-    most = max(0, plain.get("max_workers", 0) - num_present)
-    return [
-        {"memory": float("inf"), **kind.get("resources", {})}
-        for name, kind in plain.get("available_node_types", {}).items()
-        if name != plain.get("head_node_type")
-        for _ in range(min(most, kind.get("max_workers", most)))
-    ]
-
-
-def reachable_nodes() -> list[dict[str, float]]:
-    """What each node has in all, taken or free, those that may still be started included."""
-    return [*whole_nodes(), *coming_nodes()]
-
-
-def free_nodes() -> list[dict[str, float]]:
-    """What is free on each node."""
-    ask: Callable[[], dict[str, dict[str, float]]] = ray._private.state.available_resources_per_node
-    return list(ask().values())
-
-
 def actor_environment(threads: int) -> dict[str, dict[str, str]]:
-    """The runtime environment of our actors.
+    """The runtime environment of our actors, with the driver's search path and folder of data.
 
     Threads are fixed before torch is imported: set_num_threads alone comes too late. The search
-    path is the driver's, so that a user's own modules are found, and so is the folder of the data.
+    path lets actors import modules of the user.
     """
     data = {name: os.environ[name] for name in (DATA,) if name in os.environ}
     return {

@@ -1,9 +1,8 @@
-"""A file for `ray up`: would it work? Checked against Ray's own schema, without an account."""
+"""Checks of a file for `ray up`, against Ray's own schema and without an account."""
 
 import contextlib
 import copy
 import io
-import json
 import logging
 import re
 import shlex
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import ray.autoscaler
+import ray
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
@@ -20,18 +19,17 @@ from flray.errors import ExperimentError
 from flray.wording import counted, suggestion
 
 Plain = Mapping[str, Any]  # Any: YAML
-Tool = Mapping[str, Sequence[str]]  # the options of each command of a command line
+Tool = Mapping[str, Sequence[str]]  # options of a command line, by command
 COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands")
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 TOKEN = "~/.ray/auth_token"
 
-_SCHEMA = Path(ray.autoscaler.__file__).with_name("ray-schema.json")
 _AND_THEN = re.compile(r"&&|\|\||;")
 _IMAGE = re.compile(r"rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+)")
 
 
 def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) -> str:
-    """What the file describes, in a line; refuses what `ray up` would fail on later.
+    """Refuse what `ray up` would fail on later; returns a line that describes the cluster.
 
     Args:
         folder: where `ray up` is called, from which local paths are looked for.
@@ -47,7 +45,7 @@ def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) ->
 
 
 def tool_of(group: Any) -> Tool:
-    """The commands of a click group, which is not imported here."""
+    """The options of each command of a click group, by name of the command."""
     return {
         name: [option for parameter in command.params for option in parameter.opts]
         for name, command in group.commands.items()
@@ -55,9 +53,7 @@ def tool_of(group: Any) -> Tool:
 
 
 def _check_schema(plain: Plain) -> None:
-    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
-    for error in jsonschema.Draft7Validator(schema).iter_errors(plain):
-        raise ExperimentError(_said(error))
+    """Refuse what Ray's own check refuses, without what it prints."""
     noisy = logging.getLogger("ray.autoscaler")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL)
@@ -65,24 +61,28 @@ def _check_schema(plain: Plain) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             validate_config(prepare_config(copy.deepcopy(dict(plain))))
     except (ValueError, KeyError, RuntimeError, jsonschema.ValidationError) as error:
-        text = _said(error) if isinstance(error, jsonschema.ValidationError) else str(error)
-        raise ExperimentError(f"Ray refuses the cluster: {text}") from error
+        raise ExperimentError(f"Ray refuses the cluster: {_message(error)}") from error
     finally:
         noisy.setLevel(level)
 
 
-def _said(error: jsonschema.ValidationError) -> str:
-    """An error of the schema, with the key that was meant."""
+def _message(error: Exception) -> str:
+    """One line for an error of Ray's check, with the key that was probably meant."""
+    if isinstance(error, KeyError):
+        return f"{error} is a required property"
+    if not isinstance(error, jsonschema.ValidationError):
+        return str(error)
     where = ".".join(map(str, error.absolute_path)) or "the cluster"
-    known = list(error.schema.get("properties", {}))
+    keys = list(error.schema.get("properties", {}))
     if error.validator != "additionalProperties":
         return f"{where}: {error.message}"
-    unknown = [key for key in error.instance if key not in known]
-    meant = suggestion(str(unknown[0]), known)
-    return f"{where}: unknown key {unknown[0]!r}{meant}; known here: {', '.join(sorted(known))}"
+    unknown = next(key for key in error.instance if key not in keys)
+    meant = suggestion(str(unknown), keys)
+    return f"{where}: unknown key {unknown!r}{meant}; known here: {', '.join(sorted(keys))}"
 
 
 def _check_mounts(plain: Plain, folder: Path) -> None:
+    """Refuse files and folders to copy that do not exist on this machine."""
     for remote, local in plain.get("file_mounts", {}).items():
         if (folder / Path(str(local)).expanduser()).exists():
             continue
@@ -95,7 +95,7 @@ def _check_mounts(plain: Plain, folder: Path) -> None:
 
 
 def _commands(plain: Plain) -> Iterator[tuple[str, list[str]]]:
-    """Every single command, split into words, with the key it stands under."""
+    """Every single command, split into words without variables, and the key it stands under."""
     for key in (*COMMANDS, *START_COMMANDS):
         for line in plain.get(key, []):
             for part in _AND_THEN.split(line):
@@ -111,6 +111,7 @@ def _commands(plain: Plain) -> Iterator[tuple[str, list[str]]]:
 
 
 def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> None:
+    """Refuse commands and options that `ray` and `flray` do not have; other programs pass."""
     tool = tools.get(Path(words[0]).name)
     if tool is None or len(words) == 1:
         return
@@ -118,16 +119,16 @@ def _check_command(where: str, words: list[str], tools: Mapping[str, Tool]) -> N
     if called not in tool:
         meant = suggestion(called, tool)
         raise ExperimentError(f"{where}: `{name}` has no command {called!r}{meant}")
-    known = tool[called]
+    options = tool[called]
     for word in words[2:]:
         option = word.partition("=")[0]
-        if option.startswith("--") and option not in known:
-            meant = suggestion(option, known)
+        if option.startswith("--") and option not in options:
+            meant = suggestion(option, options)
             raise ExperimentError(f"{where}: `{name} {called}` has no option {option!r}{meant}")
 
 
 def _check_token(plain: Plain) -> None:
-    """Ray's ports take anybody's code, so nobody without the token may speak to them."""
+    """Refuse a cluster without a token: whoever reaches Ray's ports can run code."""
     starts = [line for key in START_COMMANDS for line in plain.get(key, []) if "ray start" in line]
     bare = [line for line in starts if "RAY_AUTH_MODE=token" not in line]
     if bare or not starts or TOKEN not in plain.get("file_mounts", {}):
@@ -138,16 +139,18 @@ def _check_token(plain: Plain) -> None:
 
 
 def _check_image(plain: Plain) -> None:
+    """Refuse a docker image with another version of Ray than the one installed here."""
     image = str(plain.get("docker", {}).get("image", ""))
-    found = _IMAGE.match(image)
-    if found and found[1] != ray.__version__:
+    version = _IMAGE.match(image)
+    if version and version[1] != ray.__version__:
         raise ExperimentError(
-            f"docker.image has Ray {found[1]}, this environment {ray.__version__}: a job cannot be "
-            "sent to another version; change the tag"
+            f"docker.image has Ray {version[1]}, this environment {ray.__version__}: a job cannot "
+            "be sent to another version; change the tag"
         )
 
 
 def _description(plain: Plain) -> str:
+    """Name, provider and size of the cluster, in one line."""
     provider, name = plain["provider"], plain["cluster_name"]
     if provider["type"] == "local":
         workers = provider.get("worker_ips", [])

@@ -1,7 +1,8 @@
-"""Executors: spread jobs over hosts and bring the outputs back in order."""
+"""Executors run jobs on hosts, in this process or on actors, and return outputs in order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from flray.client.host import Host
@@ -11,7 +12,7 @@ from flray.models.bank import Params
 Job = TypeVar("Job")
 Output = TypeVar("Output")
 
-# What a client's own code may raise: its module, its loss, its data.
+# Errors that count as failures of a client: of its module, its loss or its data.
 CLIENT_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -29,12 +30,15 @@ CLIENT_ERRORS = (
 class Failed:
     """Stands for the output of a job that failed.
 
+    `of_host` tells a process or GPU that failed, which the job of another client may have caused,
+    from an error that the client's own code raised.
+
     >>> Failed(ValueError("batch is empty")).reason
     'ValueError: batch is empty'
     """
 
     error: BaseException
-    of_host: bool = False  # its process or GPU failed, which another's job may have caused
+    of_host: bool = False
 
     @property
     def reason(self) -> str:
@@ -44,16 +48,24 @@ class Failed:
 
 
 class Executor(Protocol):
-    """Runs jobs on hosts, in this process or on actors, and returns the outputs in order."""
+    """Runs jobs on hosts: `Inline` in this process, `RayPool` on client actors.
+
+    A task is a pure function of (host, bank, job), so which host runs a job, when and how often
+    does not change its output.
+
+    >>> executor: Executor = Inline(host=None)  # a task that needs no host
+    >>> executor.map(lambda host, bank, job: job + bank["w"], {"w": 1}, [10, 20])
+    [11, 21]
+    """
 
     @property
     def clients_per_job(self) -> int | None:
-        """Most clients of a job. None: `execution.block`."""
+        """Largest number of clients in a job. None: `execution.block`."""
         ...
 
     @property
     def trainings_kept(self) -> int:
-        """Trained models stay with hosts, which answer questions about so many trainings.
+        """Number of trainings whose models hosts keep and answer questions about.
 
         0: models come back with the outputs.
         """
@@ -67,9 +79,12 @@ class Executor(Protocol):
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        """The outputs of the jobs in their order; the bank is sent once, not once a job.
+        """The outputs of the jobs in their order, `Failed` for those that failed.
 
-        A job with a `place` goes to the host of that number, where hosts have numbers.
+        Args:
+            task: called on a host with (host, bank, job).
+            bank: models for all jobs; sent once, not once per job.
+            jobs: a job with an attribute `host` runs on the host of that number.
         """
         ...
 
@@ -80,11 +95,11 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Inline:
-    """Everything in this process, one job after another."""
+    """Runs all jobs in this process, one after another."""
 
     host: Host
     clients_per_job: int | None = None
-    trainings_kept: int = 0  # models are here anyway
+    trainings_kept: int = 0  # models are in this process anyway
     retries: int = 0  # what failed here would fail again
 
     def map(
@@ -107,16 +122,17 @@ class Inline:
 
 
 class LazyExecutor:
-    """Starts an executor once it has something to do: a row that finds everything starts none."""
+    """Starts an executor when it is first used.
+
+    A row of a sweep that finds all its results in the cache starts no actors.
+    """
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start
-        self._started: Executor | None = None
 
-    @property
+    @cached_property
     def _executor(self) -> Executor:
-        self._started = self._started or self._start()
-        return self._started
+        return self._start()
 
     @property
     def clients_per_job(self) -> int | None:
@@ -136,5 +152,5 @@ class LazyExecutor:
         return self._executor.map(task, bank, jobs) if jobs else []
 
     def close(self) -> None:
-        if self._started is not None:
-            self._started.close()
+        if "_executor" in vars(self):  # it was started
+            self._executor.close()

@@ -1,13 +1,14 @@
 """Workers that start at once: forks of a process that has imported torch and Lightning.
 
 Importing them takes seconds of CPU, and every actor is a process of its own. On a local cluster Ray
-therefore starts this file instead of Python: it asks a server, which has imported them once, for a
-fork that goes on as the new process. What Ray started stays, as small as it is, and stands for the
-fork: who kills one kills both. Where no server answers, or where the new process is to have more
-than one thread, it becomes an ordinary Python.
+therefore starts this file instead of Python (`start`). It asks a server (`serve`), which has
+imported them once, for a fork that becomes the new process. The process that Ray started stays, as
+small as it is, and stands for the fork: killing one kills both. If no server answers, or if the new
+process is to have more than one thread, it becomes an ordinary Python.
 
-Ray itself is imported after the fork: it remembers the environment of the process that imports it.
-This file imports no other of ours: as a program it has to start within milliseconds.
+Ray itself is imported after the fork, because it remembers the environment of the process that
+imports it. This file imports no other module of flray: as a program it has to start within
+milliseconds.
 """
 
 import atexit
@@ -27,12 +28,13 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from select import select
 from typing import IO, Any
 
-# All that is heavy, and packages of others that Ray would import in every fork.
+# Everything that is slow to import, and packages that Ray would import in every fork.
 IMPORTED = ("flray.config.experiment", "flray.server.loop", "jsonschema", "requests")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 SERVE, START = "serve", "start"
@@ -46,7 +48,7 @@ READY = b"ready"
 class ForkingPython:
     """A server of forks, as its owner sees it."""
 
-    command: str  # starts a Python program as a fork
+    command: str  # command line that starts a Python program as a fork
     pipe: IO[bytes]  # the server's standard input
 
     def end_with_owner(self, processes: Iterable[int]) -> None:
@@ -56,26 +58,30 @@ class ForkingPython:
             self.pipe.flush()
 
 
-_kept: dict[int, ForkingPython | None] = {}  # by the process that owns them
-
-
 def kept_forking_python() -> ForkingPython | None:
     """As `forking_python`, until this process ends: its next cluster starts sooner."""
-    owner = os.getpid()
-    if owner not in _kept:
-        server = ExitStack()
-        _kept[owner] = server.enter_context(forking_python())
-        atexit.register(lambda: server.close() if os.getpid() == owner else None)
-    return _kept[owner]
+    return _kept_by(os.getpid())
+
+
+@cache
+def _kept_by(owner: int) -> ForkingPython | None:
+    """The server of a process; a fork of the process has one of its own."""
+    server = ExitStack()
+    atexit.register(lambda: server.close() if os.getpid() == owner else None)
+    return server.enter_context(forking_python())
 
 
 @contextmanager
 def forking_python() -> Iterator[ForkingPython | None]:
-    """A server that starts Python programs as forks while the block lasts; None: not here."""
+    """A server that starts Python programs as forks during the `with` block.
+
+    None where that is not possible: outside Linux, where libraries do not survive a fork, and in
+    folders whose path is too long for a socket.
+    """
     if sys.platform != "linux":
-        yield None  # forks of what other systems' libraries have touched are not safe
+        yield None
         return
-    folder = Path(tempfile.mkdtemp(prefix="flray-fork-"))  # for this user alone, as is the socket
+    folder = Path(tempfile.mkdtemp(prefix="flray-fork-"))  # only this user can open it
     address = folder / "socket"
     try:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -111,14 +117,14 @@ def _start_server(listener: int, folder: Path) -> subprocess.Popen[bytes]:
 
 @dataclass(frozen=True)
 class Program:
-    """What a process is to become."""
+    """A Python program that a fork becomes: its arguments, environment and working folder."""
 
     argv: list[str]
     environment: dict[str, str]
     folder: str
 
     def become(self) -> None:
-        """Go on as a Python that was started with this program."""
+        """Continue as a Python that was started with this program."""
         os.environ.clear()
         os.environ.update(self.environment)
         os.chdir(self.folder)
@@ -131,9 +137,9 @@ class Program:
 
 
 def serve(listener: socket.socket, folder: Path) -> None:
-    """Fork whenever somebody asks, until standard input ends, because the owner was killed.
+    """Fork on every request, until standard input is closed because the owner was killed.
 
-    Standard input names the processes that are killed then: those that would outlive the owner.
+    The owner writes ids of processes to standard input that would outlive it; they are killed then.
     """
     for name in IMPORTED:
         import_module(name)
@@ -144,17 +150,17 @@ def serve(listener: socket.socket, folder: Path) -> None:
     while True:
         ready, _, _ = select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
-            named = os.read(sys.stdin.fileno(), LARGEST_PART)
-            if not named:
+            line = os.read(sys.stdin.fileno(), LARGEST_PART)
+            if not line:
                 _kill(owned)
                 shutil.rmtree(folder, ignore_errors=True)
                 return
-            for process in named.split():
+            for process in line.split():
                 with suppress(OSError):  # it has ended
                     owned.append(os.pidfd_open(int(process)))
             continue
         connection, _ = listener.accept()
-        with connection, suppress(OSError, TypeError, ValueError):  # who asked is gone, or not ours
+        with connection, suppress(OSError, TypeError, ValueError):  # a request that is not ours
             connection.settimeout(REQUEST_TIMEOUT_S)
             program, streams = _received(connection)
             if not os.fork():
@@ -199,7 +205,7 @@ def _received(connection: socket.socket) -> tuple[Program, list[int]]:
 
 
 def start(address: str, argv: list[str]) -> None:
-    """Have a fork do what this process was started for, or do it as an ordinary Python."""
+    """Have a fork run the program, or become an ordinary Python that does."""
     has_one_thread = os.environ.get("OMP_NUM_THREADS", "1") == "1"
     if has_one_thread and _forked(address, argv):
         return

@@ -24,17 +24,17 @@ def gpu_memory_gib() -> float:
     if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return 0.0
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    found = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    lines = found.stdout.split()
-    return float(lines[0]) / 1024 if found.returncode == 0 and lines else 0.0
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    lines = answer.stdout.split()
+    return float(lines[0]) / 1024 if answer.returncode == 0 and lines else 0.0
 
 
 @contextmanager
 def shared_gpu() -> Iterator[bool]:
-    """Processes started in this block share the GPU through CUDA MPS; yields whether they do.
+    """Let processes that are started in the `with` block share the GPU through CUDA MPS.
 
-    A daemon of our own is started and ended with the block. One that the user has started is used
-    as it is; a machine without MPS goes without.
+    Yields True if they do. A daemon is started and ended with the block, unless one of the user is
+    running already. On a machine without MPS processes take turns on the GPU.
     """
     if os.environ.get(PIPES) or os.path.exists(os.path.join(DEFAULT_PIPES, "control")):
         yield True
@@ -49,16 +49,16 @@ def shared_gpu() -> Iterator[bool]:
             yield is_shared
         finally:
             if is_shared:
-                _control(told="quit\n")
+                _control(command="quit\n")
             del os.environ[PIPES], os.environ[LOGS]
 
 
-def _control(*options: str, told: str | None = None) -> bool:
-    """Call the control program; True if it did what it was told."""
+def _control(*options: str, command: str | None = None) -> bool:
+    """Call the control program with options or a command; True if it succeeded."""
     try:
         ended = subprocess.run(
             [CONTROL, *options],
-            input=told,
+            input=command,
             text=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

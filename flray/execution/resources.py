@@ -1,23 +1,26 @@
-"""What client actors need and what there is: refused with the arithmetic, never left to hang."""
+"""Resources of client actors: what a run asks for, and whether the cluster has it.
+
+If resources are short, the run is refused before it starts and the message shows the sum.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from flray.errors import ExperimentError
 from flray.wording import counted
 
 ROUNDING = 1e-6  # ten times 0.1 GPU is one GPU
-# Bytes of a client actor without data, and of a server: 0.51e9 and 0.47e9 were measured when torch
-# and Lightning are imported; the rest is for what is imported later and for Ray's own buffers.
+# Bytes of a client actor without data, and of a server. With torch and Lightning imported 0.51e9
+# and 0.47e9 were measured; the rest is for what is imported later and for Ray's own buffers.
 PROCESS_BYTES = 600_000_000
 SERVER_BYTES = 700_000_000
-# Of a model in training: params, gradients, momentum, Adam's second moment, w0, one in passing.
+# Copies of a model in training: params, gradients, momentum, Adam's second moment, w0, a temporary.
 COPIES_OF_A_MODEL = 6
-COPIES_IN_A_BLOCK = 2  # of every model: what training starts from, and what it gives
+COPIES_IN_A_BLOCK = 2  # copies of every model of a block: before training and after it
 STEP = 50_000_000  # bytes to which an estimate is rounded up
-TRAININGS_KEPT = 2  # whose models stay with the actor that trained them
-COPIES_ON_THE_SERVER = 3  # of each model of a cohort: received, mixed, written
+TRAININGS_KEPT = 2  # trainings whose models stay with the actor that trained them
+COPIES_ON_THE_SERVER = 3  # copies of each model of a cohort: received, mixed, written
 
 Kind = Literal["CPU", "GPU", "memory"]
 KINDS: tuple[Kind, ...] = ("CPU", "GPU", "memory")
@@ -85,37 +88,48 @@ def _check_memory(gigabytes: float | None) -> None:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one process asks Ray for."""
+    """What one process asks Ray for.
+
+    >>> Needs(num_cpus=1.0, memory=500).bundle
+    {'CPU': 1.0, 'memory': 500}
+    """
 
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     memory: int = PROCESS_BYTES  # bytes
 
     def of(self, kind: Kind) -> float:
-        return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}[kind]
+        """The amount of one kind, 0 if none is asked for."""
+        return self.bundle.get(kind, 0.0)
 
     @property
     def options(self) -> dict[str, float]:
         """As arguments of Ray's `options`."""
-        return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
+        return asdict(self)
 
     @property
     def bundle(self) -> dict[str, float]:
         """As a bundle of a placement group, which may have no zeros."""
-        return {kind: self.of(kind) for kind in KINDS if self.of(kind)}
+        amounts = zip(KINDS, self.options.values(), strict=True)
+        return {kind: amount for kind, amount in amounts if amount}
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a run puts into the memory of its processes, in bytes."""
+    """What a run puts into the memory of its processes.
 
-    data: int  # images, and who holds which
-    model: int  # one model
+    >>> load = Load(data=0, model=10, block=2, at_once=1, activations=5, cohort=4, actor_blocks=1)
+    >>> load.of_actor() - PROCESS_BYTES  # 6 + 2 * 2 copies in training, 2 * 2 kept, 5 of steps
+    145
+    """
+
+    data: int  # bytes of images, and of who holds which
+    model: int  # bytes of one model
     block: int  # models that an actor is handed together
-    at_once: int  # models of them that the engine trains at a time
-    activations: int  # of the steps that an actor computes at a time, or of an evaluation
+    at_once: int  # models of a block that the engine trains at a time
+    activations: int  # bytes of the steps that an actor computes at a time, or of an evaluation
     cohort: int  # clients of a round
-    actor_blocks: int  # of a round, in one actor
+    actor_blocks: int  # blocks of a round in one actor
     on_gpu: bool = False
 
     def of_actor(self) -> int:
@@ -127,18 +141,25 @@ class Load:
         return PROCESS_BYTES + self.data + (trained + kept) * self.model + self.activations
 
     def of_server(self) -> int:
+        """Bytes of the server's process."""
         return SERVER_BYTES + self.data + COPIES_ON_THE_SERVER * self.cohort * self.model
 
 
 @dataclass(frozen=True)
 class ActorPlan:
-    """What a pool and its server ask for, printed before anything starts."""
+    """What the client actors and the server of a run ask for, printed before anything starts.
+
+    >>> needs = Needs(num_cpus=0.5, memory=10**9)
+    >>> str(ActorPlan(2, Actors(), block=5, blocks_per_round=4, per_actor=needs))
+    '2 client actors of 0.5 CPU, 1 GB each = 1 CPU, 2 GB, and a server of 0.7 GB; 4 blocks of \
+5 clients a round'
+    """
 
     num_actors: int
-    actors: Actors
-    block: int
+    actors: Actors  # as the experiment names them
+    block: int  # clients per job
     blocks_per_round: int
-    each: Needs = field(default_factory=Needs)  # of the client actors
+    per_actor: Needs = field(default_factory=Needs)
     server: Needs = field(default_factory=lambda: Needs(memory=SERVER_BYTES))
 
     @classmethod
@@ -150,7 +171,9 @@ class ActorPlan:
             actors=actors,
             block=load.block,
             blocks_per_round=-(-load.cohort // per_job),
-            each=Needs(actors.num_cpus, actors.num_gpus, _bytes(actors.memory_gb, load.of_actor())),
+            per_actor=Needs(
+                actors.num_cpus, actors.num_gpus, _bytes(actors.memory_gb, load.of_actor())
+            ),
             server=Needs(server.num_cpus, 0.0, _bytes(server.memory_gb, load.of_server())),
         )
 
@@ -159,15 +182,15 @@ class ActorPlan:
         """The plan that `dataclasses.asdict` has written."""
         parts = {
             "actors": Actors(**plain["actors"]),
-            "each": Needs(**plain["each"]),
+            "per_actor": Needs(**plain["per_actor"]),
             "server": Needs(**plain["server"]),
         }
         return cls(**{**plain, **parts})
 
     def __str__(self) -> str:
         text = (
-            f"{counted(self.num_actors, 'client actor')} of {_described(self.each)} each = "
-            f"{_described(self.each, self.num_actors)}, and a server of "
+            f"{counted(self.num_actors, 'client actor')} of {_described(self.per_actor)} each = "
+            f"{_described(self.per_actor, self.num_actors)}, and a server of "
             f"{self.server.memory / 1e9:.3g} GB; "
             f"{counted(self.blocks_per_round, 'block')} of {counted(self.block, 'client')} a round"
         )
@@ -185,7 +208,7 @@ class ActorPlan:
 
 
 def _bytes(gigabytes: float | None, estimate: int) -> int:
-    """What is named, or else the estimate, rounded up: rows of a sweep should ask for the same.
+    """The bytes named, or the estimate rounded up, so that rows of a sweep ask for the same.
 
     >>> _bytes(None, 731_000_000), _bytes(0.5, 731_000_000)
     (750000000, 500000000)
@@ -202,35 +225,40 @@ def _described(needs: Needs, times: int = 1) -> str:
 def check_resources(plan: ActorPlan, nodes: Sequence[Mapping[str, float]]) -> None:
     """Refuse what the cluster cannot give.
 
+    >>> check_resources(ActorPlan(3, Actors(), 1, 1, Needs(1.0), Needs(0.0)), [{"CPU": 2.0}])
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: execution.actors asks for 3 x 1 = 3 CPU, the cluster has 2 free: \
+2 such actors fit; lower execution.actors.count or actors.num_cpus
+
     Args:
         nodes: what each node has, in all or free, as Ray counts it.
     """
     for kind in KINDS:
-        there = sum(node.get(kind, 0.0) for node in nodes) + ROUNDING
-        each, server = plan.each.of(kind), plan.server.of(kind)
-        if plan.num_actors * each + server > there:
-            fit = max(0, int((there - server) / each)) if each else 0
-            _refuse(plan, kind, f"{_amount(there, kind)} free: {fit} such actors fit")
-    fit = sum(_fitting(plan.each, node) for node in nodes)
+        available = sum(node.get(kind, 0.0) for node in nodes) + ROUNDING
+        actor, server = plan.per_actor.of(kind), plan.server.of(kind)
+        if plan.num_actors * actor + server > available:
+            fit = max(0, int((available - server) / actor)) if actor else 0
+            _refuse(plan, kind, f"{_amount(available, kind)} free: {fit} such actors fit")
+    fit = sum(_fitting(plan.per_actor, node) for node in nodes)
     if fit < plan.num_actors:
-        kind = _scarcest(plan.each, nodes)
+        kind = _scarcest(plan.per_actor, nodes)
         most = _amount(max((node.get(kind, 0.0) for node in nodes), default=0.0), kind)
         _refuse(plan, kind, f"at most {most} on one node: {fit} such actors fit")
 
 
-def _refuse(plan: ActorPlan, kind: Kind, there: str) -> None:
-    each, server = plan.each.of(kind), plan.server.of(kind)
+def _refuse(plan: ActorPlan, kind: Kind, available: str) -> None:
+    actor, server = plan.per_actor.of(kind), plan.server.of(kind)
     unit = "GB of memory" if kind == "memory" else kind
     beside = f" + {_amount(server, kind)} for the server" if server else ""
-    total = _amount(plan.num_actors * each + server, kind)
+    total = _amount(plan.num_actors * actor + server, kind)
     remedy = {
         "CPU": "actors.count or actors.num_cpus",
         "GPU": "actors.count or actors.num_gpus",
         "memory": "actors.count or block, or name what an actor needs as actors.memory_gb",
     }[kind]
     raise ExperimentError(
-        f"execution.actors asks for {plan.num_actors} x {_amount(each, kind)}{beside} = {total} "
-        f"{unit}, the cluster has {there}; lower execution.{remedy}"
+        f"execution.actors asks for {plan.num_actors} x {_amount(actor, kind)}{beside} = {total} "
+        f"{unit}, the cluster has {available}; lower execution.{remedy}"
     )
 
 
@@ -238,13 +266,14 @@ def _amount(value: float, kind: Kind) -> str:
     return f"{value / 1e9:.3g}" if kind == "memory" else f"{value:.6g}"
 
 
-def _fitting(each: Needs, node: Mapping[str, float]) -> int:
+def _fitting(needs: Needs, node: Mapping[str, float]) -> int:
     """How many such processes one node takes."""
-    asked = [(kind, each.of(kind)) for kind in KINDS if each.of(kind)]
-    return min(int((node.get(kind, 0.0) + ROUNDING) / amount) for kind, amount in asked)
+    return min(
+        int((node.get(kind, 0.0) + ROUNDING) / amount) for kind, amount in needs.bundle.items()
+    )
 
 
-def _scarcest(each: Needs, nodes: Sequence[Mapping[str, float]]) -> Kind:
+def _scarcest(needs: Needs, nodes: Sequence[Mapping[str, float]]) -> Kind:
     """The kind of which fewest processes find their share on a node of their own."""
-    asked = [kind for kind in KINDS if each.of(kind)]
-    return min(asked, key=lambda kind: sum(int(n.get(kind, 0.0) / each.of(kind)) for n in nodes))
+    asked = [kind for kind in KINDS if needs.of(kind)]
+    return min(asked, key=lambda kind: sum(int(n.get(kind, 0.0) / needs.of(kind)) for n in nodes))

@@ -1,4 +1,4 @@
-"""The `execution` part of an experiment: where and how, never what."""
+"""The part `execution` of an experiment: where and how it is computed, never what."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ from flray.execution.resources import COPIES_OF_A_MODEL, Actors, ServerProcess
 
 # Measured for MLP-200 on a CPU: past 20 stacked models the working set leaves the cache.
 LARGEST_BLOCK_ON_CPU = 20
-BLOCK_BYTES_ON_GPU = 8 << 30  # by which a block is bounded there
+BLOCK_BYTES_ON_GPU = 8 << 30  # memory that the models of a block may take on a GPU
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Execution:
         return self.device
 
     def _device_of_an_actor(self) -> str:
-        """An actor sees a GPU only if it asked Ray for a part of one."""
+        """The device of a client actor, which sees a GPU only if it asks Ray for a part of one."""
         has_gpu = self.actors.num_gpus > 0
         if self.device.startswith("cuda") and not has_gpu:
             raise ExperimentError(
@@ -88,9 +88,10 @@ class Execution:
 
 
 def default_block(num_params: int, cohort_size: int, device: str, num_actors: int = 1) -> int:
-    """Slots per block, by model, device, cohort and the actors asked for; never by free memory.
+    """Clients per block, by model, device, cohort and number of actors; never by free memory.
 
-    The blocks of a cohort are equally full, and every actor has as many of them.
+    The blocks of a cohort are equally full, and every actor gets the same number of them. On a CPU
+    blocks are small enough for the cache, on a GPU for its memory.
 
     >>> default_block(159_010, 20, "cpu"), default_block(159_010, 50, "cpu")
     (20, 17)

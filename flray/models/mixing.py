@@ -273,20 +273,6 @@ def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
     return mixed
 
 
-def expected_terms(rows: Sequence[MixingRow], exponents: dict[str, Ids]) -> Terms | None:
-    """What `mix` asks trained models for if its exponents are these; None: it asks for more.
-
-    >>> row = MixingRow(np.array([0, 1]), np.array([0.5, 0.5]), np.array([]), np.array([]))
-    >>> expected_terms([row], {"w": np.array([3])}).positions
-    (array([0, 1]),)
-    """
-    if not exponents or any(row.copies_heard or row.copies_kept for row in rows):
-        return None
-    if any(len(values) != len(rows) for values in exponents.values()):
-        return None
-    return Terms(tuple(row.heard for row in rows), tuple(row.a for row in rows), exponents)
-
-
 def _put(mixed: Params, rows: Ids, values: Params) -> None:
     for name, leaf in mixed.items():
         leaf.index_copy_(0, torch.from_numpy(rows).to(leaf.device), values[name].to(leaf.device))

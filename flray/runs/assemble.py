@@ -4,18 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pytorch_lightning import LightningModule
 
 from flray.algorithms.algorithm import check_requirements
-from flray.client.host import choose_engine, start_host
+from flray.client.host import Payload, choose_engine, start_host
 from flray.columns import PARAMS_SHA256, SEED
 from flray.config.deciding import with_block_of
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Executor, Inline
-from flray.execution.federation import Federation, Oracle
-from flray.execution.ray_pool import Payload, start_pool
+from flray.execution.federation import Federation
+from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory
@@ -100,14 +99,10 @@ def start_executor(
 
 
 def build_federation(experiment: Experiment, parts: Prepared, executor: Executor) -> Federation:
-    settings, split = experiment.settings, parts.payload.timeline.at(1)
+    settings = experiment.settings
     initial = stack([params_of(parts.payload.module)])
     return Federation(
-        clients=split.clients,
-        holdout=np.setdiff1d(split.holdout, split.absent),
-        num_clients=split.num_clients,
-        num_public=len(split.server),
-        num_examples=split.num_train_examples,
+        timeline=parts.payload.timeline,
         # On the server's device, whether or not a host has moved the module there yet.
         initial={k: leaf.to(parts.device) for k, leaf in initial.items()},
         executor=executor,
@@ -117,7 +112,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         block=parts.payload.settings.num_slots,
         seed=settings.seed,
         on_client_failure=settings.on_client_failure,
-        ground_truth=Oracle(split) if settings.uses_ground_truth else None,
+        uses_ground_truth=settings.uses_ground_truth,
         has_example_losses=hasattr(parts.payload.module, "example_losses"),
         buffers=buffers_of(parts.payload.module),
         draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),

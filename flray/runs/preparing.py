@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
-from flray.client.host import HostSettings, default_threads
+from flray.client.host import HostSettings, Payload, default_threads
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
@@ -15,7 +15,6 @@ from flray.data.events import Timeline, make_timeline, with_global_test
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import cohort_size
-from flray.execution.ray_pool import Payload
 from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
 from flray.measures.measure import RunData

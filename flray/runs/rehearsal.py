@@ -15,8 +15,8 @@ from flray.engines.plan import plan_clients
 from flray.engines.training import Training, plain_gradient
 from flray.engines.vectorized import check_stackable
 from flray.errors import ExperimentError
-from flray.execution.cluster import this_machine
 from flray.execution.executor import Failed, Inline
+from flray.execution.nodes import this_machine
 from flray.execution.resources import check_resources
 from flray.models.bank import Params
 from flray.runs.assemble import build_federation

@@ -25,8 +25,9 @@ from ray.exceptions import (
 )
 
 from flray.errors import ClientFailure, ExperimentError, ServerLost
-from flray.execution.client_actor import start_client_actor, wait_for_resources
+from flray.execution.client_actor import start_client_actor
 from flray.execution.cluster import actor_environment, connected
+from flray.execution.nodes import wait_for_resources
 from flray.execution.resources import ActorPlan
 from flray.records.changes import Changes, Marks, changes_since
 
@@ -141,7 +142,7 @@ def start_processes(
             )
             .remote()
         )
-        clients = [start_client_actor(plan.each, threads) for _ in range(plan.num_actors)]
+        clients = [start_client_actor(plan.per_actor, threads) for _ in range(plan.num_actors)]
         connection.callback(_kill, [server, *clients])
         server.load.remote()
         return Processes(plan, threads, server, clients, connection.pop_all())

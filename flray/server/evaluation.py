@@ -13,6 +13,7 @@ from flray.client.scoring import ExampleScores, ScoreJob
 from flray.columns import CLUSTERS, EVALUATED
 from flray.data.dataset import Ids
 from flray.data.split import Split
+from flray.execution.evaluating import score, tune_and_score
 from flray.execution.federation import Cohort, Federation
 from flray.measures.scores import ClientScores, partition_scores, summarise
 from flray.measures.settings import Evaluation
@@ -96,7 +97,7 @@ def evaluate(
         scores["global"] = score_globally(fed, bank, clients, split.global_test)
     tuning = evaluation.tuning(fed.training)
     if tuning is not None:
-        tuned = fed.tune_and_score(bank, cohort, tuning, evaluation.parts)
+        tuned = tune_and_score(fed, bank, cohort, tuning, evaluation.parts)
         for part in evaluation.parts:
             found = [each[part] for each in tuned.values()]
             scores[f"tuned_{part}"] = ClientScores(
@@ -111,7 +112,7 @@ def evaluate(
 def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids) -> ClientScores:
     """Scores of the clients on the same examples; each distinct model predicts them once."""
     rows, model = np.unique(bank.owner[clients], return_inverse=True)
-    answers = fed.score(bank, [ScoreJob(int(u), examples) for u in rows])
+    answers = score(fed, bank, [ScoreJob(int(u), examples) for u in rows])
     correct = np.array([answer.correct.sum() for answer in answers], np.int64)[model]
     loss = np.array([answer.loss.mean() for answer in answers])[model]
     return ClientScores(clients, correct, np.full(len(clients), len(examples)), loss)
@@ -133,7 +134,7 @@ def score_clients(
         groups.setdefault((row, apart), []).append(i)
     members = dict(sorted(groups.items()))
     examples = {u: distinct(np.concatenate([part[i] for i in who])) for u, who in members.items()}
-    answers = fed.score(bank, [ScoreJob(u, ids) for (u, _), ids in examples.items()])
+    answers = score(fed, bank, [ScoreJob(u, ids) for (u, _), ids in examples.items()])
     correct, total = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
     loss = np.full(len(clients), np.nan)
     place = {int(i): k for k, i in enumerate(clients)}

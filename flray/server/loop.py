@@ -138,7 +138,7 @@ class Server:
     def _round(self, state: Any, t: int) -> tuple[Any, RoundRow, list[Callable[[], None]]]:
         """The state after round t, its row, and what else is to be written of it."""
         split = self.timeline.at(t)
-        fed = self.fed.during(self.timeline, t)
+        fed = self.fed.during(t)
         records: list[Callable[[], None]] = []
         if self.evaluation.last_trained:
             keep = lambda found: records.append(self._trained(t, found))  # noqa: E731
@@ -183,7 +183,7 @@ class Server:
         record_clusterings(self.directory, self.timeline, t, outcome.clusterings)
         if not outcome.clusterings:
             return {}
-        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(max(t, 1))
         clustering = outcome.clusterings[-1]
         context = ClusteringContext(clustering, split, fed, self.algorithm, outcome.state)
         return clustering_row(context, self.measurements)
@@ -195,7 +195,7 @@ class Server:
         return self._score_trained(t, ModelBank(trained.params, owner), trained.clients)
 
     def _score_trained(self, t: int, bank: ModelBank, clients: Ids) -> Callable[[], None]:
-        split, fed = self.timeline.at(max(t, 1)), self.fed.during(self.timeline, max(t, 1))
+        split, fed = self.timeline.at(max(t, 1)), self.fed.during(max(t, 1))
         with self.fed.meter.phase("evaluate"):
             found = score_clients(fed, bank, clients, split.test)
         append = self.directory.append_clients
@@ -206,7 +206,7 @@ class Server:
 
         None: of all clients.
         """
-        fed = self.fed.during(self.timeline, max(t, 1))
+        fed = self.fed.during(max(t, 1))
         asked = np.arange(fed.num_clients) if clients is None else clients
         return self.algorithm.deploy(state, asked, fed)
 

@@ -22,7 +22,7 @@ def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bund
     assert plan is not None  # of executor ray
     plan = replace(plan, server=replace(plan.server, num_cpus=1.0))
     check_resources(plan, nodes)
-    return [plan.server.bundle, *[plan.each.bundle] * plan.num_actors]
+    return [plan.server.bundle, *[plan.per_actor.bundle] * plan.num_actors]
 
 
 def total(nodes: Nodes, kind: str) -> float:

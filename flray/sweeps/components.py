@@ -30,8 +30,7 @@ from flray.columns import (
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.engines.plan import num_local_steps
-from flray.execution.federation import nobody
-from flray.execution.partial import PartialFederation
+from flray.execution.federation import Share, nobody
 from flray.measures.scores import ClientScores
 from flray.models.bank import ModelBank, sha256_of
 from flray.records.components import MOVED, STEPS, PartRecords
@@ -58,9 +57,9 @@ def clients_of(components: Components) -> Ids:
 
 @dataclass(frozen=True)
 class ComponentRecorder:
-    """Records what a partial federation hears; at the end, writes an entry for each component."""
+    """Records what the clients of a share train; at the end, writes an entry for each component."""
 
-    fed: PartialFederation
+    share: Share
     directory: RunDirectory
     cache: Cache
 
@@ -74,20 +73,20 @@ class ComponentRecorder:
     def round(self, t: int, moved: NDArray[np.float64] | None) -> None:
         tables = [
             pd.DataFrame({CLIENT: each.clients, LOSS: each.loss, STEPS: each.num_steps})
-            for each in self.fed.heard
+            for each in self.share.trained
         ]
-        self.fed.heard.clear()
+        self.share.trained.clear()
         if moved is not None:
-            own = self.fed.own
+            own = self.share.clients
             tables.append(pd.DataFrame({CLIENT: own, MOVED: moved[own]}))
-        if tables and t > self.fed.begin:
+        if tables and t > self.share.after:
             self.records.append(t, pd.concat(tables))
 
     def finish(self, bank: ModelBank) -> None:
-        own, scores = self.fed.own, self.directory.clients()
+        own, scores = self.share.clients, self.directory.clients()
         tables = {
             "rounds": self.records.table(),
-            "scores": scores[scores[ROUND] > self.fed.begin].drop(columns=MODEL),
+            "scores": scores[scores[ROUND] > self.share.after].drop(columns=MODEL),
             "models": pd.DataFrame({CLIENT: own, SHA256: bank.digests(own)}),
         }
         for key, clients in self.records.components().items():

@@ -18,7 +18,8 @@ from flray.columns import CLIENT_STEPS
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
-from flray.execution.cluster import connected, reachable_nodes
+from flray.execution.cluster import connected
+from flray.execution.nodes import reachable_nodes
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory

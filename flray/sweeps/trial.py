@@ -27,10 +27,9 @@ from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
 from flray.data.dataset import Ids
 from flray.errors import one_line_message
-from flray.execution.client_actor import wait_for_resources
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
-from flray.execution.federation import Federation
-from flray.execution.partial import PartialFederation
+from flray.execution.federation import Federation, Share
+from flray.execution.nodes import wait_for_resources
 from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
@@ -189,7 +188,7 @@ class Trial:
     def _decide(self, n: int) -> tuple[Branch, int]:
         """The state after the clustering, and the client steps that the signatures took."""
         algorithm: Branching[Any] = self.experiment.algorithm.build()
-        fed = self.fed.during(self.parts.payload.timeline, n) if n else self.fed
+        fed = self.fed.during(n) if n else self.fed
         bank = self.prefix.bank(n, n)
         key = observation_key(self.prefix.key, self.row.plain, algorithm)
 
@@ -351,9 +350,10 @@ class Trial:
 
         directory = self._opened(self.part_folder / digest(sorted(mine)), fill)
         if directory.summary() is None:  # else it was killed before it was moved
-            fed = PartialFederation.of(self.fed, clients_of(mine), begin=n)
+            share = Share(clients_of(mine), after=n)
+            fed = replace(self.fed, share=share)
             server = assemble(self.experiment, self.parts, fed, directory)
-            recorder = ComponentRecorder(fed, directory, self.cache)
+            recorder = ComponentRecorder(share, directory, self.cache)
             self._run_rounds(replace(server, algorithm=branch, recorder=recorder))
         return directory
 

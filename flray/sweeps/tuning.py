@@ -17,8 +17,8 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from flray.columns import ROUND
 from flray.config.experiment import Experiment, parse_experiment
 from flray.errors import ExperimentError
-from flray.execution.cluster import reachable_nodes
-from flray.execution.ray_pool import Patience
+from flray.execution.nodes import reachable_nodes
+from flray.execution.patience import Patience
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore, never

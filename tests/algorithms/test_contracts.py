@@ -223,7 +223,7 @@ def _digests(result: Result, clients: np.ndarray) -> list[str]:
     experiment = parse_experiment(RunDirectory(result.path).config())
     parts = prepare(experiment)
     fed = build_federation(experiment, parts, start_executor(parts))
-    fed = fed.during(parts.payload.timeline, held.round)
+    fed = fed.during(held.round)
     return experiment.algorithm.build().deploy(held.state, clients, fed).digests(clients)
 
 

@@ -16,7 +16,7 @@ from flray.execution.federation import Federation
 from flray.models.mixing import Aggregation
 from flray.records.clusterings import read_clusterings
 
-from scenarios import line_federation
+from scenarios import line_federation, with_members
 
 X = np.array([(1, 0), (0, 1), (1, 0), (0, 1), (1, 0)])
 Y, SIZES, LR = np.array([9, 0, 8, 1, 1]), np.array([1, 2, 3, 1, 2]), 0.25
@@ -200,7 +200,7 @@ class TestHoldout:
 def test_nobody_there_changes_nothing() -> None:
     fed = line()
     state = rounds(FedSem(number=2), fed, 1)[-1]
-    empty = replace(fed, clients=fed.clients[:0], t=2)
+    empty = with_members(fed, [], t=2)
     algorithm = FedSem(number=2)
     after = algorithm.round(state, algorithm.cohort(state, 2, empty), empty).state
     assert torch.equal(after.bank.params["w"], state.bank.params["w"])

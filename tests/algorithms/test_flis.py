@@ -263,12 +263,12 @@ class TestHc:
         overrides = [ALIKE, *HC, events, "participation=1"]
         experiment = parse_experiment(override(TINY, overrides))
         parts = prepare(experiment)
-        algorithm, timeline = experiment.algorithm.build(), parts.payload.timeline
+        algorithm = experiment.algorithm.build()
         fed = build_federation(experiment, parts, start_executor(parts))
         state = algorithm.init(fed).state
         assert state.labels[5] == -1
         for t in (1, 2):
-            now = fed.during(timeline, t)
+            now = fed.during(t)
             state = algorithm.round(state, algorithm.cohort(state, t, now), now).state
         found = now.judge(state.bank, Cohort(2, np.array([5])), "validation")
         chosen = state.bank.owner[5]

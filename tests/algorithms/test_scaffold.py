@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -19,6 +17,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, optimum, run_rounds, vector
+from scenarios import with_members
 
 # All examples of a client are equal, so its batches are too, in any order: 1 and 3 steps an epoch.
 CLIENTS = [[(1, 2)] * 2, [(2, 1)] * 6]
@@ -93,7 +92,7 @@ def test_a_part_of_the_clients_moves_the_servers_control_variate_by_its_share() 
 def rounds_among(fed: Federation, state: ScaffoldState, present: list[list[int]]) -> ScaffoldState:
     """The state after a round for each of the lists of clients that are there in it."""
     for t, members in enumerate(present, start=1):
-        now = replace(fed, clients=np.array(members), t=t)
+        now = with_members(fed, members, t)
         state = Scaffold().round(state, Scaffold().cohort(state, t, now), now).state
     return state
 
@@ -109,7 +108,7 @@ PRESENT = {
 @pytest.mark.parametrize("present", PRESENT.values(), ids=PRESENT.keys())
 def test_the_servers_control_variate_is_the_mean_over_those_present(present) -> None:
     fed = linear_federation(CLIENTS, Training(lr=0.1, epochs=2, batch_size=2))
-    first = replace(fed, clients=np.array(present[0]))
+    first = with_members(fed, present[0])
     state = rounds_among(fed, Scaffold().init(first).state, present)
     x, c, c_i = by_hand(present, [0.25, 0.75], 0.0, present)
     np.testing.assert_allclose(vector(state.bank), x, rtol=1e-12)

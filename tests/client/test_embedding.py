@@ -12,13 +12,13 @@ from threadpoolctl import threadpool_limits
 
 from flray.client.embedding import (
     EmbedCentres,
-    EncoderTraining,
     FineTuneCentres,
     FineTuneInTurn,
     ProjectCentres,
     SendData,
     k_means,
 )
+from flray.client.encoder_training import EncoderTraining
 from flray.client.host import Host, HostSettings, start_host
 from flray.client.tasks import ClientsJob
 from flray.data.dataset import Normalization

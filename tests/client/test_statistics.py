@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 from sklearn.decomposition import PCA
 
+from flray.client.embedding import encode
 from flray.client.host import Host
-from flray.client.statistics import DescribeLatents, Statistic, describe, latents_of
+from flray.client.statistics import DescribeLatents, Statistic, describe
 from flray.client.tasks import ClientsJob
 from flray.data.events import make_timeline
 from flray.models.bank import params_of, stack
@@ -78,7 +79,7 @@ def test_latents_of_a_classifier_are_what_its_last_layer_reads(model, last) -> N
     module = model((1, 28, 28), 10, **keywords)
     host = host_of(module, ragged_split())
     ids = torch.arange(7)
-    latents = torch.from_numpy(latents_of(module, host.examples, ids))
+    latents = torch.from_numpy(encode(module, host.examples, ids))
     layers = {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear)}
     head = layers[last] if last else list(layers.values())[-1]
     with torch.no_grad():
@@ -109,7 +110,7 @@ def test_clients_describe_training_images_and_holdout_clients_all_or_validation(
     held = {"all": np.r_[part[1], part[3]], "validation": part[1]}
     seen = [part[0], part[1], part[2], held[holdout]]
     for vector, ids in zip(described, seen, strict=True):
-        latents = latents_of(module, host.examples, torch.from_numpy(ids)).astype(np.float64)
+        latents = encode(module, host.examples, torch.from_numpy(ids)).astype(np.float64)
         np.testing.assert_allclose(vector, np.r_[latents.mean(0), latents.std(0)], rtol=1e-6)
     none_left = swapped.__class__(
         split.image_ids, split.labels, part, (part[0][:0],) * 4, part, holdout=np.array([3])

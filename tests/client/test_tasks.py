@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flray.client.host import HostSettings, start_host
-from flray.client.tasks import Train, TrainJob
+from flray.client.tasks import ClientsJob, Train
 from flray.data.events import make_timeline
 from flray.engines.training import Gradient, Training
 from flray.errors import ExperimentError
@@ -57,7 +57,7 @@ def jobs_of(gradient: Gradient, with_memo: bool, dtype: torch.dtype = torch.floa
     for t, (clients, rows) in enumerate((([3], [0]), ([0, 2], [1, 0]), ([1, 2, 3], [0, 0, 1]))):
         bank = stack([params_of(models[t]), params_of(models[t - 1])])
         memo, shared = corrections(bank, len(clients), t) if with_memo else ({}, {})
-        job = TrainJob(np.array(clients), np.array(rows), memo)
+        job = ClientsJob(np.array(clients), np.array(rows), memo)
         yield Train(TRAINING, gradient, t + 1, shared=shared), bank, job
 
 
@@ -81,7 +81,7 @@ def test_engines_agree_on_memo_and_what_is_shared() -> None:
         assert largest_gap(loop.params, without.params) > 1e-3
 
 
-def block_on(device: str, task: Train, bank: Params, job: TrainJob):
+def block_on(device: str, task: Train, bank: Params, job: ClientsJob):
     """The block of a host that has nothing but its data's place and who holds what."""
     timeline = make_timeline(ragged_split(), ())
     examples = SimpleNamespace(device=torch.device(device))

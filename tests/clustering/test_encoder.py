@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.client.embedding import mean_loss
+from flray.client.encoder_training import mean_loss
 from flray.clustering import encoder as encoder_module
 from flray.clustering.encoder import Encoder, ImageKind
 from flray.clustering.encoder_cache import cache_folder

@@ -9,7 +9,7 @@ import torch
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.client.host import HostSettings, start_host
-from flray.client.tasks import Train, TrainJob
+from flray.client.tasks import ClientsJob, Train
 from flray.data.events import make_timeline
 from flray.engines import vectorized
 from flray.engines.engine import Block
@@ -151,10 +151,10 @@ def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None
     noise = lambda *shape: torch.randn(shape, generator=draw, dtype=torch.float64) / 10  # noqa: E731
     memo = {f"c_i/{name}": noise(4, *leaf.shape[1:]) for name, leaf in bank.items()}
     shared = {f"c/{name}": noise(*leaf.shape[1:]) for name, leaf in bank.items()}
-    job = TrainJob(np.arange(4), np.array([2, 0, 2, 1]), memo)
+    job = ClientsJob(np.arange(4), np.array([2, 0, 2, 1]), memo)
     task = Train(TRAININGS[optimizer].paired(), CorrectedMaml(), t=1, shared=shared)
 
-    def trained_on(device: str, engine: str, job: TrainJob):
+    def trained_on(device: str, engine: str, job: ClientsJob):
         settings = HostSettings(engine, device, torch.float64, num_slots=SLOTS, threads=1, seed=3)
         dataset = noise_dataset(sum(RAGGED), (1, 28, 28), "crop_flip")
         host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)

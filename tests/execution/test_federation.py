@@ -13,8 +13,7 @@ from flray.data.events import make_timeline, with_global_test
 from flray.data.split import Split
 from flray.engines.training import plain_gradient
 from flray.execution.executor import Inline
-from flray.execution.federation import Cohort, Federation, Oracle, nobody
-from flray.execution.partial import PartialFederation
+from flray.execution.federation import Cohort, Federation, Oracle, Share, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
 from flray.runs.assemble import build_federation, start_executor
@@ -111,7 +110,7 @@ def test_memo_reaches_its_client_and_shared_everybody(own) -> None:
     cohort = Cohort(1, np.array([0, 1, 4]))
     memo, shared = {"own": torch.tensor([0.0, 0.1, 0.4])}, {"all": torch.tensor(0.2)}
     if own is not None:  # a run of a sweep that trains some of the clients
-        fed = PartialFederation.of(fed, np.array(own), begin=0)
+        fed = replace(fed, share=Share(np.array(own), after=0))
     bank = fed.initial_bank()
     plain = fed.train(bank, cohort, plain_gradient, training=one_step)
     found = fed.train(bank, cohort, shifted, memo, shared=shared, training=one_step)
@@ -125,14 +124,16 @@ def test_memo_reaches_its_client_and_shared_everybody(own) -> None:
     assert all(set(job.memo) == {"own"} for job in jobs)
 
 
-def test_a_partial_federation_counts_the_cohort_and_scores_its_own_after_the_clustering() -> None:
+def test_a_share_of_a_federation_counts_the_cohort_and_scores_its_own_after_the_clustering() -> (
+    None
+):
     fed, _ = recorded()
-    part = PartialFederation.of(fed, np.array([1, 4]), begin=2)
+    part = replace(fed, share=Share(np.array([1, 4]), after=2))
     cohort, bank = Cohort(3, np.array([0, 1, 4])), fed.initial_bank()
     trained = part.train(bank, cohort, plain_gradient)
     part.count_models(bank, cohort, trained)
     assert part.meter.counts["bytes_up_model"] == 3 * bank.bytes_per_model
-    assert [each.clients.tolist() for each in part.heard] == [[1, 4]]
+    assert [each.clients.tolist() for each in part.share.trained] == [[1, 4]]
     assert replace(part, t=2).scored().tolist() == list(range(6))
     assert replace(part, t=3).scored().tolist() == [1, 4]
 

@@ -26,11 +26,12 @@ from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.pathological import Pathological
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import ray_pool
-from flray.execution.client_actor import ClientActor, wait_for_resources
+from flray.execution.client_actor import ClientActor
 from flray.execution.cluster import connected
 from flray.execution.executor import Failed
 from flray.execution.federation import Cohort
-from flray.execution.ray_pool import Patience
+from flray.execution.nodes import wait_for_resources
+from flray.execution.patience import Patience
 from flray.execution.resources import ActorPlan, Actors, Needs
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
@@ -231,7 +232,7 @@ def test_small_tasks_travel_with_the_call_and_large_ones_are_put_once(monkeypatc
 def test_a_bank_is_put_once_unless_one_job_takes_a_small_one_along(monkeypatch) -> None:
     put: list[object] = []
     monkeypatch.setattr(ray_pool.ray, "put", lambda found: put.append(found) or "ref")
-    pool = ray_pool.RayPool("payload", SimpleNamespace(), SimpleNamespace(), Patience())
+    pool = ray_pool.RayPool("payload", SimpleNamespace(), 1, Patience())
     small, large = {"w": torch.zeros(2)}, {"w": torch.zeros(ray_pool.LARGEST_INLINE_BANK)}
     assert pool._sent(small, 1) is small
     assert pool._sent(small, 2) == "ref"  # from now on it is there
@@ -348,21 +349,12 @@ def test_an_actor_that_hangs_is_replaced(tmp_path, monkeypatch) -> None:
         sleep(0.1)
 
 
-def test_patience_follows_the_jobs_that_ended() -> None:
-    patience = Patience(first_s=50.0, least_s=2.0, factor=10.0)
-    assert patience.of("Train") == 50.0
-    patience.learn("Train", 0.1)
-    assert patience.of("Train") == 2.0
-    patience.learn("Train", 3.0)
-    patience.learn("Train", 1.0)
-    assert (patience.of("Train"), patience.of("Score")) == (30.0, 50.0)
-
-
 def test_an_actor_that_waits_for_a_machine_is_handed_no_job(monkeypatch) -> None:
-    """Three jobs on two places, of which one starts only when the first job has ended."""
+    """Three jobs on two hosts, of which one starts only when the first job has ended."""
     handed: list[int] = []
     actors = [SimpleNamespace(run=SimpleNamespace(remote=partial(_run, n, handed))) for n in (0, 1)]
-    pool = ray_pool.RayPool(None, None, None, Patience(), actors=actors, starting={1: "ready"})
+    plan = TestStarts.PLAN
+    pool = ray_pool.RayPool(None, plan, 1, Patience(), actors=actors, starting={1: "ready"})
 
     def wait(refs, **_):
         done = [ref for ref in refs if ref != "ready" or handed]
@@ -378,27 +370,27 @@ def test_an_actor_that_waits_for_a_machine_is_handed_no_job(monkeypatch) -> None
     assert pool.starting == {}
 
 
-def _run(place: int, handed: list[int], _task, _bank, job) -> tuple[int, str]:
-    handed.append(place)
-    return place, job
+def _run(host: int, handed: list[int], _task, _bank, job) -> tuple[int, str]:
+    handed.append(host)
+    return host, job
 
 
 class TestStarts:
     """An actor that dies while it starts is replaced; Ray itself is replaced here."""
 
-    PLAN = ActorPlan(2, Actors(), block=1, blocks_per_round=1, each=Needs(0.1, 0.0, 1))
+    PLAN = ActorPlan(2, Actors(), block=1, blocks_per_round=1, per_actor=Needs(0.1, 0.0, 1))
 
     @pytest.fixture
     def started_with(self, monkeypatch):
-        """Start two actors whose attempts end as they are told: 0.0 is the first of place 0."""
+        """Start two actors whose attempts end as errors tell: 0.0 is the first of host 0."""
         killed: list[str] = []
 
         def start(errors: dict[str, Exception]) -> tuple[list[str], list[str]]:
             attempts: Counter[int] = Counter()
 
-            def start_one(place: int) -> tuple[str, str]:
-                attempts[place] += 1
-                return (f"{place}.{attempts[place] - 1}",) * 2
+            def start_host(host: int, _actor: object = None) -> None:
+                pool.actors[host] = pool.starting[host] = f"{host}.{attempts[host]}"
+                attempts[host] += 1
 
             def get(ref, **_options) -> None:
                 if ref in errors:
@@ -406,9 +398,12 @@ class TestStarts:
 
             monkeypatch.setattr(ray_pool, "POLL_S", 0.0)
             monkeypatch.setattr(ray_pool.ray, "get", get)
-            monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, **_: (refs, []))
+            monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
             monkeypatch.setattr(ray_pool.ray, "kill", killed.append)
-            return ray_pool.started(start_one, self.PLAN), killed
+            pool = ray_pool.RayPool(None, self.PLAN, 1, Patience())
+            monkeypatch.setattr(pool, "_start_host", start_host)
+            pool.start([])
+            return pool.actors, killed
 
         return start
 
@@ -450,7 +445,7 @@ def test_an_actor_that_is_killed_while_it_starts_is_replaced(tmp_path) -> None:
 
 
 def test_a_job_that_takes_far_longer_than_others_hangs() -> None:
-    pool = ray_pool.RayPool(None, None, None, Patience(first_s=1000.0))
+    pool = ray_pool.RayPool(None, None, 1, Patience(first_s=1000.0))
     now = monotonic()
     running = {"a": ray_pool.Running(0, 0, now), "b": ray_pool.Running(1, 1, now - 1001.0)}
     assert pool._hanging(running, "Train") == ["b"]
@@ -477,7 +472,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path) -> None:
     ):
         flray.run(TINY, tmp_path / "a", ["execution={executor: ray, actors: {count: 50}}"])
     assert not (tmp_path / "a").exists()
-    plan = ActorPlan(2, Actors(), block=1, blocks_per_round=1, each=Needs(0.1, 0.5, 1))
+    plan = ActorPlan(2, Actors(), block=1, blocks_per_round=1, per_actor=Needs(0.1, 0.5, 1))
     with pytest.raises(ExperimentError, match=r"2 x 0.5 = 1 GPU, the cluster has .* free: 0 such"):
         wait_for_resources(plan)
     large = "execution={executor: ray, actors: {count: 2, num_cpus: 0.1, memory_gb: 90000}}"
@@ -588,7 +583,7 @@ def test_an_actor_out_of_memory_loses_nothing(own_code, tmp_path) -> None:
 )
 def test_what_ray_loses_is_a_failed_attempt(monkeypatch, error, is_replaced) -> None:
     """The block is computed again; a bank that may be lost is sent again."""
-    pool = ray_pool.RayPool("payload", None, None, Patience(), actors=["old"])
+    pool = ray_pool.RayPool("payload", None, 1, Patience(), actors=["old"])
     pool.last_sent = {}, "bank"
     killed: list[str] = []
 
@@ -597,7 +592,7 @@ def test_what_ray_loses_is_a_failed_attempt(monkeypatch, error, is_replaced) -> 
 
     monkeypatch.setattr(ray_pool.ray, "get", lose)
     monkeypatch.setattr(ray_pool.ray, "kill", killed.append)
-    monkeypatch.setattr(pool, "_start_one", lambda _place: ("new", "ready"))
+    monkeypatch.setattr(pool, "_start_host", lambda host: pool.actors.__setitem__(host, "new"))
     failed = pool._result("ref", 0, timeout=None)
     assert isinstance(failed, Failed)
     assert (pool.actors, killed) == ((["new"], ["old"]) if is_replaced else (["old"], []))

@@ -11,7 +11,7 @@ import yaml
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ExperimentError
-from flray.execution import cluster
+from flray.execution import nodes
 from flray.execution.resources import (
     PROCESS_BYTES,
     ActorPlan,
@@ -96,7 +96,7 @@ def test_the_estimate_is_not_below_what_training_takes(model, measured) -> None:
     growth = int(measured[model].communicate(timeout=120)[0])
     model_bytes = 4 * sum(p.numel() for p in parts.payload.module.parameters())
     assert growth > 20 * model_bytes  # it held a block, and what was trained of it
-    assert growth < parts.plan.each.memory - IMPORTED
+    assert growth < parts.plan.per_actor.memory - IMPORTED
 
 
 def test_the_estimate_follows_model_block_data_and_trainings_kept() -> None:
@@ -129,7 +129,7 @@ def test_a_larger_block_and_a_stacked_engine_ask_for_more() -> None:
 def test_the_experiment_may_name_what_its_actors_need() -> None:
     own = "execution={executor: ray, actors: {memory_gb: 1.5}, server: {memory_gb: 2}}"
     plan = prepare(parse_experiment(override(TINY, [own]))).plan
-    assert (plan.each.memory, plan.server.memory) == (1_500_000_000, 2_000_000_000)
+    assert (plan.per_actor.memory, plan.server.memory) == (1_500_000_000, 2_000_000_000)
     assert "client actors of 1 CPU, 1.5 GB each" in str(plan)
     assert ActorPlan.from_plain(asdict(plan)) == plan
     with pytest.raises(ExperimentError, match=r"memory_gb must be > 0 .*got 0"):
@@ -170,18 +170,18 @@ def test_machines_that_may_still_be_started_are_counted(tmp_path, monkeypatch) -
         "cpu": {"resources": {"CPU": 2}, "max_workers": 5},
     }
     plain = {"max_workers": 3, "head_node_type": "head", "available_node_types": kinds}
-    (tmp_path / cluster.BOOTSTRAP).write_text(yaml.safe_dump(plain))
+    (tmp_path / nodes.BOOTSTRAP).write_text(yaml.safe_dump(plain))
     monkeypatch.setenv("HOME", str(tmp_path))
     present = [{"CPU": 8.0, "memory": float(GB)}, {"CPU": 4.0, "GPU": 1.0, "memory": 9.0 * GB}]
-    monkeypatch.setattr(cluster, "whole_nodes", lambda: present)
+    monkeypatch.setattr(nodes, "whole_nodes", lambda: present)
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    coming = cluster.coming_nodes()
+    coming = nodes.coming_nodes()
     assert coming.count(kinds["gpu"]["resources"]) == 2
     assert coming.count({"CPU": 2, "memory": float("inf")}) == 2
-    assert sum(node["CPU"] for node in cluster.reachable_nodes()) == 8 + 4 + 2 * 4 + 2 * 2
+    assert sum(node["CPU"] for node in nodes.reachable_nodes()) == 8 + 4 + 2 * 4 + 2 * 2
     present += present[1:] * 2  # three are there
-    assert cluster.coming_nodes() == []
+    assert nodes.coming_nodes() == []
     del present[1:]
-    assert len(cluster.coming_nodes()) == 2 + 3
+    assert len(nodes.coming_nodes()) == 2 + 3
     monkeypatch.delenv("RAY_ADDRESS")  # a cluster of our own
-    assert cluster.coming_nodes() == []
+    assert nodes.coming_nodes() == []

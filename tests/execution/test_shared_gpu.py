@@ -17,10 +17,12 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 import flray
+from flray.client.tasks import ClientsJob
 from flray.execution import ray_pool
-from flray.execution.attempts import run_isolating_failures
+from flray.execution.asking import ask
 from flray.execution.executor import Failed
-from flray.execution.ray_pool import Patience, RayPool
+from flray.execution.patience import Patience
+from flray.execution.ray_pool import RayPool
 from flray.execution.resources import ActorPlan, Actors, Needs
 
 from scenarios import TINY
@@ -54,7 +56,7 @@ class Gpu:
         self.num_refs += 1
         return self.num_refs
 
-    def start(self, _place: int) -> tuple[Process, int]:
+    def start(self) -> tuple[Process, int]:
         ref, process = self.new_ref(), Process(self)
         self.ended[ref] = BROKEN if any(each.is_broken for each in self.alive) else 0
         process.is_broken = bool(self.ended[ref])
@@ -99,14 +101,6 @@ class Gpu:
         return found if isinstance(refs, list) else found[0]
 
 
-@dataclass(frozen=True)
-class Block:
-    clients: np.ndarray
-
-    def alone(self) -> "list[Block]":
-        return [Block(self.clients[k : k + 1]) for k in range(len(self.clients))]
-
-
 def pool_on(gpu: Gpu, monkeypatch, num_gpus: float) -> RayPool:
     for name in ("wait", "get", "kill"):
         monkeypatch.setattr(ray_pool.ray, name, getattr(gpu, name))
@@ -114,16 +108,20 @@ def pool_on(gpu: Gpu, monkeypatch, num_gpus: float) -> RayPool:
     monkeypatch.setattr(ray_pool, "sleep", lambda _seconds: None)
     needs = Needs(num_gpus=num_gpus)
     plan = ActorPlan(3, Actors(count=3), 1, 1, needs, needs)
-    pool = RayPool("payload", plan, None, Patience())
-    monkeypatch.setattr(pool, "_start_one", lambda place, _process=None: gpu.start(place))
-    pool.actors.extend(gpu.start(place)[0] for place in range(3))
+    pool = RayPool("payload", plan, 1, Patience())
+
+    def start_host(host: int) -> None:
+        pool.actors[host], pool.starting[host] = gpu.start()
+
+    monkeypatch.setattr(pool, "_start_host", start_host)
+    pool.actors.extend(gpu.start()[0] for _ in range(3))
     return pool
 
 
 def run(pool: RayPool) -> tuple[dict[int, int], dict[int, Failed]]:
     """Outputs by client, and who is to blame."""
-    jobs = [Block(np.array([i])) for i in range(7)]
-    done, guilty = run_isolating_failures(pool, print, {}, jobs)
+    jobs = [ClientsJob(np.array([i])) for i in range(7)]
+    done, guilty = ask(pool, print, {}, jobs)
     return {int(job.clients[0]): output for job, output in done}, guilty
 
 

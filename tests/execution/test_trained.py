@@ -15,13 +15,12 @@ from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
-from flray.execution.trained import HostedBlocks
 from flray.models.mixing import Relation
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_federation, start_executor, with_recorded_block
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import TINY, pairwise
 
 pytestmark = pytest.mark.slow
 
@@ -41,36 +40,14 @@ class Hosts:
         self.maps.append(type(task).__name__)
         outputs = []
         for k, job in enumerate(jobs):
-            place = getattr(job, "place", k % len(self.hosts))
-            if isinstance(task, Ask) and place in self.forgets:
-                self.forgets.remove(place)
-                self.hosts[place].kept.clear()
+            number = getattr(job, "host", k % len(self.hosts))
+            if isinstance(task, Ask) and number in self.forgets:
+                self.forgets.remove(number)
+                self.hosts[number].kept.clear()
             try:
-                outputs.append(task(self.hosts[place], bank, job))
+                outputs.append(task(self.hosts[number], bank, job))
             except LookupError as error:
                 outputs.append(Failed(error))
-        return outputs
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class Broken:
-    """An executor whose client 1 trains to infinity."""
-
-    executor: Hosts | Inline
-    clients_per_job: int | None = None
-    retries: int = 0
-
-    @property
-    def trainings_kept(self) -> int:
-        return self.executor.trainings_kept
-
-    def map(self, task, bank, jobs):
-        outputs = self.executor.map(task, bank, jobs)
-        for job, output in zip(jobs, outputs, strict=True):
-            if not isinstance(task, Ask):
-                output.loss[job.clients == 1] = np.inf
         return outputs
 
     def close(self) -> None: ...
@@ -84,7 +61,7 @@ def federation(*overrides: str) -> Federation:
 
 def hosted(fed: Federation, number: int) -> tuple[Federation, Hosts]:
     assert isinstance(fed.executor, Inline)
-    hosts = [replace(fed.executor.host, place=k, kept={}) for k in range(number)]
+    hosts = [replace(fed.executor.host, number=k, kept={}) for k in range(number)]
     executor = Hosts(hosts)
     return replace(fed, executor=executor), executor
 
@@ -98,15 +75,16 @@ def mixed(fed: Federation, clusters: list[int]) -> tuple[str, float]:
     return after.sha256(), trained.metrics()["train_loss"]
 
 
-@pytest.mark.parametrize("clusters", [[0] * 6, [0, 1, 0, 0, 1, 2], [0, 0, 0, 1, 2, 3]])
-@pytest.mark.parametrize("number", [1, 2, 3])
-@pytest.mark.parametrize("per_job", [None, 1])
+@pytest.mark.parametrize(
+    ("clusters", "number", "per_job"),
+    pairwise([(0,) * 6, (0, 1, 0, 0, 1, 2), (0, 0, 0, 1, 2, 3)], [1, 2, 3], [None, 1]),
+)
 def test_means_of_hosts_are_those_of_one_process(clusters, number, per_job) -> None:
     fed = federation()
     spread, executor = hosted(fed, number)
     executor.clients_per_job = per_job
     assert mixed(spread, clusters) == mixed(fed, clusters)
-    assert executor.maps[:2] == ["TrainAndKeep", "Ask"]
+    assert executor.maps[:2] == ["Train", "Ask"]
 
 
 def test_a_mean_brings_one_model_from_each_block() -> None:
@@ -127,53 +105,13 @@ def test_a_mean_brings_one_model_from_each_block() -> None:
     assert sizes == [bank.bytes_per_model] * 3
 
 
-def three_rounds(fed: Federation, clusters: list[int]) -> list[str]:
-    """Hashes of three rounds; before the last one models grow, so that sums need another scale."""
-    relation = Relation.of_clusters(np.array(clusters))
-    bank = fed.initial_bank().split(np.array(clusters))
-    hashes = []
-    for t in (1, 2, 3):
-        if t == 3:
-            bank = replace(bank, params={n: 5 * leaf for n, leaf in bank.params.items()})
-        bank, _ = fed.average(relation, bank, Cohort(t, np.array([0, 1, 2, 4, 5])), plain_gradient)
-        hashes.append(bank.sha256())
-    return hashes
-
-
-@pytest.mark.parametrize("clusters", [[0] * 6, [0, 1, 0, 0, 1, 0]])
-@pytest.mark.parametrize("unheard", ["ignore", "stale"])
-@pytest.mark.parametrize("per_job", [None, 1])
-def test_sums_that_are_expected_come_with_the_training(clusters, unheard, per_job) -> None:
-    """Hosts are asked in the first round, where nothing is expected, and where scales change."""
-    fed = federation(f"aggregate.unheard={unheard}")
-    spread, executor = hosted(fed, 2)
-    executor.clients_per_job = per_job
-    assert three_rounds(spread, clusters) == three_rounds(fed, clusters)
-    assert executor.maps == ["TrainAndKeep", "Ask", "TrainAndKeep", "TrainAndKeep", "Ask"]
-
-
-def test_expected_sums_are_not_used_where_a_client_was_dropped() -> None:
-    fed = replace(federation(), on_client_failure="drop")
-    spread, executor = hosted(fed, 2)
-    relation, bank = Relation.joint(6), fed.initial_bank()
-    hashes = set()
-    for each in (fed, spread):
-        each.average(relation, bank, Cohort(1, np.arange(4)), plain_gradient)
-        broken = replace(each, executor=Broken(each.executor))
-        after, trained = broken.average(relation, bank, Cohort(2, np.arange(4)), plain_gradient)
-        assert trained.clients.tolist() == [0, 2, 3]
-        hashes.add(after.sha256())
-    assert len(hashes) == 1
-    assert executor.maps.count("Ask") == 2
-
-
 @pytest.mark.parametrize("lost", [[0], [0, 1], [1, 1]])
 def test_models_that_were_lost_are_trained_again_to_the_same_bits(lost) -> None:
     fed = federation()
     spread, executor = hosted(fed, 2)
     executor.forgets.extend(lost)
     assert mixed(spread, [0] * 6) == mixed(fed, [0] * 6)
-    assert executor.maps.count("TrainAndKeep") > 1
+    assert executor.maps.count("Train") > 1
 
 
 def test_hosts_that_never_have_the_models_end_the_run() -> None:
@@ -190,7 +128,7 @@ def test_models_are_brought_in_the_order_of_clients() -> None:
     cohort = Cohort(1, np.array([0, 1, 2, 4, 5]))
     here = fed.train(fed.initial_bank(), cohort, plain_gradient)
     there = spread.train(fed.initial_bank(), cohort, plain_gradient)
-    assert isinstance(there.models.blocks, HostedBlocks)
+    assert there.models.task.num_kept == 2
     some = replace(there, num_steps=np.array([3, 0, 3, 0, 3])).with_steps()
     assert some.clients.tolist() == [0, 2, 5]
     first = next(iter(fed.initial))
@@ -210,7 +148,7 @@ def test_a_host_keeps_the_models_of_the_last_two_trainings() -> None:
     assert set(third.params) == set(second.params)
     assert executor.maps == ["Ask", "Ask"]
     assert torch.equal(next(iter(first.params.values())), next(iter(third.params.values())))
-    assert "TrainAndKeep" in executor.maps
+    assert "Train" in executor.maps
 
 
 def test_a_client_that_is_not_finite_is_not_part_of_a_mean() -> None:

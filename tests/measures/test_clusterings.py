@@ -12,6 +12,7 @@ from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Partition, Points
 from flray.columns import CLUSTERING, ERRORS
 from flray.config.experiment import parse_experiment
+from flray.data.events import make_timeline
 from flray.errors import ExperimentError
 from flray.measures.drift import drift_similarity
 from flray.measures.label_similarity import cosines
@@ -21,7 +22,7 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.preparing import prepare
 
-from scenarios import line_federation, ragged_split
+from scenarios import line_federation
 
 OPTIONS = Robustness(draws=6)
 
@@ -34,7 +35,7 @@ class Placing:
 
     def assign(self, state, clients, fed):
         self.asked = clients.tolist()
-        assert fed.num_examples[clients].all()
+        assert fed.num_steps(clients, fed.training).all()
         pairs = [divmod(i - 4, OPTIONS.draws) for i in clients.tolist()]
         return clients, np.array([self.place[r][j] for r, j in pairs])
 
@@ -44,7 +45,8 @@ def row(place, labels=(0, 0, 0, 1)) -> tuple[dict, Placing]:
     fed = line_federation([(1, 0)] * 4, [1, 2, 3, 4], [1] * 4, [[0.0, 0.0]], lr=0.1)
     points = Points.vectors(np.arange(4), torch.eye(4, dtype=torch.float64))
     found = Clustering(points.clients, points, L2()(points), None, Partition(np.array(labels)))
-    split = replace(ragged_split(), similar=(np.arange(3),) * (4 * OPTIONS.draws))
+    split = replace(fed.timeline.at(1), similar=(np.arange(3),) * (4 * OPTIONS.draws))
+    fed = replace(fed, timeline=make_timeline(split, ()))
     algorithm = Placing(place)
     return OPTIONS(ClusteringContext(found, split, fed, algorithm, None)), algorithm
 

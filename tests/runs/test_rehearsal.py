@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
-from flray.execution import cluster
+from flray.execution import nodes
 from flray.models.classifier import Classifier
 from flray.runs.launch import run_experiment
 from flray.runs.rehearsal import describe
@@ -100,7 +100,7 @@ def test_actors_that_this_machine_cannot_hold_are_refused(monkeypatch) -> None:
 
 
 def test_this_machine_has_what_ray_counts() -> None:
-    here = cluster.this_machine()
+    here = nodes.this_machine()
     assert here["CPU"] >= 1
     assert 1e8 < here["memory"] < 1e14
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,11 +24,10 @@ def federation(dropout: float = 0.0) -> tuple[Federation, list]:
         for seed in (0, 1)
     ]
     settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
-    host = start_host(modules[0], noise_dataset(13, (1, 8, 8)), make_timeline(split, ()), settings)
+    timeline = make_timeline(split, ())
+    host = start_host(modules[0], noise_dataset(13, (1, 8, 8)), timeline, settings)
     fed = Federation(
-        clients=split.clients,
-        num_clients=3,
-        num_examples=split.num_train_examples,
+        timeline=timeline,
         initial=stack([params_of(modules[0])]),
         executor=Inline(host),
         training=Training(),
@@ -71,7 +72,7 @@ def test_an_example_is_predicted_once_for_each_model() -> None:
 
         def close(self) -> None: ...
 
-    spied = Federation(**{**fed.__dict__, "executor": Spy()})
+    spied = replace(fed, executor=Spy())
     part = (np.array([1, 2]), np.array([1, 2]), np.array([2, 3]))
     score_clients(spied, bank, np.arange(3), part)
     assert [(job.row, job.examples.tolist()) for group in asked for job in group] == [

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.local import LocalState
-from flray.client.tasks import PartScore, Train, TrainJob
+from flray.client.tasks import ClientsJob, PartScore, Train
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.data.pixels import place_examples
@@ -17,6 +17,7 @@ from flray.engines.loop import Loop
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.cluster import connected
+from flray.execution.evaluating import tune_and_score
 from flray.execution.federation import Cohort
 from flray.models.bank import ModelBank, load_params, stack
 from flray.randomness import torch_seed
@@ -107,7 +108,7 @@ def test_fine_tuning_trains_as_the_experiment_does_in_an_order_of_its_own(tiny_r
     found = rows_of(result, "tuned_test")
     differing = 0
     for i in found.index:
-        job = TrainJob(np.array([i]), bank.owner[[i]])
+        job = ClientsJob(np.array([i]), bank.owner[[i]])
         hits = []
         for seed in (torch_seed(host.seed, "fine-tune evaluation"), host.seed):
             task = Train(settings.train, plain_gradient, 4)
@@ -202,8 +203,8 @@ def test_a_model_that_several_clients_use_is_judged_once() -> None:
 def test_tuned_models_stay_in_their_block() -> None:
     """Two at a time, and only numbers come back."""
     fed, spy, _ = spied("execution.block=2")
-    tuned = fed.tune_and_score(
-        fed.initial_bank(), Cohort(1, np.arange(5)), fed.training, ("test", "validation")
+    tuned = tune_and_score(
+        fed, fed.initial_bank(), Cohort(1, np.arange(5)), fed.training, ("test", "validation")
     )
     assert [job.clients.tolist() for job in spy.jobs] == [[0, 1], [2, 3], [4]]
     for each in (found for output in spy.outputs for found in output):

@@ -24,7 +24,8 @@ import pytest
 import ray
 
 import flray
-from flray.execution.cluster import BOOTSTRAP, connected
+from flray.execution.cluster import connected
+from flray.execution.nodes import BOOTSTRAP
 from flray.wording import counted
 
 from scenarios import TINY

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flray.config.experiment import parse_experiment
-from flray.execution.ray_pool import Patience
+from flray.execution.patience import Patience
 from flray.runs.launch import run_experiment
 from flray.sweeps import tuning
 from flray.sweeps.cache import Cache

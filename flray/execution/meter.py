@@ -1,0 +1,65 @@
+"""The meter of a federation: what a round costs."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass
+class Meter:
+    """Costs of a round: bytes by kind, steps, failures, reads of ground truth, seconds by phase.
+
+    Algorithms and signatures add to it; the server reads and resets it after each round, and every
+    count becomes a column of the round's row.
+
+    >>> meter = Meter()
+    >>> meter.count_transfer("model", down=8, up=4)
+    >>> meter.counts["client_steps"] += 30
+    >>> meter.read_and_reset()
+    {'bytes_down_model': 8, 'bytes_up_model': 4, 'client_steps': 30}
+    >>> meter.read_and_reset()
+    {}
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)  # by column
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    logged: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds of the `with` block to the column `seconds_<name>`."""
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += perf_counter() - begin
+
+    def count_transfer(self, kind: str, down: int = 0, up: int = 0) -> None:
+        """Bytes a real system would have sent to clients (down) and received from them (up)."""
+        self.counts[f"bytes_down_{kind}"] += down
+        self.counts[f"bytes_up_{kind}"] += up
+
+    def note_logged(self, blocks: Sequence[Mapping[str, NDArray[np.float64]]]) -> None:
+        """Keep what modules logged, one value per client; the row has the mean.
+
+        Args:
+            blocks: by name, (K,) of the clients of a block; NaN for a client that logged nothing.
+        """
+        for block in blocks:
+            for name, values in block.items():
+                self.logged[name] += values[~np.isnan(values)].tolist()
+
+    def read_and_reset(self) -> dict[str, float]:
+        """The columns of the round so far; counting starts again at zero."""
+        row: dict[str, float] = dict(self.counts)
+        row |= {f"seconds_{name}": value for name, value in self.seconds.items()}
+        row |= {f"logged_{n}": float(np.mean(v)) for n, v in self.logged.items() if v}
+        self.counts.clear()
+        self.seconds.clear()
+        self.logged.clear()
+        return row
