@@ -10,7 +10,7 @@ from flray.data.dataset import Ids
 from flray.execution.federation import Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
-from flray.values import Unbounded
+from flray.values import Unbounded, require_at_least
 
 Series = NDArray[np.float64]
 
@@ -43,14 +43,11 @@ class Dynamic:
     floor: float = 0.1  # Smallest loss or norm to compare with: near 0 any noise would be a jump
 
     def __post_init__(self) -> None:
-        if self.more_than < 0:
-            raise ValueError(f"more_than must be >= 0, got {self.more_than}")
+        require_at_least(self, more_than=0, floor=0)
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be >= 1 or null, got {self.every}")
         if not self.jump > 1:
             raise ValueError(f"jump must be > 1, got {self.jump}")
-        if self.floor < 0:
-            raise ValueError(f"floor must be >= 0, got {self.floor}")
 
     @property
     def is_static(self) -> bool:

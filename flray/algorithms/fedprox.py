@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from flray.algorithms.fedavg import FedAvg
 from flray.engines.training import LocalBatch
 from flray.models.bank import Params
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class FedProx(FedAvg):
     mu: float = 0.01  # Weight μ of the proximal term
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        require_at_least(self, mu=0)
 
     def gradient(
         self,

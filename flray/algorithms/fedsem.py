@@ -27,6 +27,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable
 from flray.models.mixing import ClientModels, HeldModels
+from flray.values import require_at_least
 
 MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their square
 
@@ -60,9 +61,7 @@ class FedSem:
     first_starts: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("number", "first_starts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        require_at_least(self, number=1, first_starts=1)
 
     gradient = staticmethod(plain_gradient)
 

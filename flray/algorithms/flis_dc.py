@@ -16,6 +16,7 @@ import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.choosing import ChooseBy, choose, require_choice
+from flray.algorithms.clustered import labels_of
 from flray.client.tasks import PredictionKind
 from flray.clustering.distances import Disagreement
 from flray.clustering.partitions import equal_rows
@@ -77,8 +78,7 @@ class FlisDc:
         if not len(trained.clients):
             return Outcome(state)
         clustering = self._clusters(trained, cohort.t, fed)  # l. 11
-        labels = np.full(fed.num_clients, -1, np.int64)
-        labels[clustering.clients] = clustering.labels
+        labels = labels_of(clustering, fed.num_clients)
         # l. 12: θ_g,j <- sum_{k in C_j} |D_k| θ_k / sum_{k in C_j} |D_k|
         mixed = fed.mix(_relation(clustering, labels), trained, bank).of_some(clustering.clients)
         return Outcome(FlisDcState(mixed, labels), trained.metrics(), (clustering,))

@@ -19,6 +19,7 @@ from flray.engines.training import OnlyLeaves, plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, Judgement
 from flray.models.bank import ModelBank, last_layers
+from flray.values import require_at_least
 
 CHOICE_BYTES = 4  # s_i, sent as a number
 
@@ -52,9 +53,7 @@ class Ifca:
     own: Literal["all", "last_layer"] = "all"  # Layers that differ between the k models
 
     def __post_init__(self) -> None:
-        for name, least in (("number", 1), ("restarts", 1), ("rounds_before", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        require_at_least(self, number=1, restarts=1, rounds_before=0)
         if self.rounds_before and self.own == "all":
             raise ValueError(
                 f"rounds_before must be 0 with own: all, got {self.rounds_before}: models that "

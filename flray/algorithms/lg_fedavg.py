@@ -19,6 +19,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ class LgFedAvg:
     gradient = staticmethod(plain_gradient)
 
     def __post_init__(self) -> None:
-        if self.global_layers < 0:
-            raise ValueError(f"global_layers must be >= 0, got {self.global_layers}")
+        require_at_least(self, global_layers=0)
 
     def require(self, fed: Federation) -> None:
         last_layers(fed.initial, self.global_layers)  # refuses more layers than the model has

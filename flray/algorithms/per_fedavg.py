@@ -23,6 +23,7 @@ from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class PerFedAvg(FedAvg):
     delta: float = 0.001  # Step δ of the finite difference, with order: hessian_free
 
     def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be >= 0, got {self.alpha}")
+        require_at_least(self, alpha=0)
         if not self.delta > 0:
             raise ValueError(f"delta must be > 0, got {self.delta}")
 

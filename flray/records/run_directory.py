@@ -75,7 +75,7 @@ PARTS = (
     "last_trained",
 )
 
-COMPONENTS = "part"  # folder of a run that trains a part of its clients (records/components.py)
+COMPONENTS = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
 CONFIGURATIONS = "configurations"  # key of environment.json
 
 _NUMBERS = {

@@ -116,7 +116,7 @@ def robustness_row(
     sizes = np.array([len(ids) for ids in split.similar], np.int64)
     among = replace(fed, meter=Meter(), num_examples=np.concatenate([fed.num_examples, sizes]))
     with fed.meter.phase("robustness"):
-        answered, place = algorithm.assign(state, np.unique(asked), among)
+        answered, place = algorithm.nearest_clusters(state, np.unique(asked), among)
     landed = dict(zip(answered.tolist(), place.tolist(), strict=True))
     successes = np.array(
         [[landed.get(int(p)) == c for p in row] for c, row in zip(clusters, asked, strict=True)]

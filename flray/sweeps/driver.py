@@ -27,7 +27,6 @@ from flray.runs.remarks import encoder_of
 from flray.server.loop import never
 from flray.sweeps.allotment import bundles, total
 from flray.sweeps.cache import Cache
-from flray.sweeps.components import KIND as COMPONENT
 from flray.sweeps.describing import check_metric
 from flray.sweeps.folder import (
     best_of,
@@ -41,6 +40,7 @@ from flray.sweeps.folder import (
     write_row,
     write_table,
 )
+from flray.sweeps.groups import KIND as GROUP
 from flray.sweeps.keys import code_version, digest, prefix_key
 from flray.sweeps.rows import SweepRow, expand, possible, rounds_to_cluster_after
 from flray.sweeps.search import RowSearch, Suggestions
@@ -266,7 +266,7 @@ class _Sweep:
         Called when everything is trained: a trial would have to wait seconds for an upload. Figures
         take ten times as long as all the rest, so only the rows of the best configuration get them.
         """
-        joined = [row for row in rows if row.components and row.status == "done"]
+        joined = [row for row in rows if row.groups and row.status == "done"]
         pairs = [(row.number, parse_experiment(row.plain)) for row in joined]
         pairs = [pair for pair in pairs if pair[1].settings.tracking != NoTracking()]
         for num_written, (number, experiment) in enumerate(pairs):
@@ -278,7 +278,7 @@ class _Sweep:
 
     def _costs(self, rows: Sequence[SweepRow], frame: pd.DataFrame) -> dict[str, Any]:
         """Numbers of computed entries; client steps trained, and if every row had run alone."""
-        kinds = ("prefix", "observation", "distance", "tree", COMPONENT)
+        kinds = ("prefix", "observation", "distance", "tree", GROUP)
         costs = {kind: self.job.cache.costs(kind) for kind in kinds}
         trained = sum(sum(each.values()) for each in costs.values())
         trained += sum(self._steps_of(row) for row in rows)
@@ -289,8 +289,8 @@ class _Sweep:
             "distances": len(costs["distance"]),
             "trees": len(costs["tree"]),
             "runs": len({row.run for row in rows if row.run is not None}),
-            "components": sum(len(row.components) for row in rows),
-            "components_trained": len(costs[COMPONENT]),
+            "components": sum(len(row.groups) for row in rows),
+            "components_trained": len(costs[GROUP]),
             "client_steps_trained": trained,
             "client_steps_naive": naive,
             "ratio": naive / trained if trained and naive else None,
@@ -298,8 +298,8 @@ class _Sweep:
 
     def _steps_of(self, row: SweepRow) -> int:
         """Client steps of the row's own run, finished or not, without those of cached entries."""
-        if row.components or row.status == "shared":
-            return row.steps_placed
+        if row.groups or row.status == "shared":
+            return 0
         rounds = RunDirectory(self.folder / run_path(row.number)).rows()
         steps: int = sum(each.get(CLIENT_STEPS, 0) for each in rounds)
         return max(steps - row.steps_found, 0)

@@ -79,13 +79,6 @@ def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
     return digest([prefix, plain["algorithm"], plain["rounds"]])
 
 
-def observation_key(prefix: str, plain: Plain, algorithm: Branching[Any]) -> str:
-    """The key of all clients' signatures, by the fields of the algorithm that `observe` reads."""
-    own = {name: plain["algorithm"][name] for name in ("name", *algorithm.observed_by)}
-    signature = plain["algorithm"]["clustering"]["signature"]
-    return digest([prefix, algorithm.rounds_before, own, signature])
-
-
 def branch_key(
     prefix: str, plain: Mapping[str, Any], algorithm: Branching[Any], start: object
 ) -> str:
@@ -94,7 +87,8 @@ def branch_key(
     Args:
         start: digests of the state to go on from, and of what else the records depend on.
     """
-    own: Any = plain["algorithm"]
-    if algorithm.state_decides and not plain["events"]:
-        own = own["name"]
-    return digest([prefix, algorithm.rounds_before, own, plain["rounds"], start])
+    fields: Plain = plain["algorithm"]
+    if algorithm.spent_fields is not None and not plain["events"]:
+        spent = ("rounds_before", "clustering", *algorithm.spent_fields)
+        fields = {name: value for name, value in fields.items() if name not in spent}
+    return digest([prefix, algorithm.rounds_before, fields, plain["rounds"], start])

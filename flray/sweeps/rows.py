@@ -35,10 +35,9 @@ class SweepRow:
     status: str = "unfinished"  # later done, shared (copied from another row), failed or stopped
     error: str | None = None
     run: str | None = None  # the key of its run, which rows may share
-    is_whole: bool = False  # its algorithm has metrics that prefix and components lack
-    components: list[str] = field(default_factory=list)  # keys of those its clients are in
-    steps_placed: int = 0  # client steps that placed clients after the clustering
-    steps_found: int = 0  # client steps in the records of its own run that others trained
+    is_whole: bool = False  # its algorithm has metrics that prefix and groups lack
+    groups: list[str] = field(default_factory=list)  # keys of the groups that its clients are in
+    steps_found: int = 0  # client steps in the records of its run that cache entries account for
 
     @property
     def is_done(self) -> bool:

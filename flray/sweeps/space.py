@@ -18,7 +18,7 @@ from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import THRESHOLD, override
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
-from flray.values import Seed, shown
+from flray.values import Seed, require_at_least, shown
 from flray.wording import suggestion
 
 
@@ -53,8 +53,7 @@ class RandomSearch:
     seed: Seed = 0  # Seed of the draws
 
     def __post_init__(self) -> None:
-        _require_at_least("samples", self.samples, 1)
-        _require_at_least("seed", self.seed, 0)
+        require_at_least(self, samples=1, seed=0)
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class Asha:
     reduction: int = 3  # One in this many trials continues at each rung
 
     def __post_init__(self) -> None:
-        _require_at_least("grace", self.grace, 1)
-        _require_at_least("reduction", self.reduction, 2)
+        require_at_least(self, grace=1, reduction=2)
 
 
 SEARCHES: dict[str, type] = {
@@ -110,7 +108,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
-            _require_at_least("concurrency", self.concurrency, 1)
+            require_at_least(self, concurrency=1)
 
 
 @dataclass(frozen=True)
@@ -362,11 +360,6 @@ def _require_mapping(where: object, given: object) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise ExperimentError(f"{where} must be a mapping from keys to values, got {shown(given)}")
     return given
-
-
-def _require_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
 def _unknown_key(key: str, known: Collection[str], where: str) -> str:

@@ -19,10 +19,11 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import Result, run_experiment
 from flray.sweeps import cache as cache_module
-from flray.sweeps.branching import branches
+from flray.sweeps.assembly import Assembly
+from flray.sweeps.branch import branches
 from flray.sweeps.cache import Cache
-from flray.sweeps.components import KIND, Assembly
 from flray.sweeps.folder import run_path
+from flray.sweeps.groups import KIND
 from flray.sweeps.keys import prefix_key
 from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
 from flray.sweeps.space import parse_space
@@ -229,7 +230,7 @@ def test_rows_that_differ_in_what_their_signatures_cost_share_their_components(t
     states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
     assert states[0].run != states[1].run
-    assert states[0].components == states[1].components
+    assert states[0].groups == states[1].groups
     assert len(costs(tmp_path / "sweep", KIND)) == 1
 
 
@@ -323,7 +324,7 @@ def test_two_sweeps_share_one_cache(tmp_path) -> None:
     assert_rows_equal_naive_runs(states, tmp_path / "second", tmp_path)
     theirs = Cache(tmp_path / "cache", "second", "")
     assert theirs.costs("prefix") == theirs.costs("observation") == {}
-    assert list(theirs.costs(KIND)) == states[1].components
+    assert list(theirs.costs(KIND)) == states[1].groups
     swept(second, tmp_path / "third", cache=tmp_path / "cache")
     assert Cache(tmp_path / "cache", "third", "").costs(KIND) == {}
 
@@ -367,8 +368,8 @@ def test_rows_are_not_divided_where_clients_come_and_go(tmp_path, more) -> None:
     varied = {THRESHOLD: [0.0]}
     (whole,) = swept(space_of(FLHC_1 | {"rounds": 3, **more}, varied), tmp_path / "whole")
     (divided,) = swept(space_of(FLHC_1 | {"rounds": 3}, varied), tmp_path / "divided")
-    assert whole.components == []
-    assert len(divided.components) == 6
+    assert whole.groups == []
+    assert len(divided.groups) == 6
 
 
 @dataclass(frozen=True)
@@ -404,7 +405,7 @@ def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
     states = swept(space, tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
     assert len({state.run for state in states}) == 2
-    assert all(state.components == [] for state in states)
+    assert all(state.groups == [] for state in states)
     for state in states:
         found = result_of(state, tmp_path / "sweep").rounds[metric].notna()
         assert found.all() if name == "Watched" else found.tolist() == [False, False, True]
@@ -445,11 +446,11 @@ def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
     """Cuts of one tree: the components of a row are all its clients, and none is trained twice."""
     space = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: {"between_merges": 5}})
     states = swept(space, tmp_path)
-    named = [key for state in states for key in state.components]
+    named = [key for state in states for key in state.groups]
     assert len(named) > len(set(named)) == len(costs(tmp_path, KIND))
     entries = {key: tmp_path / "cache" / KIND / key / "models.parquet" for key in set(named)}
     for state in states:
-        who = [i for key in state.components for i in pd.read_parquet(entries[key])["client"]]
+        who = [i for key in state.groups for i in pd.read_parquet(entries[key])["client"]]
         assert sorted(who) == list(range(6))
 
 

@@ -1,0 +1,116 @@
+"""The prefix of branching runs: FedAvg up to their clusterings, trained once for all of them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flray.algorithms.fedavg import FedAvgState
+from flray.columns import CLIENT_STEPS
+from flray.config.experiment import parse_experiment
+from flray.execution.federation import Federation
+from flray.models.bank import ModelBank
+from flray.records.run_directory import RunDirectory
+from flray.records.writer import RoundWriter
+from flray.runs.assemble import assemble, open_directory
+from flray.runs.preparing import Prepared
+from flray.server.evaluation import RoundRow
+from flray.server.loop import Callbacks
+from flray.sweeps.cache import Cache, OutOfTime
+
+PREFIX = "prefix"  # kind of cache entry
+NEVER_ENDS = 1_000_000_000  # rounds, so many that a prefix never counts as a finished run
+
+
+class _StopAfter(Callbacks):
+    """Stops a run after a round and gives that round and the one before checkpoints."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.is_reached = last, False
+
+    def while_writing(self, t: int, writer: RoundWriter) -> None:
+        if t >= self.last - 1:
+            writer.flush()
+        self.is_reached = t >= self.last
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The entries `prefix/<key>-<n>`: run directories of FedAvg after n rounds.
+
+    Each continues the one of fewer rounds. It holds the checkpoints of its last two rounds: a
+    branch starts after round n - 1, so that the server's own loop records round n.
+    """
+
+    key: str
+    cache: Cache
+    parts: Prepared
+    fed: Federation
+    plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
+    wanted: Collection[int]  # rounds after which rows may cluster
+
+    def require(self, n: int) -> None:
+        """Train the first n rounds, or wait for them; n may be 0."""
+        if n:
+            self._after(n)
+
+    def bank(self, n: int, t: int) -> ModelBank:
+        """The model after round t of the prefix of n rounds; t is n - 1 or n."""
+        if t == 0:
+            return self.fed.initial_bank()
+        found = self._after(n).store().load_latest(self.parts.device, up_to=t)
+        assert found is not None, (n, t)
+        assert found.round == t, (n, t)
+        bank: ModelBank = found.state.bank
+        return bank
+
+    def row(self, n: int) -> RoundRow:
+        """What was recorded of round n; nothing of round 0."""
+        return self._after(n).rows()[-1] if n else {}
+
+    def steps(self, n: int) -> int:
+        """The client steps of the first n rounds."""
+        return sum(row.get(CLIENT_STEPS, 0) for row in self._after(n).rows()) if n else 0
+
+    def begin(self, directory: RunDirectory, n: int, t: int) -> None:
+        """Give a new run directory records and state after round t of the prefix of n rounds.
+
+        Does nothing if n is 0.
+        """
+        if not n:
+            return
+        if t:
+            directory.adopt(self._after(n), t)
+        directory.store().save(t, FedAvgState(self.bank(n, t)))
+
+    def _after(self, n: int) -> RunDirectory:
+        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
+        key = f"{self.key}-{n}"
+        others = (self.cache.root / PREFIX).glob(f"{self.key}-*/")
+        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
+        before = max((t for t in known if t < n), default=0)
+        if not self.cache.path(PREFIX, key).exists():
+            self.require(before)  # before claiming: a process that holds a claim must not wait
+        return RunDirectory(
+            self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
+        )
+
+    def _train(self, folder: Path, before: int, n: int) -> int:
+        experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
+        directory = RunDirectory(folder)
+        is_new = not directory.holds_run()
+        open_directory(experiment, self.parts, directory)
+        if is_new:
+            self.begin(directory, before, before)
+        stop = _StopAfter(n)
+        checkpoint = directory.store().load_latest(self.parts.device)
+        if checkpoint is None or checkpoint.round < n:  # else it was killed when it was complete
+            self.fed.meter.read_and_reset()
+            server = assemble(experiment, self.parts, self.fed, directory)
+            is_over = lambda: stop.is_reached or self.cache.is_over()  # noqa: E731
+            replace(server, should_stop=is_over, callbacks=stop).run()
+            self.fed.meter.read_and_reset()
+        rows = directory.rows()
+        if len(rows) < n:
+            raise OutOfTime
+        return sum(row.get(CLIENT_STEPS, 0) for row in rows[before:])
