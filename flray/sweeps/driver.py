@@ -14,7 +14,6 @@ import pandas as pd
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.columns import CLIENT_STEPS
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
@@ -29,23 +28,21 @@ from flray.sweeps.allotment import bundles, total
 from flray.sweeps.cache import Cache
 from flray.sweeps.describing import check_metric
 from flray.sweeps.folder import (
-    best_of,
     check_folder,
     open_folder,
     read_report,
+    read_row,
     read_rows,
     run_path,
-    table_of,
     write_report,
     write_row,
-    write_table,
 )
-from flray.sweeps.groups import KIND as GROUP
 from flray.sweeps.keys import code_version, digest, prefix_key
 from flray.sweeps.rows import SweepRow, expand, possible, rounds_to_cluster_after
 from flray.sweeps.search import RowSearch, Suggestions
 from flray.sweeps.space import OptunaSearch, Space
-from flray.sweeps.trial import Job
+from flray.sweeps.table import best_of, costs_of, table_of, write_table
+from flray.sweeps.trial import TrialContext
 from flray.sweeps.tuning import TrialWatch, run_trials, scheduler_of
 from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
@@ -110,7 +107,7 @@ def run_sweep(
             open_folder(out, space, code)
             root, wish = Path(space.options.cache or out / "cache").absolute(), out / STOP
             wish.unlink(missing_ok=True)
-            job = Job(
+            context = TrialContext(
                 folder=out,
                 cache=Cache(root, read_report(out)["id"], uuid4().hex, deadline, wish),
                 code=dict(code),
@@ -119,7 +116,7 @@ def run_sweep(
                 is_scheduled=space.is_scheduled,
                 draw=watch.draw,
             )
-            sweep = _Sweep(space, job, watch)
+            sweep = _Sweep(space, context, watch)
             try:
                 sweep.run(scheduler)
             finally:
@@ -140,7 +137,7 @@ def _ask_for_data(experiments: Sequence[Experiment]) -> None:
 @dataclass(frozen=True)
 class _Sweep:
     space: Space
-    job: Job
+    context: TrialContext
     watch: Watch
     # Rows that are done and their summaries, by number: they do not change, and are read once.
     done: dict[int, SweepRow] = field(default_factory=dict)
@@ -148,7 +145,7 @@ class _Sweep:
 
     @property
     def folder(self) -> Path:
-        return self.job.folder
+        return self.context.folder
 
     @cached_property
     def known(self) -> tuple[SweepRow, ...]:
@@ -161,7 +158,7 @@ class _Sweep:
             return None
         first = len(self.known)
         before = [row for number, row in read_rows(self.folder).items() if number >= first]
-        return Suggestions(self.space, self.job.wanted, first, before)
+        return Suggestions(self.space, self.context.wanted, first, before)
 
     @property
     def num_left(self) -> int:
@@ -171,7 +168,7 @@ class _Sweep:
     def rows(self) -> list[SweepRow]:
         """Every row that is known by now, in its current state, in the order of their numbers."""
         suggested = self.suggestions.rows if self.suggestions else []
-        read = read_rows(self.folder, but=self.done)
+        read = read_rows(self.folder, left_out=self.done)
         self.done.update({number: row for number, row in read.items() if row.is_done})
         current = {row.number: row for row in [*self.known, *suggested]} | read | self.done
         return [current[number] for number in sorted(current)]
@@ -192,12 +189,12 @@ class _Sweep:
                 {n: s[metric] for n, s in found.items() if s.get(metric) is not None}
             )
         waiting = [row for row in rows if not (row.is_done or row.status == "stopped")]
-        if (waiting or self.num_left) and not self.job.cache.is_over():
-            self._fit(RowSearch(_interleaved(waiting, self.job), self.suggestions), scheduler)
+        if (waiting or self.num_left) and not self.context.cache.is_over():
+            self._fit(RowSearch(_interleaved(waiting, self.context), self.suggestions), scheduler)
         self._show(0)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
-        watch = TrialWatch(self.job, self._show, self.watch.should_stop)
+        watch = TrialWatch(self.context, self._show, self.watch.should_stop)
         for result in run_trials(search, self.space.options, scheduler, watch):
             assert result.config is not None
             for row in result.config["rows"]:
@@ -205,7 +202,7 @@ class _Sweep:
 
     def _record_end(self, number: int, result: tune.Result) -> None:
         """Record what the trial could not: that its process died or a scheduler stopped it."""
-        row = read_rows(self.folder, number).get(number)
+        row = read_row(self.folder, number)
         if row is None or row.status != "unfinished":
             return
         if result.error is not None:
@@ -243,17 +240,17 @@ class _Sweep:
             **before,
             "rows": len(rows) + self.num_left,
             **{name: counts[name] for name in STATUSES},
-            **self._costs(rows, frame),
+            **costs_of(self.folder, rows, frame, self.context.cache),
             "metric": options.metric,
             "mode": options.mode,
             "best": best,
-            "code": dict(self.job.code),
+            "code": dict(self.context.code),
             "seconds": round(before["seconds"] + seconds, 3),
             "commit": environment()["commit"],
         }
         write_report(self.folder, report)
         if counts["failed"] + counts["unfinished"] == 0 and options.cache is None:
-            for entry in self.job.cache.root.glob("*/*/"):  # files keep what they cost
+            for entry in self.context.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)
         some = (rows or possible(self.space))[0]
         tracking = parse_experiment(some.plain).settings.tracking
@@ -276,41 +273,13 @@ class _Sweep:
             with tracked(experiment, path, draw=draw, group=group):
                 pass
 
-    def _costs(self, rows: Sequence[SweepRow], frame: pd.DataFrame) -> dict[str, Any]:
-        """Numbers of computed entries; client steps trained, and if every row had run alone."""
-        kinds = ("prefix", "observation", "distance", "tree", GROUP)
-        costs = {kind: self.job.cache.costs(kind) for kind in kinds}
-        trained = sum(sum(each.values()) for each in costs.values())
-        trained += sum(self._steps_of(row) for row in rows)
-        naive = int(frame[CLIENT_STEPS].fillna(0).sum()) if CLIENT_STEPS in frame else 0
-        return {
-            "prefixes": len({key.partition("-")[0] for key in costs["prefix"]}),
-            "observations": len(costs["observation"]),
-            "distances": len(costs["distance"]),
-            "trees": len(costs["tree"]),
-            "runs": len({row.run for row in rows if row.run is not None}),
-            "components": sum(len(row.groups) for row in rows),
-            "components_trained": len(costs[GROUP]),
-            "client_steps_trained": trained,
-            "client_steps_naive": naive,
-            "ratio": naive / trained if trained and naive else None,
-        }
 
-    def _steps_of(self, row: SweepRow) -> int:
-        """Client steps of the row's own run, finished or not, without those of cached entries."""
-        if row.groups or row.status == "shared":
-            return 0
-        rounds = RunDirectory(self.folder / run_path(row.number)).rows()
-        steps: int = sum(each.get(CLIENT_STEPS, 0) for each in rounds)
-        return max(steps - row.steps_found, 0)
-
-
-def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
+def _interleaved(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
     """The rows, their prefixes taking turns, so that parallel trials wait less for one prefix."""
     turns: Counter[str] = Counter()
     placed = []
     for row in rows:
-        key = prefix_key(parse_experiment(row.plain), job.code, job.has_gpu)
+        key = prefix_key(parse_experiment(row.plain), context.code, context.has_gpu)
         placed.append((turns[key], row))
         turns[key] += 1
     return [row for _, row in sorted(placed, key=lambda each: each[0])]

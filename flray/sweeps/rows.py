@@ -17,8 +17,9 @@ from flray.config.experiment import Experiment, also_evaluated, parse_experiment
 from flray.config.overrides import THRESHOLD, with_value
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.keys import canonical
-from flray.sweeps.space import BetweenMerges, Grid, OptunaSearch, RandomSearch, Space, Values
+from flray.sweeps.space import OptunaSearch, RandomSearch, Space
 
 ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
@@ -49,7 +50,7 @@ class SweepRow:
         point = {} if self.merge_point is None else {THRESHOLD: self.merge_point}
         return {**self.overrides, **point}
 
-    def but_for_the_seed(self) -> dict[str, Any]:
+    def settings_without_seed(self) -> dict[str, Any]:
         """The settings without the seed: equal for rows that differ in their seed alone."""
         sets = {key: value for key, value in self.overrides.items() if key != "seed"}
         if self.merge_point is None:

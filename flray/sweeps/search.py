@@ -13,8 +13,9 @@ from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
+from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.rows import SweepRow, ends_of, is_excluded, is_suggested, suggested_row
-from flray.sweeps.space import BetweenMerges, Grid, Space, Values
+from flray.sweeps.space import Space
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
 

@@ -18,6 +18,8 @@ from flray.models.bank import ModelBank, Params
 from flray.sweeps.cache import Cache, read_value, write_value
 from flray.sweeps.keys import digest, state_digest
 
+OBSERVATION = "observation"  # kind of cache entry: the signatures of clients
+
 
 @dataclass(frozen=True)
 class StoredPipeline(Pipeline):
@@ -47,7 +49,7 @@ class StoredPipeline(Pipeline):
             write_value(folder, value, {"counts": dict(counts)})
             return counts[CLIENT_STEPS]
 
-        entry = read_value(self.cache.obtain("observation", key, compute))
+        entry = read_value(self.cache.obtain(OBSERVATION, key, compute))
         fed.meter.counts.update(entry.extra["counts"])
         points, memory = entry.state
         self.keys[id(points)] = key

@@ -41,7 +41,7 @@ from flray.server.loop import Callbacks, Server, ignore
 from flray.sweeps.assembly import Assembly
 from flray.sweeps.branch import Branch, OwnMetrics, branches
 from flray.sweeps.cache import Cache, OutOfTime
-from flray.sweeps.folder import alive_file, read_rows, run_path, write_row
+from flray.sweeps.folder import alive_file, read_row, run_path, write_row
 from flray.sweeps.groups import (
     KIND,
     GroupRecorder,
@@ -60,7 +60,7 @@ OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialContext:
     """What the trials of a sweep have in common."""
 
     folder: Path
@@ -72,9 +72,11 @@ class Job:
     draw: Draw = no_figures  # what W&B is shown of a run
 
 
-def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> SweepRow:
+def run_row(
+    row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None] = ignore
+) -> SweepRow:
     """Run a row to its end; an error is recorded with the row."""
-    trial = Trial(row, job, on_round)
+    trial = Trial(row, context, on_round)
     try:
         trial.run()
     except OutOfTime:
@@ -94,19 +96,21 @@ def _prepared(text: str) -> Prepared:
 class Trial:
     """The run of one row; `row` is its current state."""
 
-    def __init__(self, row: SweepRow, job: Job, on_round: Callable[[RoundRow], None]) -> None:
-        cache = replace(job.cache, alive=alive_file(job.folder, row.number))
-        self.job, self.cache, self.on_round = job, cache, on_round
-        self.row = read_rows(job.folder, row.number).get(row.number, row)
+    def __init__(
+        self, row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None]
+    ) -> None:
+        cache = replace(context.cache, alive=alive_file(context.folder, row.number))
+        self.context, self.cache, self.on_round = context, cache, on_round
+        self.row = read_row(context.folder, row.number) or row
         self.experiment = parse_experiment(self.row.plain)
         self.executor = LazyExecutor(self._start_executor)
-        self.directory = RunDirectory(job.folder / run_path(row.number))
-        self.part_folder = job.folder / "parts" / self.directory.path.name
+        self.directory = RunDirectory(context.folder / run_path(row.number))
+        self.part_folder = context.folder / "parts" / self.directory.path.name
 
     def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
         """Change the state of the row and write it."""
         self.row = replace(self.row, **changes)
-        write_row(self.job.folder, self.row)
+        write_row(self.context.folder, self.row)
 
     def run(self) -> None:
         self.note(status="unfinished", error=None)
@@ -132,8 +136,8 @@ class Trial:
 
     @cached_property
     def prefix(self) -> Prefix:
-        key = prefix_key(self.experiment, self.job.code, self.job.has_gpu)
-        return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.job.wanted)
+        key = prefix_key(self.experiment, self.context.code, self.context.has_gpu)
+        return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.context.wanted)
 
     def _start_executor(self) -> Executor:
         if self.parts.plan:
@@ -144,7 +148,7 @@ class Trial:
         """Run from round 1; FedAvg starts with as many rounds of the prefix as other rows need."""
         is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
         rounds = self.experiment.settings.rounds
-        n = max((n for n in self.job.wanted if is_fedavg and n < rounds), default=0)
+        n = max((n for n in self.context.wanted if is_fedavg and n < rounds), default=0)
         self.prefix.require(n)
         self.note(groups=[], steps_found=self.prefix.steps(n))
 
@@ -171,7 +175,7 @@ class Trial:
             server = assemble(self.experiment, self.parts, self.fed, directory)
             return self._train(replace(server, algorithm=branch))
 
-        alone = self.row.number if self.job.is_scheduled else None
+        alone = self.row.number if self.context.is_scheduled else None
         start = [state_digest(branch.state), dict(branch.counts), alone]
         self._settle(self._branch_key(branch, start), make, branch.clustering)
 
@@ -216,7 +220,7 @@ class Trial:
         """
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         is_fixed = len(split.clients) == split.num_clients and not settings.events
-        is_recorded = not (settings.evaluate.last_trained or self.job.is_scheduled)
+        is_recorded = not (settings.evaluate.last_trained or self.context.is_scheduled)
         goes_on = settings.rounds > branch.algorithm.rounds_before
         is_safe = settings.on_client_failure == "raise"
         if not (is_fixed and is_recorded and goes_on and is_safe):
@@ -280,10 +284,12 @@ class Trial:
 
     def _train(self, server: Server) -> None:
         """Run the remaining rounds of a run that trains all clients."""
-        directory, group = server.directory, self.job.folder.name
-        following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
+        directory, group = server.directory, self.context.folder.name
+        following = tracked(
+            self.experiment, directory.path, self.on_round, self.context.draw, group
+        )
         with following as on_round:
-            callbacks = _WriteAtOnce() if self.job.is_scheduled else server.callbacks
+            callbacks = _WriteAtOnce() if self.context.is_scheduled else server.callbacks
             self._run_rounds(replace(server, on_round=on_round, callbacks=callbacks))
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)

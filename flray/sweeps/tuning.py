@@ -26,7 +26,7 @@ from flray.sweeps.allotment import bundles
 from flray.sweeps.folder import alive_file, run_path
 from flray.sweeps.search import RowSearch
 from flray.sweeps.space import Asha, Options, OptunaSearch
-from flray.sweeps.trial import Job, run_row
+from flray.sweeps.trial import TrialContext, run_row
 
 FOLDER = "tune"  # Tune's own files, of no use once it has ended
 SHOW_EVERY_S = 1.0
@@ -52,10 +52,13 @@ class TrialWatch(TrialProgressCallback):
     """
 
     def __init__(
-        self, job: Job, show: Callable[[int], None], should_stop: Callable[[], bool] = never
+        self,
+        context: TrialContext,
+        show: Callable[[int], None],
+        should_stop: Callable[[], bool] = never,
     ) -> None:
         super().__init__()
-        self.job, self.show, self.should_stop = job, show, should_stop
+        self.context, self.show, self.should_stop = context, show, should_stop
         self.patience = Patience(least_s=600.0)
         self.signs: dict[str, float] = {}  # the last of each trial, by the clock
         self._next = 0.0
@@ -76,7 +79,7 @@ class TrialWatch(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
     def step(self, trials: Sequence[Any]) -> None:
-        cache = self.job.cache
+        cache = self.context.cache
         if self.should_stop() and cache.wish is not None:
             cache.wish.touch()
         running = [trial for trial in trials if trial.status == "RUNNING"]
@@ -100,7 +103,7 @@ class TrialWatch(TrialProgressCallback):
         before = self.signs.get(trial.trial_id)
         if before is None:
             return time()
-        files = [alive_file(self.job.folder, row.number) for row in trial.config["rows"]]
+        files = [alive_file(self.context.folder, row.number) for row in trial.config["rows"]]
         latest = max([before, *(file.stat().st_mtime for file in files if file.exists())])
         if latest > before:
             self.patience.learn(SIGN, latest - before)
@@ -111,16 +114,16 @@ def run_trials(
     search: RowSearch, options: Options, scheduler: TrialScheduler | None, watch: TrialWatch
 ) -> list[tune.Result]:
     """Run the trials that the search returns; `watch` looks at them now and then."""
-    job, nodes = watch.job, reachable_nodes()
+    context, nodes = watch.context, reachable_nodes()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         experiment = parse_experiment(config["rows"][0].plain)
         return tune.PlacementGroupFactory(bundles(experiment, options, nodes))
 
-    trainable = tune.with_parameters(run_trial, job=job, metric=options.metric)
+    trainable = tune.with_parameters(run_trial, context=context, metric=options.metric)
     # Tune would start one process at a time for a search that is not its own.
     pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
-    storage = job.folder / FOLDER
+    storage = context.folder / FOLDER
     shutil.rmtree(storage, ignore_errors=True)  # of a sweep that was killed
     with _quiet(pending):
         tuner = tune.Tuner(
@@ -148,13 +151,15 @@ def run_trials(
     return [results[place] for place in range(len(results))]
 
 
-def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any]:
+def run_trial(config: Mapping[str, Any], context: TrialContext, metric: str) -> dict[str, Any]:
     """What Tune calls: run the rows of a trial, and return the mean of their metric."""
     values: list[Any] = []  # Any: numbers, or None where a row has no such number
     rounds = config["rows"][0].plain["rounds"]
     for row in config["rows"]:
-        ended = run_row(row, job, _reporting(metric, rounds) if job.is_scheduled else ignore)
-        directory = RunDirectory(job.folder / run_path(row.number))
+        ended = run_row(
+            row, context, _reporting(metric, rounds) if context.is_scheduled else ignore
+        )
+        directory = RunDirectory(context.folder / run_path(row.number))
         summary = directory.summary() if ended.is_done else None
         values.append((summary or {}).get(metric))
     mean = {} if None in values else {metric: float(np.mean(values))}

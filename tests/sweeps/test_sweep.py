@@ -25,9 +25,7 @@ from flray.runs.preparing import deal
 from flray.sweeps import driver
 from flray.sweeps.describing import describe_space, predicted_steps
 from flray.sweeps.driver import Progress, Watch, _Sweep, run_sweep
-from flray.sweeps.folder import (
-    read_rows,
-)
+from flray.sweeps.folder import read_rows
 from flray.sweeps.rows import expand
 from flray.sweeps.space import parse_space
 from flray.sweeps.tuning import run_trial

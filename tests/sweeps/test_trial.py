@@ -27,7 +27,7 @@ from flray.sweeps.groups import KIND
 from flray.sweeps.keys import prefix_key
 from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
 from flray.sweeps.space import parse_space
-from flray.sweeps.trial import Job, Trial, run_row
+from flray.sweeps.trial import Trial, TrialContext, run_row
 
 from scenarios import TINY
 
@@ -44,20 +44,20 @@ def space_of(experiment, varied, **more):
     return parse_space({"experiment": {**TINY, **experiment}, "space": varied, **more})
 
 
-def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
+def context_of(space, folder: Path, cache: Path | None = None, **more) -> TrialContext:
     for name in ("runs", "trials"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     session, wish = str(time.monotonic_ns()), folder / "stop.wish"
     shared = Cache(cache or folder / "cache", folder.name, session, wish=wish)
     experiments = [parse_experiment(row.plain) for row in expand(space)]
     wanted = rounds_to_cluster_after(space, experiments)
-    return Job(folder, shared, VERSION, False, wanted, **more)
+    return TrialContext(folder, shared, VERSION, False, wanted, **more)
 
 
 def swept(space, folder: Path, **more) -> list[SweepRow]:
     """What became of all rows, run one after another; everything must have gone well."""
-    job = job_of(space, folder, **more)
-    states = [run_row(row, job) for row in expand(space)]
+    context = context_of(space, folder, **more)
+    states = [run_row(row, context) for row in expand(space)]
     assert {state.error for state in states} == {None}
     return states
 
@@ -201,6 +201,17 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     assert len(set(runs[6:])) == 2  # who clusters again will need to know
 
 
+@pytest.mark.parametrize("name", ["repa", "wd"])
+def test_repa_rows_share_clusters_and_are_the_runs_they_stand_for(tmp_path, name) -> None:
+    """The weight of the proximal term decides what follows the clustering."""
+    experiment = {"algorithm": {"name": name, "rounds_before": 1}, "rounds": 2}
+    varied = {"algorithm.clustering.partition.number": [1, 6], "algorithm.mu": [0.0, 1.0]}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert len({state.run for state in states}) == 4
+    assert len(costs(tmp_path / "sweep", KIND)) == 2 * (1 + 6)
+
+
 @pytest.mark.parametrize("rounds_before", [0, 1])
 def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) -> None:
     """Label counts find one cluster, as a high threshold does: one state, but only one has read."""
@@ -239,8 +250,8 @@ def test_a_row_that_fails_leaves_no_mark_on_the_next(tmp_path) -> None:
     partitions = [f"{__name__}:Careless", {"name": "hierarchical", "threshold": 1.0}]
     varied = {"algorithm.clustering.partition": partitions}
     space = space_of(FLHC_1 | {"uses_ground_truth": True}, varied)
-    job = job_of(space, tmp_path)
-    failed, done = (run_row(row, job) for row in expand(space))
+    context = context_of(space, tmp_path)
+    failed, done = (run_row(row, context) for row in expand(space))
     assert (failed.status, failed.run) == ("failed", None)
     assert "labels" in failed.error
     assert result_of(done, tmp_path).summary["uses_ground_truth"] is False
@@ -256,14 +267,14 @@ class Careless:
 
 def test_what_fails_fails_once_in_a_start_of_the_sweep(tmp_path, monkeypatch) -> None:
     space = space_of(FLHC_1 | {"train": {"lr": 1e30}}, {THRESHOLD: [1.0, 2.0]})
-    job = job_of(space, tmp_path)
+    context = context_of(space, tmp_path)
     first, second = expand(space)
-    message = run_row(first, job).error
+    message = run_row(first, context).error
     assert "NaN or infinite; lower train.lr" in message
     with monkeypatch.context() as patched:
         patched.setattr(Federation, "train", lambda *_, **__: pytest.fail("trained again"))
-        assert run_row(second, job).error == message
-    again = run_row(second, job_of(space, tmp_path))
+        assert run_row(second, context).error == message
+    again = run_row(second, context_of(space, tmp_path))
     assert again.error == message
 
 
@@ -271,14 +282,14 @@ def test_a_prefix_that_was_cut_short_goes_on(tmp_path, monkeypatch) -> None:
     space = space_of({"algorithm": {"name": "flhc", "rounds_before": 3}}, {THRESHOLD: [0.0]})
     (row,) = expand(space)
     clock = iter([0.0, 0.0, 2.0])
-    job = job_of(space, tmp_path / "cut")
-    job = replace(job, cache=replace(job.cache, deadline=1.0))
+    context = context_of(space, tmp_path / "cut")
+    context = replace(context, cache=replace(context.cache, deadline=1.0))
     monkeypatch.setattr(cache_module, "time", lambda: next(clock, 2.0))
-    assert run_row(row, job).status == "unfinished"
+    assert run_row(row, context).status == "unfinished"
     (run,) = (tmp_path / "cut" / "cache" / "prefix").glob(".*-3/")
     assert 0 < len(RunDirectory(run).rows()) < 3
     monkeypatch.setattr(cache_module, "time", lambda: 0.0)
-    state = run_row(row, job)
+    state = run_row(row, context)
     assert_rows_equal_naive_runs([state], tmp_path / "cut", tmp_path)
     whole = swept(space, tmp_path / "whole")
     assert costs(tmp_path / "cut", "prefix") == costs(tmp_path / "whole", "prefix")
@@ -305,8 +316,8 @@ def test_fedavg_goes_on_from_the_prefix_and_others_from_its_first_rounds(tmp_pat
         {"algorithm.rounds_before": [2], THRESHOLD: [1e9]},
         baseline={"algorithm": "fedavg"},
     )
-    rows, job = expand(space), job_of(space, tmp_path / "sweep")
-    states = [run_row(row, job) for row in reversed(rows)]
+    rows, context = expand(space), context_of(space, tmp_path / "sweep")
+    states = [run_row(row, context) for row in reversed(rows)]
     fedavg, _ = states
     alone = run_experiment(parse_experiment(dict(fedavg.plain)), tmp_path / "fedavg")
     assert_same_run(result_of(fedavg, tmp_path / "sweep"), alone)
@@ -341,15 +352,15 @@ def test_a_scheduled_row_has_a_run_of_its_own_and_reports_rounds_that_are_writte
 
     monkeypatch.setattr(CheckpointStore, "write", slowly)
     space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e8, 1e9]})
-    job = job_of(space, tmp_path / "sweep", is_scheduled=True)
+    context = context_of(space, tmp_path / "sweep", is_scheduled=True)
     reported, states = [], []
     for row in expand(space):
-        directory = RunDirectory(job.folder / run_path(row.number))
+        directory = RunDirectory(context.folder / run_path(row.number))
 
         def report(found, directory=directory) -> None:
             reported.append((found["round"], len(directory.rounds())))
 
-        states.append(run_row(row, job, report))
+        states.append(run_row(row, context, report))
     assert len({state.run for state in states}) == 2
     assert reported == [(t, t) for t in (1, 2, 3, 4)] * 2
     assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
@@ -422,22 +433,22 @@ def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkey
     varied = {THRESHOLD: {"between_merges": 2}}
     space = space_of({"algorithm": algorithm, "rounds": 4}, varied)
     row = expand(space)[0]
-    job = job_of(space, tmp_path / "sweep")
+    context = context_of(space, tmp_path / "sweep")
     run_whole = Trial._run_whole
 
     def run_late(trial: Trial) -> None:
-        trial.on_round = lambda each: job.cache.wish.touch() if each["round"] == 2 else None
+        trial.on_round = lambda each: context.cache.wish.touch() if each["round"] == 2 else None
         run_whole(trial)
 
     with monkeypatch.context() as patched:
         patched.setattr(Trial, "_run_whole", run_late)
-        stopped = run_row(row, job)
+        stopped = run_row(row, context)
     assert stopped.status == "unfinished"
     assert stopped.overrides[THRESHOLD] != STAND_IN
     assert len(RunDirectory(tmp_path / "sweep" / run_path(0)).rows()) == 2
-    job.cache.wish.unlink()
+    context.cache.wish.unlink()
     monkeypatch.setattr(Trial, "_run_branch", lambda _: pytest.fail("branched again"))
-    ended = run_row(row, job)
+    ended = run_row(row, context)
     assert ended.overrides == stopped.overrides
     assert_rows_equal_naive_runs([ended], tmp_path / "sweep", tmp_path)
 
@@ -466,9 +477,9 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     """While it trains a part of its clients, and while it is put together."""
     space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e9, 0.0]})
     first, row = expand(space)
-    job = job_of(space, tmp_path / "sweep")
-    run_row(first, job)
-    late = replace(job, cache=replace(job.cache, deadline=1.0))
+    context = context_of(space, tmp_path / "sweep")
+    run_row(first, context)
+    late = replace(context, cache=replace(context.cache, deadline=1.0))
     clock = iter([0.0, 0.0, 0.0, 2.0])
     with monkeypatch.context() as patched:
         patched.setattr(cache_module, "time", lambda: next(clock, 2.0))
@@ -477,9 +488,9 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     assert 1 < len(RunDirectory(part).rows()) < 4
     with monkeypatch.context() as patched:
         patched.setattr(Assembly, "put_together", put_together_and_fail)
-        assert "killed" in run_row(row, job).error
+        assert "killed" in run_row(row, context).error
     assert RunDirectory(part).summary() is not None
-    state = run_row(row, job_of(space, tmp_path / "sweep"))
+    state = run_row(row, context_of(space, tmp_path / "sweep"))
     assert_rows_equal_naive_runs([state], tmp_path / "sweep", tmp_path)
     assert state.status == "done"
 
