@@ -113,9 +113,9 @@ class Flhc:
             state = replace(state, bank=_with_pass(state, deltas, fed))
         if len(clustering.clients) == fed.num_clients:
             return state
-        means = deltas.cluster_means(clustering.labels)
-        means = Points.vectors(np.unique(clustering.labels), means)
-        return self._place(replace(state, joint=bank, means=means), fed.holdout, fed)
+        clusters, means = np.unique(clustering.labels), deltas.cluster_means(clustering.labels)
+        state = replace(state, joint=bank, means=Points.vectors(clusters, means))
+        return self._place(state, fed.holdout, fed)
 
     def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
         """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,12 @@ def never() -> bool:
 DEPLOYED_AT_ONCE = 200  # clients whose models before a round are compared with those after it
 
 
-class Callbacks(Protocol):
+class Callbacks:
     """Hooks of the round loop, for a caller that does more than follow a run.
 
-    The methods here do nothing. A caller inherits from this class and overrides those it needs;
-    results do not depend on them.
+    The methods here do nothing, which is an ordinary run. A caller inherits from this class and
+    overrides what it needs: a sweep stops FedAvg's shared rounds after the last that rows need, and
+    keeps records of groups of clients. Results do not depend on callbacks.
     """
 
     def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
@@ -58,10 +59,6 @@ class Callbacks(Protocol):
     def finish(self, bank: ModelBank) -> bool:
         """Called with the final models. True: the caller ends the run, without a summary."""
         return False
-
-
-class NoCallbacks(Callbacks):
-    """The hooks of an ordinary run."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class Server:
     device: str  # on which the state is kept
     on_round: Callable[[RoundRow], None] = ignore  # called with the row of each round
     should_stop: Callable[[], bool] = never  # asked after each round but the last
-    callbacks: Callbacks = field(default_factory=NoCallbacks)
+    callbacks: Callbacks = field(default_factory=Callbacks)
     drift: Matrix | None = None  # (M, M) how alike clients see images, for `evaluate.drift`
 
     def run(self) -> bool:

@@ -29,7 +29,7 @@ class RowSearch(Searcher):
         self._suggestions = suggestions
 
     def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
-        """The rows of a trial as its configuration."""
+        """The rows of the next trial as its configuration; FINISHED once there are no more."""
         if self.known:
             return {"rows": [self.known.popleft()]}
         rows = self._suggestions.ask(trial_id) if self._suggestions else []
@@ -46,7 +46,12 @@ class RowSearch(Searcher):
 
 
 class Suggestions:
-    """Optuna's suggestions as rows, one for each seed of the space; the value is their mean."""
+    """Optuna's suggestions as rows.
+
+    A suggestion is a row for each seed of the space, and its value is the mean of their metric.
+    Suggestion k has the row numbers from `first` + k times the number of seeds. Combinations that
+    `except` leaves out or that are not valid are refused, and Optuna is asked again.
+    """
 
     def __init__(
         self, space: Space, rounds: Collection[int], first: int, before: Iterable[SweepRow]
