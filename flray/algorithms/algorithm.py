@@ -1,4 +1,8 @@
-"""What an algorithm is: five methods over a state that is data."""
+"""What an algorithm is: five methods over a state that is data.
+
+`Algorithm` is what every method implements; `Branching`, `Places` and `Requires` are what some
+methods implement beside it. docs/adding_an_algorithm.md has a complete example.
+"""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable

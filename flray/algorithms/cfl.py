@@ -65,10 +65,16 @@ class CflState:
 class Cfl:
     """A cluster is split in a round in which its mean update is small and some update is large.
 
-    With `participation` below 1 a part of each cluster is sampled: norms and means are those of
-    the updates heard, similarities those of each member's last update. Members that were never
-    heard, clients that join later and holdout clients go down the tree of splits: from the model
-    of each they train once, not as a round, and follow the part whose mean update is nearest.
+    Then the joint model is stationary, but clients still pull in different directions. With
+    `participation` below 1 a part of each cluster is sampled: norms and means are those of the
+    updates heard, similarities those of each member's last update. Members that were never heard,
+    clients that join later and holdout clients go down the tree of splits: from the model of each
+    they train once, not as a round, and follow the part whose mean update is nearest.
+
+        algorithm: {name: cfl, rounds_before: 10, mean_norm: 0.4, max_norm: 1.6}
+
+    >>> Cfl().clustering.partition.number  # every split has two parts
+    2
     """
 
     mean_norm: Unbounded = 0.4  # Norm ε1 of the mean update below which a cluster may be split

@@ -17,6 +17,10 @@ from flray.values import require_at_least
 class FedProx(FedAvg):
     """FedAvg with the proximal term μ/2 ||w - w^t||² in the local loss; μ = 0 is FedAvg.
 
+    Everything else is as in FedAvg, so the method is its gradient:
+
+        algorithm: {name: fedprox, mu: 0.1}
+
     >>> import torch
     >>> w, w0 = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
     >>> loss_gradient = {"w": torch.tensor([10.0])}

@@ -47,10 +47,20 @@ class FlhcState:
 
 @dataclass(frozen=True)
 class Flhc:
-    """Alg. 1. Who joins after the clustering is placed at the end of its first round.
+    """Alg. 1: FedAvg, one clustering of all clients by their updates, FedAvg in each cluster.
 
-    Clusters outlive their members: where all clients leave, nobody trains until the newcomers are
-    placed, who then go on with the models of the clusters they join.
+    After `rounds_before` rounds every client trains once from the joint model, which is not a round
+    and is counted as a signature; agglomerative clustering of these updates gives the clusters.
+    Every cluster then starts from the joint model and samples, trains and averages its own clients.
+
+    A client that joins later is placed at the end of its first round: it trains once from the
+    joint model and joins the cluster whose mean update is nearest. Clusters outlive their members:
+    where all clients leave, nobody trains until newcomers are placed.
+
+        algorithm: {name: flhc, rounds_before: 5, clustering: {partition: {threshold: 1.5}}}
+
+    >>> Flhc().clustering.partition.linkage, Flhc().clustering.partition.threshold
+    ('ward', 3.0)
     """
 
     rounds_before: int = 10  # Rounds n of FedAvg before the clustering

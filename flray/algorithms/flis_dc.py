@@ -41,10 +41,18 @@ class FlisDcState:
 
 @dataclass(frozen=True)
 class FlisDc:
-    """Alg. 1. A round makes a cluster and a model for each of its clients; equal clusters are one
-    model, sent once. At test time every client that is there, sampled or not, chooses among them.
+    """Alg. 1: a round makes a cluster and a model for each of its clients.
 
-    The partition is of the last round's clients: those with the same cluster are together.
+    The server predicts public examples with every trained model; a client's cluster are the clients
+    whose models agree with its own, so clusters overlap. Equal clusters are one model, sent once.
+    At the start of a round, and at test time, every client chooses among the models of the last
+    round. The partition is of the last round's clients: those with the same cluster are together.
+    Needs public examples (`split.server`).
+
+        algorithm: {name: flis_dc, beta: 0.5}
+
+    >>> FlisDc().beta, FlisDc().choose_by
+    (0.3, 'validation')
     """
 
     # Threshold β: clients whose models agree on this share of examples are together

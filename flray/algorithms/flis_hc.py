@@ -52,10 +52,17 @@ class FlisHcState:
 
 @dataclass(frozen=True)
 class FlisHc:
-    """Alg. 3. The clustering comes before round 1 and is not counted as one.
+    """Alg. 3: one clustering of all clients by what their models predict, FedAvg in clusters.
 
-    A client that joins later, or failed in the clustering, chooses the cluster whose model is best
+    The clustering comes before round 1 and is not counted as one: every client trains once from the
+    initial model, and the server predicts public examples with these models (`split.server`). A
+    client that joins later, or failed in the clustering, chooses the cluster whose model is best
     for it at the end of its first round, and stays. Holdout clients choose at test time.
+
+        algorithm: {name: flis_hc, clustering: {partition: {threshold: 0.5}}}
+
+    >>> FlisHc().clustering.partition.threshold  # 1 - β
+    0.7
     """
 
     # How clients are clustered before round 1

@@ -58,12 +58,21 @@ class FltState:
 
 @dataclass(frozen=True)
 class Flt:
-    """Alg. 3. A client trains once it has a cluster; who joins gets one at the end of a round.
+    """Alg. 3: FCR relates clients before round 1, then each client averages over those it hears.
 
-    Where nobody who is there has a cluster yet, because all others left, nobody trains in that
-    round, and the newcomers are placed as ever: `mean_embedding` gives them the models of the
+    FCR (Alg. 2) encodes the images of a client, sends the centres of k-means on the codes, and
+    relates clients whose centres are near each other. A client trains once it has a cluster; who
+    joins gets one at the end of a round.
+
+    Where nobody who is present has a cluster yet, because all others left, nobody trains in that
+    round, and the newcomers are placed as always: `mean_embedding` gives them the models of the
     clusters that were left, `fcr` relates them to each other alone. A stage that finds nobody left
     to hear is skipped.
+
+        algorithm: {name: flt, case: clusters, clustering: {relate: {gamma: 0.8}}}
+
+    >>> Flt().rounds_before, Flt(stages=2).spent_fields is None  # stages are related one by one
+    (0, True)
     """
 
     # Averaging of Alg. 3. rows: Case I, by each client's row of Ã; clusters: Case II, within

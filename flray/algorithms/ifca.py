@@ -34,13 +34,21 @@ class IfcaState:
 
 @dataclass(frozen=True)
 class Ifca:
-    """Alg. 1. The partition is the last choice of each client that was ever sampled; at test time
-    every client that is there, sampled or not, chooses among the current models.
+    """Alg. 1: clients choose among k models, train the chosen one, and models are averaged.
+
+    The partition is the last choice of each client that was ever sampled. At test time every client
+    that is present, sampled or not, chooses among the current models; so do holdout clients and
+    newcomers. All k models are sent to each client of a cohort.
 
     With `own: last_layer` the other layers are one model's, which `rounds_before` of FedAvg
     train and nothing changes afterwards. `restarts` draws that many sets of k initial models and
     keeps the set with the least mean over clients of their best model's loss; to train several
     times and keep the best, as the paper does, run several seeds.
+
+        algorithm: {name: ifca, number: 3, choose_by: validation}
+
+    >>> Ifca().number, Ifca().choose_by
+    (2, 'train')
     """
 
     number: int = 2  # Number of models k; 2 in FLIS, 3 in FLT

@@ -34,7 +34,14 @@ class LgFedAvgState:
 class LgFedAvg:
     """Alg. 1: clients keep their first layers and average the last ones.
 
-    A client that has never trained, such as a holdout client, has the initial first layers.
+    A client that has never trained, such as a holdout client, has the initial first layers. Only
+    the shared layers are sent, in both directions. `global_layers: 0` is local training, all layers
+    of the model are FedAvg.
+
+        algorithm: {name: lg_fedavg, global_layers: 1}
+
+    >>> LgFedAvg().global_layers
+    2
     """
 
     # Number of last layers that clients share; 2 in FLIS's comparison, 0 shares nothing

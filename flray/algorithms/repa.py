@@ -56,9 +56,18 @@ class RepaState:
 class Repa:
     """FedAvg of all clients, one clustering, then FedAvg with a proximal term in each cluster.
 
-    A round's cohort is sampled from all clients; a cluster of which nobody is heard keeps its
-    model. Holdout clients and those that join later go to the nearest centroid, which takes no
-    training and no labels.
+    Clients are clustered by statistics of what the joint model makes of their images, without
+    labels. A round's cohort is sampled from all clients; a cluster of which nobody is heard keeps
+    its model. Holdout clients and those that join later go to the nearest centroid, which takes no
+    training and no labels; `evaluate.robustness` measures how well clients are placed so.
+
+        algorithm: {name: repa, rounds_before: 5, clustering: {partition: {number: 4}}}
+
+    >>> import torch
+    >>> w, w0 = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
+    >>> g = Repa(mu=0.5).gradient(lambda w, batch: {"w": torch.tensor([10.0])}, w, None, w0, {})
+    >>> g["w"]  # 10 + 0.5 (3 - 1)
+    tensor([11.])
     """
 
     # Rounds T of FedAvg before the clustering; the joint model encodes the data

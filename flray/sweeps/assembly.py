@@ -75,20 +75,21 @@ class Assembly:
         t = row[ROUND]
         if t <= self.begin:
             return row
-        known, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
-        steps = int(known[STEPS].sum())
+        trained, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
+        steps = int(trained[STEPS].sum())
         if t == 1:  # whose row has what a clustering before round 1 cost
             steps += self.branch.counts[CLIENT_STEPS]
         whole = row | {CLIENT_STEPS: steps}
-        losses = known.loc[known[STEPS] > 0, LOSS].to_numpy()
+        losses = trained.loc[trained[STEPS] > 0, LOSS].to_numpy()
         if len(losses):
             whole[TRAIN_LOSS] = float(losses.mean())
         if len(scored):
             whole |= self._evaluated(t, scored)
-            whole[PARAMS_CHANGE] = float(known[MOVED].dropna().to_numpy().sum())
+            whole[PARAMS_CHANGE] = float(trained[MOVED].dropna().to_numpy().sum())
         return whole
 
     def _evaluated(self, t: int, scored: pd.DataFrame) -> RoundRow:
+        """The columns of an evaluation in round t, from the scores of all clients."""
         names = (CLIENT, CORRECT, TOTAL, LOSS)
         parts = {part: scored[scored[PART] == part] for part in PARTS}
         client_scores = {

@@ -36,36 +36,33 @@ class _StopAfter(Callbacks):
 
 @dataclass(frozen=True)
 class Prefix:
-    """The entries `prefix/<key>-<n>`: run directories of FedAvg after n rounds.
+    """FedAvg's rounds, which all rows share that differ only in algorithm and rounds.
 
-    Each continues the one of fewer rounds. It holds the checkpoints of its last two rounds: a
-    branch starts after round n - 1, so that the server's own loop records round n.
+    The entry `prefix/<key>-<n>` of the cache is a run directory of FedAvg after n rounds; it
+    continues the one with the next smaller n. It has checkpoints of its last two rounds: a branch
+    starts after round n - 1, so that the server's own loop records round n. Every method trains the
+    rounds it needs, or waits for the process that does; n may be 0.
     """
 
-    key: str
+    key: str  # of everything that decides the rounds
     cache: Cache
     parts: Prepared
     fed: Federation
     plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
     wanted: Collection[int]  # rounds after which rows may cluster
 
-    def require(self, n: int) -> None:
-        """Train the first n rounds, or wait for them; n may be 0."""
-        if n:
-            self._after(n)
-
     def bank(self, n: int, t: int) -> ModelBank:
         """The model after round t of the prefix of n rounds; t is n - 1 or n."""
         if t == 0:
             return self.fed.initial_bank()
-        found = self._after(n).store().load_latest(self.parts.device, up_to=t)
-        assert found is not None, (n, t)
-        assert found.round == t, (n, t)
-        bank: ModelBank = found.state.bank
+        checkpoint = self._after(n).store().load_latest(self.parts.device, up_to=t)
+        assert checkpoint is not None, (n, t)
+        assert checkpoint.round == t, (n, t)
+        bank: ModelBank = checkpoint.state.bank
         return bank
 
     def row(self, n: int) -> RoundRow:
-        """What was recorded of round n; nothing of round 0."""
+        """The row that was recorded of round n; empty for round 0."""
         return self._after(n).rows()[-1] if n else {}
 
     def steps(self, n: int) -> int:
@@ -84,18 +81,19 @@ class Prefix:
         directory.store().save(t, FedAvgState(self.bank(n, t)))
 
     def _after(self, n: int) -> RunDirectory:
-        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
+        """The run directory after n rounds, n >= 1."""
         key = f"{self.key}-{n}"
         others = (self.cache.root / PREFIX).glob(f"{self.key}-*/")
-        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
-        before = max((t for t in known if t < n), default=0)
-        if not self.cache.path(PREFIX, key).exists():
-            self.require(before)  # before claiming: a process that holds a claim must not wait
+        stops = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
+        before = max((t for t in stops if t < n), default=0)
+        if before and not self.cache.path(PREFIX, key).exists():
+            self._after(before)  # before claiming: a process that holds a claim must not wait
         return RunDirectory(
             self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
         )
 
     def _train(self, folder: Path, before: int, n: int) -> int:
+        """Train rounds `before` + 1 to n in this folder; the client steps that they took."""
         experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
         directory = RunDirectory(folder)
         is_new = not directory.holds_run()

@@ -1,4 +1,8 @@
-"""The rows of a sweep: one for each configuration that its space describes."""
+"""The rows of a sweep: one for each configuration that its space describes.
+
+A grid or a random search has all its rows before anything runs (`expand`). With Optuna only the
+baselines are known; `possible` has examples of the rest, to refuse a faulty space early.
+"""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,21 +31,30 @@ STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A configuration of a sweep and its state so far."""
+    """A configuration of a sweep and its state so far, which `trials/<number>.json` records.
+
+    The status is first `unfinished`, then `done`, `shared` (its records were copied from another
+    row with the same run), `failed`, or `stopped` by a scheduler.
+
+    >>> row = SweepRow(0, {"train.lr": 0.1, "seed": 3}, plain={})
+    >>> row.is_done, row.settings_without_seed()
+    (False, {'train.lr': 0.1})
+    """
 
     number: int
     overrides: Mapping[str, Any]  # Any: YAML; without a threshold that is still to be found
-    plain: Plain  # resolved; with a stand-in for such a threshold
+    plain: Plain  # resolved configuration, with a stand-in for such a threshold
     merge_point: MergePoint | None = None  # the threshold, where the row's own tree decides it
-    status: str = "unfinished"  # later done, shared (copied from another row), failed or stopped
-    error: str | None = None
-    run: str | None = None  # the key of its run, which rows may share
+    status: str = "unfinished"
+    error: str | None = None  # message of a failed row
+    run: str | None = None  # key of its run, which rows may share
     is_whole: bool = False  # its algorithm has metrics that prefix and groups lack
     groups: list[str] = field(default_factory=list)  # keys of the groups that its clients are in
     steps_found: int = 0  # client steps in the records of its run that cache entries account for
 
     @property
     def is_done(self) -> bool:
+        """True if the row has a summary."""
         return self.status in ("done", "shared")
 
     @property
@@ -52,11 +65,11 @@ class SweepRow:
 
     def settings_without_seed(self) -> dict[str, Any]:
         """The settings without the seed: equal for rows that differ in their seed alone."""
-        sets = {key: value for key, value in self.overrides.items() if key != "seed"}
+        settings = {key: value for key, value in self.overrides.items() if key != "seed"}
         if self.merge_point is None:
-            return sets
-        sets.pop(THRESHOLD, None)  # each seed has a tree of its own
-        return {**sets, MERGE_PLACE: self.merge_point.place}
+            return settings
+        settings.pop(THRESHOLD, None)  # each seed has a tree of its own
+        return {**settings, MERGE_PLACE: self.merge_point.place}
 
     def at(self, threshold: float) -> "SweepRow":
         """The row once its threshold is known."""
@@ -65,10 +78,10 @@ class SweepRow:
 
 
 def expand(space: Space) -> tuple[SweepRow, ...]:
-    """The rows that are known before anything runs; a configuration that repeats is one row.
+    """The rows that are known before anything runs, numbered from 0, the baselines last.
 
-    Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
-    of which there may be none.
+    A configuration that repeats is one row. With Optuna these are the baselines alone, of which
+    there may be none.
     """
     return _rows(space)[0]
 
@@ -78,8 +91,8 @@ def possible(space: Space) -> tuple[SweepRow, ...]:
 
     These have each value of each list and the ends of each range, one at a time.
     """
-    known, some = _rows(space)
-    return known + some
+    known, examples = _rows(space)
+    return known + examples
 
 
 def suggested_row(
@@ -122,7 +135,7 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
 
 
 def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
-    """The rows that are known before, and some of those that may be suggested.
+    """The rows that are known before, and examples of those that may be suggested.
 
     All are evaluated in the round after each clustering that may be, so that a method and FedAvg
     can be compared there and share their prefix.
@@ -130,15 +143,15 @@ def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
     is_adaptive = isinstance(space.options.search, OptunaSearch)
     varied = () if is_adaptive else _varied(space)
     known = _distinct(itertools.chain(varied, _baselines(space)))
-    some = list(_at_the_ends(space, len(known))) if is_adaptive else []
+    examples = list(_at_the_ends(space, len(known))) if is_adaptive else []
     if not known and not is_adaptive:
         raise ExperimentError("the space has no rows: `except` leaves no combination")
-    rows = [*known, *some]
+    rows = [*known, *examples]
     experiments = [parse_experiment(row.plain) for row in rows]
     rounds = rounds_to_cluster_after(space, experiments)
     plains = (_evaluated(experiment, rounds) for experiment in experiments)
-    made = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
-    return made[: len(known)], made[len(known) :]
+    evaluated = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
+    return evaluated[: len(known)], evaluated[len(known) :]
 
 
 def _evaluated(experiment: Experiment, rounds: Collection[int]) -> Plain:
@@ -158,11 +171,12 @@ def _at_the_ends(space: Space, number: int) -> Iterator[SweepRow]:
 
 
 def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
-    found: dict[str, SweepRow] = {}
+    """Each configuration once, numbered in order."""
+    distinct: dict[str, SweepRow] = {}
     for row in rows:
         key = canonical([row.plain, row.merge_point and astuple(row.merge_point)])
-        found.setdefault(key, replace(row, number=len(found)))
-    return list(found.values())
+        distinct.setdefault(key, replace(row, number=len(distinct)))
+    return list(distinct.values())
 
 
 def _varied(space: Space) -> Iterator[SweepRow]:
@@ -208,7 +222,7 @@ def ends_of(values: Values) -> Sequence[Any]:
         case Grid():
             return values.values
         case BetweenMerges():
-            return [MergePoint(place, values.number) for place in range(values.number)]
+            return [MergePoint(index, values.number) for index in range(values.number)]
         case Categorical():
             return values.categories
         case Integer():
@@ -219,6 +233,7 @@ def ends_of(values: Values) -> Sequence[Any]:
 
 
 def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
+    """The draws of a random search, each with a value for every key of `varied` that is drawn."""
     search = space.options.search
     num_samples = search.samples if type(search) is RandomSearch else 1
     for sample in range(num_samples):

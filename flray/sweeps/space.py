@@ -1,4 +1,7 @@
-"""A space: experiments, the keys that a sweep varies, and how it searches; read from YAML."""
+"""A space: experiments, the keys that a sweep varies, and how it searches; read from YAML.
+
+docs/spaces.md has the keys of a space; `forms.py` has the values that it may give a key.
+"""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -92,12 +95,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Space:
+    """What a sweep varies, checked.
+
+    >>> space = parse_space({"experiment": {"dataset": "digits"}, "space": {"train.lr": [0.1, 1]}})
+    >>> space.varied, space.options.metric
+    ({'train.lr': Grid(values=(0.1, 1))}, 'validation_accuracy_mean')
+    """
+
     experiments: dict[str, Plain]  # by name
     varied: dict[str, Values]  # by dotted key
     excluded: tuple[dict[str, tuple[Any, ...]], ...]  # a row that matches all keys of one is out
-    baselines: tuple[Plain, ...]  # what further rows set
+    baselines: tuple[Plain, ...]  # keys that further rows set
     options: Options
-    plain: Plain = field(repr=False)  # resolved, for space.yaml
+    plain: Plain = field(repr=False)  # resolved space, for space.yaml
 
     @property
     def is_scheduled(self) -> bool:
@@ -110,8 +120,13 @@ KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
 
 
 def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
-    """The space of a file or a mapping; `key=value` sets a key of it, of its `space`, or of its
-    experiments. Experiment files are looked for from the file's folder, or the current one."""
+    """The space of a file or a mapping.
+
+    Args:
+        given: a file, the name of a space that comes with flray, or the content of one.
+        overrides: `key=value`, for a key of the space, of its `space`, or of its experiments.
+            Experiment files are looked for from the space's folder, or the current one.
+    """
     folder = Path()
     if isinstance(given, Path):
         file = require_file(given, SPACES)
@@ -143,8 +158,8 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
 def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
     """The space with its own overrides set, and the overrides of its experiments."""
     varied = dict(_require_mapping("space", plain.get("space", {})))
-    own: list[str] = []
-    rest: list[str] = []
+    of_space: list[str] = []
+    of_experiments: list[str] = []
     for item in overrides:
         key, separator, text = item.partition("=")
         name = key.removeprefix("space.")
@@ -155,16 +170,17 @@ def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str
                 varied.pop(same, None)
             varied[name] = override({}, [f"value={text}"])["value"]
         elif key.split(".")[0] in KNOWN:
-            own.append(item)
+            of_space.append(item)
         else:
-            rest.append(item)
-    return override(plain, own) | {"space": varied}, rest
+            of_experiments.append(item)
+    return override(plain, of_space) | {"space": varied}, of_experiments
 
 
 def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[str, Plain]:
+    """The experiments by name: of files, of one experiment's keys, or of a resolved space."""
     given = plain.get("experiment")
     if isinstance(given, Mapping) and given and not _is_experiment(given):
-        named = {str(name): dict(_require_mapping(name, each)) for name, each in given.items()}
+        named = {str(name): dict(_require_mapping(name, keys)) for name, keys in given.items()}
     elif isinstance(given, Mapping) and given:
         named = {"experiment": dict(given)}
     else:
@@ -177,7 +193,7 @@ def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[s
         named = {Path(file).stem: read_yaml(_beside(file, folder)) for file in files}
         if len(named) < len(files):
             raise ExperimentError(f"two experiment files have one name: {files}; rename one")
-    return {name: override(each, overrides) for name, each in named.items()}
+    return {name: override(keys, overrides) for name, keys in named.items()}
 
 
 def _beside(file: str, folder: Path) -> str | Path:
@@ -187,10 +203,11 @@ def _beside(file: str, folder: Path) -> str | Path:
 
 def _is_experiment(given: Mapping[str, Any]) -> bool:
     """True for the keys of one experiment; a resolved space has several by name."""
-    return "dataset" in given or not all(isinstance(each, Mapping) for each in given.values())
+    return "dataset" in given or not all(isinstance(value, Mapping) for value in given.values())
 
 
 def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
+    """The seeds that `seeds: n` stands for, from the experiments' own seed on."""
     if "seed" in given:
         raise ExperimentError("space names both seed and seeds; leave one out")
     number = given["seeds"]
@@ -207,6 +224,7 @@ def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
 
 
 def _check_search(varied: Mapping[str, Values], options: Options, num_experiments: int) -> None:
+    """Refuse a search that does not fit what the space varies."""
     drawn = [key for key, values in varied.items() if isinstance(values, Domain)]
     if drawn and isinstance(options.search, GridSearch):
         raise ExperimentError(
@@ -231,12 +249,13 @@ def _check_search(varied: Mapping[str, Values], options: Options, num_experiment
 def _excluded(
     given: object, varied: Mapping[str, Values]
 ) -> tuple[dict[str, tuple[Any, ...]], ...]:
+    """What `except` leaves out: the values of each key, a list or a single one."""
     if not isinstance(given, list):
         raise ExperimentError(f"except must be a list of mappings from keys, got {shown(given)}")
     patterns = []
-    for place, each in enumerate(given):
-        where = f"except[{place}]"
-        pattern = _require_mapping(where, each)
+    for index, item in enumerate(given):
+        where = f"except[{index}]"
+        pattern = _require_mapping(where, item)
         patterns.append({k: tuple(v) if isinstance(v, list) else (v,) for k, v in pattern.items()})
         for key, wanted in patterns[-1].items():
             if key not in varied:
@@ -244,18 +263,18 @@ def _excluded(
             values = varied[key]
             if not isinstance(values, Grid | Categorical):
                 raise ExperimentError(f"{where}: the values of {key} are not known before")
-            known = values.values if isinstance(values, Grid) else values.categories
-            if absent := [value for value in wanted if value not in known]:
+            choices = values.values if isinstance(values, Grid) else values.categories
+            if absent := [value for value in wanted if value not in choices]:
                 raise ExperimentError(
                     f"{where}: {key} is never {shown(absent[0])}; it is one of "
-                    f"{', '.join(map(str, known))}"
+                    f"{', '.join(map(str, choices))}"
                 )
     return tuple(patterns)
 
 
 def _baselines(given: object) -> tuple[Plain, ...]:
     listed = given if isinstance(given, list) else [given]
-    return tuple(dict(_require_mapping("baseline", each)) for each in listed)
+    return tuple(dict(_require_mapping("baseline", keys)) for keys in listed)
 
 
 def _require_mapping(where: object, given: object) -> Mapping[str, Any]:

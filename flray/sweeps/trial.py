@@ -1,9 +1,10 @@
 """A trial: the run of one row of a sweep, which takes from the cache what others have computed.
 
-A branching row takes the prefix, the signatures and the stages of its clustering from the cache, or
-puts them there. After the clustering it trains the components that nobody has trained and takes
-the others from the cache. Any other row is an ordinary run. The records of a run are an entry of
-the cache too: rows whose clusterings lead to the same state copy them.
+A row whose algorithm branches takes FedAvg's rounds (`prefix.py`), the signatures and the stages of
+its clustering (`stages.py`) from the cache, or puts them there. After the clustering it trains the
+groups of clients that nobody has trained (`groups.py`) and joins the records of all groups
+(`assembly.py`). Any other row is an ordinary run. The records of a run are an entry of the cache
+too: rows whose clusterings lead to the same state copy them.
 """
 
 import copy
@@ -61,21 +62,28 @@ OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What the trials of a sweep have in common."""
+    """What the trials of a sweep have in common; Tune sends it to each of them."""
 
-    folder: Path
+    folder: Path  # of the sweep
     cache: Cache
-    code: dict[str, str]
-    has_gpu: bool
+    code: dict[str, str]  # versions of code and libraries
+    has_gpu: bool  # of the cluster
     wanted: frozenset[int]  # rounds after which rows may cluster
     is_scheduled: bool = False  # each row runs on its own and reports its rounds
-    draw: Draw = no_figures  # what W&B is shown of a run
+    draw: Draw = no_figures  # draws the figures of a run for W&B
 
 
 def run_row(
     row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None] = ignore
 ) -> SweepRow:
-    """Run a row to its end; an error is recorded with the row."""
+    """Run a row to its end and return its state, which is also in the sweep's folder.
+
+    An error is recorded with the row. A row that is out of time stays unfinished, and the next call
+    continues it.
+
+    Args:
+        on_round: called with the row of each round that is trained for this row alone.
+    """
     trial = Trial(row, context, on_round)
     try:
         trial.run()
@@ -90,11 +98,19 @@ def run_row(
 
 @lru_cache(maxsize=2)
 def _prepared(text: str) -> Prepared:
+    """Data and module of an experiment, which the next rows of the process mostly have too."""
     return prepare(parse_experiment(json.loads(text)))
 
 
 class Trial:
-    """The run of one row; `row` is its current state."""
+    """The run of one row; `row` is its current state.
+
+    Attributes:
+        experiment: of the row, once its threshold is known with that threshold.
+        executor: starts hosts when the first client is asked; a shared row needs none.
+        directory: run directory of the row.
+        part_folder: run directories in which the row trains some of its groups.
+    """
 
     def __init__(
         self, row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None]
@@ -113,6 +129,7 @@ class Trial:
         write_row(self.context.folder, self.row)
 
     def run(self) -> None:
+        """Complete the row's run directory, by as little training as possible."""
         self.note(status="unfinished", error=None)
         if self.cache.is_over():
             raise OutOfTime
@@ -126,9 +143,10 @@ class Trial:
     @cached_property
     def parts(self) -> Prepared:
         """Data and module; the module is a copy, since training changes it."""
-        found = _prepared(canonical(self.row.plain | {"algorithm": "fedavg", "tracking": "none"}))
-        module = copy.deepcopy(found.payload.module)
-        return replace(found, payload=replace(found.payload, module=module))
+        plain = self.row.plain | {"algorithm": "fedavg", "tracking": "none"}
+        prepared = _prepared(canonical(plain))
+        module = copy.deepcopy(prepared.payload.module)
+        return replace(prepared, payload=replace(prepared.payload, module=module))
 
     @cached_property
     def fed(self) -> Federation:
@@ -149,7 +167,6 @@ class Trial:
         is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
         rounds = self.experiment.settings.rounds
         n = max((n for n in self.context.wanted if is_fedavg and n < rounds), default=0)
-        self.prefix.require(n)
         self.note(groups=[], steps_found=self.prefix.steps(n))
 
         def make() -> None:
@@ -159,8 +176,8 @@ class Trial:
         self._settle(run_key(self.prefix.key, self.row.plain), make)
 
     def _run_branch(self) -> None:
+        """Run from the row's clustering on."""
         n = self.experiment.algorithm.build().rounds_before
-        self.prefix.require(n)
         branch = self._branch(n)
         groups = self._groups(branch)
         steps = self.prefix.steps(n) + branch.counts[CLIENT_STEPS]

@@ -156,7 +156,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
         {"round": 4, "kind": "join", "clients": [second]},
     ]
     one, other = (
-        tiny_run(split, *NO_INFLUENCE[case], f"events={events}", "rounds=5")
+        tiny_run(split, *NO_INFLUENCE[case], f"events={events}", "rounds=5", "evaluate.every=2")
         for events in (common, [exchange, *common])
     )
     others = np.setdiff1d(dealt.clients, [away])
