@@ -12,7 +12,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import cohort_size, sample_cohort
 from flray.runs.preparing import deal
 from flray.server.summary import summary_names
-from flray.sweeps.branch import branches
+from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
 from flray.sweeps.rows import expand, possible
 from flray.sweeps.search import seeds_of

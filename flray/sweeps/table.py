@@ -23,11 +23,11 @@ from flray.columns import (
 from flray.files import replace_file
 from flray.records.run_directory import RunDirectory
 from flray.server.summary import numbers_so_far
+from flray.sweeps.branching import PREFIX
 from flray.sweeps.cache import Cache
 from flray.sweeps.folder import run_path
 from flray.sweeps.groups import KIND as GROUP
 from flray.sweeps.keys import canonical
-from flray.sweeps.prefix import PREFIX
 from flray.sweeps.ranking import TIE_BREAKERS, candidates, ranks
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.space import Options

@@ -1,10 +1,10 @@
 """A trial: the run of one row of a sweep, which takes from the cache what others have computed.
 
-A row whose algorithm branches takes FedAvg's rounds (`prefix.py`), the signatures and the stages of
-its clustering (`stages.py`) from the cache, or puts them there. After the clustering it trains the
-groups of clients that nobody has trained (`groups.py`) and joins the records of all groups
-(`assembly.py`). Any other row is an ordinary run. The records of a run are an entry of the cache
-too: rows whose clusterings lead to the same state copy them.
+A row whose algorithm branches takes FedAvg's rounds (`branching.py`), signatures and stages of its
+clustering (`stages.py`) from the cache, or puts them there. After the clustering it trains the
+groups of clients that nobody has trained and joins the records of all groups (`groups.py`). Any
+other row is an ordinary run. The records of a run are an entry of the cache too: rows whose
+clusterings lead to the same state copy them.
 """
 
 import copy
@@ -39,12 +39,12 @@ from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Callbacks, Server, ignore
-from flray.sweeps.assembly import Assembly
-from flray.sweeps.branch import Branch, OwnMetrics, branches
+from flray.sweeps.branching import Branch, OwnMetrics, Prefix, branches
 from flray.sweeps.cache import Cache, OutOfTime
 from flray.sweeps.folder import alive_file, read_row, run_path, write_row
 from flray.sweeps.groups import (
     KIND,
+    Assembly,
     GroupRecorder,
     Groups,
     clients_of,
@@ -52,7 +52,6 @@ from flray.sweeps.groups import (
     records_of,
 )
 from flray.sweeps.keys import branch_key, canonical, digest, prefix_key, run_key, state_digest
-from flray.sweeps.prefix import Prefix
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.stages import StoredPipeline
 from flray.tracking.mirrors import Draw, no_figures, tracked

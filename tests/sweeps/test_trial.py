@@ -22,11 +22,10 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.launch import Result, run_experiment
 from flray.sweeps import cache as cache_module
-from flray.sweeps.assembly import Assembly
-from flray.sweeps.branch import branches
+from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
 from flray.sweeps.folder import run_path
-from flray.sweeps.groups import KIND
+from flray.sweeps.groups import KIND, Assembly
 from flray.sweeps.keys import canonical, digest, prefix_key
 from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
 from flray.sweeps.space import parse_space
