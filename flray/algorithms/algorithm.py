@@ -21,6 +21,9 @@ Metrics = dict[str, float]
 class Outcome(Generic[State]):
     """What `init` and `round` of an algorithm return: the new state, and what is recorded.
 
+    Metrics become columns of the round's row, as they are named. Clusterings become files of
+    evidence and are scored; a clustering in `init` is recorded as one after round 0.
+
     >>> Outcome("w1", {"train_loss": 0.5}).metrics, Outcome("w0").clusterings
     ({'train_loss': 0.5}, ())
     """
@@ -86,8 +89,10 @@ class Algorithm(Protocol[State]):
 class Branching(Algorithm[State], Protocol[State]):
     """A method that is FedAvg for some rounds, clusters once by a pipeline, and trains on from it.
 
-    Up to the clustering its rounds have the state and metrics of FedAvg. Experiments that differ
-    only in later stages share this prefix, and a sweep computes it once.
+    Up to the clustering its rounds have the state and metrics of FedAvg, so `clustered.cluster` of
+    FedAvg's bank gives the state after it. Experiments that differ only in later stages share this
+    prefix, and a sweep computes it once. All that a sweep needs to know of the rounds after the
+    clustering is `spent_fields`.
 
     >>> from flray.algorithms.cfl import Cfl
     >>> from flray.algorithms.flhc import Flhc

@@ -142,6 +142,7 @@ class Cfl:
         return replace(state, labels=labels, forks=tuple(forks)), clusterings
 
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
+        """True if a cluster with these updates is to be split."""
         weights = torch.from_numpy(fed.weights()[updates.clients]).to(updates.values.device)
         values = updates.values.double()
         mean = (weights[:, None] * values).sum(0) / weights.sum()

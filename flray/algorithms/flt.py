@@ -135,6 +135,7 @@ class Flt:
 
     @property
     def spent_fields(self) -> tuple[str, ...] | None:
+        """None if clients are related again, in further stages or because they changed."""
         if self.stages > 1 or not self.dynamic.is_static:
             return None
         return ("case", "stages", "dynamic", "newcomers")
@@ -159,11 +160,13 @@ class Flt:
     def _related(
         self, bank: ModelBank, observed: tuple[Points, Params], clustering: Clustering, flags: Flags
     ) -> FltState:
+        """The state in which clients mix by a clustering; models stay as they are."""
         labels = labels_of(clustering, len(bank.owner))
         relation = self._relation(clustering, labels)
         return FltState(bank.split(relation.of), relation, labels, *observed, flags)
 
     def _relation(self, clustering: Clustering, labels: Ids) -> Relation:
+        """Ã of all clients: rows of R in Case I, clusters in Case II."""
         if self.case == "clusters" or clustering.relation is None:
             return Relation.of_clusters(labels)
         strengths = np.zeros((len(labels), len(labels)))

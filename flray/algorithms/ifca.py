@@ -139,12 +139,14 @@ class Ifca:
         return IfcaState(replace(joint, params=params), nobody_chose)
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
+        """The set of k models with the least mean over clients of their best model's loss."""
         judgement = self._judge(bank, fed.clients, fed)
         self._count(bank, len(fed.clients), 0, fed)
         sets = judgement.loss[judgement.best >= 0].reshape(-1, self.restarts, self.number)
         return int(sets.min(2).mean(0).argmin())
 
     def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
+        """F_i(θ_j) of all models on the examples of each client; refused if nobody has one."""
         judgement = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
         if fed.t == 1 and len(judgement.clients) and (judgement.best < 0).all():
             raise ExperimentError(

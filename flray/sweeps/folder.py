@@ -29,7 +29,14 @@ def run_path(number: int) -> str:
 
 
 def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
-    """Refuse a folder that holds anything other than this sweep."""
+    """Refuse a folder that holds anything other than this sweep.
+
+    An ExperimentError says which key differs, or which code computed what is there.
+
+    Args:
+        code: versions of code and libraries, see `code_version`.
+        resume: True if the folder must hold the sweep already, False if it must not.
+    """
     refuse_links_out(path)
     if (path / SPACE).is_file():
         _check_same(path, space, code)
@@ -79,6 +86,7 @@ def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
+    """The content of sweep.json."""
     return read_json(path / REPORT)
 
 
@@ -92,7 +100,7 @@ def write_row(folder: Path, row: SweepRow) -> None:
 
 
 def alive_file(folder: Path, number: int) -> Path:
-    """Touched by the trial of a row as long as it goes on."""
+    """A file that the trial of a row touches as long as it makes progress."""
     return folder / ROWS / f"{number:04d}.alive"
 
 

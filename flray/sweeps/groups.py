@@ -58,6 +58,7 @@ Groups = Mapping[str, Ids]  # the clients of each group, by key
 
 
 def clients_of(groups: Groups) -> Ids:
+    """The clients of all groups, ascending."""
     return np.sort(np.concatenate([nobody(), *groups.values()]))
 
 

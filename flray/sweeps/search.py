@@ -1,4 +1,8 @@
-"""What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
+"""What Ray Tune tries next: rows that are known before, then those that Optuna suggests.
+
+The best configuration depends on the order in which trials end, as always with Optuna; rows of a
+sweep that is resumed are told to a new study.
+"""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +25,10 @@ MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
 
 
 class RowSearch(Searcher):
-    """Returns the rows that are known, then those that Optuna suggests, if it is used."""
+    """The search algorithm that Tune asks: known rows first, then suggestions, if Optuna is used.
+
+    A trial has one known row, or the rows of all seeds of one suggestion.
+    """
 
     def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
         super().__init__()

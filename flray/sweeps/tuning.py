@@ -1,4 +1,8 @@
-"""Ray Tune as it runs the trials of a sweep; its own state and output are not kept."""
+"""Ray Tune as it runs the trials of a sweep; its own state and output are not kept.
+
+Tune places trials, restarts them if their process dies, asks the search for rows and, with a
+scheduler, stops trials. Resuming, tables and reports are those of the sweep's folder.
+"""
 
 import logging
 import os
