@@ -141,6 +141,8 @@ class OwnMetrics(Exception):
 class Branch:
     """Replaces a branching algorithm from the round of its clustering on.
 
+    Round `rounds_before` trains nobody: its metrics and costs are the prefix's, its state is the
+    one after the clustering, whose costs are added. Later rounds are the algorithm's own.
     The server's own loop records and evaluates that round, as it would in a run alone. Raises
     OwnMetrics if the algorithm returns metrics that only a run of its own records.
     """

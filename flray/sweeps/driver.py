@@ -171,6 +171,7 @@ class _Sweep:
 
     @cached_property
     def suggestions(self) -> Suggestions | None:
+        """Optuna's suggestions, after those of earlier starts; None: another search."""
         if not isinstance(self.space.options.search, OptunaSearch):
             return None
         first = len(self.known)
@@ -209,6 +210,7 @@ class _Sweep:
         self._show(0)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
+        """Run trials until the search has no more rows, and record how they ended."""
         watch = TrialWatch(self.context, self._show, self.watch.should_stop)
         for result in run_trials(search, self.space.options, scheduler, watch):
             assert result.config is not None
@@ -227,6 +229,7 @@ class _Sweep:
             write_row(self.folder, replace(row, status="stopped"))
 
     def _show(self, running: int, tracked: tuple[int, int] | None = None) -> None:
+        """Show the progress, by the rows' files and summaries."""
         rows, options = self.rows(), self.space.options
         counts = Counter(row.status for row in rows)
         best = best_of(rows, self.summaries(rows), options)

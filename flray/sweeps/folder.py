@@ -1,4 +1,15 @@
-"""A sweep's folder: `space.yaml`, `sweep.json`, a file per row in `trials/`, runs in `runs/`."""
+"""A sweep's folder, and its files that are not run directories.
+
+| path | content |
+|---|---|
+| `space.yaml` | the resolved space; written last, it makes the folder a sweep |
+| `sweep.json` | report: id, versions, numbers of rows by status, costs, best configuration |
+| `rows.parquet` | table with a line for each row |
+| `trials/0012.json` | state of row 12; `0012.alive` is touched while its trial makes progress |
+| `runs/0012/` | run directory of row 12 |
+| `parts/0012/` | run directories in which row 12 trains groups of its clients, while it runs |
+| `cache/` | what rows share, emptied when all are done; elsewhere with `cache` in the space |
+"""
 
 import json
 from collections.abc import Collection, Mapping

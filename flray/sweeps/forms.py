@@ -1,4 +1,16 @@
-"""The values that a space gives a key: lists, spaced numbers, ranges to draw from."""
+"""The values that a space gives a key: lists, spaced numbers, ranges to draw from.
+
+| form | argument | values |
+|---|---|---|
+| a value, a list, `grid` | values | each of them |
+| `linspace`, `logspace` | [from, to, how many] | numbers at equal distances, in equal ratios |
+| `between_merges` | how many | thresholds between the merges of a row's own tree |
+| `choice` | values | one of them, drawn |
+| `uniform`, `loguniform` | [from, to] | a number, drawn |
+| `randint` | [from, to] | a whole number, drawn; both ends may be drawn |
+
+Drawn values need `search: random` or `search: optuna`.
+"""
 
 import json
 import math
@@ -37,6 +49,7 @@ Values = Grid | BetweenMerges | Domain  # Domain: drawn, in the notation of Ray 
 
 
 def _listed(given: Any) -> list[Any]:  # Any: YAML
+    """A list of at least one value, each once."""
     if not isinstance(given, list) or not given:
         raise ValueError("must be a list of at least one value")
     texts = [json.dumps(value, sort_keys=True) for value in given]
@@ -56,12 +69,14 @@ def _bounds(given: Any, form: str = "[from, to]") -> list[float]:
 
 
 def _positive(numbers: list[float]) -> list[float]:
+    """The numbers, if a logarithm can be taken of all of them."""
     if not numbers[0] > 0:
         raise ValueError("must start above 0")
     return numbers
 
 
 def _whole(value: Any, least: float = -math.inf) -> int:
+    """A whole number; YAML may write it as 3.0."""
     if type(value) not in (int, float) or int(value) != value:
         raise ValueError("takes whole numbers")
     if value < least:
@@ -94,6 +109,9 @@ FORMS: dict[str, Callable[[Any], Any]] = {  # Any: YAML to a Grid, BetweenMerges
 
 def parse_values(key: str, given: object) -> Any:  # Any: Tune leaves its domains untyped
     """The values that a space gives a key: a single value, a list, or one of FORMS.
+
+    A mapping with a `name` is a value, the configuration of a component. Raises an ExperimentError
+    that names the key, what was expected and what came.
 
     >>> parse_values("train.lr", {"logspace": [0.01, 1.0, 3]})
     Grid(values=(0.01, 0.1, 1.0))

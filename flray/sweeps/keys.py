@@ -77,7 +77,12 @@ def state_digest(state: object) -> str:
 
 
 def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -> str:
-    """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone."""
+    """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone.
+
+    Args:
+        code: versions of code and libraries, see `code_version`.
+        has_gpu: True if the cluster has a GPU, which `execution.device: auto` then means.
+    """
     different = ("algorithm", "rounds")
     shared = {key: v for key, v in deciding(experiment.plain).items() if key not in different}
     return digest([shared, dict(code), device_of(experiment, has_gpu)])

@@ -82,6 +82,13 @@ def expand(space: Space) -> tuple[SweepRow, ...]:
 
     A configuration that repeats is one row. With Optuna these are the baselines alone, of which
     there may be none.
+
+    >>> from flray.sweeps.space import parse_space
+    >>> experiment = {"dataset": "digits", "split": {"name": "iid", "clients": 5}}
+    >>> experiment |= {"model": "mlp200", "algorithm": "fedavg"}
+    >>> space = parse_space({"experiment": experiment, "space": {"train.lr": [0.1, 1.0]}})
+    >>> [(row.number, row.overrides) for row in expand(space)]
+    [(0, {'train.lr': 0.1}), (1, {'train.lr': 1.0})]
     """
     return _rows(space)[0]
 
@@ -116,12 +123,18 @@ def is_suggested(space: Space, key: str) -> bool:
 
 
 def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
-    """True if `except` leaves this combination out."""
+    """True if `except` leaves this combination out: a pattern of it matches in all its keys.
+
+    Args:
+        chosen: a value for each key that the space varies.
+    """
     return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
 
 
 def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> frozenset[int]:
-    """The rounds after which a row of the space may cluster.
+    """The rounds after which a row of the space may cluster, 0 for a clustering before round 1.
+
+    Prefixes stop at these rounds, and all rows are evaluated in the round after each of them.
 
     Args:
         experiments: those of `possible`.
@@ -217,7 +230,12 @@ def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[s
 
 
 def ends_of(values: Values) -> Sequence[Any]:
-    """All values of a list, the ends of a range."""
+    """All values of a list, the ends of a range.
+
+    >>> from flray.sweeps.forms import parse_values
+    >>> ends_of(parse_values("rounds", {"randint": [1, 9]})), ends_of(Grid((0.1, 1.0)))
+    ([1, 9], (0.1, 1.0))
+    """
     match values:
         case Grid():
             return values.values

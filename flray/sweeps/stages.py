@@ -25,6 +25,9 @@ OBSERVATION = "observation"  # kind of cache entry: the signatures of clients
 class StoredPipeline(Pipeline):
     """A pipeline that computes nothing twice; it replaces the pipeline of an algorithm in a trial.
 
+    The algorithm clusters as always: `observe` and `decide` return the same bits as those of the
+    pipeline it stands for. A partition is computed for each row, everything before it once.
+
     Signatures are an entry of the cache by configuration, clients, models and round; embedding,
     distance, relation and tree by their configuration and the key of their input. What signatures
     cost is counted in `fed.meter`, whoever computed them.

@@ -37,7 +37,12 @@ TABLE = "rows.parquet"
 
 
 def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
-    """One line for each row: its settings, its status and every number of its run."""
+    """One line for each row: its settings, its status and every number of its run.
+
+    First come the columns row, status, run, folder and error, then a column for each key that the
+    space varies, then those of summary.json. A row that stopped early has its numbers so far. Cells
+    of lists and mappings are JSON.
+    """
     records = []
     for row in rows:
         path = None if row.run is None else run_path(row.number)
@@ -56,6 +61,7 @@ def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
 
 
 def write_table(folder: Path, frame: pd.DataFrame) -> None:
+    """Write rows.parquet; a reader sees the old table or the new one."""
     replace_file(folder / TABLE, lambda path: frame.to_parquet(path))
 
 
@@ -82,6 +88,11 @@ def best_of(
     rows: Sequence[SweepRow], summaries: Mapping[int, Mapping[str, Any]], options: Options
 ) -> dict[str, Any] | None:
     """The configuration with the best mean of the metric over its seeds; None: none has one.
+
+    Complete configurations go first; equal means are decided by the rule of `ranking.py`. The
+    result is the entry `best` of sweep.json: `rows` that have a value and `missing_rows` of the
+    configuration, `left_out`, how many incomplete configurations were not considered, `sets`, its
+    settings, and means of the metric and the test accuracy.
 
     Args:
         summaries: of the rows that are done, by number.
@@ -115,6 +126,9 @@ def costs_of(
     folder: Path, rows: Sequence[SweepRow], frame: pd.DataFrame, cache: Cache
 ) -> dict[str, Any]:  # Any: JSON
     """Numbers of computed entries; client steps trained, and if every row had run alone.
+
+    `components` counts the groups of clients of all rows, `components_trained` those that were
+    trained, `ratio` is how many times fewer client steps the sweep trained than its rows alone.
 
     Args:
         frame: the table of the rows.

@@ -199,7 +199,10 @@ def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
 
 
 def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
-    """The scheduler that a space asks for; None: every trial runs to its end."""
+    """The scheduler that a space asks for; None: every trial runs to its end.
+
+    Refuses a grace period that is longer than any trial.
+    """
     scheduler = options.scheduler
     if not isinstance(scheduler, Asha):
         return None
