@@ -16,9 +16,10 @@ import pandas as pd
 
 from flray.columns import MERGE_PLACE
 from flray.config.experiment import parse_experiment
+from flray.config.overrides import THRESHOLD
 from flray.sweeps.rows import SweepRow, possible, rounds_to_cluster_after
 from flray.sweeps.search import Suggestions
-from flray.sweeps.space import THRESHOLD, Space, read_space
+from flray.sweeps.space import Space, read_space
 
 IN_FLIGHT = 2  # trials at a time, as on two cores
 

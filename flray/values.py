@@ -37,3 +37,17 @@ def file_name(text: str) -> str:
         return name
     begin = name.encode()[: LONGEST_NAME // 2].decode(errors="ignore")
     return f"{begin}-{hashlib.sha256(text.encode()).hexdigest()}"[:LONGEST_NAME]
+
+
+def require_at_least(component: object, **least: float) -> None:
+    """Refuse fields of a component that are smaller than their least value, or not a number.
+
+    >>> from types import SimpleNamespace
+    >>> require_at_least(SimpleNamespace(mu=-1.0, rounds=5), rounds=0, mu=0)
+    Traceback (most recent call last):
+    ValueError: mu must be >= 0, got -1.0
+    """
+    for name, smallest in least.items():
+        value = getattr(component, name)
+        if not value >= smallest:
+            raise ValueError(f"{name} must be >= {smallest}, got {value}")

@@ -1,10 +1,13 @@
-"""What an algorithm is: five methods over a state that is data."""
+"""What an algorithm is: five methods over a state that is data.
+
+`Algorithm` is what every method implements; `Branching`, `Places` and `Requires` are what some
+methods implement beside it. docs/adding_an_algorithm.md has a complete example.
+"""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from flray.clustering.pipeline import Clustering, Pipeline
-from flray.clustering.points import Points
 from flray.data.dataset import Ids
 from flray.engines.training import Gradient
 from flray.execution.federation import Cohort, Federation
@@ -17,6 +20,9 @@ Metrics = dict[str, float]
 @dataclass(frozen=True)
 class Outcome(Generic[State]):
     """What `init` and `round` of an algorithm return: the new state, and what is recorded.
+
+    Metrics become columns of the round's row, as they are named. Clusterings become files of
+    evidence and are scored; a clustering in `init` is recorded as one after round 0.
 
     >>> Outcome("w1", {"train_loss": 0.5}).metrics, Outcome("w0").clusterings
     ({'train_loss': 0.5}, ())
@@ -87,8 +93,10 @@ class Algorithm(Protocol[State]):
 class Branching(Algorithm[State], Protocol[State]):
     """A method that is FedAvg for some rounds, clusters once by a pipeline, and trains on from it.
 
-    Up to the clustering its rounds have the state and metrics of FedAvg. Experiments that differ
-    only in later stages share this prefix, and a sweep computes it once.
+    Up to the clustering its rounds have the state and metrics of FedAvg, so `clustered.cluster` of
+    FedAvg's bank gives the state after it. Experiments that differ only in later stages share this
+    prefix, and a sweep computes it once. All that a sweep needs to know of the rounds after the
+    clustering is `spent_fields`.
 
     >>> from flray.algorithms.cfl import Cfl
     >>> from flray.algorithms.flhc import Flhc
@@ -107,55 +115,40 @@ class Branching(Algorithm[State], Protocol[State]):
         ...
 
     @property
-    def observed_by(self) -> tuple[str, ...]:
-        """The fields that `observe` reads, beside the pipeline's signature."""
-        ...
+    def spent_fields(self) -> tuple[str, ...] | None:
+        """Fields that only the clustering reads, beside `rounds_before` and `clustering`.
 
-    @property
-    def state_decides(self) -> bool:
-        """True if rounds after the clustering depend on the state alone and on no field of the
-        algorithm, as long as nobody joins."""
-        ...
-
-    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
-        """Signatures of the clients after round t, and the signature's memory."""
+        As long as nobody joins, later rounds depend on the state and on the other fields alone, and
+        a client hears those that `state.relation` names, without one the clients of its cluster.
+        None: no such promise, for instance because clients are clustered again.
+        """
         ...
 
     def branch(
-        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+        self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> State:
-        """The state after round `rounds_before` in which clients go on as the clustering says."""
-        ...
+        """The state after round `rounds_before`, in which clients continue as clustered.
 
-
-@runtime_checkable
-class Separable(Protocol):
-    """A branching algorithm some of whose clients never hear others once they were clustered.
-
-    Another clustering in which such clients go on in the same way need not train them again. Where
-    all clients are divided so, each stays in its cluster and in its row of the deployed bank.
-    """
-
-    def components(self, state: Any, fed: Federation) -> list[tuple[Ids, object]]:  # Any: its own
-        """Clients that hear each other and nobody else, with all that decides how they go on
-        beside their models; every client is in one component. Empty: there is no such division.
+        Args:
+            bank: one row, the joint model.
+            memory: what the signature stage keeps for its next call.
         """
         ...
 
 
 @runtime_checkable
 class Places(Protocol):
-    """An algorithm that can put clients it has never heard of into the clusters it has."""
+    """An algorithm that finds the cluster of any client, also of one that is not in the state."""
 
-    def assign(
+    def nearest_clusters(
         self,
-        state: Any,  # Any: its own
+        state: Any,
         clients: Ids,
-        fed: Federation,
+        fed: Federation,  # Any: the algorithm's own
     ) -> tuple[Ids, Ids]:
         """The clients that answered, in ascending order, and the cluster of each of them.
 
-        Nothing changes by it. Ids may be those of clients made up to resemble others.
+        The state does not change. Ids may be those of clients made up to resemble others.
         """
         ...
 
@@ -176,11 +169,3 @@ def check_requirements(component: object, fed: Federation) -> None:
     if is_dataclass(component):
         for attribute in fields(component):
             check_requirements(getattr(component, attribute.name), fed)
-
-
-def cluster(algorithm: Branching[State], bank: ModelBank, fed: Federation) -> Outcome[State]:
-    """Collect signatures, cluster the clients and build the state after it. Not a round."""
-    t = algorithm.rounds_before
-    observed = algorithm.observe(bank, t, fed)
-    clustering = algorithm.clustering.decide(observed[0], fed, t)
-    return Outcome(algorithm.branch(bank, observed, clustering, fed), clusterings=(clustering,))

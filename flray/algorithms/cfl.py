@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
+from flray.algorithms.clustered import place
 from flray.clustering import DISTANCES, PARTITIONS
 from flray.clustering.distances import Cosine
 from flray.clustering.hierarchical import Hierarchical
@@ -27,7 +28,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
-from flray.values import Unbounded
+from flray.values import Unbounded, require_at_least
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,16 @@ class CflState:
 class Cfl:
     """A cluster is split in a round in which its mean update is small and some update is large.
 
-    With `participation` below 1 a part of each cluster is sampled: norms and means are those of
-    the updates heard, similarities those of each member's last update. Members that were never
-    heard, clients that join later and holdout clients go down the tree of splits: from the model
-    of each they train once, not as a round, and follow the part whose mean update is nearest.
+    Then the joint model is stationary, but clients still pull in different directions. With
+    `participation` below 1 a part of each cluster is sampled: norms and means are those of the
+    updates heard, similarities those of each member's last update. Members that were never heard,
+    clients that join later and holdout clients go down the tree of splits: from the model of each
+    they train once, not as a round, and follow the part whose mean update is nearest.
+
+        algorithm: {name: cfl, rounds_before: 10, mean_norm: 0.4, max_norm: 1.6}
+
+    >>> Cfl().clustering.partition.number  # every split has two parts
+    2
     """
 
     mean_norm: Unbounded = 0.4  # Norm ε1 of the mean update below which a cluster may be split
@@ -77,11 +84,7 @@ class Cfl:
     clustering: Bipartition = field(default_factory=Bipartition)  # How a cluster is divided in two
 
     def __post_init__(self) -> None:
-        for name, least in (("mean_norm", 0), ("max_norm", 0), ("rounds_before", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if self.min_members < 2:
-            raise ValueError(f"min_members must be >= 2, got {self.min_members}")
+        require_at_least(self, mean_norm=0, max_norm=0, rounds_before=0, min_members=2)
 
     gradient = staticmethod(plain_gradient)  # Δθ_i = SGD(θ) - θ
 
@@ -107,7 +110,7 @@ class Cfl:
         # In each cluster, as it is now: θ_c <- θ_c + sum_i n_i / n_c Δθ_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         kept = seen if fed.participation < 1 else state.updates
-        state = self._place(replace(state, bank=bank, updates=kept), cohort.t, fed)
+        state = self._place(replace(state, bank=bank, updates=kept), fed)
         return Outcome(state, trained.metrics(), tuple(clusterings))
 
     def deploy(self, state: CflState, clients: Ids, fed: Federation) -> ModelBank:
@@ -139,28 +142,27 @@ class Cfl:
         return replace(state, labels=labels, forks=tuple(forks)), clusterings
 
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
+        """True if a cluster with these updates is to be split."""
         weights = torch.from_numpy(fed.weights()[updates.clients]).to(updates.values.device)
         values = updates.values.double()
         mean = (weights[:, None] * values).sum(0) / weights.sum()
         # ||sum_i n_i / n Δθ_i|| < ε1 and max_i ||Δθ_i|| > ε2
         return bool(mean.norm() < self.mean_norm and values.norm(dim=1).max() > self.max_norm)
 
-    def _place(self, state: CflState, t: int, fed: Federation) -> CflState:
-        """Let the clients that are there without a cluster go down the tree of splits.
+    def _place(self, state: CflState, fed: Federation) -> CflState:
+        """Let the clients that are present without a cluster go down the tree of splits."""
 
-        One that fails on its way and is dropped keeps its model and is asked again next round.
-        """
-        there = np.union1d(fed.clients, fed.holdout)
-        at = np.full(fed.num_clients, -1, np.int64)
-        at[there[state.labels[there] < 0]] = 0  # the root
-        for fork in state.forks:
-            here = np.flatnonzero(at == fork.parent)
-            deltas, _ = self.clustering.observe(fed, fork.joint, Cohort(t, here), {})
-            at[here] = -1
-            if deltas.num_clients:
-                nearest = nearest_cluster(self.clustering.distance, fork.means, deltas)
-                at[deltas.clients] = fork.children[nearest]
-        labels = np.where(at >= 0, at, state.labels)
-        members = np.flatnonzero(state.labels >= 0)
-        bank = state.bank.joined(np.flatnonzero(at >= 0), labels, members)
-        return replace(state, labels=labels, bank=bank)
+        def leaves_of_tree(new: Ids) -> tuple[Ids, Ids]:
+            at = np.full(fed.num_clients, -1, np.int64)  # the label each has come to
+            at[new] = 0  # the root
+            for fork in state.forks:
+                here = np.flatnonzero(at == fork.parent)
+                deltas, _ = self.clustering.observe(fed, fork.joint, Cohort(fed.t, here), {})
+                at[here] = -1
+                if deltas.num_clients:
+                    nearest = nearest_cluster(self.clustering.distance, fork.means, deltas)
+                    at[deltas.clients] = fork.children[nearest]
+            answered = np.flatnonzero(at >= 0)
+            return answered, at[answered]
+
+        return place(state, np.union1d(fed.clients, fed.holdout), leaves_of_tree)

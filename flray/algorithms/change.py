@@ -10,14 +10,14 @@ from flray.data.dataset import Ids
 from flray.execution.federation import Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
-from flray.values import Unbounded
+from flray.values import Unbounded, require_at_least
 
 Series = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Flags:
-    """δ of each client, and what the next is compared with."""
+    """δ of each client, and what its next value is compared with; part of FLT's state."""
 
     raised: NDArray[np.bool_]  # δ (M,)
     last: Series  # (M,) the client's last loss or update norm, NaN before its first training
@@ -30,7 +30,17 @@ class Flags:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """FLT, Alg. 3 l. 21-28; the default never clusters again."""
+    """FLT, Alg. 3 l. 21-28: when clients are clustered again; by default never.
+
+    A flag δ_i says that the data of client i seem to have changed. Clients are clustered again
+    after a round in which more than λ flags are raised, and every τ rounds; then flags are lowered.
+
+    >>> two_of_three = Flags(np.array([True, True, False]), np.full(3, np.nan))
+    >>> Dynamic(flags="loss", more_than=1).is_due(two_of_three, t=4)
+    True
+    >>> Dynamic(every=10).is_due(Flags.none(3), t=4), Dynamic(every=10).is_due(Flags.none(3), t=20)
+    (False, True)
+    """
 
     # What raises a flag. events: a client reports that its data changed. loss: its training loss
     # has jumped. update: the server finds that its params change more than before
@@ -43,22 +53,23 @@ class Dynamic:
     floor: float = 0.1  # Smallest loss or norm to compare with: near 0 any noise would be a jump
 
     def __post_init__(self) -> None:
-        if self.more_than < 0:
-            raise ValueError(f"more_than must be >= 0, got {self.more_than}")
+        require_at_least(self, more_than=0, floor=0)
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be >= 1 or null, got {self.every}")
         if not self.jump > 1:
             raise ValueError(f"jump must be > 1, got {self.jump}")
-        if self.floor < 0:
-            raise ValueError(f"floor must be >= 0, got {self.floor}")
 
     @property
     def is_static(self) -> bool:
-        """Is it never time to cluster again?"""
+        """True if clients are never clustered again."""
         return self.flags == "none" and self.every is None
 
     def updated(self, flags: Flags, trained: Trained, bank: ModelBank, fed: Federation) -> Flags:
-        """Flags after a round in which the trained clients started from their rows of the bank."""
+        """Flags after a round in which the trained clients started from their rows of the bank.
+
+        A loss or norm raises a flag if it exceeds `jump` times the client's last one; the first
+        training of a client raises none.
+        """
         if self.flags == "none":
             return flags
         raised, last = flags.raised.copy(), flags.last.copy()
@@ -72,7 +83,7 @@ class Dynamic:
         return Flags(raised, last)
 
     def is_due(self, flags: Flags, t: int) -> bool:
-        """l. 23: sum_i δ_i > λ or t mod τ = 0"""
+        """True if clients are clustered again after round t. l. 23: sum_i δ_i > λ or t mod τ = 0"""
         enough = int(flags.raised.sum()) > self.more_than
         return enough or (self.every is not None and t % self.every == 0)
 

@@ -15,7 +15,7 @@ ChooseBy = Literal["validation", "train", "test_accuracy"]
 
 
 def require_choice(by: ChooseBy, fed: Federation) -> None:
-    """Refuse an experiment in which clients cannot choose so."""
+    """Refuse an experiment in which clients cannot choose so: called by a method's `require`."""
     if by == "test_accuracy":
         fed.require_ground_truth(TEST_DATA)
     else:
@@ -23,9 +23,16 @@ def require_choice(by: ChooseBy, fed: Federation) -> None:
 
 
 def choose(bank: ModelBank, clients: Ids, by: ChooseBy, fed: Federation) -> tuple[Ids, Ids]:
-    """The clients that answered, and the row of the bank that each of them chose.
+    """The clients that answered, in ascending order, and the row of the bank that each chose.
 
-    A client without validation examples chooses by its training loss. Of one row nobody is asked.
+    A client takes the row with the smallest loss, or with the highest accuracy, on its own part. A
+    client without validation examples chooses by its training loss, one without any the first row.
+    If the bank has one row, nobody is asked.
+
+    >>> import torch
+    >>> bank = ModelBank({"w": torch.zeros(1, 2)}, owner=np.array([0, 0]))
+    >>> choose(bank, np.array([1]), "train", fed=None)
+    (array([1]), array([0]))
     """
     if bank.num_rows == 1 or not len(clients):
         return clients, np.zeros(len(clients), np.int64)

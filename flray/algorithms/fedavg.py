@@ -25,7 +25,12 @@ class FedAvgState:
 class FedAvg:
     """Alg. 1: one model for all clients; holdout clients and newcomers use it too.
 
-    >>> FedAvg().gradient is plain_gradient
+    In each round `participation` of the clients train from the global model, which becomes the mean
+    of their models, weighted by their numbers of examples (`aggregate.weights`). It has no keys:
+
+        algorithm: fedavg
+
+    >>> FedAvg().gradient is plain_gradient  # clients run SGD, or `train.optimizer`
     True
     """
 

@@ -31,7 +31,14 @@ from flray.models.mixing import MixingRow, Relation, mix
 class FedNova(FedAvg):
     """FedAvg in which the update of a client is divided by ||a_i||_1, its effective steps.
 
-    Needs SGD, with or without momentum, and `aggregate.unheard: ignore`.
+    The mean of normalised updates is scaled by tau_eff, the mean number of steps, so that it is as
+    long as FedAvg's. Needs SGD, with or without momentum, and `aggregate.unheard: ignore`. It has
+    no keys:
+
+        algorithm: fednova
+
+    >>> FedNova().partition(FedAvgState(ModelBank({}, np.array([0, 0]))))  # one model, as FedAvg
+    array([0, 0])
     """
 
     def require(self, fed: Federation) -> None:

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from flray.algorithms.fedavg import FedAvg
 from flray.engines.training import LocalBatch
 from flray.models.bank import Params
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with the proximal term μ/2 ||w - w^t||² in the local loss; μ = 0 is FedAvg.
+
+    Everything else is as in FedAvg, so the method is its gradient:
+
+        algorithm: {name: fedprox, mu: 0.1}
 
     >>> import torch
     >>> w, w0 = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
@@ -27,8 +32,7 @@ class FedProx(FedAvg):
     mu: float = 0.01  # Weight μ of the proximal term
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError(f"mu must be >= 0, got {self.mu}")
+        require_at_least(self, mu=0)
 
     def gradient(
         self,

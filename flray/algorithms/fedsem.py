@@ -27,6 +27,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable
 from flray.models.mixing import ClientModels, HeldModels
+from flray.values import require_at_least
 
 MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their square
 
@@ -43,12 +44,20 @@ class FedSemState:
 
 @dataclass(frozen=True)
 class FedSem:
-    """A client trains from its cluster's model. Then all clients that are there are clustered by
-    the models they trained last, however long ago; those never heard have the initial model, as do
+    """K models, and k-means on the clients' models after each round.
+
+    A client trains from its cluster's model. Then all clients that are present are clustered by the
+    models they trained last, however long ago; those never heard have the initial model, as do
     clients that join later. The model of a cluster is the mean of the same models of its members.
 
     A clustering is recorded in rounds that change the partition. A holdout client trains once, not
     as a round, from the mean of the models that clients use, and stays with the nearest centre.
+
+        algorithm: {name: fedsem, number: 3, space: last_layer}
+
+    >>> FedSem(number=0)
+    Traceback (most recent call last):
+    ValueError: number must be >= 1, got 0
     """
 
     number: int = 5  # Number of clusters K; FLT has 10 in scenario 4
@@ -60,9 +69,7 @@ class FedSem:
     first_starts: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("number", "first_starts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        require_at_least(self, number=1, first_starts=1)
 
     gradient = staticmethod(plain_gradient)
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 
-from flray.algorithms.algorithm import Outcome, cluster
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.clustered import cluster, labels_of, place
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
@@ -21,6 +22,7 @@ from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,20 @@ class FlhcState:
 
 @dataclass(frozen=True)
 class Flhc:
-    """Alg. 1. Who joins after the clustering is placed at the end of its first round.
+    """Alg. 1: FedAvg, one clustering of all clients by their updates, FedAvg in each cluster.
 
-    Clusters outlive their members: where all clients leave, nobody trains until the newcomers are
-    placed, who then go on with the models of the clusters they join.
+    After `rounds_before` rounds every client trains once from the joint model, which is not a round
+    and is counted as a signature; agglomerative clustering of these updates gives the clusters.
+    Every cluster then starts from the joint model and samples, trains and averages its own clients.
+
+    A client that joins later is placed at the end of its first round: it trains once from the
+    joint model and joins the cluster whose mean update is nearest. Clusters outlive their members:
+    where all clients leave, nobody trains until newcomers are placed.
+
+        algorithm: {name: flhc, rounds_before: 5, clustering: {partition: {threshold: 1.5}}}
+
+    >>> Flhc().clustering.partition.linkage, Flhc().clustering.partition.threshold
+    ('ward', 3.0)
     """
 
     rounds_before: int = 10  # Rounds n of FedAvg before the clustering
@@ -61,8 +73,7 @@ class Flhc:
     keep_pass: bool = False
 
     def __post_init__(self) -> None:
-        if self.rounds_before < 0:
-            raise ValueError(f"rounds_before must be >= 0, got {self.rounds_before}")
+        require_at_least(self, rounds_before=0)
         if self.keep_pass and not isinstance(self.clustering.signature, Update):
             raise ValueError(
                 "keep_pass needs the trained models that clustering.signature=update sends, got "
@@ -91,7 +102,7 @@ class Flhc:
             return replace(cluster(self, bank, fed), metrics=metrics)
         state = replace(state, bank=bank)
         if cohort.t > self.rounds_before:
-            state = self._place(state, np.union1d(fed.clients, fed.holdout), cohort.t, fed)
+            state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
         return Outcome(state, metrics)
 
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
@@ -100,55 +111,35 @@ class Flhc:
     def partition(self, state: FlhcState) -> Ids:
         return state.labels
 
-    observed_by = ()
-
-    @property
-    def state_decides(self) -> bool:
-        return self.cohort_size == "of_all"  # rows with other cohorts keep to themselves
-
-    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
-        # l. 7-9: Δw^k of every client, which is not a round
-        return self.clustering.observe(fed, bank, Cohort(max(t, 1), fed.clients), {})
+    spent_fields = ("keep_pass",)
 
     def branch(
-        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+        self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> FlhcState:
-        labels = np.full(fed.num_clients, -1, np.int64)
-        labels[found.clients] = found.labels  # l. 10: C <- HC(Δw, P)
+        labels = labels_of(clustering, fed.num_clients)  # l. 10: C <- HC(Δw, P)
         state = FlhcState(bank.split(labels), labels)  # l. 12: w_{c,0} <- w
+        deltas = clustering.signatures  # l. 7-9: Δw^k of every client, which is not a round
         if self.keep_pass:
-            state = replace(state, bank=_with_pass(state, observed[0], fed))
-        if len(found.clients) == fed.num_clients:
+            state = replace(state, bank=_with_pass(state, deltas, fed))
+        if len(clustering.clients) == fed.num_clients:
             return state
-        means = observed[0].cluster_means(found.labels)
-        state = replace(state, joint=bank, means=Points.vectors(np.unique(found.labels), means))
-        return self._place(state, fed.holdout, self.rounds_before, fed)
+        clusters, means = np.unique(clustering.labels), deltas.cluster_means(clustering.labels)
+        state = replace(state, joint=bank, means=Points.vectors(clusters, means))
+        return self._place(state, fed.holdout, fed)
 
-    def components(self, state: FlhcState, fed: Federation) -> list[tuple[Ids, object]]:
-        """Clusters: each samples, trains and averages its own."""
-        if state.joint is not None:
-            return []  # somebody may still come
-        clusters = np.unique(state.labels)
-        return [(np.flatnonzero(state.labels == c), None) for c in clusters]
-
-    def _place(self, state: FlhcState, clients: Ids, t: int, fed: Federation) -> FlhcState:
-        """Put each of the clients that has no cluster into the one whose mean Δ is nearest to its.
-
-        A client that failed in the clustering, or fails here, and is dropped keeps the model it has
-        and does not train; the next round asks it again.
-        """
-        new = clients[state.labels[clients] < 0]
-        if not len(new) or state.joint is None or state.means is None:
+    def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
+        """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""
+        joint, means = state.joint, state.means
+        if joint is None or means is None:
             return state
-        cohort = Cohort(max(t, 1), new)
-        deltas, _ = self.clustering.observe(fed, state.joint, cohort, {})
-        if not deltas.num_clients:
-            return state
-        labels = state.labels.copy()
-        labels[deltas.clients] = nearest_cluster(self.clustering.distance, state.means, deltas)
-        members = np.flatnonzero(state.labels >= 0)
-        bank = state.bank.joined(deltas.clients, labels, members)
-        return replace(state, labels=labels, bank=bank)
+
+        def nearest_clusters(new: Ids) -> tuple[Ids, Ids]:
+            deltas, _ = self.clustering.observe(fed, joint, Cohort(fed.t, new), {})
+            if not deltas.num_clients:
+                return deltas.clients, deltas.clients
+            return deltas.clients, nearest_cluster(self.clustering.distance, means, deltas)
+
+        return place(state, clients, nearest_clusters)
 
 
 def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:

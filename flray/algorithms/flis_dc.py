@@ -16,6 +16,7 @@ import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.choosing import ChooseBy, choose, require_choice
+from flray.algorithms.clustered import labels_of
 from flray.client.tasks import PredictionKind
 from flray.clustering.distances import Disagreement
 from flray.clustering.partitions import equal_rows
@@ -40,10 +41,18 @@ class FlisDcState:
 
 @dataclass(frozen=True)
 class FlisDc:
-    """Alg. 1. A round makes a cluster and a model for each of its clients; equal clusters are one
-    model, sent once. At test time every client that is there, sampled or not, chooses among them.
+    """Alg. 1: a round makes a cluster and a model for each of its clients.
 
-    The partition is of the last round's clients: those with the same cluster are together.
+    The server predicts public examples with every trained model; a client's cluster are the clients
+    whose models agree with its own, so clusters overlap. Equal clusters are one model, sent once.
+    At the start of a round, and at test time, every client chooses among the models of the last
+    round. The partition is of the last round's clients: those with the same cluster are together.
+    Needs public examples (`split.server`).
+
+        algorithm: {name: flis_dc, beta: 0.5}
+
+    >>> FlisDc().beta, FlisDc().choose_by
+    (0.3, 'validation')
     """
 
     # Threshold β: clients whose models agree on this share of examples are together
@@ -77,8 +86,7 @@ class FlisDc:
         if not len(trained.clients):
             return Outcome(state)
         clustering = self._clusters(trained, cohort.t, fed)  # l. 11
-        labels = np.full(fed.num_clients, -1, np.int64)
-        labels[clustering.clients] = clustering.labels
+        labels = labels_of(clustering, fed.num_clients)
         # l. 12: θ_g,j <- sum_{k in C_j} |D_k| θ_k / sum_{k in C_j} |D_k|
         mixed = fed.mix(_relation(clustering, labels), trained, bank).of_some(clustering.clients)
         return Outcome(FlisDcState(mixed, labels), trained.metrics(), (clustering,))

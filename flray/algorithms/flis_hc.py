@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Outcome, cluster
+from flray.algorithms.algorithm import Outcome
 from flray.algorithms.choosing import ChooseBy, choose
+from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
 from flray.clustering.distances import Disagreement
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline
-from flray.clustering.points import Points
 from flray.clustering.predictions import PublicPredictions
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
@@ -52,10 +52,17 @@ class FlisHcState:
 
 @dataclass(frozen=True)
 class FlisHc:
-    """Alg. 3. The clustering comes before round 1 and is not counted as one.
+    """Alg. 3: one clustering of all clients by what their models predict, FedAvg in clusters.
 
-    A client that joins later, or failed in the clustering, chooses the cluster whose model is best
+    The clustering comes before round 1 and is not counted as one: every client trains once from the
+    initial model, and the server predicts public examples with these models (`split.server`). A
+    client that joins later, or failed in the clustering, chooses the cluster whose model is best
     for it at the end of its first round, and stays. Holdout clients choose at test time.
+
+        algorithm: {name: flis_hc, clustering: {partition: {threshold: 0.5}}}
+
+    >>> FlisHc().clustering.partition.threshold  # 1 - β
+    0.7
     """
 
     # How clients are clustered before round 1
@@ -66,6 +73,7 @@ class FlisHc:
     gradient = staticmethod(plain_gradient)
 
     def init(self, fed: Federation) -> Outcome[FlisHcState]:
+        # l. 4: every client trains θ_g and sends its model, on which the server predicts
         return cluster(self, fed.initial_bank(), fed)
 
     def cohort(self, state: FlisHcState, t: int, fed: Federation) -> Cohort:
@@ -76,62 +84,41 @@ class FlisHc:
         # l. 12-14, in each cluster: θ_g,j <- sum_k |D_k| θ_k / sum_k |D_k|; unheard ones stay
         clusters = Relation.of_clusters(state.labels)
         bank, trained = fed.average(clusters, state.bank, cohort, self.gradient)
-        state = self._placed(replace(state, bank=bank), fed)
-        return Outcome(state, trained.metrics())
+        state = replace(state, bank=bank)
+        new = unplaced(state.labels, fed.clients)
+        if len(new):
+            models = _models_of_clusters(state)
+            sent = len(new) * models.num_rows * models.bytes_per_model
+            fed.meter.count_transfer("placing", down=sent)
+        return Outcome(self._place(state, new, fed), trained.metrics())
 
     def deploy(self, state: FlisHcState, clients: Ids, fed: Federation) -> ModelBank:
         new = np.intersect1d(clients, fed.holdout)
-        fed.count_placing(_of_clusters(state), new)
-        return self._joined(state, new, fed).bank
+        fed.count_placing(_models_of_clusters(state), new)
+        return self._place(state, new, fed).bank
 
     def partition(self, state: FlisHcState) -> Ids:
         return state.labels
 
     rounds_before = 0
-    observed_by = ()
-
-    @property
-    def state_decides(self) -> bool:
-        return self.choose_by == "validation"  # rows that choose otherwise keep to themselves
-
-    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
-        # l. 4: every client trains θ_g and sends its model, on which the server predicts
-        return self.clustering.observe(fed, bank, Cohort(max(t, 1), fed.clients), {})
+    spent_fields = ()
 
     def branch(
-        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+        self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> FlisHcState:
-        labels = np.full(fed.num_clients, -1, np.int64)
-        labels[found.clients] = found.labels  # l. 6: C_1, ... <- HC(A, β)
+        labels = labels_of(clustering, fed.num_clients)  # l. 6: C_1, ... <- HC(A, β)
         return FlisHcState(bank.split(labels), labels)  # l. 7: θ_g,j <- θ_g
 
-    def components(self, state: FlisHcState, fed: Federation) -> list[tuple[Ids, object]]:
-        """Clusters, of which each round's sample takes clients whatever the clusters are."""
-        if (state.labels < 0).any():
-            return []
-        return [(np.flatnonzero(state.labels == c), None) for c in np.unique(state.labels)]
+    def _place(self, state: FlisHcState, clients: Ids, fed: Federation) -> FlisHcState:
+        """Put clients without a cluster into the one whose model they choose."""
 
-    def _placed(self, state: FlisHcState, fed: Federation) -> FlisHcState:
-        """The state in which everybody who may train has a cluster, but for those who fail."""
-        new = fed.clients[state.labels[fed.clients] < 0]
-        if len(new):
-            models = _of_clusters(state)
-            sent = len(new) * models.num_rows * models.bytes_per_model
-            fed.meter.count_transfer("placing", down=sent)
-        return self._joined(state, new, fed)
+        def chosen_clusters(new: Ids) -> tuple[Ids, Ids]:
+            return choose(_models_of_clusters(state), new, self.choose_by, fed)
 
-    def _joined(self, state: FlisHcState, new: Ids, fed: Federation) -> FlisHcState:
-        """The state in which each of the clients is in the cluster whose model it chooses."""
-        if not len(new):
-            return state
-        answered, chosen = choose(_of_clusters(state), new, self.choose_by, fed)
-        labels = state.labels.copy()
-        labels[answered] = chosen
-        bank = state.bank.joined(answered, labels, np.flatnonzero(state.labels >= 0))
-        return FlisHcState(bank, labels)
+        return place(state, clients, chosen_clusters)
 
 
-def _of_clusters(state: FlisHcState) -> ModelBank:
+def _models_of_clusters(state: FlisHcState) -> ModelBank:
     """A row for each cluster and no other, in the order of labels."""
     labels, first = np.unique(state.labels, return_index=True)
     return replace(state.bank, params=state.bank.of_clients(first[labels >= 0]))

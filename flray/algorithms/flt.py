@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
-from flray.algorithms.algorithm import Outcome, cluster
+from flray.algorithms.algorithm import Outcome
 from flray.algorithms.change import Dynamic, Flags, part_of
+from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
 from flray.clustering.distances import L2
 from flray.clustering.embeds import Umap
@@ -30,6 +30,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,21 @@ class FltState:
 
 @dataclass(frozen=True)
 class Flt:
-    """Alg. 3. A client trains once it has a cluster; who joins gets one at the end of a round.
+    """Alg. 3: FCR relates clients before round 1, then each client averages over those it hears.
 
-    Where nobody who is there has a cluster yet, because all others left, nobody trains in that
-    round, and the newcomers are placed as ever: `mean_embedding` gives them the models of the
+    FCR (Alg. 2) encodes the images of a client, sends the centres of k-means on the codes, and
+    relates clients whose centres are near each other. A client trains once it has a cluster; who
+    joins gets one at the end of a round.
+
+    Where nobody who is present has a cluster yet, because all others left, nobody trains in that
+    round, and the newcomers are placed as always: `mean_embedding` gives them the models of the
     clusters that were left, `fcr` relates them to each other alone. A stage that finds nobody left
     to hear is skipped.
+
+        algorithm: {name: flt, case: clusters, clustering: {relate: {gamma: 0.8}}}
+
+    >>> Flt().rounds_before, Flt(stages=2).spent_fields is None  # stages are related one by one
+    (0, True)
     """
 
     # Averaging of Alg. 3. rows: Case I, by each client's row of Ã; clusters: Case II, within
@@ -78,8 +88,7 @@ class Flt:
     newcomers: Literal["mean_embedding", "fcr"] = "mean_embedding"
 
     def __post_init__(self) -> None:
-        if self.stages < 1:
-            raise ValueError(f"stages must be >= 1, got {self.stages}")
+        require_at_least(self, stages=1)
 
     def require(self, fed: Federation) -> None:
         if self.stages > len(fed.clients):
@@ -89,7 +98,8 @@ class Flt:
             )
 
     def init(self, fed: Federation) -> Outcome[FltState]:
-        return cluster(self, fed.initial_bank(), fed)  # l. 2
+        # l. 2: FCR (Alg. 2) with the clients of the first stage
+        return cluster(self, fed.initial_bank(), fed, self._stages_until(0, fed))
 
     gradient = staticmethod(plain_gradient)  # l. 9: w_m <- w_m - η ∇F_m(w_m)
 
@@ -102,7 +112,8 @@ class Flt:
         bank, trained = fed.average(state.relation, before, cohort, self.gradient)  # l. 7-20
         flags = self.dynamic.updated(state.flags, trained, before, fed)  # l. 22
         state = replace(state, bank=bank, flags=flags)
-        asked = _unplaced(state, self._stages_until(t, fed)) if t < self.stages else nobody()
+        heard_now = self._stages_until(t, fed) if t < self.stages else nobody()
+        asked = unplaced(state.labels, heard_now)
         clusterings: tuple[Clustering, ...] = ()
         if self.dynamic.is_due(flags, t) or self._has_waiting_newcomers(state, t, fed):
             asked = fed.clients
@@ -110,7 +121,7 @@ class Flt:
             state = replace(state, flags=Flags.none(fed.num_clients))
         elif len(asked):
             state, clusterings = self._form(state, t, asked, fed)
-        return Outcome(self._after(state, t, asked, fed), trained.metrics(), clusterings)
+        return Outcome(self._place_present(state, t, asked, fed), trained.metrics(), clusterings)
 
     def _stages_until(self, last: int, fed: Federation) -> Ids:
         """The clients of stages 0 to `last`."""
@@ -120,35 +131,21 @@ class Flt:
         )
         return np.sort(np.concatenate(list(parts)))
 
-    @property
-    def rounds_before(self) -> int:
-        return 0
-
-    observed_by = ("stages",)
+    rounds_before = 0
 
     @property
-    def state_decides(self) -> bool:
-        return self.stages == 1 and self.dynamic.is_static
-
-    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
-        # FCR (Alg. 2) l. 1-12, of the first stage
-        first = self._stages_until(0, fed)
-        return self.clustering.observe(fed, bank, Cohort(max(t, 1), first), {})
+    def spent_fields(self) -> tuple[str, ...] | None:
+        """None if clients are related again, in further stages or because they changed."""
+        if self.stages > 1 or not self.dynamic.is_static:
+            return None
+        return ("case", "stages", "dynamic", "newcomers")
 
     def branch(
-        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+        self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> FltState:
-        state = self._related(bank, observed, found, Flags.none(fed.num_clients))
-        return self._after(state, 0, self._stages_until(0, fed), fed)
-
-    def components(self, state: FltState, fed: Federation) -> list[tuple[Ids, object]]:
-        """Components of Ã, of which each round's sample takes clients whatever Ã is."""
-        if not self.state_decides or (state.labels < 0).any():
-            return []
-        strengths = state.relation.rows[state.relation.of]  # (M, M)
-        _, component = connected_components(strengths, directed=True, connection="weak")
-        members = [np.flatnonzero(component == c) for c in np.unique(component)]
-        return [(clients, strengths[np.ix_(clients, clients)].tolist()) for clients in members]
+        observed = (clustering.signatures, memory)
+        state = self._related(bank, observed, clustering, Flags.none(fed.num_clients))
+        return self._place_present(state, 0, self._stages_until(0, fed), fed)
 
     def _form(
         self, state: FltState, t: int, clients: Ids, fed: Federation
@@ -163,53 +160,18 @@ class Flt:
     def _related(
         self, bank: ModelBank, observed: tuple[Points, Params], clustering: Clustering, flags: Flags
     ) -> FltState:
-        labels = np.full(len(bank.owner), -1, np.int64)
-        labels[clustering.clients] = clustering.labels
+        """The state in which clients mix by a clustering; models stay as they are."""
+        labels = labels_of(clustering, len(bank.owner))
         relation = self._relation(clustering, labels)
         return FltState(bank.split(relation.of), relation, labels, *observed, flags)
 
     def _relation(self, clustering: Clustering, labels: Ids) -> Relation:
+        """Ã of all clients: rows of R in Case I, clusters in Case II."""
         if self.case == "clusters" or clustering.relation is None:
             return Relation.of_clusters(labels)
         strengths = np.zeros((len(labels), len(labels)))
         strengths[np.ix_(clustering.clients, clustering.clients)] = clustering.relation
         return Relation.of_matrix(strengths)
-
-    def _after(self, state: FltState, t: int, asked: Ids, fed: Federation) -> FltState:
-        """Place whoever is there without a cluster by the mean latent embedding of clusters.
-
-        Those asked in this round's FCR already failed and were dropped: they keep the model they
-        have and do not train until they answer in a later round. Holdout clients come last, and
-        what they do to the signature's memory is forgotten: nobody else depends on their data.
-        """
-        new = np.setdiff1d(_unplaced(state, fed.clients), asked)
-        if t + 1 < self.stages:
-            new = nobody()  # they are still to be heard
-        state = self._place(state, t, new, fed)
-        return replace(self._place(state, t, fed.holdout, fed), memory=state.memory)
-
-    def _place(self, state: FltState, t: int, clients: Ids, fed: Federation) -> FltState:
-        new = _unplaced(state, clients)
-        if not len(new):
-            return state
-        cohort = Cohort(max(t, 1), new)
-        heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)
-        if not heard.num_clients:
-            return state
-        placed = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
-        means = placed.cluster_means(state.labels[placed.clients])
-        clusters = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
-        labels = state.labels.copy()
-        labels[heard.clients] = clusters
-        centres = placed.updated_by(heard.of(fed.clients))
-        return replace(
-            state,
-            labels=labels,
-            relation=_admitted(state.relation, labels, heard.clients, centres.clients),
-            bank=state.bank.joined(heard.clients, labels, placed.clients),
-            centres=centres,
-            memory=memory,
-        )
 
     def deploy(self, state: FltState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -218,15 +180,40 @@ class Flt:
         return state.labels
 
     def _has_waiting_newcomers(self, state: FltState, t: int, fed: Federation) -> bool:
-        all_heard_once = t >= self.stages
-        return self.newcomers == "fcr" and all_heard_once and len(_unplaced(state, fed.clients)) > 0
+        is_waiting = len(unplaced(state.labels, fed.clients)) > 0
+        return self.newcomers == "fcr" and t >= self.stages and is_waiting
+
+    def _place_present(self, state: FltState, t: int, asked: Ids, fed: Federation) -> FltState:
+        """Place whoever is present without a cluster.
+
+        Those asked in this round's FCR failed and were dropped: they keep their model and do not
+        train until they answer in a later round. Holdout clients come last, and what they do to the
+        signature's memory is forgotten: nobody else depends on their data.
+        """
+        new = np.setdiff1d(unplaced(state.labels, fed.clients), asked)
+        if t + 1 < self.stages:
+            new = nobody()  # they are still to be heard
+        state = self._place(state, new, fed)
+        return replace(self._place(state, fed.holdout, fed), memory=state.memory)
+
+    def _place(self, state: FltState, clients: Ids, fed: Federation) -> FltState:
+        """Put clients without a cluster into the one with the nearest mean latent embedding."""
+        new = unplaced(state.labels, clients)
+        if not len(new):
+            return state
+        heard, memory = self.clustering.observe(fed, state.bank, Cohort(fed.t, new), state.memory)
+        if not heard.num_clients:
+            return state
+        known = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
+        means = known.cluster_means(state.labels[known.clients])
+        clusters = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
+        state = place(state, new, lambda _: (heard.clients, clusters), known.clients)
+        centres = known.updated_by(heard.of(fed.clients))
+        relation = _with_newcomers(state.relation, state.labels, heard.clients, centres.clients)
+        return replace(state, relation=relation, centres=centres, memory=memory)
 
 
-def _unplaced(state: FltState, clients: Ids) -> Ids:
-    return clients[state.labels[clients] < 0]
-
-
-def _admitted(relation: Relation, labels: Ids, new: Ids, may_train: Ids) -> Relation:
+def _with_newcomers(relation: Relation, labels: Ids, new: Ids, may_train: Ids) -> Relation:
     """The relation in which newcomers hear their cluster, and are heard by it if they may train."""
     strengths = relation.rows[relation.of]  # (M, M)
     for i in new:

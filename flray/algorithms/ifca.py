@@ -19,6 +19,7 @@ from flray.engines.training import OnlyLeaves, plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, Judgement
 from flray.models.bank import ModelBank, last_layers
+from flray.values import require_at_least
 
 CHOICE_BYTES = 4  # s_i, sent as a number
 
@@ -33,13 +34,21 @@ class IfcaState:
 
 @dataclass(frozen=True)
 class Ifca:
-    """Alg. 1. The partition is the last choice of each client that was ever sampled; at test time
-    every client that is there, sampled or not, chooses among the current models.
+    """Alg. 1: clients choose among k models, train the chosen one, and models are averaged.
+
+    The partition is the last choice of each client that was ever sampled. At test time every client
+    that is present, sampled or not, chooses among the current models; so do holdout clients and
+    newcomers. All k models are sent to each client of a cohort.
 
     With `own: last_layer` the other layers are one model's, which `rounds_before` of FedAvg
     train and nothing changes afterwards. `restarts` draws that many sets of k initial models and
     keeps the set with the least mean over clients of their best model's loss; to train several
     times and keep the best, as the paper does, run several seeds.
+
+        algorithm: {name: ifca, number: 3, choose_by: validation}
+
+    >>> Ifca().number, Ifca().choose_by
+    (2, 'train')
     """
 
     number: int = 2  # Number of models k; 2 in FLIS, 3 in FLT
@@ -52,9 +61,7 @@ class Ifca:
     own: Literal["all", "last_layer"] = "all"  # Layers that differ between the k models
 
     def __post_init__(self) -> None:
-        for name, least in (("number", 1), ("restarts", 1), ("rounds_before", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        require_at_least(self, number=1, restarts=1, rounds_before=0)
         if self.rounds_before and self.own == "all":
             raise ValueError(
                 f"rounds_before must be 0 with own: all, got {self.rounds_before}: models that "
@@ -132,12 +139,14 @@ class Ifca:
         return IfcaState(replace(joint, params=params), nobody_chose)
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
+        """The set of k models with the least mean over clients of their best model's loss."""
         judgement = self._judge(bank, fed.clients, fed)
         self._count(bank, len(fed.clients), 0, fed)
         sets = judgement.loss[judgement.best >= 0].reshape(-1, self.restarts, self.number)
         return int(sets.min(2).mean(0).argmin())
 
     def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
+        """F_i(θ_j) of all models on the examples of each client; refused if nobody has one."""
         judgement = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
         if fed.t == 1 and len(judgement.clients) and (judgement.best < 0).all():
             raise ExperimentError(

@@ -19,6 +19,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,14 @@ class LgFedAvgState:
 class LgFedAvg:
     """Alg. 1: clients keep their first layers and average the last ones.
 
-    A client that has never trained, such as a holdout client, has the initial first layers.
+    A client that has never trained, such as a holdout client, has the initial first layers. Only
+    the shared layers are sent, in both directions. `global_layers: 0` is local training, all layers
+    of the model are FedAvg.
+
+        algorithm: {name: lg_fedavg, global_layers: 1}
+
+    >>> LgFedAvg().global_layers
+    2
     """
 
     # Number of last layers that clients share; 2 in FLIS's comparison, 0 shares nothing
@@ -42,8 +50,7 @@ class LgFedAvg:
     gradient = staticmethod(plain_gradient)
 
     def __post_init__(self) -> None:
-        if self.global_layers < 0:
-            raise ValueError(f"global_layers must be >= 0, got {self.global_layers}")
+        require_at_least(self, global_layers=0)
 
     def require(self, fed: Federation) -> None:
         last_layers(fed.initial, self.global_layers)  # refuses more layers than the model has

@@ -21,7 +21,19 @@ class LocalState:
 
 @dataclass(frozen=True)
 class Local:
-    """Every client for itself: the baseline that federated methods should beat."""
+    """Every client for itself: the baseline that federated methods should beat.
+
+    A client that was never sampled, a newcomer or a holdout client, uses the initial model. With
+    `participation: 1` all clients train in every round. It has no keys:
+
+        algorithm: local
+
+    >>> import torch
+    >>> models = ClientTable.empty({"w": torch.zeros(1, 2)}, 3)
+    >>> models = models.updated(np.array([1]), {"w": torch.ones(1, 2)})
+    >>> Local().partition(LocalState(models))  # client 1 has trained
+    array([0, 1, 0])
+    """
 
     gradient = staticmethod(plain_gradient)
 

@@ -28,6 +28,12 @@ class LinearTaskonomy(Taskonomy):
 
 @dataclass(frozen=True)
 class PcaKmHc(Flt):
-    """FLT with linear signatures; everything else is as in `flt`."""
+    """FLT with linear signatures; everything else is as in `flt`.
+
+        algorithm: {name: pca_km_hc, clustering: {relate: {gamma: 1.2}}}
+
+    >>> type(PcaKmHc().clustering.signature).__name__
+    'PcaCentres'
+    """
 
     clustering: LinearTaskonomy = field(default_factory=LinearTaskonomy)

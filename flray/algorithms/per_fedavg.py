@@ -23,6 +23,7 @@ from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,20 @@ class PerFedAvg(FedAvg):
     """Alg. 1, FO or HF: a step takes batches D and D' and follows the meta-gradient.
 
     `evaluate.fine_tune` shows what the model becomes after training on a client's own data.
+
+        algorithm: {name: per_fedavg, alpha: 0.01, order: hessian_free}
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> batch = SimpleNamespace(second=None)
+    >>> batch.second = batch  # D' = D
+    >>> square = lambda w, batch: {"w": w["w"]}  # gradient of w² / 2, whose Hessian is 1
+    >>> w = {"w": torch.tensor([1.0])}
+    >>> PerFedAvg(alpha=0.5).gradient(square, w, batch, w, {})["w"]  # w - α w
+    tensor([0.5000])
+    >>> exact = PerFedAvg(alpha=0.5, order="hessian_free", delta=0.5)
+    >>> exact.gradient(square, w, batch, w, {})["w"]  # (1 - α) (w - α w)
+    tensor([0.2500])
     """
 
     alpha: float = 0.01  # Step size α of the inner step
@@ -38,8 +53,7 @@ class PerFedAvg(FedAvg):
     delta: float = 0.001  # Step δ of the finite difference, with order: hessian_free
 
     def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be >= 0, got {self.alpha}")
+        require_at_least(self, alpha=0)
         if not self.delta > 0:
             raise ValueError(f"delta must be > 0, got {self.delta}")
 

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Outcome, cluster
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.clustered import cluster, labels_of, place
 from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
 from flray.clustering.embeds import Standardise
 from flray.clustering.partitions import KMeans
@@ -26,6 +27,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
 from flray.models.repa_net import EMBEDDER, without_embedder
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,18 @@ class RepaState:
 class Repa:
     """FedAvg of all clients, one clustering, then FedAvg with a proximal term in each cluster.
 
-    A round's cohort is sampled from all clients; a cluster of which nobody is heard keeps its
-    model. Holdout clients and those that join later go to the nearest centroid, which takes no
-    training and no labels.
+    Clients are clustered by statistics of what the joint model makes of their images, without
+    labels. A round's cohort is sampled from all clients; a cluster of which nobody is heard keeps
+    its model. Holdout clients and those that join later go to the nearest centroid, which takes no
+    training and no labels; `evaluate.robustness` measures how well clients are placed so.
+
+        algorithm: {name: repa, rounds_before: 5, clustering: {partition: {number: 4}}}
+
+    >>> import torch
+    >>> w, w0 = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
+    >>> g = Repa(mu=0.5).gradient(lambda w, batch: {"w": torch.tensor([10.0])}, w, None, w0, {})
+    >>> g["w"]  # 10 + 0.5 (3 - 1)
+    tensor([11.])
     """
 
     # Rounds T of FedAvg before the clustering; the joint model encodes the data
@@ -66,9 +77,7 @@ class Repa:
     clustering: StatisticsClustering = field(default_factory=StatisticsClustering)
 
     def __post_init__(self) -> None:
-        for name in ("rounds_before", "mu"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        require_at_least(self, rounds_before=0, mu=0)
 
     def init(self, fed: Federation) -> Outcome[RepaState]:
         bank = fed.initial_bank()
@@ -114,22 +123,17 @@ class Repa:
     def partition(self, state: RepaState) -> Ids:
         return state.labels
 
-    observed_by = ()
-    state_decides = False  # rounds after the clustering depend on μ
-
-    def observe(self, bank: ModelBank, t: int, fed: Federation) -> tuple[Points, Params]:
-        # Eq. 5: e_i = S(φ(X_i)) of every client that may train
-        return self.clustering.observe(fed, bank, Cohort(max(t, 1), fed.clients), {})
+    spent_fields = ()
 
     def branch(
-        self, bank: ModelBank, observed: tuple[Points, Params], found: Clustering, fed: Federation
+        self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> RepaState:
-        labels = np.full(fed.num_clients, -1, np.int64)
-        labels[found.clients] = found.labels
-        state = RepaState(bank.split(labels), labels, bank, observed[0])
+        labels = labels_of(clustering, fed.num_clients)
+        # Eq. 5: e_i = S(φ(X_i)) of every client that may train
+        state = RepaState(bank.split(labels), labels, bank, clustering.signatures)
         return self._place(state, fed.holdout, fed)
 
-    def assign(self, state: RepaState, clients: Ids, fed: Federation) -> tuple[Ids, Ids]:
+    def nearest_clusters(self, state: RepaState, clients: Ids, fed: Federation) -> tuple[Ids, Ids]:
         """The clients that answered, and the cluster with the nearest centroid for each of them."""
         if state.joint is None or state.known is None or not len(clients):
             return clients[:0], clients[:0]
@@ -142,11 +146,4 @@ class Repa:
         return new.clients, self.clustering.place(state.known, labels, new, fed.seed)
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
-        """Give each of the clients without a cluster the nearest one; who fails is asked again."""
-        answered, clusters = self.assign(state, clients[state.labels[clients] < 0], fed)
-        if not len(answered) or state.known is None:
-            return state
-        labels = state.labels.copy()
-        labels[answered] = clusters
-        bank = state.bank.joined(answered, labels, state.known.clients)
-        return replace(state, labels=labels, bank=bank)
+        return place(state, clients, lambda new: self.nearest_clusters(state, new, fed))

@@ -47,7 +47,17 @@ class ScaffoldState:
 class Scaffold:
     """Alg. 1, option II: local steps follow g_i(y_i) - c_i + c. Needs SGD.
 
-    Each client of a cohort is sent x and c, and returns both of its own: twice the bytes of FedAvg.
+    c_i is the mean gradient of client i in its last training, c the mean of all c_i. Each client of
+    a cohort is sent x and c, and returns both of its own: twice the bytes of FedAvg. Clients that
+    never trained have c_i = 0. It has no keys:
+
+        algorithm: scaffold
+
+    >>> w = {"w": torch.tensor([0.0])}
+    >>> memo = {"c_i/w": torch.tensor([3.0]), "c/w": torch.tensor([1.0])}
+    >>> g = Scaffold().gradient(lambda w, batch: {"w": torch.tensor([10.0])}, w, None, w, memo)
+    >>> g["w"]  # 10 - 3 + 1
+    tensor([8.])
     """
 
     def require(self, fed: Federation) -> None:

@@ -28,6 +28,12 @@ class DifferenceClustering(StatisticsClustering):
 
 @dataclass(frozen=True)
 class Wd(Repa):
-    """REPA whose clients are clustered by their updates instead of statistics of their data."""
+    """REPA whose clients are clustered by their updates instead of statistics of their data.
+
+        algorithm: {name: wd, rounds_before: 5, clustering: {partition: {number: 4}}}
+
+    >>> type(Wd().clustering.signature).__name__
+    'Update'
+    """
 
     clustering: DifferenceClustering = field(default_factory=DifferenceClustering)

@@ -86,13 +86,10 @@ class Robustness(Measure):
         clusters = np.unique(clustering.labels)
         members = [clustering.clients[clustering.labels == c] for c in clusters]
         similar = np.stack([self._drawn(ids, context) for ids in members])  # (C, n)
-        sizes = np.array([len(ids) for ids in context.split.similar], np.int64)
-        num_examples = np.concatenate([fed.num_examples, sizes])
         with fed.meter.phase("robustness"):
-            answered, cluster = algorithm.assign(
-                context.state,
-                np.unique(similar),
-                replace(fed, meter=Meter(), num_examples=num_examples),
+            uncounted = replace(fed, meter=Meter())
+            answered, cluster = algorithm.nearest_clusters(
+                context.state, np.unique(similar), uncounted
             )
         cluster_of = dict(zip(answered.tolist(), cluster.tolist(), strict=True))
         successes = np.array(

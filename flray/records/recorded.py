@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
 
-COMPONENTS = "part"  # folder of a run that trains a part of its clients (records/components.py)
+COMPONENTS = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
 CONFIGURATIONS = "configurations"  # key of environment.json
 
 

@@ -1,4 +1,4 @@
-"""Resources of a trial: bundles of CPUs and GPUs; what can never fit is refused with numbers."""
+"""Resources of a trial: bundles of CPUs and GPUs, and the refusal of what can never fit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +11,16 @@ from flray.sweeps.keys import device_of
 from flray.sweeps.space import Options
 
 Bundle = dict[str, float]
-Nodes = Sequence[Mapping[str, float]]  # what each machine of the cluster has in all
+Nodes = Sequence[Mapping[str, float]]  # the resources of each machine of the cluster
 
 
 def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bundle]:
-    """The trial's own process first, then one bundle for each client actor it will start."""
+    """The resources of a trial, as Tune asks for them.
+
+    The trial's own process comes first, then a bundle for each client actor it will start. A trial
+    in process has `execution.threads` CPUs and, if the cluster has GPUs, a share of one. Raises an
+    ExperimentError with the sum if the cluster can never provide them.
+    """
     if experiment.settings.execution.executor == "inline":
         return [_in_process(experiment, options.concurrency, nodes)]
     plan = prepare(experiment).plan
@@ -26,10 +31,16 @@ def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bund
 
 
 def total(nodes: Nodes, kind: str) -> float:
+    """The amount of a resource in the whole cluster.
+
+    >>> total([{"CPU": 8.0, "GPU": 1.0}, {"CPU": 4.0}], "CPU")
+    12.0
+    """
     return sum(node.get(kind, 0.0) for node in nodes)
 
 
 def _in_process(experiment: Experiment, concurrency: int | None, nodes: Nodes) -> Bundle:
+    """The bundle of a trial that trains its clients in its own process."""
     execution, num_gpus = experiment.settings.execution, total(nodes, "GPU")
     if execution.device not in ("auto", "cpu", "cuda"):
         raise ExperimentError(

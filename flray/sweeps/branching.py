@@ -1,4 +1,8 @@
-"""What branching runs share, FedAvg up to their clusterings, and how they go on from there."""
+"""Branching rows: the rounds of FedAvg that they share, and how each continues from its clustering.
+
+`Prefix` trains FedAvg's rounds once for all rows; `Branch` takes the place of a row's algorithm
+from the round of its clustering on.
+"""
 
 from collections import Counter
 from collections.abc import Collection
@@ -16,14 +20,16 @@ from flray.engines.training import Gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.records.run_directory import RunDirectory
+from flray.records.writer import RoundWriter
 from flray.runs.assemble import assemble, open_directory
 from flray.runs.preparing import Prepared
 from flray.server.evaluation import RoundRow
+from flray.server.loop import Callbacks
 from flray.sweeps.cache import Cache, OutOfTime
 
-PREFIX = "prefix"
-NEVER_ENDS = 1_000_000_000  # rounds: a prefix is no finished run, wherever it is left
-OF_EVALUATION = "_evaluation"  # ends the costs of evaluating, which are not the round's own
+PREFIX = "prefix"  # kind of cache entry
+NEVER_ENDS = 1_000_000_000  # rounds, so many that a prefix never counts as a finished run
+OF_EVALUATION = "_evaluation"  # ends the columns of costs of evaluating, not of the round itself
 METRICS = frozenset({TRAIN_LOSS})  # of a round; computed again from the records of its clients
 
 
@@ -35,38 +41,47 @@ def branches(experiment: Experiment) -> bool:
     return algorithm.rounds_before <= experiment.settings.rounds
 
 
+class _StopAfter(Callbacks):
+    """Stops a run after a round and gives that round and the one before checkpoints."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.is_reached = last, False
+
+    def while_writing(self, t: int, writer: RoundWriter) -> None:
+        if t >= self.last - 1:
+            writer.flush()
+        self.is_reached = t >= self.last
+
+
 @dataclass(frozen=True)
 class Prefix:
-    """The entries `prefix/<key>-<n>`: run directories of FedAvg after n rounds.
+    """FedAvg's rounds, which all rows share that differ only in algorithm and rounds.
 
-    Each continues the one of fewer rounds. It holds the checkpoints of its last two rounds: a
-    branch starts after round n - 1, so that the server's own loop records round n.
+    The entry `prefix/<key>-<n>` of the cache is a run directory of FedAvg after n rounds; it
+    continues the one with the next smaller n. It has checkpoints of its last two rounds: a branch
+    starts after round n - 1, so that the server's own loop records round n. Every method trains the
+    rounds it needs, or waits for the process that does; n may be 0.
     """
 
-    key: str
+    key: str  # of everything that decides the rounds
     cache: Cache
     parts: Prepared
     fed: Federation
     plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
     wanted: Collection[int]  # rounds after which rows may cluster
 
-    def require(self, n: int) -> None:
-        """Train the first n rounds, or wait for them; n may be 0."""
-        if n:
-            self._after(n)
-
     def bank(self, n: int, t: int) -> ModelBank:
         """The model after round t of the prefix of n rounds; t is n - 1 or n."""
         if t == 0:
             return self.fed.initial_bank()
-        found = self._after(n).store().load_latest(self.parts.device, up_to=t)
-        assert found is not None, (n, t)
-        assert found.round == t, (n, t)
-        bank: ModelBank = found.state.bank
+        checkpoint = self._after(n).store().load_latest(self.parts.device, up_to=t)
+        assert checkpoint is not None, (n, t)
+        assert checkpoint.round == t, (n, t)
+        bank: ModelBank = checkpoint.state.bank
         return bank
 
     def row(self, n: int) -> RoundRow:
-        """What was recorded of round n; nothing of round 0."""
+        """The row that was recorded of round n; empty for round 0."""
         return self._after(n).rows()[-1] if n else {}
 
     def steps(self, n: int) -> int:
@@ -85,28 +100,33 @@ class Prefix:
         directory.store().save(t, FedAvgState(self.bank(n, t)))
 
     def _after(self, n: int) -> RunDirectory:
-        """The run directory after n rounds, n >= 1: found, trained here, or awaited."""
+        """The run directory after n rounds, n >= 1."""
         key = f"{self.key}-{n}"
         others = (self.cache.root / PREFIX).glob(f"{self.key}-*/")
-        known = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
-        before = max((t for t in known if t < n), default=0)
-        if not self.cache.path(PREFIX, key).exists():
-            self.require(before)  # before claiming: a process that holds a claim must not wait
+        stops = {*self.wanted, *(int(path.name.rpartition("-")[2]) for path in others)}
+        before = max((t for t in stops if t < n), default=0)
+        if before and not self.cache.path(PREFIX, key).exists():
+            self._after(before)  # before claiming: a process that holds a claim must not wait
         return RunDirectory(
             self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
         )
 
     def _train(self, folder: Path, before: int, n: int) -> int:
+        """Train rounds `before` + 1 to n in this folder; the client steps that they took."""
         experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
         directory = RunDirectory(folder)
         is_new = not directory.holds_run()
         open_directory(experiment, self.parts, directory)
         if is_new:
             self.begin(directory, before, before)
-        self.fed.meter.read_and_reset()
-        server = assemble(experiment, self.parts, self.fed, directory)
-        replace(server, should_stop=self.cache.is_over, stop_after=n).run()
-        self.fed.meter.read_and_reset()
+        stop = _StopAfter(n)
+        checkpoint = directory.store().load_latest(self.parts.device)
+        if checkpoint is None or checkpoint.round < n:  # else it was killed when it was complete
+            self.fed.meter.read_and_reset()
+            server = assemble(experiment, self.parts, self.fed, directory)
+            is_over = lambda: stop.is_reached or self.cache.is_over()  # noqa: E731
+            replace(server, should_stop=is_over, callbacks=stop).run()
+            self.fed.meter.read_and_reset()
         rows = directory.rows()
         if len(rows) < n:
             raise OutOfTime
@@ -114,22 +134,24 @@ class Prefix:
 
 
 class OwnMetrics(Exception):
-    """A round returned metrics that are recorded neither in the prefix nor for components."""
+    """A round returned metrics that are recorded neither in the prefix nor for groups."""
 
 
 @dataclass(frozen=True)
 class Branch:
     """Replaces a branching algorithm from the round of its clustering on.
 
-    The server's own loop records and evaluates that round, as it would in a run alone.
+    Round `rounds_before` trains nobody: its metrics and costs are the prefix's, its state is the
+    one after the clustering, whose costs are added. Later rounds are the algorithm's own.
+    The server's own loop records and evaluates that round, as it would in a run alone. Raises
+    OwnMetrics if the algorithm returns metrics that only a run of its own records.
     """
 
     algorithm: Branching[Any]  # Any: the state is the algorithm's own
     state: Any  # after the clustering
     clustering: Clustering
-    counts: Counter[str]  # of the clustering
-    row: RoundRow  # the prefix's, of the round of the clustering
-    are_metrics_known: bool  # raise OwnMetrics for metrics that prefix or components lack
+    counts: Counter[str]  # costs of the clustering
+    row: RoundRow  # the prefix's, of the round of the clustering; empty for round 0
 
     @property
     def gradient(self) -> Gradient:
@@ -147,7 +169,7 @@ class Branch:
     def round(self, state: Any, cohort: Cohort, fed: Federation) -> Outcome[Any]:
         if cohort.t > self.algorithm.rounds_before:
             outcome = self.algorithm.round(state, cohort, fed)
-            if self.are_metrics_known and outcome.metrics.keys() - METRICS:
+            if outcome.metrics.keys() - METRICS:
                 raise OwnMetrics
             return outcome
         # A branch is evaluated anew, so what the prefix's evaluation cost is not its own.
@@ -170,5 +192,5 @@ class Branch:
         return self.algorithm.partition(state)
 
     @property
-    def assign(self) -> Any:  # Any: a method that only some algorithms have
-        return self.algorithm.assign  # type: ignore[attr-defined]  # raised where it has none
+    def nearest_clusters(self) -> Any:  # Any: a method that only some algorithms have
+        return self.algorithm.nearest_clusters  # type: ignore[attr-defined]  # raised without one

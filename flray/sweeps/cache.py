@@ -1,9 +1,10 @@
 """A content-addressed folder of what runs share: equal keys, equal bits.
 
 `<kind>/<key>/` is an entry, complete or absent. The process that computes it holds
-`<kind>/<key>.lock` and works in `<kind>/.<key>/`; `<kind>/<key>.json` holds the client steps that
-the entry took each sweep. Whoever claims an entry finishes it before waiting for another one, so
-nobody waits in a circle; the claim of a process that died is free again.
+`<kind>/<key>.lock` and works in `<kind>/.<key>/`; `<kind>/<key>.json` has the client steps that the
+entry took each sweep, `<kind>/<key>.failed` the error with which it failed. Whoever claims an entry
+finishes it before waiting for another one, so no two processes wait for each other; the claim of a
+process that died is free again.
 """
 
 import json
@@ -24,9 +25,9 @@ from flray.files import replace_text
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.lock import claimed
 
-POLL_S = 0.1
-VALUES_KEPT = 64  # by a process, of those it has read
-DEVICE = "device"
+POLL_S = 0.1  # seconds between two looks at an entry that another process computes
+VALUES_KEPT = 64  # values that a process keeps after reading them
+DEVICE = "device"  # in the record of a value: the kind of device it was computed on
 
 
 class OutOfTime(Exception):
@@ -35,14 +36,28 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Cache:
+    """Entries that the trials of one or several sweeps share, and the end of a sweep's time.
+
+    >>> from tempfile import mkdtemp
+    >>> cache = Cache(Path(mkdtemp()), sweep="a", session="1")
+    >>> def train(folder: Path) -> int:
+    ...     print("training")
+    ...     return 20  # client steps
+    >>> path = cache.obtain("prefix", "key", train)
+    training
+    >>> cache.obtain("prefix", "key", train) == path, cache.costs("prefix")
+    (True, {'key': 20})
+    """
+
     root: Path
-    sweep: str  # names the sweep that computes, for its costs
-    session: str  # names this start of the sweep: what failed is tried again at the next start
-    deadline: float = float("inf")  # by the clock
+    sweep: str  # id of the sweep that computes, for its costs
+    session: str  # id of this start of the sweep: what failed is tried again at the next start
+    deadline: float = float("inf")  # time at which the sweep has to stop
     wish: Path | None = None  # a file that exists once the sweep has to stop
     alive: Path | None = None  # a file that a trial touches as long as it makes progress
 
     def path(self, kind: str, key: str) -> Path:
+        """The folder of an entry, whether it exists or not."""
         return self.root / kind / key
 
     def claim(self, kind: str, key: str) -> AbstractContextManager[bool]:
@@ -50,11 +65,13 @@ class Cache:
         return claimed(self.root / kind / f"{key}.lock")
 
     def obtain(self, kind: str, key: str, compute: Callable[[Path], int]) -> Path:
-        """The folder of an entry: found, computed here, or awaited from whoever has claimed it.
+        """The folder of an entry, which exists, is computed here or awaited from another process.
+
+        Raises OutOfTime if the sweep has to stop, ClientFailure if the entry has failed before.
 
         Args:
             compute: fills the folder it is given and returns the client steps it took. The folder
-                holds what a process that was stopped has left.
+                has what a process that was stopped has left.
         """
         path = self.path(kind, key)
         while not path.exists():
@@ -86,7 +103,7 @@ class Cache:
         """The client steps that the entries of a kind took this sweep, by key."""
         keys = [path.stem for path in (self.root / kind).glob("*.json")]
         steps = {key: self._steps(kind, key) for key in keys}
-        return {key: each[self.sweep] for key, each in steps.items() if self.sweep in each}
+        return {key: by[self.sweep] for key, by in steps.items() if self.sweep in by}
 
     def wait(self) -> None:
         """Wait a moment for another process; raises OutOfTime once the sweep has to stop."""
@@ -101,6 +118,7 @@ class Cache:
         return self.is_late()
 
     def is_late(self) -> bool:
+        """The same without a sign of progress."""
         return time() > self.deadline or (self.wish is not None and self.wish.exists())
 
     def _compute_once(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
@@ -123,7 +141,12 @@ class Cache:
 
 
 def write_value(folder: Path, value: Any, extra: Mapping[str, object] | None = None) -> None:
-    """Store a value of tensors, arrays and dataclasses. Any: of any such type."""
+    """Store a value of tensors, arrays and dataclasses, as checkpoints are stored.
+
+    Args:
+        value: Any: of any such type.
+        extra: plain values to store with it.
+    """
     points = value[0] if isinstance(value, tuple) else value
     device = points.values.device.type if isinstance(points, Points) else "cpu"
     CheckpointStore(folder).save(0, value, {**(extra or {}), DEVICE: device})
@@ -131,13 +154,13 @@ def write_value(folder: Path, value: Any, extra: Mapping[str, object] | None = N
 
 @lru_cache(maxsize=VALUES_KEPT)
 def read_value(folder: Path) -> Checkpoint:
-    """What was stored, on the kind of device it was computed on, which distances depend on.
+    """A stored value in `state`, on the kind of device it was computed on: distances depend on it.
 
     A process reads it once, so equal keys are one object.
     """
-    found = CheckpointStore(folder).load_latest()
-    assert found is not None, folder
-    if found.extra[DEVICE] != "cpu":
-        found = CheckpointStore(folder).load_latest(found.extra[DEVICE])
-        assert found is not None, folder
-    return found
+    stored = CheckpointStore(folder).load_latest()
+    assert stored is not None, folder
+    if stored.extra[DEVICE] != "cpu":
+        stored = CheckpointStore(folder).load_latest(stored.extra[DEVICE])
+        assert stored is not None, folder
+    return stored

@@ -21,7 +21,11 @@ from flray.wording import counted
 
 
 def describe_space(space: Space) -> str:
-    """One sentence on what a sweep will run. Deals the data, but trains nothing."""
+    """One sentence on what a sweep will run: its rows, their prefixes and their client steps.
+
+    Client steps are those of the rows one by one; a sweep trains fewer, which depends on its
+    clusterings. Loads the data and deals them, but trains nothing. `flray check` prints it.
+    """
     experiments = [parse_experiment(row.plain) for row in possible(space)]
     check_metric(space, experiments)
     timelines: dict[str, Timeline] = {}

@@ -1,4 +1,9 @@
-"""The driver of a sweep: checks, trials of Ray Tune over a shared cache, table and report."""
+"""The driver of a sweep: checks, trials of Ray Tune over a shared cache, table and report.
+
+`run_sweep` is all that other packages call. Every row is a trial (`trial.py`) in a process of Ray
+Tune (`tuning.py`); rows report to the driver by files in the sweep's folder alone, so a sweep can
+be stopped at any time and resumed from its folder.
+"""
 
 import shutil
 from collections import Counter
@@ -14,7 +19,6 @@ import pandas as pd
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.columns import CLIENT_STEPS
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
@@ -28,25 +32,23 @@ from flray.runs.remarks import encoder_of
 from flray.server.loop import never
 from flray.sweeps.allotment import bundles, total
 from flray.sweeps.cache import Cache
-from flray.sweeps.components import KIND as COMPONENT
 from flray.sweeps.describing import check_metric
 from flray.sweeps.folder import (
-    best_of,
     check_folder,
     open_folder,
     read_report,
+    read_row,
     read_rows,
     run_path,
-    table_of,
     write_report,
     write_row,
-    write_table,
 )
 from flray.sweeps.keys import code_version, digest, prefix_key
 from flray.sweeps.rows import SweepRow, expand, possible, rounds_to_cluster_after
 from flray.sweeps.search import RowSearch, Suggestions
 from flray.sweeps.space import OptunaSearch, Space
-from flray.sweeps.trial import Job
+from flray.sweeps.table import best_of, costs_of, table_of, write_table
+from flray.sweeps.trial import TrialContext
 from flray.sweeps.tuning import TrialWatch, run_trials, scheduler_of
 from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
@@ -58,29 +60,31 @@ STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
 class Progress:
     """The progress of a sweep, in rows."""
 
-    rows: int
-    done: int = 0  # shared ones included
+    rows: int  # all rows, with those that are still to be suggested
+    done: int = 0  # finished, stopped by a scheduler or shared
     failed: int = 0
     running: int = 0
-    shared: int = 0  # copied from the run of another row
-    tracked: tuple[int, int] | None = None  # runs written for the tracker, of how many
-    best: float | None = None  # of the metric, so far
+    shared: int = 0  # rows whose records were copied from the run of another row
+    tracked: tuple[int, int] | None = None  # runs sent to the tracker, and how many there are
+    best: float | None = None  # best mean of the metric so far
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is shown of a sweep while it runs."""
+    """What a caller sees of a sweep while it runs, and how it may stop it."""
 
-    show: Callable[[Progress], None] = lambda _: None
-    draw: Draw = no_figures  # the figures that W&B gets of a run
-    should_stop: Callable[[], bool] = never
+    show: Callable[[Progress], None] = lambda _: None  # called about once a second
+    draw: Draw = no_figures  # draws the figures of a run for W&B
+    should_stop: Callable[[], bool] = never  # asked about once a second
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    path: Path
-    report: dict[str, Any]  # Any: JSON; what sweep.json holds
-    table: pd.DataFrame  # what rows.parquet holds
+    """A sweep that has ended, or was stopped."""
+
+    path: Path  # its folder
+    report: dict[str, Any]  # Any: JSON; content of sweep.json
+    table: pd.DataFrame  # content of rows.parquet
 
 
 WATCH_NOTHING = Watch()
@@ -93,25 +97,32 @@ def run_sweep(
     max_minutes: float | None = None,
     watch: Watch = WATCH_NOTHING,
 ) -> SweepResult:
-    """Run a sweep into the folder `out`; with resume, continue where it stopped."""
+    """Run a sweep into the folder `out`.
+
+    Everything that can be refused is refused before the folder is made. A row that fails is
+    recorded with its error, and the others go on.
+
+    Args:
+        resume: continue where the sweep in this folder stopped; rows that failed are tried again.
+        max_minutes: stop after this time; running trials end after their current round.
+    """
     deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
     begin = perf_counter()
     experiments = [parse_experiment(row.plain) for row in possible(space)]
     out, code = out.absolute(), code_version()
     check_folder(out, space, code, resume)
     check_metric(space, experiments)
-    _ask_for_data(experiments)
+    _require_data(experiments)
     with connected():
         nodes = reachable_nodes()
-        asked = list({digest(e.plain["execution"]): e for e in experiments}.values())
-        for experiment in asked:
-            bundles(experiment, space.options, nodes)
+        for experiment in {digest(e.plain["execution"]): e for e in experiments}.values():
+            bundles(experiment, space.options, nodes)  # refuses what cannot be placed
         scheduler = scheduler_of(space.options, experiments)
         with locked(out):
             open_folder(out, space, code)
             root, wish = Path(space.options.cache or out / "cache").absolute(), out / STOP
             wish.unlink(missing_ok=True)
-            job = Job(
+            context = TrialContext(
                 folder=out,
                 cache=Cache(root, read_report(out)["id"], uuid4().hex, deadline, wish),
                 code=dict(code),
@@ -120,7 +131,7 @@ def run_sweep(
                 is_scheduled=space.is_scheduled,
                 draw=watch.draw,
             )
-            sweep = _Sweep(space, job, watch)
+            sweep = _Sweep(space, context, watch)
             try:
                 sweep.run(scheduler)
             finally:
@@ -128,28 +139,31 @@ def run_sweep(
             return sweep.report(perf_counter() - begin)
 
 
-def _ask_for_data(experiments: Sequence[Experiment]) -> None:
-    """Load each dataset and encoder once, so that a missing one is not reported by every trial."""
+def _require_data(experiments: Sequence[Experiment]) -> None:
+    """Load each dataset and encoder once, so that a missing one is reported once and not by every
+    trial."""
     distinct = {digest([e.plain["dataset"], e.plain["split"]]): e for e in experiments}
     for experiment in distinct.values():
         deal(experiment, experiment.dataset.build().load())
     encoders = filter(None, map(encoder_of, experiments))
-    for encoder in {each.key(): each for each in encoders}.values():
+    for encoder in {encoder.key(): encoder for encoder in encoders}.values():
         encoder.kind()  # reads the encoder's record, or else its dataset
 
 
 @dataclass(frozen=True)
 class _Sweep:
+    """A sweep whose folder is open and locked."""
+
     space: Space
-    job: Job
+    context: TrialContext
     watch: Watch
     # Rows that are done and their summaries, by number: they do not change, and are read once.
     done: dict[int, SweepRow] = field(default_factory=dict)
-    found: dict[int, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
+    summary_of: dict[int, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
 
     @property
     def folder(self) -> Path:
-        return self.job.folder
+        return self.context.folder
 
     @cached_property
     def known(self) -> tuple[SweepRow, ...]:
@@ -158,11 +172,12 @@ class _Sweep:
 
     @cached_property
     def suggestions(self) -> Suggestions | None:
+        """Optuna's suggestions, after those of earlier starts; None: another search."""
         if not isinstance(self.space.options.search, OptunaSearch):
             return None
         first = len(self.known)
         before = [row for number, row in read_rows(self.folder).items() if number >= first]
-        return Suggestions(self.space, self.job.wanted, first, before)
+        return Suggestions(self.space, self.context.wanted, first, before)
 
     @property
     def num_left(self) -> int:
@@ -172,7 +187,7 @@ class _Sweep:
     def rows(self) -> list[SweepRow]:
         """Every row that is known by now, in its current state, in the order of their numbers."""
         suggested = self.suggestions.rows if self.suggestions else []
-        read = read_rows(self.folder, but=self.done)
+        read = read_rows(self.folder, left_out=self.done)
         self.done.update({number: row for number, row in read.items() if row.is_done})
         current = {row.number: row for row in [*self.known, *suggested]} | read | self.done
         return [current[number] for number in sorted(current)]
@@ -180,25 +195,24 @@ class _Sweep:
     def summaries(self, rows: Sequence[SweepRow]) -> dict[int, dict[str, Any]]:  # Any: JSON
         """The summaries of the rows that are done, by number."""
         for n in (row.number for row in rows if row.is_done):
-            if n not in self.found:
-                self.found[n] = RunDirectory(self.folder / run_path(n)).summary() or {}
-        return self.found
+            if n not in self.summary_of:
+                self.summary_of[n] = RunDirectory(self.folder / run_path(n)).summary() or {}
+        return self.summary_of
 
     def run(self, scheduler: TrialScheduler | None) -> None:
         """Run every row that is not done or stopped by a scheduler; failures are tried again."""
         rows = self.rows()
         if self.suggestions is not None:
-            metric, found = self.space.options.metric, self.summaries(rows)
-            self.suggestions.learn(
-                {n: s[metric] for n, s in found.items() if s.get(metric) is not None}
-            )
+            values = {n: s.get(self.space.options.metric) for n, s in self.summaries(rows).items()}
+            self.suggestions.learn({n: value for n, value in values.items() if value is not None})
         waiting = [row for row in rows if not (row.is_done or row.status == "stopped")]
-        if (waiting or self.num_left) and not self.job.cache.is_over():
-            self._fit(RowSearch(_interleaved(waiting, self.job), self.suggestions), scheduler)
+        if (waiting or self.num_left) and not self.context.cache.is_over():
+            self._fit(RowSearch(_interleaved(waiting, self.context), self.suggestions), scheduler)
         self._show(0)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
-        watch = TrialWatch(self.job, self._show, self.watch.should_stop)
+        """Run trials until the search has no more rows, and record how they ended."""
+        watch = TrialWatch(self.context, self._show, self.watch.should_stop)
         for result in run_trials(search, self.space.options, scheduler, watch):
             assert result.config is not None
             for row in result.config["rows"]:
@@ -206,7 +220,7 @@ class _Sweep:
 
     def _record_end(self, number: int, result: tune.Result) -> None:
         """Record what the trial could not: that its process died or a scheduler stopped it."""
-        row = read_rows(self.folder, number).get(number)
+        row = read_row(self.folder, number)
         if row is None or row.status != "unfinished":
             return
         if result.error is not None:
@@ -216,23 +230,24 @@ class _Sweep:
             write_row(self.folder, replace(row, status="stopped"))
 
     def _show(self, running: int, tracked: tuple[int, int] | None = None) -> None:
+        """Show the progress, by the rows' files and summaries."""
         rows, options = self.rows(), self.space.options
-        found = Counter(row.status for row in rows)
+        counts = Counter(row.status for row in rows)
         best = best_of(rows, self.summaries(rows), options)
         self.watch.show(
             Progress(
                 rows=len(rows) + self.num_left,
-                done=found["done"] + found["shared"] + found["stopped"],
-                failed=found["failed"],
+                done=counts["done"] + counts["shared"] + counts["stopped"],
+                failed=counts["failed"],
                 running=running,
-                shared=found["shared"],
+                shared=counts["shared"],
                 tracked=tracked,
                 best=best[options.metric] if best and not best["missing_rows"] else None,
             )
         )
 
     def report(self, seconds: float) -> SweepResult:
-        """Write table and report, and send to W&B what it does not have yet."""
+        """Write table and report, and send to the tracker what it does not have yet."""
         rows, options, before = self.rows(), self.space.options, read_report(self.folder)
         best = best_of(rows, self.summaries(rows), options)
         self._mirror(rows, best["rows"] if best else [])
@@ -244,30 +259,30 @@ class _Sweep:
             **before,
             "rows": len(rows) + self.num_left,
             **{name: counts[name] for name in STATUSES},
-            **self._costs(rows, frame),
+            **costs_of(self.folder, rows, frame, self.context.cache),
             "metric": options.metric,
             "mode": options.mode,
             "best": best,
-            "code": dict(self.job.code),
+            "code": dict(self.context.code),
             "seconds": round(before["seconds"] + seconds, 3),
             "commit": environment()["commit"],
         }
         write_report(self.folder, report)
         if counts["failed"] + counts["unfinished"] == 0 and options.cache is None:
-            for entry in self.job.cache.root.glob("*/*/"):  # files keep what they cost
+            for entry in self.context.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)
-        some = (rows or possible(self.space))[0]
-        tracking = parse_experiment(some.plain).settings.tracking
+        first = (rows or possible(self.space))[0]
+        tracking = parse_experiment(first.plain).settings.tracking
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
     def _mirror(self, rows: Sequence[SweepRow], best: Sequence[int]) -> None:
-        """Send runs that were put together to W&B, if the experiment asks for it.
+        """Send runs that were put together of groups to the tracker, if there is one.
 
-        Called when everything is trained: a trial would have to wait seconds for an upload. Figures
-        take ten times as long as all the rest, so only the rows of the best configuration get them.
+        Called when everything is trained: a trial would wait seconds for an upload. Figures take
+        ten times as long as all the rest, so only the rows of the best configuration have them.
         """
-        joined = [row for row in rows if row.components and row.status == "done"]
+        joined = [row for row in rows if row.groups and row.status == "done"]
         pairs = [(row.number, parse_experiment(row.plain)) for row in joined]
         pairs = [pair for pair in pairs if pair[1].settings.tracking != NoTracking()]
         for num_written, (number, experiment) in enumerate(pairs):
@@ -277,41 +292,13 @@ class _Sweep:
             with tracked(experiment, path, draw=draw, group=group):
                 pass
 
-    def _costs(self, rows: Sequence[SweepRow], frame: pd.DataFrame) -> dict[str, Any]:
-        """Numbers of computed entries; client steps trained, and if every row had run alone."""
-        kinds = ("prefix", "observation", "distance", "tree", COMPONENT)
-        costs = {kind: self.job.cache.costs(kind) for kind in kinds}
-        trained = sum(sum(each.values()) for each in costs.values())
-        trained += sum(self._steps_of(row) for row in rows)
-        naive = int(frame[CLIENT_STEPS].fillna(0).sum()) if CLIENT_STEPS in frame else 0
-        return {
-            "prefixes": len({key.partition("-")[0] for key in costs["prefix"]}),
-            "observations": len(costs["observation"]),
-            "distances": len(costs["distance"]),
-            "trees": len(costs["tree"]),
-            "runs": len({row.run for row in rows if row.run is not None}),
-            "components": sum(len(row.components) for row in rows),
-            "components_trained": len(costs[COMPONENT]),
-            "client_steps_trained": trained,
-            "client_steps_naive": naive,
-            "ratio": naive / trained if trained and naive else None,
-        }
 
-    def _steps_of(self, row: SweepRow) -> int:
-        """Client steps of the row's own run, finished or not, without those of cached entries."""
-        if row.components or row.status == "shared":
-            return row.steps_placed
-        rounds = RunDirectory(self.folder / run_path(row.number)).rows()
-        steps: int = sum(each.get(CLIENT_STEPS, 0) for each in rounds)
-        return max(steps - row.steps_found, 0)
-
-
-def _interleaved(rows: Sequence[SweepRow], job: Job) -> list[SweepRow]:
+def _interleaved(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
     """The rows, their prefixes taking turns, so that parallel trials wait less for one prefix."""
-    turns: Counter[str] = Counter()
-    placed = []
+    num_before: Counter[str] = Counter()  # rows of each prefix so far
+    turns = []
     for row in rows:
-        key = prefix_key(parse_experiment(row.plain), job.code, job.has_gpu)
-        placed.append((turns[key], row))
-        turns[key] += 1
-    return [row for _, row in sorted(placed, key=lambda each: each[0])]
+        key = prefix_key(parse_experiment(row.plain), context.code, context.has_gpu)
+        turns.append((num_before[key], row))
+        num_before[key] += 1
+    return [row for _, row in sorted(turns, key=lambda turn: turn[0])]

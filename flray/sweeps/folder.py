@@ -1,41 +1,35 @@
-"""A sweep's folder: its space, its rows one by one and as a table, and its report."""
+"""A sweep's folder, and its files that are not run directories.
+
+| path | content |
+|---|---|
+| `space.yaml` | the resolved space; written last, it makes the folder a sweep |
+| `sweep.json` | report: id, versions, numbers of rows by status, costs, best configuration |
+| `rows.parquet` | table with a line for each row |
+| `trials/0012.json` | state of row 12; `0012.alive` is touched while its trial makes progress |
+| `runs/0012/` | run directory of row 12 |
+| `parts/0012/` | run directories in which row 12 trains groups of its clients, while it runs |
+| `cache/` | what rows share, emptied when all are done; elsewhere with `cache` in the space |
+"""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-import pandas as pd
 import yaml
 
 from flray.clustering.merges import MergePoint
-from flray.columns import (
-    ACCURACY_MEAN,
-    ERROR,
-    FOLDER,
-    HOLDOUT_LABELS_READ,
-    MERGE_PLACE,
-    ROW,
-    RUN,
-    STATUS,
-    USES_GROUND_TRUTH,
-)
 from flray.config.deciding import first_difference
 from flray.errors import ExperimentError
-from flray.files import read_json, reading, replace_file, replace_text
+from flray.files import read_json, reading, replace_text
 from flray.records import lock
 from flray.records.inside import refuse_links_out
-from flray.records.run_directory import RunDirectory
-from flray.server.summary import numbers_so_far
-from flray.sweeps.keys import canonical
-from flray.sweeps.ranking import TIE_BREAKERS, candidates, ranks
 from flray.sweeps.rows import SweepRow
-from flray.sweeps.space import Options, Space
+from flray.sweeps.space import Space
 
-SPACE, REPORT, TABLE, ROWS = "space.yaml", "sweep.json", "rows.parquet", "trials"
+SPACE, REPORT, ROWS = "space.yaml", "sweep.json", "trials"
 FOLDERS = ("runs", ROWS)
 FREE = ("concurrency", "cache")  # keys of a space that may change on --resume
 
@@ -46,7 +40,14 @@ def run_path(number: int) -> str:
 
 
 def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool) -> None:
-    """Refuse a folder that holds anything other than this sweep."""
+    """Refuse a folder that holds anything other than this sweep.
+
+    An ExperimentError says which key differs, or which code computed what is there.
+
+    Args:
+        code: versions of code and libraries, see `code_version`.
+        resume: True if the folder must hold the sweep already, False if it must not.
+    """
     refuse_links_out(path)
     if (path / SPACE).is_file():
         _check_same(path, space, code)
@@ -79,10 +80,10 @@ def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
     with reading(path / SPACE):
-        held = dict(yaml.safe_load((path / SPACE).read_text(encoding="utf-8")))
-    here = yaml.safe_load(yaml.safe_dump(space.plain))
-    kept = [{key: value for key, value in each.items() if key not in FREE} for each in (held, here)]
-    difference = first_difference(*kept)
+        recorded = dict(yaml.safe_load((path / SPACE).read_text(encoding="utf-8")))
+    asked = yaml.safe_load(yaml.safe_dump(space.plain))
+    fixed = [{k: v for k, v in keys.items() if k not in FREE} for keys in (recorded, asked)]
+    difference = first_difference(*fixed)
     if difference is not None:
         raise ExperimentError(
             f"{path} holds another sweep ({difference}): choose another --out or remove it"
@@ -96,6 +97,7 @@ def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
+    """The content of sweep.json."""
     return read_json(path / REPORT)
 
 
@@ -109,103 +111,26 @@ def write_row(folder: Path, row: SweepRow) -> None:
 
 
 def alive_file(folder: Path, number: int) -> Path:
-    """Touched by the trial of a row as long as it goes on."""
+    """A file that the trial of a row touches as long as it makes progress."""
     return folder / ROWS / f"{number:04d}.alive"
 
 
-def read_rows(
-    folder: Path, number: int | None = None, but: Iterable[int] = ()
-) -> dict[int, SweepRow]:
-    """All rows that had a trial, or the one of this number, as they were last recorded.
-
-    Args:
-        but: numbers of rows to leave out.
-    """
-    name = "*.json" if number is None else f"{number:04d}.json"
-    left_out = {f"{each:04d}.json" for each in but}
-    found = {}
-    for file in sorted((folder / ROWS).glob(name)):
-        if file.name in left_out:
-            continue
-        with reading(file):
-            held = read_json(file)
-            point = held["merge_point"] and MergePoint(**held["merge_point"])
-            row = SweepRow(**{**held, "merge_point": point})
-            if file.stem != f"{row.number:04d}":
-                raise ValueError(f"it is of row {row.number}")
-        found[row.number] = row
-    return found
-
-
-def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
-    """One line for each row: its settings, its status and every number of its run."""
-    records = []
-    for row in rows:
-        path = None if row.run is None else run_path(row.number)
-        own = {ROW: row.number, STATUS: row.status, RUN: row.run, FOLDER: path, ERROR: row.error}
-        unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
-        numbers = {} if path is None else _numbers(RunDirectory(folder / path))
-        # This column tells whether ground truth was used, not whether a row was allowed to use it.
-        sets = {k: _cell(v) for k, v in row.overrides.items() if k != USES_GROUND_TRUTH}
-        place = {MERGE_PLACE: row.merge_point.place} if row.merge_point else {}
-        records.append(unknown | numbers | own | sets | place)
-    first = [ROW, STATUS, RUN, FOLDER, ERROR]
-    keys = [key for row in rows for key in row.overrides]
-    columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
-    frame = pd.DataFrame(records, columns=list(columns))
-    return frame.assign(**{key: _one_kind(frame[key]) for key in dict.fromkeys(keys)})
-
-
-def _numbers(run: RunDirectory) -> dict[str, Any]:
-    """The summary; of a run that stopped before, its numbers so far."""
-    rounds = run.rounds()
-    return run.summary() or (numbers_so_far(rounds) if len(rounds) else {})
-
-
-def write_table(folder: Path, frame: pd.DataFrame) -> None:
-    replace_file(folder / TABLE, lambda path: frame.to_parquet(path))
-
-
-def best_of(
-    rows: Sequence[SweepRow], summaries: Mapping[int, Mapping[str, Any]], options: Options
-) -> dict[str, Any] | None:
-    """The configuration with the best mean of the metric over its seeds; None: none has one.
-
-    Args:
-        summaries: of the rows that are done, by number.
-    """
-    numbers, metric = [row.number for row in rows], options.metric
-    columns = list(dict.fromkeys((metric, *TIE_BREAKERS)))
-    held = [[summaries.get(n, {}).get(column) for column in columns] for n in numbers]
-    values = pd.DataFrame(held, numbers, columns, float)
-    texts = pd.Series([canonical(row.but_for_the_seed()) for row in rows], numbers)
-    alike = values.groupby(texts, sort=False)
-    missing = alike.size() - alike[metric].count()
-    found = alike.mean().assign(missing=missing).dropna(subset=[metric])
-    if found.empty:
+def read_row(folder: Path, number: int) -> SweepRow | None:
+    """The row of this number as it was last recorded; None: it had no trial yet."""
+    file = folder / ROWS / f"{number:04d}.json"
+    if not file.is_file():
         return None
-    best = ranks(found, metric, found["missing"], options.mode == "max").idxmin()
-    own = values.loc[texts == best, metric]
-    measured = [summaries[number] for number in own.dropna().index]
-    return {
-        "rows": own.dropna().index.tolist(),
-        "missing_rows": own[own.isna()].index.tolist(),
-        "left_out": int((~candidates(found["missing"])).sum()),  # configurations
-        "sets": next(row for row in rows if row.number == own.index[0]).but_for_the_seed(),
-        metric: float(own.mean()),
-        ACCURACY_MEAN: float(np.mean([each[ACCURACY_MEAN] for each in measured])),
-        USES_GROUND_TRUTH: any(each[USES_GROUND_TRUTH] for each in measured),
-    }
+    with reading(file):
+        fields = read_json(file)
+        point = fields["merge_point"] and MergePoint(**fields["merge_point"])
+        row = SweepRow(**{**fields, "merge_point": point})
+        if row.number != number:
+            raise ValueError(f"it is of row {row.number}")
+    return row
 
 
-def _cell(value: Any) -> Any:
-    """A value of YAML as a cell of a table: lists and mappings become JSON."""
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _one_kind(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Parquet holds one type per column: numbers beside names become text."""
-    kinds = {type(value) for value in column.dropna()}
-    if len(kinds) < 2 or kinds <= {int, float}:
-        return column
-    return column.map(lambda value: value if value is None or value != value else str(value))
+def read_rows(folder: Path, left_out: Collection[int] = ()) -> dict[int, SweepRow]:
+    """All rows that had a trial, as they were last recorded, by number."""
+    numbers = sorted(int(file.stem) for file in (folder / ROWS).glob("*.json"))
+    rows = {number: read_row(folder, number) for number in numbers if number not in left_out}
+    return {number: row for number, row in rows.items() if row is not None}

@@ -35,9 +35,9 @@ def importances(samples: pd.DataFrame, metric: "pd.Series[float]") -> "pd.Series
     try:
         study = optuna.create_study()
         for row, value in zip(samples.to_dict("records"), values, strict=True):
-            given = {str(key): held for key, held in row.items()}
+            params = {str(key): cell for key, cell in row.items()}
             trial = optuna.trial.create_trial(
-                params=given, distributions=distributions, value=float(value)
+                params=params, distributions=distributions, value=float(value)
             )
             study.add_trial(trial)
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)

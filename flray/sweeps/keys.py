@@ -1,4 +1,8 @@
-"""Names for what a sweep computes: equal names, equal bits."""
+"""Keys of what a sweep computes: equal keys, equal bits.
+
+A key is a short hash of everything that decides the bits of an entry: configuration, versions of
+code and libraries, kind of device, and the key of what the entry was computed from.
+"""
 
 import hashlib
 import importlib.metadata
@@ -17,7 +21,7 @@ from flray.config.experiment import Experiment
 from flray.config.reading import Plain
 from flray.records.encoding import encode
 
-SHORT = 12  # characters of a name: 2^48 of them
+SHORT = 12  # characters of a key: 2^48 different ones
 LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
 SHOWING = ("cli", "reports", "tracking")  # packages that change no number
 
@@ -25,11 +29,16 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def canonical(value: object) -> str:
-    """The same text for equal configurations."""
+    """The same text for equal configurations.
+
+    >>> canonical({"b": 1, "a": 2}) == canonical({"a": 2, "b": 1})
+    True
+    """
     return json.dumps(value, sort_keys=True)
 
 
 def digest(value: object) -> str:
+    """A key of plain values, equal for equal ones."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:SHORT]
 
 
@@ -58,7 +67,7 @@ def device_of(experiment: Experiment, has_gpu: bool) -> str:
 
 
 def state_digest(state: object) -> str:
-    """A name for an algorithm's state, by its bits."""
+    """SHA-256 of an algorithm's state, by its bits."""
     tree, arrays = encode(state)
     sha = hashlib.sha256(canonical(tree).encode())
     for path, array in arrays.items():
@@ -68,9 +77,14 @@ def state_digest(state: object) -> str:
 
 
 def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -> str:
-    """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone."""
-    own = ("algorithm", "rounds")
-    shared = {key: v for key, v in deciding(experiment.plain).items() if key not in own}
+    """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone.
+
+    Args:
+        code: versions of code and libraries, see `code_version`.
+        has_gpu: True if the cluster has a GPU, which `execution.device: auto` then means.
+    """
+    different = ("algorithm", "rounds")
+    shared = {key: v for key, v in deciding(experiment.plain).items() if key not in different}
     return digest([shared, dict(code), device_of(experiment, has_gpu)])
 
 
@@ -79,22 +93,18 @@ def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
     return digest([prefix, plain["algorithm"], plain["rounds"]])
 
 
-def observation_key(prefix: str, plain: Plain, algorithm: Branching[Any]) -> str:
-    """The key of all clients' signatures, by the fields of the algorithm that `observe` reads."""
-    own = {name: plain["algorithm"][name] for name in ("name", *algorithm.observed_by)}
-    signature = plain["algorithm"]["clustering"]["signature"]
-    return digest([prefix, algorithm.rounds_before, own, signature])
-
-
 def branch_key(
     prefix: str, plain: Mapping[str, Any], algorithm: Branching[Any], start: object
 ) -> str:
     """The key of what follows a clustering: rows with equal keys have equal records.
 
+    Fields of the algorithm that only the clustering reads are left out, unless clients may join.
+
     Args:
-        start: digests of the state to go on from, and of what else the records depend on.
+        start: digests of the state after the clustering, and of what else the records depend on.
     """
-    own: Any = plain["algorithm"]
-    if algorithm.state_decides and not plain["events"]:
-        own = own["name"]
-    return digest([prefix, algorithm.rounds_before, own, plain["rounds"], start])
+    fields: Plain = plain["algorithm"]
+    if algorithm.spent_fields is not None and not plain["events"]:
+        spent = ("rounds_before", "clustering", *algorithm.spent_fields)
+        fields = {name: value for name, value in fields.items() if name not in spent}
+    return digest([prefix, algorithm.rounds_before, fields, plain["rounds"], start])

@@ -1,4 +1,8 @@
-"""The rows of a sweep: one for each configuration that its space describes."""
+"""The rows of a sweep: one for each configuration that its space describes.
+
+A grid or a random search has all its rows before anything runs (`expand`). With Optuna only the
+baselines are known; `possible` has examples of the rest, to refuse a faulty space early.
+"""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +21,9 @@ from flray.config.overrides import THRESHOLD, with_value
 from flray.config.reading import Plain
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.keys import canonical
-from flray.sweeps.space import BetweenMerges, Grid, OptunaSearch, RandomSearch, Space, Values
+from flray.sweeps.space import OptunaSearch, RandomSearch, Space
 
 ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
@@ -26,22 +31,30 @@ STAND_IN = 1.0  # for a threshold that is not known before the row's tree
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A configuration of a sweep and its state so far."""
+    """A configuration of a sweep and its state so far, which `trials/<number>.json` records.
+
+    The status is first `unfinished`, then `done`, `shared` (its records were copied from another
+    row with the same run), `failed`, or `stopped` by a scheduler.
+
+    >>> row = SweepRow(0, {"train.lr": 0.1, "seed": 3}, plain={})
+    >>> row.is_done, row.settings_without_seed()
+    (False, {'train.lr': 0.1})
+    """
 
     number: int
     overrides: Mapping[str, Any]  # Any: YAML; without a threshold that is still to be found
-    plain: Plain  # resolved; with a stand-in for such a threshold
+    plain: Plain  # resolved configuration, with a stand-in for such a threshold
     merge_point: MergePoint | None = None  # the threshold, where the row's own tree decides it
-    status: str = "unfinished"  # later done, shared (copied from another row), failed or stopped
-    error: str | None = None
-    run: str | None = None  # the key of its run, which rows may share
-    is_whole: bool = False  # its algorithm has metrics that prefix and components lack
-    components: list[str] = field(default_factory=list)  # keys of those its clients are in
-    steps_placed: int = 0  # client steps that placed clients after the clustering
-    steps_found: int = 0  # client steps in the records of its own run that others trained
+    status: str = "unfinished"
+    error: str | None = None  # message of a failed row
+    run: str | None = None  # key of its run, which rows may share
+    is_whole: bool = False  # its algorithm has metrics that prefix and groups lack
+    groups: list[str] = field(default_factory=list)  # keys of the groups that its clients are in
+    steps_found: int = 0  # client steps in the records of its run that cache entries account for
 
     @property
     def is_done(self) -> bool:
+        """True if the row has a summary."""
         return self.status in ("done", "shared")
 
     @property
@@ -50,13 +63,13 @@ class SweepRow:
         point = {} if self.merge_point is None else {THRESHOLD: self.merge_point}
         return {**self.overrides, **point}
 
-    def but_for_the_seed(self) -> dict[str, Any]:
+    def settings_without_seed(self) -> dict[str, Any]:
         """The settings without the seed: equal for rows that differ in their seed alone."""
-        sets = {key: value for key, value in self.overrides.items() if key != "seed"}
+        settings = {key: value for key, value in self.overrides.items() if key != "seed"}
         if self.merge_point is None:
-            return sets
-        sets.pop(THRESHOLD, None)  # each seed has a tree of its own
-        return {**sets, MERGE_PLACE: self.merge_point.place}
+            return settings
+        settings.pop(THRESHOLD, None)  # each seed has a tree of its own
+        return {**settings, MERGE_PLACE: self.merge_point.place}
 
     def at(self, threshold: float) -> "SweepRow":
         """The row once its threshold is known."""
@@ -65,10 +78,17 @@ class SweepRow:
 
 
 def expand(space: Space) -> tuple[SweepRow, ...]:
-    """The rows that are known before anything runs; a configuration that repeats is one row.
+    """The rows that are known before anything runs, numbered from 0, the baselines last.
 
-    Of a grid or a random search all of them, the baselines last; with Optuna the baselines alone,
-    of which there may be none.
+    A configuration that repeats is one row. With Optuna these are the baselines alone, of which
+    there may be none.
+
+    >>> from flray.sweeps.space import parse_space
+    >>> experiment = {"dataset": "digits", "split": {"name": "iid", "clients": 5}}
+    >>> experiment |= {"model": "mlp200", "algorithm": "fedavg"}
+    >>> space = parse_space({"experiment": experiment, "space": {"train.lr": [0.1, 1.0]}})
+    >>> [(row.number, row.overrides) for row in expand(space)]
+    [(0, {'train.lr': 0.1}), (1, {'train.lr': 1.0})]
     """
     return _rows(space)[0]
 
@@ -78,8 +98,8 @@ def possible(space: Space) -> tuple[SweepRow, ...]:
 
     These have each value of each list and the ends of each range, one at a time.
     """
-    known, some = _rows(space)
-    return known + some
+    known, examples = _rows(space)
+    return known + examples
 
 
 def suggested_row(
@@ -103,12 +123,18 @@ def is_suggested(space: Space, key: str) -> bool:
 
 
 def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
-    """True if `except` leaves this combination out."""
+    """True if `except` leaves this combination out: a pattern of it matches in all its keys.
+
+    Args:
+        chosen: a value for each key that the space varies.
+    """
     return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
 
 
 def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> frozenset[int]:
-    """The rounds after which a row of the space may cluster.
+    """The rounds after which a row of the space may cluster, 0 for a clustering before round 1.
+
+    Prefixes stop at these rounds, and all rows are evaluated in the round after each of them.
 
     Args:
         experiments: those of `possible`.
@@ -122,7 +148,7 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
 
 
 def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
-    """The rows that are known before, and some of those that may be suggested.
+    """The rows that are known before, and examples of those that may be suggested.
 
     All are evaluated in the round after each clustering that may be, so that a method and FedAvg
     can be compared there and share their prefix.
@@ -130,15 +156,15 @@ def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
     is_adaptive = isinstance(space.options.search, OptunaSearch)
     varied = () if is_adaptive else _varied(space)
     known = _distinct(itertools.chain(varied, _baselines(space)))
-    some = list(_at_the_ends(space, len(known))) if is_adaptive else []
+    examples = list(_at_the_ends(space, len(known))) if is_adaptive else []
     if not known and not is_adaptive:
         raise ExperimentError("the space has no rows: `except` leaves no combination")
-    rows = [*known, *some]
+    rows = [*known, *examples]
     experiments = [parse_experiment(row.plain) for row in rows]
     rounds = rounds_to_cluster_after(space, experiments)
     plains = (_evaluated(experiment, rounds) for experiment in experiments)
-    made = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
-    return made[: len(known)], made[len(known) :]
+    evaluated = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
+    return evaluated[: len(known)], evaluated[len(known) :]
 
 
 def _evaluated(experiment: Experiment, rounds: Collection[int]) -> Plain:
@@ -158,11 +184,12 @@ def _at_the_ends(space: Space, number: int) -> Iterator[SweepRow]:
 
 
 def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
-    found: dict[str, SweepRow] = {}
+    """Each configuration once, numbered in order."""
+    distinct: dict[str, SweepRow] = {}
     for row in rows:
         key = canonical([row.plain, row.merge_point and astuple(row.merge_point)])
-        found.setdefault(key, replace(row, number=len(found)))
-    return list(found.values())
+        distinct.setdefault(key, replace(row, number=len(distinct)))
+    return list(distinct.values())
 
 
 def _varied(space: Space) -> Iterator[SweepRow]:
@@ -203,12 +230,17 @@ def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[s
 
 
 def ends_of(values: Values) -> Sequence[Any]:
-    """All values of a list, the ends of a range."""
+    """All values of a list, the ends of a range.
+
+    >>> from flray.sweeps.forms import parse_values
+    >>> ends_of(parse_values("rounds", {"randint": [1, 9]})), ends_of(Grid((0.1, 1.0)))
+    ([1, 9], (0.1, 1.0))
+    """
     match values:
         case Grid():
             return values.values
         case BetweenMerges():
-            return [MergePoint(place, values.number) for place in range(values.number)]
+            return [MergePoint(index, values.number) for index in range(values.number)]
         case Categorical():
             return values.categories
         case Integer():
@@ -219,6 +251,7 @@ def ends_of(values: Values) -> Sequence[Any]:
 
 
 def _draws(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
+    """The draws of a random search, each with a value for every key of `varied` that is drawn."""
     search = space.options.search
     num_samples = search.samples if type(search) is RandomSearch else 1
     for sample in range(num_samples):

@@ -1,4 +1,8 @@
-"""What Ray Tune tries next: rows that are known before, then those that Optuna suggests."""
+"""What Ray Tune tries next: rows that are known before, then those that Optuna suggests.
+
+The best configuration depends on the order in which trials end, as always with Optuna; rows of a
+sweep that is resumed are told to a new study.
+"""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -6,20 +10,25 @@ from itertools import count
 from typing import Any
 
 import optuna
-from ray import tune
+from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
+from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.rows import SweepRow, ends_of, is_excluded, is_suggested, suggested_row
-from flray.sweeps.space import BetweenMerges, Grid, Space, Values
+from flray.sweeps.space import Space
 
 MOST_REFUSED = 1000  # suggestions in a row that `except` leaves out
 
 
 class RowSearch(Searcher):
-    """Returns the rows that are known, then those that Optuna suggests, if it is used."""
+    """The search algorithm that Tune asks: known rows first, then suggestions, if Optuna is used.
+
+    A trial has one known row, or the rows of all seeds of one suggestion.
+    """
 
     def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
         super().__init__()
@@ -27,7 +36,7 @@ class RowSearch(Searcher):
         self._suggestions = suggestions
 
     def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
-        """The rows of a trial as its configuration."""
+        """The rows of the next trial as its configuration; FINISHED once there are no more."""
         if self.known:
             return {"rows": [self.known.popleft()]}
         rows = self._suggestions.ask(trial_id) if self._suggestions else []
@@ -44,7 +53,12 @@ class RowSearch(Searcher):
 
 
 class Suggestions:
-    """Optuna's suggestions as rows, one for each seed of the space; the value is their mean."""
+    """Optuna's suggestions as rows.
+
+    A suggestion is a row for each seed of the space, and its value is the mean of their metric.
+    Suggestion k has the row numbers from `first` + k times the number of seeds. Combinations that
+    `except` leaves out or that are not valid are refused, and Optuna is asked again.
+    """
 
     def __init__(
         self, space: Space, rounds: Collection[int], first: int, before: Iterable[SweepRow]
@@ -56,20 +70,20 @@ class Suggestions:
             first: the number of the first row that is suggested.
             before: rows suggested earlier; a kill may have left only some of a suggestion.
         """
-        search, options = space.options.search, space.options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._rounds, self._first = space, rounds, first
         self._seeds = seeds_of(space)
-        found = {(row.number - first) // len(self._seeds): row.chosen for row in before}
-        self._suggested = {place: self._rows(place, chosen) for place, chosen in found.items()}
+        chosen = {(row.number - first) // len(self._seeds): row.chosen for row in before}
+        self._suggested = {number: self._rows(number, keys) for number, keys in chosen.items()}
         self._free = {key: v for key, v in space.varied.items() if is_suggested(space, key)}
-        self._optuna = TuneOptuna(
-            TuneOptuna.convert_search_space({k: _domain(v) for k, v in self._free.items()}),
-            metric=options.metric,
-            mode=options.mode,
-            seed=search.seed + len(self._suggested),  # or it would suggest the same values again
+        self._distributions = {key: _distribution(v) for key, v in self._free.items()}
+        # Another seed after each start, or it would suggest the same values again.
+        seed = space.options.search.seed + len(self._suggested)
+        self._study = optuna.create_study(
+            direction="maximize" if space.options.mode == "max" else "minimize",
+            sampler=optuna.samplers.TPESampler(seed=seed),
         )
-        self._names: dict[str, str] = {}  # by which Optuna knows trials
+        self._trials: dict[str, optuna.Trial] = {}  # that are running, by Tune's id
 
     @property
     def rows(self) -> list[SweepRow]:
@@ -88,43 +102,53 @@ class Suggestions:
             known = [values[row.number] for row in rows if row.number in values]
             if len(known) == len(self._seeds):
                 chosen = rows[0].chosen
-                point = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
-                self._optuna.add_evaluated_point(point, sum(known) / len(known))
+                params = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
+                mean = sum(known) / len(known)
+                self._study.add_trial(
+                    create_trial(params=params, distributions=self._distributions, value=mean)
+                )
 
     def ask(self, trial_id: str) -> list[SweepRow]:
         """The rows of the next suggestion; none once all samples were taken."""
         if not self.num_left:
             return []
-        place = next(k for k in count() if k not in self._suggested)
-        for attempt in range(MOST_REFUSED):
-            self._names[trial_id] = f"{trial_id} {attempt}"
-            found = self._optuna.suggest(self._names[trial_id]) or {}
+        number = next(k for k in count() if k not in self._suggested)
+        for _ in range(MOST_REFUSED):
+            self._trials[trial_id] = self._study.ask(self._distributions)
+            params = self._trials[trial_id].params
             chosen = {
-                key: _decoded(values, found[key]) if key in found else ends_of(values)[0]
+                key: _decoded(values, params[key]) if key in params else ends_of(values)[0]
                 for key, values in self._space.varied.items()
                 if key != "seed"
             }
-            if rows := self._rows(place, chosen):
-                self._suggested[place] = rows
+            if rows := self._rows(number, chosen):
+                self._suggested[number] = rows
                 return rows
             self.tell(trial_id, {}, error=True)
         raise ExperimentError("`except` leaves out everything that Optuna suggests")
 
     def tell(self, trial_id: str, result: Mapping[str, Any], error: bool) -> None:
-        """Tell Optuna what came of a trial, if it has suggested it."""
-        if name := self._names.pop(trial_id, None):
-            self._optuna.on_trial_complete(name, dict(result), error)
+        """Tell Optuna what came of a trial, if it has suggested it.
 
-    def _rows(self, place: int, chosen: Mapping[str, Any]) -> list[SweepRow]:
+        A trial without a value counts as a bad one; a trial with an error is ignored.
+        """
+        trial = self._trials.pop(trial_id, None)
+        if trial is None:
+            return
+        value = result.get(self._space.options.metric)
+        no_value = TrialState.FAIL if error else TrialState.PRUNED
+        self._study.tell(trial, value, TrialState.COMPLETE if value is not None else no_value)
+
+    def _rows(self, number: int, chosen: Mapping[str, Any]) -> list[SweepRow]:
         """A row for each seed; none for a combination that is left out or not valid."""
-        first = self._first + place * len(self._seeds)
-        each = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
-        if any(is_excluded(self._space, sets) for sets in each):
+        first = self._first + number * len(self._seeds)
+        settings = [chosen if s is None else {**chosen, "seed": s} for s in self._seeds]
+        if any(is_excluded(self._space, keys) for keys in settings):
             return []
         try:
             return [
-                suggested_row(self._space, first + k, sets, self._rounds)
-                for k, sets in enumerate(each)
+                suggested_row(self._space, first + k, keys, self._rounds)
+                for k, keys in enumerate(settings)
             ]
         except ExperimentError:
             return []
@@ -136,11 +160,15 @@ def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
     return grid.values if isinstance(grid, Grid) else [None]
 
 
-def _domain(values: Values) -> Any:  # Any: Tune leaves its domains untyped
-    """What Optuna draws from: a range, or places in a list; thresholds are ordered."""
+def _distribution(values: Values) -> optuna.distributions.BaseDistribution:
+    """What Optuna draws from: a range, or positions in a list; thresholds are ordered."""
     if isinstance(values, BetweenMerges):
-        return tune.randint(0, values.number)
-    return tune.choice(list(range(len(ends_of(values))))) if _is_listed(values) else values
+        return IntDistribution(0, values.number - 1)
+    if _is_listed(values):
+        return CategoricalDistribution(list(range(len(ends_of(values)))))
+    distribution: optuna.distributions.BaseDistribution
+    (distribution,) = TuneOptuna.convert_search_space({"key": values}).values()
+    return distribution
 
 
 def _is_listed(values: Values) -> bool:

@@ -1,44 +1,26 @@
-"""A space: experiments, the keys that a sweep varies, and how it searches; read from YAML."""
+"""A space: experiments, the keys that a sweep varies, and how it searches; read from YAML.
 
-import json
-import math
+docs/spaces.md has the keys of a space; `forms.py` has the values that it may give a key.
+"""
+
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from ray import tune
 from ray.tune.search.sample import Categorical, Domain
 
 from flray.columns import VALIDATION_ACCURACY_MEAN
 from flray.config.binding import bind_dataclass
 from flray.config.experiment import parse_experiment, read_yaml
-from flray.config.overrides import THRESHOLD, override
+from flray.config.overrides import override
 from flray.config.reading import Plain, read_mapping
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
-from flray.values import Seed, shown
+from flray.sweeps.forms import Grid, Values, parse_values
+from flray.values import Seed, require_at_least, shown
 from flray.wording import suggestion
-
-
-@dataclass(frozen=True)
-class Grid:
-    values: tuple[Any, ...]  # Any: YAML
-
-
-@dataclass(frozen=True)
-class BetweenMerges:
-    """Thresholds in equal ratios from the lowest to the highest merge of each row's own tree.
-
-    None of them lies on a merge.
-    """
-
-    number: int
-
-
-Values = Grid | BetweenMerges | Domain  # Domain: drawn, as Ray Tune writes it
 
 
 @dataclass(frozen=True)
@@ -54,8 +36,7 @@ class RandomSearch:
     seed: Seed = 0  # Seed of the draws
 
     def __post_init__(self) -> None:
-        _require_at_least("samples", self.samples, 1)
-        _require_at_least("seed", self.seed, 0)
+        require_at_least(self, samples=1, seed=0)
 
 
 @dataclass(frozen=True)
@@ -79,8 +60,7 @@ class Asha:
     reduction: int = 3  # One in this many trials continues at each rung
 
     def __post_init__(self) -> None:
-        _require_at_least("grace", self.grace, 1)
-        _require_at_least("reduction", self.reduction, 2)
+        require_at_least(self, grace=1, reduction=2)
 
 
 SEARCHES: dict[str, type] = {
@@ -111,17 +91,24 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
-            _require_at_least("concurrency", self.concurrency, 1)
+            require_at_least(self, concurrency=1)
 
 
 @dataclass(frozen=True)
 class Space:
+    """What a sweep varies, checked.
+
+    >>> space = parse_space({"experiment": {"dataset": "digits"}, "space": {"train.lr": [0.1, 1]}})
+    >>> space.varied, space.options.metric
+    ({'train.lr': Grid(values=(0.1, 1))}, 'validation_accuracy_mean')
+    """
+
     experiments: dict[str, Plain]  # by name
     varied: dict[str, Values]  # by dotted key
     excluded: tuple[dict[str, tuple[Any, ...]], ...]  # a row that matches all keys of one is out
-    baselines: tuple[Plain, ...]  # what further rows set
+    baselines: tuple[Plain, ...]  # keys that further rows set
     options: Options
-    plain: Plain = field(repr=False)  # resolved, for space.yaml
+    plain: Plain = field(repr=False)  # resolved space, for space.yaml
 
     @property
     def is_scheduled(self) -> bool:
@@ -134,8 +121,13 @@ KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
 
 
 def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
-    """The space of a file or a mapping; `key=value` sets a key of it, of its `space`, or of its
-    experiments. Experiment files are looked for from the file's folder, or the current one."""
+    """The space of a file or a mapping.
+
+    Args:
+        given: a file, the name of a space that comes with flray, or the content of one.
+        overrides: `key=value`, for a key of the space, of its `space`, or of its experiments.
+            Experiment files are looked for from the space's folder, or the current one.
+    """
     folder = Path()
     if isinstance(given, Path):
         file = require_file(given, SPACES)
@@ -151,7 +143,7 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
             raise ExperimentError(_unknown_key(key, KNOWN, "of a space"))
     given = _require_mapping("space", plain.get("space", {}))
     experiments = _experiments(plain, folder, overrides)
-    varied = {key: _values(key, value) for key, value in given.items() if key != "seeds"}
+    varied = {key: parse_values(key, value) for key, value in given.items() if key != "seeds"}
     if "seeds" in given:
         varied["seed"] = _seeds(given, experiments)
     plain_options = {key: plain[key] for key in OPTIONS if key in plain}
@@ -167,8 +159,8 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
 def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
     """The space with its own overrides set, and the overrides of its experiments."""
     varied = dict(_require_mapping("space", plain.get("space", {})))
-    own: list[str] = []
-    rest: list[str] = []
+    of_space: list[str] = []
+    of_experiments: list[str] = []
     for item in overrides:
         key, separator, text = item.partition("=")
         name = key.removeprefix("space.")
@@ -179,16 +171,17 @@ def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str
                 varied.pop(same, None)
             varied[name] = override({}, [f"value={text}"])["value"]
         elif key.split(".")[0] in KNOWN:
-            own.append(item)
+            of_space.append(item)
         else:
-            rest.append(item)
-    return override(plain, own) | {"space": varied}, rest
+            of_experiments.append(item)
+    return override(plain, of_space) | {"space": varied}, of_experiments
 
 
 def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[str, Plain]:
+    """The experiments by name: of files, of one experiment's keys, or of a resolved space."""
     given = plain.get("experiment")
     if isinstance(given, Mapping) and given and not _is_experiment(given):
-        named = {str(name): dict(_require_mapping(name, each)) for name, each in given.items()}
+        named = {str(name): dict(_require_mapping(name, keys)) for name, keys in given.items()}
     elif isinstance(given, Mapping) and given:
         named = {"experiment": dict(given)}
     else:
@@ -201,7 +194,7 @@ def _experiments(plain: Plain, folder: Path, overrides: Sequence[str]) -> dict[s
         named = {Path(file).stem: read_yaml(_beside(file, folder)) for file in files}
         if len(named) < len(files):
             raise ExperimentError(f"two experiment files have one name: {files}; rename one")
-    return {name: override(each, overrides) for name, each in named.items()}
+    return {name: override(keys, overrides) for name, keys in named.items()}
 
 
 def _beside(file: str, folder: Path) -> str | Path:
@@ -211,87 +204,11 @@ def _beside(file: str, folder: Path) -> str | Path:
 
 def _is_experiment(given: Mapping[str, Any]) -> bool:
     """True for the keys of one experiment; a resolved space has several by name."""
-    return "dataset" in given or not all(isinstance(each, Mapping) for each in given.values())
-
-
-def _values(key: str, given: object) -> Values | Any:  # Any: Tune leaves its domains untyped
-    if isinstance(given, list):
-        given = {"grid": given}
-    if not isinstance(given, Mapping) or "name" in given:
-        return Grid((given,))
-    form, argument = next(iter(given.items()), ("", None))
-    if len(given) != 1 or form not in FORMS:
-        raise ExperimentError(
-            f"space.{key}: a value, a list of values or one of the forms {', '.join(FORMS)} was "
-            f"expected, got {shown(dict(given))}{suggestion(str(form), FORMS)}"
-        )
-    if form == "between_merges" and key != THRESHOLD:
-        raise ExperimentError(
-            f"between_merges is for {THRESHOLD}, the height at which a tree is cut, got {key}"
-        )
-    try:
-        return FORMS[form](argument)
-    except (OverflowError, ValueError) as error:
-        raise ExperimentError(f"space.{key}: {form} {error}, got {shown(argument)}") from error
-
-
-def _listed(given: Any) -> list[Any]:  # Any: YAML
-    if not isinstance(given, list) or not given:
-        raise ValueError("must be a list of at least one value")
-    texts = [json.dumps(value, sort_keys=True) for value in given]
-    if twice := [text for text in texts if texts.count(text) > 1]:
-        raise ValueError(f"names {twice[0]} twice; leave one out")
-    return given
-
-
-def _bounds(given: Any, form: str = "[from, to]") -> list[float]:
-    """The numbers that the form names, the second above the first."""
-    is_list = isinstance(given, list) and len(given) == len(form.split(","))
-    if not is_list or not all(type(value) in (int, float) for value in given):
-        raise ValueError(f"takes {form}")
-    if not given[0] < given[1] or not all(map(math.isfinite, given)):
-        raise ValueError("goes from low to high, both finite")
-    return [float(value) for value in given]
-
-
-def _positive(numbers: list[float]) -> list[float]:
-    if not numbers[0] > 0:
-        raise ValueError("must start above 0")
-    return numbers
-
-
-def _whole(value: Any, least: float = -math.inf) -> int:
-    if type(value) not in (int, float) or int(value) != value:
-        raise ValueError("takes whole numbers")
-    if value < least:
-        raise ValueError(f"takes a whole number >= {least}")
-    return int(value)
-
-
-def _spaced(space: Callable[..., Any], bounds: list[float]) -> Grid:
-    low, high, number = bounds
-    return Grid(tuple(float(value) for value in space(low, high, _whole(number, 2))))
-
-
-SPACED = "[from, to, how many]"
-FORMS: dict[str, Callable[[Any], Any]] = {  # Any: YAML to a Grid, BetweenMerges or Tune's Domain
-    "grid": lambda given: Grid(tuple(_listed(given))),
-    "choice": lambda given: tune.choice(_listed(given)),
-    "uniform": lambda given: tune.uniform(*_bounds(given)),
-    "loguniform": lambda given: tune.loguniform(*_positive(_bounds(given))),
-    "randint": lambda given: _between(*map(_whole, _bounds(given))),
-    "linspace": lambda given: _spaced(np.linspace, _bounds(given, SPACED)),
-    "logspace": lambda given: _spaced(np.geomspace, _positive(_bounds(given, SPACED))),
-    "between_merges": lambda given: BetweenMerges(_whole(given, 2)),
-}
-
-
-def _between(low: int, high: int) -> Any:  # Any: Tune leaves its domains untyped
-    """Whole numbers from low to high, both included."""
-    return tune.randint(low, high + 1)
+    return "dataset" in given or not all(isinstance(value, Mapping) for value in given.values())
 
 
 def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
+    """The seeds that `seeds: n` stands for, from the experiments' own seed on."""
     if "seed" in given:
         raise ExperimentError("space names both seed and seeds; leave one out")
     number = given["seeds"]
@@ -308,6 +225,7 @@ def _seeds(given: Mapping[str, Any], experiments: Mapping[str, Plain]) -> Grid:
 
 
 def _check_search(varied: Mapping[str, Values], options: Options, num_experiments: int) -> None:
+    """Refuse a search that does not fit what the space varies."""
     drawn = [key for key, values in varied.items() if isinstance(values, Domain)]
     if drawn and isinstance(options.search, GridSearch):
         raise ExperimentError(
@@ -332,12 +250,13 @@ def _check_search(varied: Mapping[str, Values], options: Options, num_experiment
 def _excluded(
     given: object, varied: Mapping[str, Values]
 ) -> tuple[dict[str, tuple[Any, ...]], ...]:
+    """What `except` leaves out: the values of each key, a list or a single one."""
     if not isinstance(given, list):
         raise ExperimentError(f"except must be a list of mappings from keys, got {shown(given)}")
     patterns = []
-    for place, each in enumerate(given):
-        where = f"except[{place}]"
-        pattern = _require_mapping(where, each)
+    for index, item in enumerate(given):
+        where = f"except[{index}]"
+        pattern = _require_mapping(where, item)
         patterns.append({k: tuple(v) if isinstance(v, list) else (v,) for k, v in pattern.items()})
         for key, wanted in patterns[-1].items():
             if key not in varied:
@@ -345,29 +264,24 @@ def _excluded(
             values = varied[key]
             if not isinstance(values, Grid | Categorical):
                 raise ExperimentError(f"{where}: the values of {key} are not known before")
-            known = values.values if isinstance(values, Grid) else values.categories
-            if absent := [value for value in wanted if value not in known]:
+            choices = values.values if isinstance(values, Grid) else values.categories
+            if absent := [value for value in wanted if value not in choices]:
                 raise ExperimentError(
                     f"{where}: {key} is never {shown(absent[0])}; it is one of "
-                    f"{', '.join(map(str, known))}"
+                    f"{', '.join(map(str, choices))}"
                 )
     return tuple(patterns)
 
 
 def _baselines(given: object) -> tuple[Plain, ...]:
     listed = given if isinstance(given, list) else [given]
-    return tuple(dict(_require_mapping("baseline", each)) for each in listed)
+    return tuple(dict(_require_mapping("baseline", keys)) for keys in listed)
 
 
 def _require_mapping(where: object, given: object) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise ExperimentError(f"{where} must be a mapping from keys to values, got {shown(given)}")
     return given
-
-
-def _require_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
 def _unknown_key(key: str, known: Collection[str], where: str) -> str:

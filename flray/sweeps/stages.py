@@ -1,56 +1,99 @@
-"""A pipeline whose stages are cached by their configuration and the key of their input."""
+"""A pipeline whose signatures and stages are taken from the cache, or computed and put there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.pipeline import Pipeline
-from flray.clustering.points import Matrix, Partition
+from flray.clustering.pipeline import Clustering, Pipeline
+from flray.clustering.points import Matrix, Partition, Points
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
+from flray.columns import CLIENT_STEPS
 from flray.config.reading import Plain
-from flray.sweeps.cache import Cache
-from flray.sweeps.keys import digest
+from flray.execution.federation import Cohort, Federation, Meter
+from flray.models.bank import ModelBank, Params
+from flray.sweeps.cache import Cache, read_value, write_value
+from flray.sweeps.keys import digest, state_digest
 
-
-def with_stored_stages(pipeline: Pipeline, plain: Plain, cache: Cache, key: str) -> Pipeline:
-    """The pipeline for signatures of this key. A partition is computed anew, its tree is not.
-
-    Args:
-        plain: the configuration of the pipeline.
-    """
-    stages: dict[str, Any] = {}  # Any: a stage of its kind
-    keys: dict[str, str] = {}
-    for kind in ("embed", "distance", "relate"):
-        stage = getattr(pipeline, kind)
-        if not isinstance(stage, NoEmbed | NoRelation):  # the input itself, or nothing
-            key = digest([kind, plain[kind], key])
-            stages[kind] = _Stored(kind, key, stage, cache)
-        keys[kind] = key
-    rule = pipeline.partition
-    if isinstance(rule, Hierarchical):
-        source = keys["relate" if rule.on == "relation" else "distance"]
-        tree_key = digest(["tree", [rule.linkage, rule.on], source])
-        stages["partition"] = _StoredTree(tree_key, rule, cache)
-    return replace(pipeline, **stages)
+OBSERVATION = "observation"  # kind of cache entry: the signatures of clients
 
 
 @dataclass(frozen=True)
-class _Stored:
+class StoredPipeline(Pipeline):
+    """A pipeline that computes nothing twice; it replaces the pipeline of an algorithm in a trial.
+
+    The algorithm clusters as always: `observe` and `decide` return the same bits as those of the
+    pipeline it stands for. A partition is computed for each row, everything before it once.
+
+    Signatures are an entry of the cache by configuration, clients, models and round; embedding,
+    distance, relation and tree by their configuration and the key of their input. What signatures
+    cost is counted in `fed.meter`, whoever computed them.
+    """
+
+    plain: Plain = field(default_factory=dict)  # configuration of the pipeline
+    cache: Cache = field(kw_only=True)
+    prefix: str = field(kw_only=True)  # key of everything that led to the models
+    keys: dict[int, str] = field(default_factory=dict)  # of points that were observed, by id()
+
+    def observe(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        models = [bank.digests(cohort.clients), state_digest(memory)]
+        asked = [cohort.t, cohort.clients.tolist()]
+        key = digest([self.prefix, self.plain["signature"], asked, models])
+
+        def compute(folder: Path) -> int:
+            measured = replace(fed, meter=Meter())
+            value = Pipeline.observe(self, measured, bank, cohort, memory)
+            counts = measured.meter.counts
+            write_value(folder, value, {"counts": dict(counts)})
+            return counts[CLIENT_STEPS]
+
+        entry = read_value(self.cache.obtain(OBSERVATION, key, compute))
+        fed.meter.counts.update(entry.extra["counts"])
+        points, memory = entry.state
+        self.keys[id(points)] = key
+        return points, memory
+
+    def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
+        stages = self._stored_stages(self.keys[id(points)])
+        return Pipeline(self.signature, **stages).decide(points, fed, t)
+
+    def _stored_stages(self, key: str) -> dict[str, Any]:  # Any: stages of four kinds
+        """The stages for signatures of this key. A partition is computed anew, its tree is not."""
+        stages: dict[str, Any] = {}
+        keys: dict[str, str] = {}
+        for kind in ("embed", "distance", "relate"):
+            stages[kind] = getattr(self, kind)
+            if not isinstance(stages[kind], NoEmbed | NoRelation):  # the input itself, or nothing
+                key = digest([kind, self.plain[kind], key])
+                stages[kind] = _StoredStage(kind, key, stages[kind], self.cache)
+            keys[kind] = key
+        rule = self.partition
+        if isinstance(rule, Hierarchical):
+            source = keys["relate" if rule.on == "relation" else "distance"]
+            tree_key = digest(["tree", [rule.linkage, rule.on], source])
+            rule = _StoredTree(tree_key, rule, self.cache)
+        return {**stages, "partition": rule}
+
+
+@dataclass(frozen=True)
+class _StoredStage:
     kind: str
     key: str
     stage: Callable[..., Any]  # Any: arguments and results differ by kind
     cache: Cache
 
-    def __call__(self, *given: Any) -> Any:
-        return self.cache.value(self.kind, self.key, lambda: self.stage(*given))
+    def __call__(self, *inputs: Any) -> Any:
+        return self.cache.value(self.kind, self.key, lambda: self.stage(*inputs))
 
 
 @dataclass(frozen=True)
 class _StoredTree:
-    """Hierarchical, whose tree serves every threshold and number."""
+    """A hierarchical partition whose tree serves every threshold and number of clusters."""
 
     key: str
     rule: Hierarchical

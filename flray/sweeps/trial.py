@@ -1,16 +1,16 @@
 """A trial: the run of one row of a sweep, which takes from the cache what others have computed.
 
-A branching row takes the prefix, the signatures and the stages of its clustering from the cache, or
-puts them there. After the clustering it trains the components that nobody has trained and takes
-the others from the cache. Any other row is an ordinary run. The records of a run are an entry of
-the cache too: rows whose clusterings lead to the same state copy them.
+A row whose algorithm branches takes FedAvg's rounds (`branching.py`), signatures and stages of its
+clustering (`stages.py`) from the cache, or puts them there. After the clustering it trains the
+groups of clients that nobody has trained and joins the records of all groups (`groups.py`). Any
+other row is an ordinary run. The records of a run are an entry of the cache too: rows whose
+clusterings lead to the same state copy them.
 """
 
 import copy
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,67 +20,70 @@ from typing import Any
 
 import numpy as np
 
-from flray.algorithms.algorithm import Branching, Separable
+from flray.algorithms.algorithm import Branching, Outcome
+from flray.algorithms.clustered import cluster
 from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
-from flray.data.dataset import Ids
 from flray.errors import one_line_message
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
-from flray.execution.federation import Federation, Share
+from flray.execution.federation import Federation, Meter, Share
 from flray.execution.nodes import wait_for_resources
-from flray.records.components import FOLDER as PARTS_OF_RUN
-from flray.records.components import PartRecords
+from flray.models.bank import ModelBank
+from flray.records.recorded import COMPONENTS
 from flray.records.run_directory import RunDirectory
+from flray.records.writer import RoundWriter
 from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
 from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
-from flray.server.loop import Server, ignore
+from flray.server.loop import Callbacks, Server, ignore
 from flray.sweeps.branching import Branch, OwnMetrics, Prefix, branches
-from flray.sweeps.cache import Cache, OutOfTime, read_value, write_value
-from flray.sweeps.components import (
+from flray.sweeps.cache import Cache, OutOfTime
+from flray.sweeps.folder import alive_file, read_row, run_path, write_row
+from flray.sweeps.groups import (
     KIND,
     Assembly,
-    ComponentRecorder,
-    Components,
+    GroupRecorder,
+    Groups,
     clients_of,
-    tables_of,
+    independent_groups,
+    records_of,
 )
-from flray.sweeps.folder import alive_file, read_rows, run_path, write_row
-from flray.sweeps.keys import (
-    branch_key,
-    canonical,
-    digest,
-    observation_key,
-    prefix_key,
-    run_key,
-    state_digest,
-)
+from flray.sweeps.keys import branch_key, canonical, digest, prefix_key, run_key, state_digest
 from flray.sweeps.rows import SweepRow
-from flray.sweeps.stages import with_stored_stages
+from flray.sweeps.stages import StoredPipeline
 from flray.tracking.mirrors import Draw, no_figures, tracked
 
 OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the trials of a sweep have in common."""
+class TrialContext:
+    """What the trials of a sweep have in common; Tune sends it to each of them."""
 
-    folder: Path
+    folder: Path  # of the sweep
     cache: Cache
-    code: dict[str, str]
-    has_gpu: bool
+    code: dict[str, str]  # versions of code and libraries
+    has_gpu: bool  # of the cluster
     wanted: frozenset[int]  # rounds after which rows may cluster
     is_scheduled: bool = False  # each row runs on its own and reports its rounds
-    draw: Draw = no_figures  # what W&B is shown of a run
+    draw: Draw = no_figures  # draws the figures of a run for W&B
 
 
-def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = ignore) -> SweepRow:
-    """Run a row to its end; an error is recorded with the row."""
-    trial = Trial(row, job, on_round)
+def run_row(
+    row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None] = ignore
+) -> SweepRow:
+    """Run a row to its end and return its state, which is also in the sweep's folder.
+
+    An error is recorded with the row. A row that is out of time stays unfinished, and the next call
+    continues it.
+
+    Args:
+        on_round: called with the row of each round that is trained for this row alone.
+    """
+    trial = Trial(row, context, on_round)
     try:
         trial.run()
     except OutOfTime:
@@ -94,27 +97,38 @@ def run_row(row: SweepRow, job: Job, on_round: Callable[[RoundRow], None] = igno
 
 @lru_cache(maxsize=2)
 def _prepared(text: str) -> Prepared:
+    """Data and module of an experiment, which the next rows of the process mostly have too."""
     return prepare(parse_experiment(json.loads(text)))
 
 
 class Trial:
-    """The run of one row; `row` is its current state."""
+    """The run of one row; `row` is its current state.
 
-    def __init__(self, row: SweepRow, job: Job, on_round: Callable[[RoundRow], None]) -> None:
-        cache = replace(job.cache, alive=alive_file(job.folder, row.number))
-        self.job, self.cache, self.on_round = job, cache, on_round
-        self.row = read_rows(job.folder, row.number).get(row.number, row)
+    Attributes:
+        experiment: of the row, once its threshold is known with that threshold.
+        executor: starts hosts when the first client is asked; a shared row needs none.
+        directory: run directory of the row.
+        part_folder: run directories in which the row trains some of its groups.
+    """
+
+    def __init__(
+        self, row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None]
+    ) -> None:
+        cache = replace(context.cache, alive=alive_file(context.folder, row.number))
+        self.context, self.cache, self.on_round = context, cache, on_round
+        self.row = read_row(context.folder, row.number) or row
         self.experiment = parse_experiment(self.row.plain)
         self.executor = LazyExecutor(self._start_executor)
-        self.directory = RunDirectory(job.folder / run_path(row.number))
-        self.part_folder = job.folder / "parts" / self.directory.path.name
+        self.directory = RunDirectory(context.folder / run_path(row.number))
+        self.part_folder = context.folder / "parts" / self.directory.path.name
 
     def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
         """Change the state of the row and write it."""
         self.row = replace(self.row, **changes)
-        write_row(self.job.folder, self.row)
+        write_row(self.context.folder, self.row)
 
     def run(self) -> None:
+        """Complete the row's run directory, by as little training as possible."""
         self.note(status="unfinished", error=None)
         if self.cache.is_over():
             raise OutOfTime
@@ -128,9 +142,10 @@ class Trial:
     @cached_property
     def parts(self) -> Prepared:
         """Data and module; the module is a copy, since training changes it."""
-        found = _prepared(canonical(self.row.plain | {"algorithm": "fedavg", "tracking": "none"}))
-        module = copy.deepcopy(found.payload.module)
-        return replace(found, payload=replace(found.payload, module=module))
+        plain = self.row.plain | {"algorithm": "fedavg", "tracking": "none"}
+        prepared = _prepared(canonical(plain))
+        module = copy.deepcopy(prepared.payload.module)
+        return replace(prepared, payload=replace(prepared.payload, module=module))
 
     @cached_property
     def fed(self) -> Federation:
@@ -138,8 +153,8 @@ class Trial:
 
     @cached_property
     def prefix(self) -> Prefix:
-        key = prefix_key(self.experiment, self.job.code, self.job.has_gpu)
-        return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.job.wanted)
+        key = prefix_key(self.experiment, self.context.code, self.context.has_gpu)
+        return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.context.wanted)
 
     def _start_executor(self) -> Executor:
         if self.parts.plan:
@@ -150,9 +165,8 @@ class Trial:
         """Run from round 1; FedAvg starts with as many rounds of the prefix as other rows need."""
         is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
         rounds = self.experiment.settings.rounds
-        n = max((n for n in self.job.wanted if is_fedavg and n < rounds), default=0)
-        self.prefix.require(n)
-        self.note(components=[], steps_placed=0, steps_found=self.prefix.steps(n))
+        n = max((n for n in self.context.wanted if is_fedavg and n < rounds), default=0)
+        self.note(groups=[], steps_found=self.prefix.steps(n))
 
         def make() -> None:
             directory = self._opened(self.directory.path, lambda new: self.prefix.begin(new, n, n))
@@ -161,95 +175,81 @@ class Trial:
         self._settle(run_key(self.prefix.key, self.row.plain), make)
 
     def _run_branch(self) -> None:
+        """Run from the row's clustering on."""
         n = self.experiment.algorithm.build().rounds_before
-        self.prefix.require(n)
-        branch, steps_observed = self._decide(n)
-        own = self.row.number if self.job.is_scheduled else None
-        start = [state_digest(branch.state), dict(branch.counts), own]
-        key = branch_key(self.prefix.key, self.row.plain, branch.algorithm, start)
-        components = self._components(branch)
-        self.note(
-            components=list(components),
-            steps_placed=branch.counts[CLIENT_STEPS] - steps_observed,
-            steps_found=self.prefix.steps(n) + steps_observed,
-        )
+        branch = self._branch(n)
+        groups = self._groups(branch)
+        steps = self.prefix.steps(n) + branch.counts[CLIENT_STEPS]
+        self.note(groups=list(groups), steps_found=steps)
 
         def make() -> None:
-            if components:
-                return self._train_components(branch, components)
+            if groups:
+                return self._train_groups(branch, groups)
             directory = self._opened(
                 self.directory.path, lambda new: self.prefix.begin(new, n, n - 1)
             )
             server = assemble(self.experiment, self.parts, self.fed, directory)
             return self._train(replace(server, algorithm=branch))
 
-        self._settle(key, make, branch.clustering)
+        alone = self.row.number if self.context.is_scheduled else None
+        start = [state_digest(branch.state), dict(branch.counts), alone]
+        self._settle(self._branch_key(branch, start), make, branch.clustering)
 
-    def _decide(self, n: int) -> tuple[Branch, int]:
-        """The state after the clustering, and the client steps that the signatures took."""
-        algorithm: Branching[Any] = self.experiment.algorithm.build()
-        fed = self.fed.during(n) if n else self.fed
-        bank = self.prefix.bank(n, n)
-        key = observation_key(self.prefix.key, self.row.plain, algorithm)
+    def _branch_key(self, branch: Branch, start: object) -> str:
+        return branch_key(self.prefix.key, self.row.plain, branch.algorithm, start)
 
-        def observe(folder: Path) -> int:
-            fed.meter.read_and_reset()
-            observed = algorithm.observe(bank, n, fed)
-            counts = dict(fed.meter.counts)
-            write_value(folder, observed, {"counts": counts})
-            return int(counts.get(CLIENT_STEPS, 0))
-
-        found = read_value(self.cache.obtain("observation", key, observe))
-        observed, counts = found.state, Counter(found.extra["counts"])
-
-        def decide() -> Clustering:
-            fed.meter.read_and_reset()
-            plain = self.row.plain["algorithm"]["clustering"]
-            pipeline = self.experiment.algorithm.build().clustering
-            stored = with_stored_stages(pipeline, plain, self.cache, key)
-            return stored.decide(observed[0], fed, n)
-
-        clustering = decide()
+    def _branch(self, n: int) -> Branch:
+        """The row's clustering after round n; finds its threshold, if its own tree decides it."""
+        outcome, meter = self._cluster(n)
         if self.row.merge_point is not None:
-            tree = clustering.partition.linkage
+            tree = outcome.clusterings[0].partition.linkage
             assert tree is not None  # of hierarchical, which between_merges requires
             row = self.row.at(self.row.merge_point.threshold(tree))
             self.experiment = parse_experiment(row.plain)
             self.note(overrides=row.overrides, plain=row.plain)
-            clustering = decide()
+            outcome, meter = self._cluster(n)
+        (clustering,) = outcome.clusterings
         algorithm = self.experiment.algorithm.build()
-        state = algorithm.branch(bank, observed, clustering, fed)
-        steps_observed = counts[CLIENT_STEPS]
-        counts.update(fed.meter.counts)  # not +, which drops what is 0
-        fed.meter.read_and_reset()
-        # Without rounds before, a run that trains everybody loses no metric.
-        are_known = n > 0 or self._may_be_divided(algorithm)
-        branch = Branch(algorithm, state, clustering, counts, self.prefix.row(n), are_known)
-        return branch, steps_observed
+        return Branch(algorithm, outcome.state, clustering, meter.counts, self.prefix.row(n))
 
-    def _may_be_divided(self, algorithm: Branching[Any]) -> bool:
-        """True if rows may share components: no client joins, leaves or may be dropped."""
+    def _cluster(self, n: int) -> tuple[Outcome[Any], Meter]:
+        """What the algorithm's own clustering returns, with signatures and stages of the cache."""
+        fed = self.fed.during(n) if n else self.fed
+        fed = replace(fed, meter=Meter())
+        algorithm: Branching[Any] = self.experiment.algorithm.build()
+        pipeline = StoredPipeline(
+            **vars(algorithm.clustering),
+            plain=self.row.plain["algorithm"]["clustering"],
+            cache=self.cache,
+            prefix=self.prefix.key,
+        )
+        stored = replace(algorithm, clustering=pipeline)  # type: ignore[type-var]  # a dataclass
+        if n == 0:
+            return stored.init(fed), fed.meter
+        return cluster(stored, self.prefix.bank(n, n), fed), fed.meter
+
+    def _groups(self, branch: Branch) -> Groups:
+        """Clients that hear nobody else after the clustering, by a key of all that decides them.
+
+        Empty if rows cannot share them: a client may join, leave or be dropped, or there are
+        records that are not kept for groups.
+        """
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
-        everybody = len(split.clients) == split.num_clients and not settings.events
-        # Components do not record what `last_trained` scores.
-        everybody = everybody and not settings.evaluate.last_trained
-        goes_on = settings.rounds > algorithm.rounds_before
-        is_shared = not self.job.is_scheduled and isinstance(algorithm, Separable)
-        return is_shared and goes_on and everybody and settings.on_client_failure == "raise"
-
-    def _components(self, branch: Branch) -> Components:
-        """Clients that hear nobody else after the clustering, by a key of all that decides them."""
-        algorithm = branch.algorithm
-        if not self._may_be_divided(algorithm) or not isinstance(algorithm, Separable):
+        is_fixed = len(split.clients) == split.num_clients and not settings.events
+        is_recorded = not (settings.evaluate.last_trained or self.context.is_scheduled)
+        goes_on = settings.rounds > branch.algorithm.rounds_before
+        is_safe = settings.on_client_failure == "raise"
+        if not (is_fixed and is_recorded and goes_on and is_safe):
             return {}
-        bank = algorithm.deploy(branch.state, np.arange(self.fed.num_clients), self.fed)
+        bank = self._deployed(branch)
+        return {
+            self._branch_key(branch, [clients.tolist(), heard, bank.digests(clients)]): clients
+            for clients, heard in independent_groups(branch.algorithm, branch.state)
+        }
 
-        def key(clients: Ids, beside: object) -> str:
-            start = [clients.tolist(), beside, bank.digests(clients)]
-            return branch_key(self.prefix.key, self.row.plain, algorithm, start)
-
-        found = algorithm.components(branch.state, self.fed)
-        return {key(clients, beside): clients for clients, beside in found}
+    def _deployed(self, branch: Branch) -> ModelBank:
+        """The models that clients use after the clustering."""
+        return branch.deploy(branch.state, np.arange(self.fed.num_clients), self.fed)
 
     def _settle(
         self, key: str, make: Callable[[], None], clustering: Clustering | None = None
@@ -300,12 +300,13 @@ class Trial:
 
     def _train(self, server: Server) -> None:
         """Run the remaining rounds of a run that trains all clients."""
-        directory, group = server.directory, self.job.folder.name
-        following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
+        directory, group = server.directory, self.context.folder.name
+        following = tracked(
+            self.experiment, directory.path, self.on_round, self.context.draw, group
+        )
         with following as on_round:
-            # A scheduler may end the process as soon as it has heard of a round.
-            is_written_first = self.job.is_scheduled
-            self._run_rounds(replace(server, on_round=on_round, is_written_first=is_written_first))
+            callbacks = _WriteAtOnce() if self.context.is_scheduled else server.callbacks
+            self._run_rounds(replace(server, on_round=on_round, callbacks=callbacks))
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 
@@ -314,56 +315,50 @@ class Trial:
         if not replace(server, should_stop=self.cache.is_over).run():
             raise OutOfTime
 
-    def _train_components(self, branch: Branch, components: Components) -> None:
-        """Train the components that no other row trains, wait for the others, join the records."""
+    def _train_groups(self, branch: Branch, groups: Groups) -> None:
+        """Train the groups that no other row trains, wait for the others, join the records."""
 
         def is_missing(key: str) -> bool:
             return not self.cache.path(KIND, key).exists()
 
         made: RunDirectory | None = None
-        while made is None or any(map(is_missing, components)):
+        while made is None or any(map(is_missing, groups)):
             with ExitStack() as claims:
-                mine = {
+                claimed = {
                     key: clients
-                    for key, clients in components.items()
+                    for key, clients in groups.items()
                     if is_missing(key)
                     and claims.enter_context(self.cache.claim(KIND, key))
                     and is_missing(key)
                 }
-                if mine or made is None:
-                    made = self._train_part(branch, mine)
-            if any(map(is_missing, components)):
+                if claimed or made is None:
+                    made = self._train_some(branch, claimed)
+            if any(map(is_missing, groups)):
                 self.cache.wait()
-        self._put_together(made, branch, components)
+        assembly = Assembly(made, self.experiment, self.parts, branch, self._deployed(branch))
+        assembly.put_together(records_of(self.cache, groups))
         shutil.rmtree(made.checkpoints, ignore_errors=True)
         os.replace(made.path, self.directory.path)
-        shutil.rmtree(self.directory.path / PARTS_OF_RUN)
+        shutil.rmtree(self.directory.path / COMPONENTS, ignore_errors=True)
         shutil.rmtree(self.part_folder)
 
-    def _train_part(self, branch: Branch, mine: Components) -> RunDirectory:
-        """A run of the row that trains these components and no other client."""
+    def _train_some(self, branch: Branch, groups: Groups) -> RunDirectory:
+        """A run of the row that trains these groups and no other client."""
         n = branch.algorithm.rounds_before
-
-        def fill(new: RunDirectory) -> None:
-            self.prefix.begin(new, n, n - 1)
-            PartRecords(new.path).start(mine)
-
-        directory = self._opened(self.part_folder / digest(sorted(mine)), fill)
+        path = self.part_folder / digest(sorted(groups))
+        directory = self._opened(path, lambda new: self.prefix.begin(new, n, n - 1))
         if directory.summary() is None:  # else it was killed before it was moved
-            share = Share(clients_of(mine), after=n)
-            fed = replace(self.fed, share=share)
-            server = assemble(self.experiment, self.parts, fed, directory)
-            recorder = ComponentRecorder(share, directory, self.cache)
-            self._run_rounds(replace(server, algorithm=branch, recorder=recorder))
+            share = Share(clients_of(groups), after=n)
+            server = assemble(
+                self.experiment, self.parts, replace(self.fed, share=share), directory
+            )
+            recorder = GroupRecorder(share, directory, self.cache, groups)
+            self._run_rounds(replace(server, algorithm=branch, callbacks=recorder))
         return directory
 
-    def _put_together(self, made: RunDirectory, branch: Branch, components: Components) -> None:
-        algorithm, everybody = branch.algorithm, np.arange(self.fed.num_clients)
-        Assembly(
-            made,
-            self.experiment,
-            self.parts,
-            begin=algorithm.rounds_before,
-            partition=algorithm.partition(branch.state),
-            owner=algorithm.deploy(branch.state, everybody, self.fed).owner,
-        ).put_together(tables_of(self.cache, components))
+
+class _WriteAtOnce(Callbacks):
+    """Writes each round before it is reported, when a scheduler may end the process."""
+
+    def while_writing(self, t: int, writer: RoundWriter) -> None:
+        writer.flush()

@@ -1,4 +1,8 @@
-"""Ray Tune as it runs the trials of a sweep; its own state and output are not kept."""
+"""Ray Tune as it runs the trials of a sweep; its own state and output are not kept.
+
+Tune places trials, restarts them if their process dies, asks the search for rows and, with a
+scheduler, stops trials. Resuming, tables and reports are those of the sweep's folder.
+"""
 
 import logging
 import os
@@ -26,13 +30,13 @@ from flray.sweeps.allotment import bundles
 from flray.sweeps.folder import alive_file, run_path
 from flray.sweeps.search import RowSearch
 from flray.sweeps.space import Asha, Options, OptunaSearch
-from flray.sweeps.trial import Job, run_row
+from flray.sweeps.trial import TrialContext, run_row
 
 FOLDER = "tune"  # Tune's own files, of no use once it has ended
 SHOW_EVERY_S = 1.0
-SIGN = "sign"  # of progress of a trial: the end of a round, or a moment of waiting for another
-LATE_S = 60.0
-MOST_PENDING = 16  # trials that wait for a place
+SIGN = "sign"  # a sign of progress: the end of a round, or a moment of waiting for another trial
+LATE_S = 60.0  # shortest time without a sign after the sweep's time is over
+MOST_PENDING = 16  # trials that wait for resources
 
 # Trials stay in the driver's folder, from which data and modules are looked for.
 ENVIRONMENT = {
@@ -44,20 +48,26 @@ ENVIRONMENT = {
 
 
 class TrialWatch(TrialProgressCallback):
-    """Replaces Tune's own progress callback, which prints.
+    """Watches the trials of a sweep, in the place of Tune's own progress callback, which prints.
 
-    Shows how many trials are running, asks them to stop, and ends those that hang. A trial hangs if
-    its process shows no sign of progress for far longer than any trial took between two signs. Tune
-    starts it once more; after the end of the sweep's time such a start does nothing.
+    It shows how many trials are running, asks them to stop, and ends those that hang. A trial hangs
+    if its process shows no sign of progress for far longer than any trial took between two signs.
+    Tune starts it once more; after the end of the sweep's time such a start does nothing.
+
+    Args:
+        show: called with the number of running trials.
     """
 
     def __init__(
-        self, job: Job, show: Callable[[int], None], should_stop: Callable[[], bool] = never
+        self,
+        context: TrialContext,
+        show: Callable[[int], None],
+        should_stop: Callable[[], bool] = never,
     ) -> None:
         super().__init__()
-        self.job, self.show, self.should_stop = job, show, should_stop
+        self.context, self.show, self.should_stop = context, show, should_stop
         self.patience = Patience(least_s=600.0)
-        self.signs: dict[str, float] = {}  # the last of each trial, by the clock
+        self.signs: dict[str, float] = {}  # time of the last sign of each trial, by its id
         self._next = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,7 +86,8 @@ class TrialWatch(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
     def step(self, trials: Sequence[Any]) -> None:
-        cache = self.job.cache
+        """Look at all trials once."""
+        cache = self.context.cache
         if self.should_stop() and cache.wish is not None:
             cache.wish.touch()
         running = [trial for trial in trials if trial.status == "RUNNING"]
@@ -96,11 +107,11 @@ class TrialWatch(TrialProgressCallback):
         return max(LATE_S, 2 * self.patience.longest_s.get(SIGN, 0.0))
 
     def _sign(self, trial: Any) -> float:
-        """When the trial last showed a sign; when it was first seen, if it has shown none."""
+        """The time of the trial's last sign; if it has shown none, when it was first seen."""
         before = self.signs.get(trial.trial_id)
         if before is None:
             return time()
-        files = [alive_file(self.job.folder, row.number) for row in trial.config["rows"]]
+        files = [alive_file(self.context.folder, row.number) for row in trial.config["rows"]]
         latest = max([before, *(file.stat().st_mtime for file in files if file.exists())])
         if latest > before:
             self.patience.learn(SIGN, latest - before)
@@ -110,17 +121,21 @@ class TrialWatch(TrialProgressCallback):
 def run_trials(
     search: RowSearch, options: Options, scheduler: TrialScheduler | None, watch: TrialWatch
 ) -> list[tune.Result]:
-    """Run the trials that the search returns; `watch` looks at them now and then."""
-    job, nodes = watch.job, reachable_nodes()
+    """Run the trials that the search returns with Ray Tune, each with the resources it asks for.
+
+    Trials reuse processes. A trial whose process died is started once more. Tune's own files are
+    removed: the sweep's folder holds everything.
+    """
+    context, nodes = watch.context, reachable_nodes()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         experiment = parse_experiment(config["rows"][0].plain)
         return tune.PlacementGroupFactory(bundles(experiment, options, nodes))
 
-    trainable = tune.with_parameters(run_trial, job=job, metric=options.metric)
+    trainable = tune.with_parameters(run_trial, context=context, metric=options.metric)
     # Tune would start one process at a time for a search that is not its own.
     pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
-    storage = job.folder / FOLDER
+    storage = context.folder / FOLDER
     shutil.rmtree(storage, ignore_errors=True)  # of a sweep that was killed
     with _quiet(pending):
         tuner = tune.Tuner(
@@ -145,16 +160,22 @@ def run_trials(
             results = tuner.fit()
         finally:
             shutil.rmtree(storage, ignore_errors=True)
-    return [results[place] for place in range(len(results))]
+    return [results[index] for index in range(len(results))]
 
 
-def run_trial(config: Mapping[str, Any], job: Job, metric: str) -> dict[str, Any]:
-    """What Tune calls: run the rows of a trial, and return the mean of their metric."""
+def run_trial(config: Mapping[str, Any], context: TrialContext, metric: str) -> dict[str, Any]:
+    """Run the rows of a trial and return the mean of their metric; called by Tune.
+
+    Args:
+        config: `rows`, one row or, with Optuna, one for each seed.
+    """
     values: list[Any] = []  # Any: numbers, or None where a row has no such number
     rounds = config["rows"][0].plain["rounds"]
     for row in config["rows"]:
-        ended = run_row(row, job, _reporting(metric, rounds) if job.is_scheduled else ignore)
-        directory = RunDirectory(job.folder / run_path(row.number))
+        ended = run_row(
+            row, context, _reporting(metric, rounds) if context.is_scheduled else ignore
+        )
+        directory = RunDirectory(context.folder / run_path(row.number))
         summary = directory.summary() if ended.is_done else None
         values.append((summary or {}).get(metric))
     mean = {} if None in values else {metric: float(np.mean(values))}
@@ -167,18 +188,21 @@ def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
     The last round is not reported: Tune may end a trial after a report, before it has written its
     summary.
     """
-    known: dict[str, float] = {}
+    latest: dict[str, float] = {}
 
     def report(row: RoundRow) -> None:
-        known.update({name: row[name] for name in (ROUND, metric) if name in row})
-        if metric in known and row[ROUND] < rounds:
-            tune.report(dict(known))
+        latest.update({name: row[name] for name in (ROUND, metric) if name in row})
+        if metric in latest and row[ROUND] < rounds:
+            tune.report(dict(latest))
 
     return report
 
 
 def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
-    """The scheduler that a space asks for; None: every trial runs to its end."""
+    """The scheduler that a space asks for; None: every trial runs to its end.
+
+    Refuses a grace period that is longer than any trial.
+    """
     scheduler = options.scheduler
     if not isinstance(scheduler, Asha):
         return None

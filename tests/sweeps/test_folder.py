@@ -12,16 +12,10 @@ from flray.records.run_directory import RunDirectory
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import read_sweep
 from flray.sweeps.driver import run_sweep
-from flray.sweeps.folder import (
-    best_of,
-    check_folder,
-    open_folder,
-    run_path,
-    table_of,
-    write_table,
-)
+from flray.sweeps.folder import check_folder, open_folder, run_path
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.space import Options, parse_space
+from flray.sweeps.table import best_of, table_of, write_table
 
 from scenarios import TINY
 

@@ -18,17 +18,17 @@ from flray.sweeps.cache import Cache
 from flray.sweeps.driver import Watch, run_sweep
 from flray.sweeps.folder import ROWS, alive_file, read_rows
 from flray.sweeps.space import parse_space
-from flray.sweeps.trial import Job
+from flray.sweeps.trial import TrialContext
 from flray.sweeps.tuning import TrialWatch
 
 from scenarios import TINY
 
 
 @pytest.fixture
-def job(tmp_path) -> Job:
+def context(tmp_path) -> TrialContext:
     (tmp_path / ROWS).mkdir()
     cache = Cache(tmp_path / "cache", "sweep", "session", wish=tmp_path / "stop.wish")
-    return Job(tmp_path, cache, {}, False, frozenset())
+    return TrialContext(tmp_path, cache, {}, False, frozenset())
 
 
 def trial(number: int, status: str = "RUNNING") -> Any:
@@ -49,16 +49,16 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_trial_without_a_sign_is_ended_by_what_others_took(job, clock) -> None:
+def test_a_trial_without_a_sign_is_ended_by_what_others_took(context, clock) -> None:
     """Rounds take 5 s, so ten times as long is too long; one that is pending may take its time."""
     shown: list[int] = []
-    watch = TrialWatch(job, shown.append)
+    watch = TrialWatch(context, shown.append)
     watch.patience = Patience(first_s=100.0, least_s=20.0)
     trials = [trial(0), trial(1), trial(2, "PENDING")]
     for seconds in range(0, 52, 5):
         clock.time = 1000.0 + seconds
-        alive_file(job.folder, 0).touch()
-        os.utime(alive_file(job.folder, 0), (clock.time, clock.time))
+        alive_file(context.folder, 0).touch()
+        os.utime(alive_file(context.folder, 0), (clock.time, clock.time))
         watch.step(trials)
         assert clock.killed == []
     assert watch.allowed_s(is_late=False) == 50.0
@@ -70,28 +70,28 @@ def test_a_trial_without_a_sign_is_ended_by_what_others_took(job, clock) -> None
     assert shown == [2] * 13
 
 
-def test_after_the_end_two_rounds_are_allowed(job, clock, monkeypatch) -> None:
+def test_after_the_end_two_rounds_are_allowed(context, clock, monkeypatch) -> None:
     monkeypatch.setattr(tuning, "LATE_S", 3.0)
     stop: list[bool] = []
-    watch = TrialWatch(job, lambda _: None, lambda: bool(stop))
+    watch = TrialWatch(context, lambda _: None, lambda: bool(stop))
     assert watch.allowed_s(is_late=True) == 3.0
     watch.patience.learn("sign", 5.0)
     assert watch.allowed_s(is_late=True) == 10.0
     watch.step([trial(0)])
-    assert not job.cache.is_late()
+    assert not context.cache.is_late()
     stop.append(True)
     clock.time += 11
     watch.step([trial(0)])
-    assert job.cache.is_late()
+    assert context.cache.is_late()
     assert clock.killed == ["actor 0"]
 
 
-def test_who_asks_whether_it_is_over_shows_that_it_goes_on(job) -> None:
-    cache = replace(job.cache, alive=alive_file(job.folder, 3))
+def test_who_asks_whether_it_is_over_shows_that_it_goes_on(context) -> None:
+    cache = replace(context.cache, alive=alive_file(context.folder, 3))
     assert not cache.alive.exists()
     assert not cache.is_over()
     assert cache.alive.exists()
-    job.cache.wish.touch()
+    context.cache.wish.touch()
     assert cache.is_over()
 
 

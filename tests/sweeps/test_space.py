@@ -11,9 +11,10 @@ from flray.clustering.merges import MergePoint, between_merges
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
+from flray.sweeps.forms import BetweenMerges, Grid
 from flray.sweeps.rows import expand, possible, rounds_to_cluster_after
 from flray.sweeps.search import Suggestions
-from flray.sweeps.space import BetweenMerges, Grid, parse_space, read_space
+from flray.sweeps.space import parse_space, read_space
 
 from scenarios import TINY
 

@@ -21,9 +21,10 @@ from flray.reports.configuration import value_at
 from flray.reports.published import find_table, load_tables
 from flray.reports.published_cells import fits
 from flray.reports.runs import RunRecord
+from flray.sweeps.forms import BetweenMerges, Grid
 from flray.sweeps.keys import canonical
 from flray.sweeps.rows import SweepRow, _baselines, _varied, possible
-from flray.sweeps.space import BetweenMerges, Grid, OptunaSearch, RandomSearch, Space, read_space
+from flray.sweeps.space import OptunaSearch, RandomSearch, Space, read_space
 
 pytestmark = pytest.mark.slow
 

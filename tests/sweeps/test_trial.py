@@ -1,8 +1,11 @@
 """Trials: what is computed once, and that nothing of a row shows it. In process, without Ray."""
 
+import json
 import time
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pytest
@@ -21,12 +24,12 @@ from flray.runs.launch import Result, run_experiment
 from flray.sweeps import cache as cache_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
-from flray.sweeps.components import KIND, Assembly
 from flray.sweeps.folder import run_path
-from flray.sweeps.keys import prefix_key
+from flray.sweeps.groups import KIND, Assembly
+from flray.sweeps.keys import canonical, digest, prefix_key
 from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
 from flray.sweeps.space import parse_space
-from flray.sweeps.trial import Job, Trial, run_row
+from flray.sweeps.trial import Trial, TrialContext, run_row
 
 from scenarios import TINY
 
@@ -43,20 +46,20 @@ def space_of(experiment, varied, **more):
     return parse_space({"experiment": {**TINY, **experiment}, "space": varied, **more})
 
 
-def job_of(space, folder: Path, cache: Path | None = None, **more) -> Job:
+def context_of(space, folder: Path, shared: Path | None = None, **more) -> TrialContext:
     for name in ("runs", "trials"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     session, wish = str(time.monotonic_ns()), folder / "stop.wish"
-    shared = Cache(cache or folder / "cache", folder.name, session, wish=wish)
+    entries = Cache(shared or folder / "cache", folder.name, session, wish=wish)
     experiments = [parse_experiment(row.plain) for row in expand(space)]
     wanted = rounds_to_cluster_after(space, experiments)
-    return Job(folder, shared, VERSION, False, wanted, **more)
+    return TrialContext(folder, entries, VERSION, False, wanted, **more)
 
 
 def swept(space, folder: Path, **more) -> list[SweepRow]:
     """What became of all rows, run one after another; everything must have gone well."""
-    job = job_of(space, folder, **more)
-    states = [run_row(row, job) for row in expand(space)]
+    context = context_of(space, folder, **more)
+    states = [run_row(row, context) for row in expand(space)]
     assert {state.error for state in states} == {None}
     return states
 
@@ -84,10 +87,19 @@ def assert_same_run(found, naive) -> None:
     pd.testing.assert_frame_equal(found.clients, naive.clients, **exact)
 
 
-def assert_rows_equal_naive_runs(states, folder: Path, tmp_path: Path) -> None:
+@cache
+def run_alone(config: str) -> Result:
+    """The run of a configuration by itself, once for all rows of the tests that have it."""
+    folder = Path(NAIVE.name) / digest(config)
+    return run_experiment(parse_experiment(json.loads(config)), folder)
+
+
+NAIVE = TemporaryDirectory()  # removed when the process ends
+
+
+def assert_rows_equal_naive_runs(states, folder: Path) -> None:
     for state in states:
-        alone = tmp_path / "naive" / str(state.number)
-        naive = run_experiment(parse_experiment(dict(state.plain)), alone)
+        naive = run_alone(canonical(dict(state.plain)))
         assert_same_run(result_of(state, folder), naive)
         found, expected = (
             read_clusterings(folder / run_path(state.number)),
@@ -135,7 +147,7 @@ def test_stages_are_computed_once(tmp_path) -> None:
         LINKAGE: ["single", "complete"],
         THRESHOLD: {"between_merges": 2},
     }
-    states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path)
+    states = swept(space_of(FLHC_1 | {"rounds": 1}, varied), tmp_path)
     counted = {kind: len(costs(tmp_path, kind)) for kind in ("observation", "distance", "tree")}
     assert counted == {"observation": 1, "distance": 3, "tree": 6}
     # The highest merge leaves one cluster, whatever the metric and the linkage.
@@ -160,10 +172,10 @@ def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
     """Clustering after the first, a middle and the last round, rounds evaluated or not."""
     experiment = {"algorithm": "flhc", "rounds": 3, "evaluate": {"every": every, "target": 0.2}}
     states = swept(space_of(experiment, varied), tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     assert len({state.run for state in states}) < len(states)
-    hashes = {RunDirectory(p).summary()["params_sha256"] for p in (tmp_path / "naive").iterdir()}
-    assert len(hashes) > 2
+    found = [result_of(state, tmp_path / "sweep").summary for state in states]
+    assert len({summary["params_sha256"] for summary in found}) > 2
 
 
 def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
@@ -174,7 +186,7 @@ def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
     varied = {DISTANCE: ["l1", "l2"], LINKAGE: "complete", THRESHOLD: {"between_merges": 2}}
     states = swept(space_of(experiment, varied), tmp_path / "sweep")
     assert len({state.run for state in states}) == 4
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
 
 
 def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
@@ -185,23 +197,34 @@ def test_flt_rows_are_the_runs_they_stand_for(tmp_path) -> None:
     varied = {
         "algorithm.dynamic.every": [None, 1],
         "algorithm.case": ["rows", "clusters"],
-        GAMMA: [0.01, 1.0, 100.0],
+        GAMMA: [0.01, 100.0],
     }
-    again = {"algorithm.dynamic.every": 1, GAMMA: [0.01, 100.0]}
+    again = {"algorithm.dynamic.every": 1, GAMMA: 0.01}
     space = space_of(experiment, varied, **{"except": [again]})
     states = swept(space, tmp_path / "sweep")
     assert len(costs(tmp_path / "sweep", "observation")) == 1
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     runs = [state.run for state in states]
     first = result_of(states[0], tmp_path / "sweep").rounds.iloc[0]
     assert {"clustering_clusters", "clustering_ari", "bytes_up_signature"} <= set(first.index)
-    assert runs[2] == runs[5]  # everybody hears everybody, by rows or by clusters
-    assert 1 < len(set(runs[:6])) < 6
-    assert len(set(runs[6:])) == 2  # who clusters again will need to know
+    assert runs[1] == runs[3]  # everybody hears everybody, by rows or by clusters
+    assert 1 < len(set(runs[:4])) < 4
+    assert len(set(runs[4:])) == 2  # who clusters again will need to know
 
 
-@pytest.mark.parametrize("rounds_before", [0, 1])
-def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) -> None:
+def test_repa_rows_share_clusters_and_are_the_runs_they_stand_for(tmp_path) -> None:
+    """The weight of the proximal term decides what follows the clustering."""
+    experiment = {"algorithm": {"name": "repa", "rounds_before": 1}, "rounds": 2}
+    number = "algorithm.clustering.partition.number"
+    varied = {number: [1, 6], "algorithm.mu": [0.0, 1.0]}
+    space = space_of(experiment, varied, **{"except": [{number: 1, "algorithm.mu": 0.0}]})
+    states = swept(space, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    assert len({state.run for state in states}) == 3
+    assert len(costs(tmp_path / "sweep", KIND)) == 1 + 2 * 6
+
+
+def test_only_rows_that_read_ground_truth_are_marked(tmp_path) -> None:
     """Label counts find one cluster, as a high threshold does: one state, but only one has read."""
     partitions = [
         {"name": "hierarchical", "threshold": 1e9},
@@ -209,11 +232,11 @@ def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) ->
         {"name": "hierarchical", "threshold": 1e8},
         {"name": "hierarchical", "threshold": 0.0},
     ]
-    experiment = {"algorithm": {"name": "flhc", "rounds_before": rounds_before}, "rounds": 3}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 0}, "rounds": 2}
     experiment |= {"uses_ground_truth": True, "split": {"name": "iid", "clients": 3}}
     space = space_of(experiment, {"algorithm.clustering.partition": partitions})
     states = swept(space, tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     first, counts, high, _ = (state.run for state in states)
     assert first == high != counts
     assert len(costs(tmp_path / "sweep", KIND)) == 1 + 3  # nothing is trained twice for that
@@ -222,14 +245,14 @@ def test_only_rows_that_read_ground_truth_are_marked(tmp_path, rounds_before) ->
     assert len({each["params_sha256"] for each in summaries}) == 2
 
 
-def test_rows_that_differ_in_what_their_signatures_cost_share_their_components(tmp_path) -> None:
+def test_rows_that_differ_in_what_their_signatures_cost_share_their_groups(tmp_path) -> None:
     """One cluster either way, but updates are trained for and principal components are not."""
     signatures = ["update", {"name": "pca_centres", "components": 4, "k": 1}]
     varied = {"algorithm.clustering.signature": signatures, THRESHOLD: 1e9}
     states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     assert states[0].run != states[1].run
-    assert states[0].components == states[1].components
+    assert states[0].groups == states[1].groups
     assert len(costs(tmp_path / "sweep", KIND)) == 1
 
 
@@ -238,8 +261,8 @@ def test_a_row_that_fails_leaves_no_mark_on_the_next(tmp_path) -> None:
     partitions = [f"{__name__}:Careless", {"name": "hierarchical", "threshold": 1.0}]
     varied = {"algorithm.clustering.partition": partitions}
     space = space_of(FLHC_1 | {"uses_ground_truth": True}, varied)
-    job = job_of(space, tmp_path)
-    failed, done = (run_row(row, job) for row in expand(space))
+    context = context_of(space, tmp_path)
+    failed, done = (run_row(row, context) for row in expand(space))
     assert (failed.status, failed.run) == ("failed", None)
     assert "labels" in failed.error
     assert result_of(done, tmp_path).summary["uses_ground_truth"] is False
@@ -255,30 +278,31 @@ class Careless:
 
 def test_what_fails_fails_once_in_a_start_of_the_sweep(tmp_path, monkeypatch) -> None:
     space = space_of(FLHC_1 | {"train": {"lr": 1e30}}, {THRESHOLD: [1.0, 2.0]})
-    job = job_of(space, tmp_path)
+    context = context_of(space, tmp_path)
     first, second = expand(space)
-    message = run_row(first, job).error
+    message = run_row(first, context).error
     assert "NaN or infinite; lower train.lr" in message
     with monkeypatch.context() as patched:
         patched.setattr(Federation, "train", lambda *_, **__: pytest.fail("trained again"))
-        assert run_row(second, job).error == message
-    again = run_row(second, job_of(space, tmp_path))
+        assert run_row(second, context).error == message
+    again = run_row(second, context_of(space, tmp_path))
     assert again.error == message
 
 
 def test_a_prefix_that_was_cut_short_goes_on(tmp_path, monkeypatch) -> None:
-    space = space_of({"algorithm": {"name": "flhc", "rounds_before": 3}}, {THRESHOLD: [0.0]})
+    algorithm = {"name": "flhc", "rounds_before": 3}
+    space = space_of({"algorithm": algorithm, "rounds": 3}, {THRESHOLD: [0.0]})
     (row,) = expand(space)
     clock = iter([0.0, 0.0, 2.0])
-    job = job_of(space, tmp_path / "cut")
-    job = replace(job, cache=replace(job.cache, deadline=1.0))
+    context = context_of(space, tmp_path / "cut")
+    context = replace(context, cache=replace(context.cache, deadline=1.0))
     monkeypatch.setattr(cache_module, "time", lambda: next(clock, 2.0))
-    assert run_row(row, job).status == "unfinished"
+    assert run_row(row, context).status == "unfinished"
     (run,) = (tmp_path / "cut" / "cache" / "prefix").glob(".*-3/")
     assert 0 < len(RunDirectory(run).rows()) < 3
     monkeypatch.setattr(cache_module, "time", lambda: 0.0)
-    state = run_row(row, job)
-    assert_rows_equal_naive_runs([state], tmp_path / "cut", tmp_path)
+    state = run_row(row, context)
+    assert_rows_equal_naive_runs([state], tmp_path / "cut")
     whole = swept(space, tmp_path / "whole")
     assert costs(tmp_path / "cut", "prefix") == costs(tmp_path / "whole", "prefix")
     assert whole[0].run == state.run
@@ -287,10 +311,10 @@ def test_a_prefix_that_was_cut_short_goes_on(tmp_path, monkeypatch) -> None:
 def test_an_earlier_round_of_a_prefix_can_be_asked_for_later(tmp_path) -> None:
     """Round 2 was not kept on the way to 4: it and round 3 are trained again, from round 1."""
     space = space_of({"algorithm": "flhc", "rounds": 4}, {"algorithm.rounds_before": [1, 4]})
-    swept(space, tmp_path / "one", cache=tmp_path / "cache")
+    swept(space, tmp_path / "one", shared=tmp_path / "cache")
     other = space_of({"algorithm": "flhc", "rounds": 4}, {"algorithm.rounds_before": [3]})
-    states = swept(other, tmp_path / "two", cache=tmp_path / "cache")
-    assert_rows_equal_naive_runs(states, tmp_path / "two", tmp_path)
+    states = swept(other, tmp_path / "two", shared=tmp_path / "cache")
+    assert_rows_equal_naive_runs(states, tmp_path / "two")
     shared = Cache(tmp_path / "cache", "two", "")
     (steps,) = shared.costs("prefix").values()
     (prefix,) = (tmp_path / "cache" / "prefix").glob("*-4/")
@@ -304,8 +328,8 @@ def test_fedavg_goes_on_from_the_prefix_and_others_from_its_first_rounds(tmp_pat
         {"algorithm.rounds_before": [2], THRESHOLD: [1e9]},
         baseline={"algorithm": "fedavg"},
     )
-    rows, job = expand(space), job_of(space, tmp_path / "sweep")
-    states = [run_row(row, job) for row in reversed(rows)]
+    rows, context = expand(space), context_of(space, tmp_path / "sweep")
+    states = [run_row(row, context) for row in reversed(rows)]
     fedavg, _ = states
     alone = run_experiment(parse_experiment(dict(fedavg.plain)), tmp_path / "fedavg")
     assert_same_run(result_of(fedavg, tmp_path / "sweep"), alone)
@@ -317,14 +341,14 @@ def test_fedavg_goes_on_from_the_prefix_and_others_from_its_first_rounds(tmp_pat
 def test_two_sweeps_share_one_cache(tmp_path) -> None:
     """The second trains the one cluster that the first has not; a third nothing."""
     first = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: [0.0]})
-    swept(first, tmp_path / "first", cache=tmp_path / "cache")
+    swept(first, tmp_path / "first", shared=tmp_path / "cache")
     second = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: [0.0, 1e9]})
-    states = swept(second, tmp_path / "second", cache=tmp_path / "cache")
-    assert_rows_equal_naive_runs(states, tmp_path / "second", tmp_path)
+    states = swept(second, tmp_path / "second", shared=tmp_path / "cache")
+    assert_rows_equal_naive_runs(states, tmp_path / "second")
     theirs = Cache(tmp_path / "cache", "second", "")
     assert theirs.costs("prefix") == theirs.costs("observation") == {}
-    assert list(theirs.costs(KIND)) == states[1].components
-    swept(second, tmp_path / "third", cache=tmp_path / "cache")
+    assert list(theirs.costs(KIND)) == states[1].groups
+    swept(second, tmp_path / "third", shared=tmp_path / "cache")
     assert Cache(tmp_path / "cache", "third", "").costs(KIND) == {}
 
 
@@ -335,40 +359,42 @@ def test_a_scheduled_row_has_a_run_of_its_own_and_reports_rounds_that_are_writte
     write = CheckpointStore.write
 
     def slowly(self, snapshot):
-        time.sleep(0.1)
+        time.sleep(0.05)
         write(self, snapshot)
 
-    monkeypatch.setattr(CheckpointStore, "write", slowly)
-    space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e8, 1e9]})
-    job = job_of(space, tmp_path / "sweep", is_scheduled=True)
+    space = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: [1e8, 1e9]})
+    context = context_of(space, tmp_path / "sweep", is_scheduled=True)
     reported, states = [], []
     for row in expand(space):
-        directory = RunDirectory(job.folder / run_path(row.number))
+        directory = RunDirectory(context.folder / run_path(row.number))
 
         def report(found, directory=directory) -> None:
             reported.append((found["round"], len(directory.rounds())))
 
-        states.append(run_row(row, job, report))
+        with monkeypatch.context() as patched:
+            patched.setattr(CheckpointStore, "write", slowly)
+            states.append(run_row(row, context, report))
     assert len({state.run for state in states}) == 2
-    assert reported == [(t, t) for t in (1, 2, 3, 4)] * 2
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert reported == [(t, t) for t in (1, 2, 3)] * 2
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     assert len(costs(tmp_path / "sweep", "observation")) == 1
 
 
 NOT_DIVIDED = {
     "a client that never trains": {"split": {**TINY["split"], "holdout": 1}},
-    "a client that joins": {"events": [{"round": 3, "kind": "join", "clients": [5]}]},
+    "a client that joins": {"events": [{"round": 2, "kind": "join", "clients": [5]}]},
     "clients that may be dropped": {"on_client_failure": "drop"},
 }
 
 
-@pytest.mark.parametrize("more", NOT_DIVIDED.values(), ids=NOT_DIVIDED)
-def test_rows_are_not_divided_where_clients_come_and_go(tmp_path, more) -> None:
+def test_rows_are_not_divided_where_clients_come_and_go(tmp_path) -> None:
     varied = {THRESHOLD: [0.0]}
-    (whole,) = swept(space_of(FLHC_1 | {"rounds": 3, **more}, varied), tmp_path / "whole")
-    (divided,) = swept(space_of(FLHC_1 | {"rounds": 3}, varied), tmp_path / "divided")
-    assert whole.components == []
-    assert len(divided.components) == 6
+    for number, more in enumerate(NOT_DIVIDED.values()):
+        experiment = FLHC_1 | {"rounds": 2, **more}
+        (whole,) = swept(space_of(experiment, varied), tmp_path / str(number))
+        assert whole.groups == [], more
+    (divided,) = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path / "divided")
+    assert len(divided.groups) == 6
 
 
 @dataclass(frozen=True)
@@ -392,19 +418,21 @@ class WatchedLate(Flhc):
         return replace(outcome, metrics=outcome.metrics | own)
 
 
-@pytest.mark.parametrize("rounds_before", [0, 2])
-@pytest.mark.parametrize(("name", "metric"), [("Watched", "largest_move"), ("WatchedLate", "late")])
+@pytest.mark.parametrize(
+    ("name", "metric", "rounds_before"),
+    [("Watched", "largest_move", 0), ("WatchedLate", "late", 2)],
+)
 def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
     tmp_path, name, metric, rounds_before
 ) -> None:
-    """Neither FedAvg's prefix nor what is kept of components has such metrics."""
+    """Neither FedAvg's prefix nor what is kept of groups has such metrics."""
     algorithm = {"name": f"{__name__}:{name}", "rounds_before": rounds_before}
     varied = {THRESHOLD: {"between_merges": 2}}
     space = space_of({"algorithm": algorithm, "rounds": 3}, varied)
     states = swept(space, tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     assert len({state.run for state in states}) == 2
-    assert all(state.components == [] for state in states)
+    assert all(state.groups == [] for state in states)
     for state in states:
         found = result_of(state, tmp_path / "sweep").rounds[metric].notna()
         assert found.all() if name == "Watched" else found.tolist() == [False, False, True]
@@ -421,35 +449,35 @@ def test_a_row_that_runs_whole_goes_on_so_when_it_was_cut_short(tmp_path, monkey
     varied = {THRESHOLD: {"between_merges": 2}}
     space = space_of({"algorithm": algorithm, "rounds": 4}, varied)
     row = expand(space)[0]
-    job = job_of(space, tmp_path / "sweep")
+    context = context_of(space, tmp_path / "sweep")
     run_whole = Trial._run_whole
 
     def run_late(trial: Trial) -> None:
-        trial.on_round = lambda each: job.cache.wish.touch() if each["round"] == 2 else None
+        trial.on_round = lambda each: context.cache.wish.touch() if each["round"] == 2 else None
         run_whole(trial)
 
     with monkeypatch.context() as patched:
         patched.setattr(Trial, "_run_whole", run_late)
-        stopped = run_row(row, job)
+        stopped = run_row(row, context)
     assert stopped.status == "unfinished"
     assert stopped.overrides[THRESHOLD] != STAND_IN
     assert len(RunDirectory(tmp_path / "sweep" / run_path(0)).rows()) == 2
-    job.cache.wish.unlink()
+    context.cache.wish.unlink()
     monkeypatch.setattr(Trial, "_run_branch", lambda _: pytest.fail("branched again"))
-    ended = run_row(row, job)
+    ended = run_row(row, context)
     assert ended.overrides == stopped.overrides
-    assert_rows_equal_naive_runs([ended], tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs([ended], tmp_path / "sweep")
 
 
 def test_a_cluster_is_trained_by_the_first_row_that_has_it(tmp_path) -> None:
-    """Cuts of one tree: the components of a row are all its clients, and none is trained twice."""
+    """Cuts of one tree: the groups of a row are all its clients, and none is trained twice."""
     space = space_of(FLHC_1 | {"rounds": 3}, {THRESHOLD: {"between_merges": 5}})
     states = swept(space, tmp_path)
-    named = [key for state in states for key in state.components]
+    named = [key for state in states for key in state.groups]
     assert len(named) > len(set(named)) == len(costs(tmp_path, KIND))
     entries = {key: tmp_path / "cache" / KIND / key / "models.parquet" for key in set(named)}
     for state in states:
-        who = [i for key in state.components for i in pd.read_parquet(entries[key])["client"]]
+        who = [i for key in state.groups for i in pd.read_parquet(entries[key])["client"]]
         assert sorted(who) == list(range(6))
 
 
@@ -465,9 +493,9 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     """While it trains a part of its clients, and while it is put together."""
     space = space_of(FLHC_1 | {"rounds": 4}, {THRESHOLD: [1e9, 0.0]})
     first, row = expand(space)
-    job = job_of(space, tmp_path / "sweep")
-    run_row(first, job)
-    late = replace(job, cache=replace(job.cache, deadline=1.0))
+    context = context_of(space, tmp_path / "sweep")
+    run_row(first, context)
+    late = replace(context, cache=replace(context.cache, deadline=1.0))
     clock = iter([0.0, 0.0, 0.0, 2.0])
     with monkeypatch.context() as patched:
         patched.setattr(cache_module, "time", lambda: next(clock, 2.0))
@@ -476,10 +504,10 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     assert 1 < len(RunDirectory(part).rows()) < 4
     with monkeypatch.context() as patched:
         patched.setattr(Assembly, "put_together", put_together_and_fail)
-        assert "killed" in run_row(row, job).error
+        assert "killed" in run_row(row, context).error
     assert RunDirectory(part).summary() is not None
-    state = run_row(row, job_of(space, tmp_path / "sweep"))
-    assert_rows_equal_naive_runs([state], tmp_path / "sweep", tmp_path)
+    state = run_row(row, context_of(space, tmp_path / "sweep"))
+    assert_rows_equal_naive_runs([state], tmp_path / "sweep")
     assert state.status == "done"
 
 
@@ -487,7 +515,7 @@ def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path)
     evaluate = {"on": "global", "fine_tune": {"epochs": 1}}
     space = space_of(FLHC_1 | {"rounds": 3, "evaluate": evaluate}, {THRESHOLD: [1e9, 0.0]})
     states = swept(space, tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     found = result_of(states[1], tmp_path / "sweep")
     assert found.rounds["client_steps_evaluation"].nunique() == 1  # of everybody, in each round
     assert set(found.clients["part"]) >= {"global", "tuned_test", "tuned_global"}
@@ -497,8 +525,8 @@ def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path)
 def test_rows_that_differ_in_their_cohorts_have_blocks_of_their_own(tmp_path) -> None:
     """Half of six clients a round are blocks of 3, all of them blocks of 6."""
     varied = {"participation": [0.5, 1.0], THRESHOLD: [1e9]}
-    states = swept(space_of(FLHC_1 | {"rounds": 2}, varied), tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    states = swept(space_of(FLHC_1 | {"rounds": 3}, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     blocks = [result_of(state, tmp_path / "sweep").summary["block"] for state in states]
     assert blocks == [3, 6]
 
@@ -509,4 +537,4 @@ def test_rows_on_a_gpu_are_the_runs_they_stand_for(tmp_path) -> None:
     experiment = FLHC_1 | {"rounds": 3, "aggregate": {"unheard": "stale"}}
     varied = {LINKAGE: "complete", THRESHOLD: {"between_merges": 3}}
     states = swept(space_of(experiment, varied), tmp_path / "sweep")
-    assert_rows_equal_naive_runs(states, tmp_path / "sweep", tmp_path)
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")

@@ -1,0 +1,105 @@
+"""What clustered methods share: to cluster all clients once, and to place those that come later."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from flray.algorithms.algorithm import Branching, Outcome
+from flray.clustering.pipeline import Clustering
+from flray.data.dataset import Ids
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank
+
+State = TypeVar("State")
+
+
+class ClusteredState(Protocol):
+    """A state, which is a dataclass, with models and the clusters of clients."""
+
+    @property
+    def bank(self) -> ModelBank:
+        """The models; all members of a cluster use the same row."""
+        ...
+
+    @property
+    def labels(self) -> Ids:
+        """(M,) the cluster of each client; -1: none yet."""
+        ...
+
+
+Clustered = TypeVar("Clustered", bound=ClusteredState)
+
+
+def cluster(
+    algorithm: Branching[State], bank: ModelBank, fed: Federation, clients: Ids | None = None
+) -> Outcome[State]:
+    """Collect signatures, cluster the clients and build the state after it. Not a round.
+
+    Args:
+        clients: those that are asked for a signature. None: all that may train.
+    """
+    t = algorithm.rounds_before
+    cohort = Cohort(max(t, 1), fed.clients if clients is None else clients)
+    signatures, memory = algorithm.clustering.observe(fed, bank, cohort, {})
+    clustering = algorithm.clustering.decide(signatures, fed, t)
+    return Outcome(algorithm.branch(bank, clustering, memory, fed), clusterings=(clustering,))
+
+
+def labels_of(clustering: Clustering, num_clients: int) -> Ids:
+    """(M,) the cluster of each client, -1 for those that were not clustered."""
+    labels = np.full(num_clients, -1, np.int64)
+    labels[clustering.clients] = clustering.labels
+    return labels
+
+
+def unplaced(labels: Ids, clients: Ids) -> Ids:
+    """Those of the clients that have no cluster.
+
+    >>> unplaced(np.array([0, -1, 1, -1]), clients=np.array([0, 1]))
+    array([1])
+    """
+    return clients[labels[clients] < 0]
+
+
+def place(
+    state: Clustered,
+    clients: Ids,
+    clusters_of: Callable[[Ids], tuple[Ids, Ids]],
+    members: Ids | None = None,
+) -> Clustered:
+    """Put those of the clients that have no cluster into one, with the model of its members.
+
+    A client that does not answer keeps its model; it does not train, and a later round asks again.
+
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> @dataclass(frozen=True)
+    ... class Example:
+    ...     bank: ModelBank
+    ...     labels: Ids
+    >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, owner=np.array([0, 1, 0]))
+    >>> state = Example(bank, labels=np.array([0, 1, -1]))
+    >>> state = place(state, np.arange(3), lambda new: (new, np.array([1])))
+    >>> state.labels, state.bank.owner
+    (array([0, 1, 1]), array([0, 1, 1]))
+
+    Args:
+        clusters_of: the method's own rule; returns the clients that answered, in ascending order,
+            and their clusters. Not called without clients to place.
+        members: clients whose model a newcomer may get; of its cluster's, the first. None: all
+            that had a cluster before.
+    """
+    new = unplaced(state.labels, clients)
+    if not len(new):
+        return state
+    answered, clusters = clusters_of(new)
+    if not len(answered):
+        return state
+    labels = state.labels.copy()
+    labels[answered] = clusters
+    if members is None:
+        members = np.flatnonzero(state.labels >= 0)
+    bank = state.bank.joined(answered, labels, members)
+    return replace(state, labels=labels, bank=bank)  # type: ignore[type-var]  # a dataclass

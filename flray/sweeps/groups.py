@@ -1,0 +1,234 @@
+"""Independent groups: clients that hear each other and nobody else after a clustering.
+
+After the clustering of FL+HC a cluster samples, trains and averages its own clients, so it
+continues alike in every partition that has it. A run trains the groups that nobody else has trained
+and stores their records in the cache, one entry for each group (`GroupRecorder`); then it puts its
+own records together from those of all its groups (`Assembly`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+
+from flray.algorithms.algorithm import Branching
+from flray.columns import (
+    CLIENT,
+    CLIENT_STEPS,
+    CLIENT_STEPS_EVALUATION,
+    CORRECT,
+    LOSS,
+    MODEL,
+    PARAMS_CHANGE,
+    PART,
+    ROUND,
+    TOTAL,
+    TRAIN_LOSS,
+)
+from flray.config.experiment import Experiment
+from flray.data.dataset import Ids
+from flray.engines.plan import num_local_steps
+from flray.execution.federation import Share, nobody
+from flray.files import replace_file
+from flray.measures.scores import ClientScores
+from flray.models.bank import ModelBank, sha256_of
+from flray.records.recorded import COMPONENTS
+from flray.records.run_directory import RunDirectory
+from flray.records.score_files import PARTS
+from flray.runs.assemble import facts_of
+from flray.runs.preparing import Prepared
+from flray.server.evaluation import RoundRow, evaluation_row
+from flray.server.loop import Callbacks
+from flray.server.summary import summarise_run
+from flray.sweeps.branching import Branch
+from flray.sweeps.cache import Cache
+
+KIND = "group"  # kind of cache entry
+TABLES = ("rounds", "scores", "models")  # files of an entry
+STEPS, MOVED, SHA256 = "steps", "moved", "sha256"  # columns of them beside those of run directories
+ENTRIES_KEPT = 256  # entries that a process keeps after reading them
+
+Frames = Mapping[str, pd.DataFrame]  # by name, of TABLES
+Groups = Mapping[str, Ids]  # the clients of each group, by key
+
+
+def clients_of(groups: Groups) -> Ids:
+    """The clients of all groups, ascending."""
+    return np.sort(np.concatenate([nobody(), *groups.values()]))
+
+
+def independent_groups(algorithm: Branching[Any], state: Any) -> list[tuple[Ids, object]]:
+    """The groups of clients, each with the strengths by which they hear each other.
+
+    Empty if the algorithm does not promise that clients hear only those whom the state relates, or
+    if a client has no cluster yet. Any: the state is the algorithm's own.
+    """
+    labels = algorithm.partition(state)
+    if algorithm.spent_fields is None or (labels < 0).any():
+        return []
+    relation = getattr(state, "relation", None)
+    if relation is None:
+        return [(np.flatnonzero(labels == label), None) for label in np.unique(labels)]
+    strengths = relation.rows[relation.of]  # (M, M)
+    _, group = connected_components(strengths, directed=True, connection="weak")
+    members = [np.flatnonzero(group == number) for number in np.unique(group)]
+    return [(clients, strengths[np.ix_(clients, clients)].tolist()) for clients in members]
+
+
+@dataclass(frozen=True)
+class GroupRecorder(Callbacks):
+    """Records what the clients of a share train; at the end, writes an entry for each group.
+
+    `part/round_000012.parquet` of the run directory has loss and steps of the clients that trained
+    in round 12 and, if the round was evaluated, how far each client's model moved.
+    """
+
+    share: Share
+    directory: RunDirectory
+    cache: Cache
+    groups: Groups  # that are trained here
+
+    def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
+        tables = [
+            pd.DataFrame({CLIENT: heard.clients, LOSS: heard.loss, STEPS: heard.num_steps})
+            for heard in self.share.trained
+        ]
+        self.share.trained.clear()
+        if moved is not None:
+            tables.append(
+                pd.DataFrame({CLIENT: self.share.clients, MOVED: moved[self.share.clients]})
+            )
+        if tables and t > self.share.after:
+            folder = self.directory.path / COMPONENTS
+            folder.mkdir(exist_ok=True)
+            table = pd.concat(tables).assign(**{ROUND: t})
+            replace_file(folder / f"round_{t:06d}.parquet", lambda path: table.to_parquet(path))
+
+    def finish(self, bank: ModelBank) -> bool:
+        clients, scores = self.share.clients, self.directory.clients()
+        tables = {
+            "rounds": self._rounds(),
+            "scores": scores[scores[ROUND] > self.share.after].drop(columns=MODEL),
+            "models": pd.DataFrame({CLIENT: clients, SHA256: bank.digests(clients)}),
+        }
+        for key, members in self.groups.items():
+            if not self.cache.path(KIND, key).exists():
+                theirs = {
+                    name: table[table[CLIENT].isin(members)] for name, table in tables.items()
+                }
+                self.cache.publish(KIND, key, partial(_write, theirs))
+        return True
+
+    def _rounds(self) -> pd.DataFrame:
+        files = sorted((self.directory.path / COMPONENTS).glob("round_*.parquet"))
+        tables = [table for table in map(pd.read_parquet, files) if len(table)]
+        joined = pd.concat(tables or [pd.DataFrame()])
+        return joined.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
+
+
+def _write(tables: Frames, folder: Path) -> int:
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet")
+    return int(tables["rounds"][STEPS].sum())
+
+
+@lru_cache(maxsize=ENTRIES_KEPT)
+def _read(folder: Path) -> Frames:
+    return {name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}
+
+
+def records_of(cache: Cache, groups: Groups) -> Frames:
+    """The records of groups, whichever run trained them, in the order of their clients."""
+    entries = [_read(cache.path(KIND, key)) for key in groups]
+    joined = {name: pd.concat([entry[name] for entry in entries]) for name in TABLES}
+    return {
+        name: table.sort_values(CLIENT, kind="stable", ignore_index=True)
+        for name, table in joined.items()
+    }
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Gives a run directory that trained some of its clients the records of all of them.
+
+    They are equal to the last bit to those of a run that trained everybody.
+    """
+
+    directory: RunDirectory
+    experiment: Experiment
+    parts: Prepared
+    branch: Branch
+    bank: ModelBank  # that clients use after the clustering
+
+    @property
+    def begin(self) -> int:
+        """The round after which groups were trained."""
+        return self.branch.algorithm.rounds_before
+
+    def put_together(self, tables: Frames) -> None:
+        """Write the records of all clients. May be cut short and done again."""
+        directory, payload = self.directory, self.parts.payload
+        scores = self._all_scores(tables["scores"])
+        directory.replace_rounds([self._whole(row, tables, scores) for row in directory.rows()])
+        sha256 = sha256_of(tables["models"][SHA256].tolist())
+        target = self.experiment.settings.evaluate.target
+        summary = summarise_run(directory, payload.timeline, target, sha256)
+        directory.conclude(scores, {**facts_of(self.experiment, payload), **summary})
+
+    def _all_scores(self, later: pd.DataFrame) -> pd.DataFrame:
+        """A row for each client and evaluation, as a run that scored all of them would have it."""
+        here = self.directory.clients()
+        later = later.assign(**{MODEL: self.bank.owner[later[CLIENT]]})
+        earlier = here[here[ROUND] <= self.begin]
+        scores = pd.concat([earlier, later]) if len(earlier) else later
+        return scores.sort_values([ROUND, PART, CLIENT], ignore_index=True)
+
+    def _whole(self, row: RoundRow, tables: Frames, scores: pd.DataFrame) -> RoundRow:
+        """A round's row for all clients.
+
+        Args:
+            row: as it was recorded by the run that trained some of the clients.
+        """
+        t = row[ROUND]
+        if t <= self.begin:
+            return row
+        trained, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
+        steps = int(trained[STEPS].sum())
+        if t == 1:  # whose row has what a clustering before round 1 cost
+            steps += self.branch.counts[CLIENT_STEPS]
+        whole = row | {CLIENT_STEPS: steps}
+        losses = trained.loc[trained[STEPS] > 0, LOSS].to_numpy()
+        if len(losses):
+            whole[TRAIN_LOSS] = float(losses.mean())
+        if len(scored):
+            whole |= self._evaluated(t, scored)
+            whole[PARAMS_CHANGE] = float(trained[MOVED].dropna().to_numpy().sum())
+        return whole
+
+    def _evaluated(self, t: int, scored: pd.DataFrame) -> RoundRow:
+        """The columns of an evaluation in round t, from the scores of all clients."""
+        names = (CLIENT, CORRECT, TOTAL, LOSS)
+        parts = {part: scored[scored[PART] == part] for part in PARTS}
+        client_scores = {
+            part: ClientScores(*(frame[name].to_numpy() for name in names))
+            for part, frame in parts.items()
+            if len(frame)
+        }
+        settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
+        partition = self.branch.partition(self.branch.state)
+        row = evaluation_row(client_scores, partition, split, settings.evaluate.target)
+        tuning = settings.evaluate.tuning(settings.train)
+        if tuning is not None:  # all clients are present, and none was dropped
+            steps = num_local_steps(split.num_train_examples, tuning)
+            row[CLIENT_STEPS_EVALUATION] = int(steps.sum())
+        return row
+
+
+def _of_round(table: pd.DataFrame, t: int) -> pd.DataFrame:
+    return table[table[ROUND] == t]
