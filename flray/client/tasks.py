@@ -19,7 +19,7 @@ from flray.engines.plan import plan_clients
 from flray.engines.training import Gradient, Training, plain_gradient
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
-from flray.models.mixing import largest_values
+from flray.models.fixed_point import largest_values
 from flray.randomness import torch_seed
 
 # Parts of a client's own examples: those that an algorithm may use, and with them the test part,

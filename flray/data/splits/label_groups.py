@@ -70,7 +70,9 @@ class LabelGroups(SplitOptions):
             slots = self._slots(holders, groups)
             rng = generator(seed, "split.deal", label)
             slices = deal_label(images, int(slots.max()) + 1, label, rng)
-            pieces += [(i, slices[slot][:most]) for i, slot in zip(holders, slots, strict=True)]
+            pieces += [
+                (int(i), slices[slot][:most]) for i, slot in zip(holders, slots, strict=True)
+            ]
         owned = gather_pieces(self.clients, pieces)
         return cut_parts(Deal(owned, groups=groups), dataset, self, seed)
 
