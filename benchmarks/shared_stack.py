@@ -68,11 +68,12 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
-    from flray.cli.together import Job, run_together, runs_at_a_time
     from flray.config.experiment import parse_experiment, read_yaml
     from flray.config.overrides import override
     from flray.records.run_directory import RunDirectory
+    from flray.runs.conduct import Monitor
     from flray.runs.launch import run_experiment
+    from flray.runs.together import ForkedRun, run_together, runs_at_a_time
 
     names = [
         f"flt/mnist_scenario{s}" + ("" if method == "flt" else f"_{method}")
@@ -89,7 +90,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     ]
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            Job(each, Path(folder) / str(number), False) for number, each in enumerate(experiments)
+            ForkedRun(experiment, Path(folder) / str(number))
+            for number, experiment in enumerate(experiments)
         ]
         at_a_time = 1
         begin = perf_counter()
@@ -100,7 +102,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
 
         if is_alone:
             for number, job in enumerate(jobs):
-                run_experiment(job.experiment, job.out, on_round=partial(note, number))
+                monitor = Monitor(partial(note, number))
+                run_experiment(job.experiment, job.out, monitor=monitor)
         else:
             at_a_time = runs_at_a_time(experiments, arguments.together)
             run_together(jobs, at_a_time, note, lambda: False)

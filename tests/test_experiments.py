@@ -11,8 +11,9 @@ from flray.config.overrides import override
 from flray.config.pretrain import parse_encoder
 from flray.config.shipped import demo_files
 from flray.data.split import Split
-from flray.runs.launch import run_experiment
 from flray.runs.preparing import deal
+
+from scenarios import run_experiment
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
-from flray.cli.campaign import campaign_runs
+from flray.cli.campaign import read_campaign
+from flray.cli.running import remarks_on
 from flray.cli.sweeping import describe_space, read_space
 from flray.config.binding import read_mapping
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
-from flray.runs.remarks import remarks
-from flray.tracking.mirrors import tracking_remarks
 
 NOTE = "   note: "
 
@@ -58,8 +57,7 @@ def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[st
         plain = read_mapping(path, "the cluster")
         return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(own)})}"]
     lines = []
-    for run in campaign_runs([file, *overrides], None, False):
-        told = (*remarks(run.experiment), *tracking_remarks(run.experiment))
+    for run in read_campaign([file, *overrides], None, resume=False).runs:
         lines.append(f"{run.name}: {describe(run.experiment)}")
-        lines += [f"{NOTE}{remark}" for remark in told]
+        lines += [f"{NOTE}{remark}" for remark in remarks_on(run)]
     return list(dict.fromkeys(lines))  # the seeds of an experiment have the same remarks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flray.cli.campaign import CampaignRun, campaign_runs
+from flray.cli.campaign import CampaignRun, read_campaign
 from flray.errors import ExperimentError
 from flray.execution.resources import Actors
 from flray.forecast.forecast import Forecast, forecast
@@ -34,7 +34,7 @@ def plan_files(
     """Say of each experiment what it will take."""
     rates = None if profile is None else read_profile(profile)
     measured: dict[str, Rate] = {}
-    for run in campaign_runs(arguments, None, False):
+    for run in read_campaign(arguments, None, resume=False).runs:
         processes = _processes(run, gpus, nodes)
         with console.status(f"rehearsing {run.name}"):
             found = forecast(run.experiment, processes, rates)

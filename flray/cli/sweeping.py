@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
-from flray.cli.stopping import noticing_sigterm
+from flray.cli.places import default_folder
 from flray.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.config.binding import read_mapping
 from flray.config.shipped import SPACES, find_file
@@ -27,6 +26,7 @@ from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import left_out_note, read_sweep
 from flray.reports.writers import to_rich
+from flray.runs.conduct import noticing_sigterm
 from flray.sweeps.describing import describe_space
 from flray.sweeps.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
 from flray.sweeps.space import read_space
@@ -34,7 +34,6 @@ from flray.wording import counted
 
 __all__ = ["describe_space", "read_space", "sweep"]
 
-RUNS = Path("runs")
 FAILURES_SHOWN = 5
 SHARE_BEFORE_ETA = 0.2  # of the rows: the first ones also train what all of them share
 
@@ -56,7 +55,7 @@ def sweep(
     if file is not None and "algorithm" in read_mapping(file, "the space"):
         raise ExperimentError(f"{path} is an experiment, not a space; type flray run {path}")
     space = read_space(path, overrides)
-    folder = out or _default_folder(path.stem, resume)
+    folder = out or default_folder(path.stem, resume)
     typed = [str(path), *overrides]
     place = str(folder) if mirror is None else mirror.url
     again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
@@ -196,11 +195,3 @@ def _show_failures(result: SweepResult, console: Console) -> None:
         rows = failed.loc[failed[ERROR] == message, ROW].tolist()
         text = f"{count} failed (row {rows[0]}): {message}"
         console.print(text, style="red", markup=False, soft_wrap=True)
-
-
-def _default_folder(name: str, resume: bool) -> Path:
-    """A new folder below runs/, or the newest one of this name to go on with."""
-    before = sorted((RUNS / name).glob("*"))
-    if resume and before:
-        return before[-1]
-    return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from flray.errors import ExperimentError
 from flray.wording import counted
@@ -153,16 +153,6 @@ class ActorPlan:
             each=Needs(actors.num_cpus, actors.num_gpus, _bytes(actors.memory_gb, load.of_actor())),
             server=Needs(server.num_cpus, 0.0, _bytes(server.memory_gb, load.of_server())),
         )
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:  # Any: JSON
-        """The plan that `dataclasses.asdict` has written."""
-        parts = {
-            "actors": Actors(**plain["actors"]),
-            "each": Needs(**plain["each"]),
-            "server": Needs(**plain["server"]),
-        }
-        return cls(**{**plain, **parts})
 
     def __str__(self) -> str:
         text = (

@@ -35,6 +35,7 @@ from flray.records.components import FOLDER as PARTS_OF_RUN
 from flray.records.components import PartRecords
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
+from flray.runs.conduct import Monitor, OnRound, ShouldStop, conduct
 from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
@@ -61,7 +62,7 @@ from flray.sweeps.keys import (
 )
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.stages import with_stored_stages
-from flray.tracking.mirrors import Draw, no_figures, tracked
+from flray.tracking.mirrors import Draw, no_figures
 
 OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
@@ -301,12 +302,17 @@ class Trial:
 
     def _train(self, server: Server) -> None:
         """Run the remaining rounds of a run that trains all clients."""
-        directory, group = server.directory, self.job.folder.name
-        following = tracked(self.experiment, directory.path, self.on_round, self.job.draw, group)
-        with following as on_round:
-            # A scheduler may end the process as soon as it has heard of a round.
-            is_written_first = self.job.is_scheduled
-            self._run_rounds(replace(server, on_round=on_round, is_written_first=is_written_first))
+        directory = server.directory
+        # A scheduler may end the process as soon as it has heard of a round.
+        server = replace(server, is_written_first=self.job.is_scheduled)
+        monitor = Monitor(self.on_round, self.cache.is_over, self.job.draw, self.job.folder.name)
+
+        def play(on_round: OnRound, should_stop: ShouldStop) -> bool:
+            self.fed.meter.read_and_reset()
+            return replace(server, on_round=on_round, should_stop=should_stop).run()
+
+        if not conduct(play, directory.path, monitor, self.experiment):
+            raise OutOfTime
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 
