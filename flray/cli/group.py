@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,24 @@ def open_console() -> Console:
     console = plain()
     # A pipe has no width of its own: rich would fold tables at 80 columns.
     return console if console.is_terminal else plain(width=WIDTH_OF_A_PIPE)
+
+
+@contextmanager
+def progress_bar(console: Console, name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar below what is printed, in a terminal; yields what to call with the progress."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    task = bar.add_task(name, total=total)
+    with bar if console.is_terminal else nullcontext():
+        yield lambda completed: bar.update(task, completed=completed)
 
 
 def draw_figures(run: Path) -> Sequence[Path]:

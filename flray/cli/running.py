@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -10,11 +10,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from flray.cli.campaign import Campaign, CampaignRun, campaign_of, resume_command
-from flray.cli.group import draw_figures
+from flray.cli.group import draw_figures, progress_bar
 from flray.columns import ROUND
 from flray.errors import ExperimentError
 from flray.records.command import read_command
@@ -99,7 +98,7 @@ def _run_one(run: CampaignRun, display: "Display", should_stop: ShouldStop) -> b
             watcher = Watcher(show, display.print, should_stop, display.campaign.write)
             summary = run_kept(run.experiment, run.out, resume, watcher, display.url)
         else:
-            monitor = Monitor(display.copying(show), should_stop, draw_figures)
+            monitor = Monitor(show, should_stop, draw_figures)
             summary = run_experiment(run.experiment, run.out, resume, monitor)
     return summary is not None
 
@@ -115,8 +114,6 @@ def _run_side_by_side(display: "Display", at_a_time: int, should_stop: ShouldSto
 
     def show(number: int, row: RoundRow) -> None:
         display.show_round(runs[number], row, f"{names[number]} · ")
-        if display.mirror is not None:
-            display.mirror.push_sometimes()
 
     forked = [ForkedRun(run.experiment, run.out, display.campaign.resume) for run in runs]
     return run_together(forked, at_a_time, show, should_stop, draw_figures)
@@ -148,7 +145,10 @@ class Display:
             self.print(f"note: {line}")
 
     def show_round(self, run: CampaignRun, row: RoundRow, prefix: str = "") -> None:
-        """A line of a round; before it what happened to the data in it."""
+        """Print a line about a round, after one about what happened to the data in it.
+
+        Copies the folder of the command to its URL now and then, unless a keeper does.
+        """
         if not self.is_begun:
             self.campaign.write()  # not before: a command that is refused leaves no file
             self.is_begun = True
@@ -157,29 +157,18 @@ class Display:
             self.print(f"{prefix}{event}")
         merged = with_merges(row, run.out, plain)
         self.print(f"{prefix}{round_line(merged, run.experiment.settings.rounds)}")
-
-    def copying(self, show: Callable[[RoundRow], None]) -> Callable[[RoundRow], None]:
-        """Show a round and copy the folder of the command to its URL, if it has one."""
-
-        def show_and_copy(row: RoundRow) -> None:
-            show(row)
-            if self.mirror is not None:
-                self.mirror.push_sometimes()
-
-        return show_and_copy
+        if self.mirror is not None and not _is_on_ray(run):
+            self.mirror.push_sometimes()
 
     @contextmanager
     def progress(self, run: CampaignRun) -> Iterator[Callable[[RoundRow], None]]:
         """Yield what shows a round of a run, with a bar below it in a terminal."""
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-        bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
-        task = bar.add_task(run.name, total=run.experiment.settings.rounds)
+        with progress_bar(self.console, run.name, run.experiment.settings.rounds) as advance:
 
-        def show(row: RoundRow) -> None:
-            self.show_round(run, row)
-            bar.update(task, completed=row[ROUND])
+            def show(row: RoundRow) -> None:
+                self.show_round(run, row)
+                advance(row[ROUND])
 
-        with bar if self.console.is_terminal else nullcontext():
             yield show
 
     def show_stopped(self, how: str) -> None:
@@ -193,6 +182,7 @@ class Display:
 
 
 def remarks_on(run: CampaignRun) -> list[str]:
+    """What a user may not expect of a run or of its tracking, as sentences."""
     return [*remarks(run.experiment), *tracking_remarks(run.experiment)]
 
 

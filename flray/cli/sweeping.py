@@ -46,7 +46,13 @@ def sweep(
     console: Console,
     mirror: Mirror | None = None,
 ) -> None:
-    """Run the space among the arguments; the others are `key=value`."""
+    """Run a space, show its progress and print what was best, what failed and what it cost.
+
+    Args:
+        arguments: one space file, and `key=value`.
+        out: the folder of the sweep; None: one below runs/.
+        mirror: copies the folder to a URL meanwhile.
+    """
     files, overrides = files_and_overrides(arguments, SPACES)
     if len(files) != 1:
         raise ExperimentError(f"flray sweep takes one space file, got {files or 'none'}")
@@ -57,8 +63,8 @@ def sweep(
     space = read_space(path, overrides)
     folder = out or default_folder(path.stem, resume)
     typed = [str(path), *overrides]
-    place = str(folder) if mirror is None else mirror.url
-    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
+    where = str(folder) if mirror is None else mirror.url
+    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(where)} --resume"
     console.print(Text.assemble((path.stem, "bold"), f" · {folder}"), soft_wrap=True)
     try:
         with (
@@ -128,10 +134,12 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
 
 
 def _is_news(before: Progress, now: Progress) -> bool:
+    """True if rows have ended since; what runs and what is best changes too often for a line."""
     return replace(before, running=0, best=None) != replace(now, running=0, best=None)
 
 
-def _conclude(result: SweepResult, console: Console, again: str, place: str) -> None:
+def _conclude(result: SweepResult, console: Console, again: str, where: str) -> None:
+    """Print counts, costs, the best configuration, failures, and what to type next."""
     report = result.report
     num_rows, unfinished = report["rows"], report["unfinished"]
     parts = [f"{report[name]} {name}" for name in STATUSES if report[name]]
@@ -146,7 +154,7 @@ def _conclude(result: SweepResult, console: Console, again: str, place: str) -> 
     best = report["best"]
     if best is not None:
         _show_best(report, console)
-        _show_top(result, console)
+        console.print(to_rich(top_sheet(read_sweep(result.path))))
     elif report["done"]:
         console.print(
             f"nothing was chosen: no row has {report['metric']}; to choose by validation set "
@@ -156,14 +164,15 @@ def _conclude(result: SweepResult, console: Console, again: str, place: str) -> 
     _show_failures(result, console)
     if unfinished:
         console.print(f"stopped; go on with: {again}", soft_wrap=True, markup=False)
-    console.print(place, soft_wrap=True)
-    page = f"a page of it: flray report {shlex.quote(place)}"
+    console.print(where, soft_wrap=True)
+    page = f"a page of it: flray report {shlex.quote(where)}"
     console.print(page, soft_wrap=True, markup=False)
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table[ERROR].iloc[0]}")
 
 
 def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSON
+    """Print the best configuration and what its numbers leave out."""
     best, metric = report["best"], report["metric"]
     sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
     notes = []
@@ -184,11 +193,8 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _show_top(result: SweepResult, console: Console) -> None:
-    console.print(to_rich(top_sheet(read_sweep(result.path))))
-
-
 def _show_failures(result: SweepResult, console: Console) -> None:
+    """Print the most frequent errors, each with the first row that had it."""
     failed = result.table[result.table[STATUS] == "failed"]
     messages = Counter(failed[ERROR].tolist())
     for message, count in messages.most_common(FAILURES_SHOWN):

@@ -1,4 +1,4 @@
-"""Records of clusterings, and how good one is: by groups, labels, and clients made up for it."""
+"""Records of clusterings, and scores of them by planted groups, labels and made-up clients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +17,7 @@ from flray.columns import (
     DATA_CORRELATION,
     DRIFT_CORRELATION,
 )
+from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.similar import Robustness, similar_id
 from flray.data.split import Split
@@ -37,88 +38,89 @@ from flray.server.evaluation import RoundRow
 def record_clusterings(
     directory: RunDirectory, timeline: Timeline, t: int, clusterings: Sequence[Clustering]
 ) -> RoundRow:
-    """Keep what clusterings after round t were decided by; scores of the last by the truth.
+    """Record the evidence of the clusterings after round t and score them by ground truth.
 
-    Errors that compare clusters with sets of labels are left out where these define no groups.
+    Returns:
+        Columns of the round's row, for the last of the clusterings. Errors that compare clusters
+        with sets of labels are left out if these define no groups.
     """
     split = timeline.at(max(t, 1))
     row: RoundRow = {}
-    for number, found in enumerate(clusterings):
-        arrays = found.evidence()
+    for number, clustering in enumerate(clusterings):
+        arrays = clustering.evidence()
         scores: dict[str, float] = {}
         if split.has_label_groups:
-            scores |= overlap_errors(found.together, split.label_counts(found.clients))
+            scores |= overlap_errors(clustering.together, split.label_counts(clustering.clients))
         if split.groups is not None:
-            arrays |= {"groups": split.groups[found.clients]}
-            scores |= partition_scores(found.labels, arrays["groups"])
-        row = {CLUSTERING_CLUSTERS: len(np.unique(found.labels))}
-        row |= {CLUSTERING_OVERLAPPING: True} if found.partition.overlapping else {}
+            arrays |= {"groups": split.groups[clustering.clients]}
+            scores |= partition_scores(clustering.labels, arrays["groups"])
+        row = {CLUSTERING_CLUSTERS: len(np.unique(clustering.labels))}
+        row |= {CLUSTERING_OVERLAPPING: True} if clustering.partition.overlapping else {}
         row |= {CLUSTERING + name: value for name, value in scores.items()}
         directory.append_clustering(t, arrays, len(clusterings) - 1 - number)
     return row
 
 
-def label_row(found: Clustering, split: Split, fed: Federation) -> RoundRow:
-    """Columns of a clustering after round fed.t that say how it follows the clients' labels."""
-    counts = split.label_counts(found.clients)
+def label_row(clustering: Clustering, split: Split, fed: Federation) -> RoundRow:
+    """How far the signatures and the clusters of a clustering agree with the clients' labels."""
+    counts = split.label_counts(clustering.clients)
     rng = fed.generator("similarity", fed.t)
-    return dict(label_scores(_similarity(found), counts, found.labels, rng))
+    return dict(label_scores(_similarity(clustering), counts, clustering.labels, rng))
 
 
-def drift_row(found: Clustering, split: Split, drift: Matrix) -> RoundRow:
-    """Correlation of signatures with the clients' ways to see images, alone and with their labels.
+def drift_row(clustering: Clustering, split: Split, drift: Matrix) -> RoundRow:
+    """Correlation of signatures with the drift between clients, alone and added to their labels.
 
-    NaN where clients do not differ. The similarity of data that differ in both is the sum of both.
+    NaN if clients do not differ. Data that differ in both have the sum of both similarities.
 
     Args:
-        drift: (M, M) similarity of all clients.
+        drift: (M, M) similarity of how all clients see images.
     """
-    sent, seen = _similarity(found), drift[np.ix_(found.clients, found.clients)]
-    both = seen + cosines(split.label_counts(found.clients))
+    sent, seen = _similarity(clustering), drift[np.ix_(clustering.clients, clustering.clients)]
+    both = seen + cosines(split.label_counts(clustering.clients))
     return {
         DRIFT_CORRELATION: pair_correlation(sent, seen),
         DATA_CORRELATION: pair_correlation(sent, both),
     }
 
 
-def _similarity(found: Clustering) -> Matrix:
+def _similarity(clustering: Clustering) -> Matrix:
     """(m, m) cosine similarity of the clients' signatures as they were sent (REPA, Fig. 1: e_i)."""
-    return 1.0 - Cosine()(Points.vectors(found.clients, found.signatures.means()))
+    return 1.0 - Cosine()(Points.vectors(clustering.clients, clustering.signatures.means()))
 
 
 def robustness_row(
     algorithm: object,
     state: Any,  # Any: the algorithm's own, after the clustering
-    found: Clustering,
+    clustering: Clustering,
     fed: Federation,
     split: Split,
     options: Robustness,
 ) -> RoundRow:
-    """REPA's Algorithm 1 for each cluster; what it costs is not counted, it is no part of a run."""
+    """Robustness of each cluster by REPA's Algorithm 1; its cost is not counted as the run's."""
     if not isinstance(algorithm, Places):
         raise ExperimentError(
             f"evaluate.robustness needs an algorithm that places clients it never heard of, "
             f"{type(algorithm).__name__} does not; known: repa, wd; or set it to null"
         )
-    clusters = np.unique(found.labels)
-    members = [found.clients[found.labels == c] for c in clusters]
-    asked = np.array(
-        [
-            [
-                similar_id(fed.num_clients, options.draws, int(r), j)
-                for j, r in enumerate(
-                    fed.generator("robustness", fed.t, int(own.min())).choice(own, options.draws)
-                )
-            ]
-            for own in members
-        ]
-    )  # (C, n)
+    clusters = np.unique(clustering.labels)
+    members = [clustering.clients[clustering.labels == c] for c in clusters]
+    asked = np.array([_similar_clients(ids, fed, options) for ids in members])  # (C, n)
     sizes = np.array([len(ids) for ids in split.similar], np.int64)
     among = replace(fed, meter=Meter(), num_examples=np.concatenate([fed.num_examples, sizes]))
     with fed.meter.phase("robustness"):
-        answered, place = algorithm.assign(state, np.unique(asked), among)
-    landed = dict(zip(answered.tolist(), place.tolist(), strict=True))
+        answered, assigned = algorithm.assign(state, np.unique(asked), among)
+    cluster_of = dict(zip(answered.tolist(), assigned.tolist(), strict=True))
     successes = np.array(
-        [[landed.get(int(p)) == c for p in row] for c, row in zip(clusters, asked, strict=True)]
+        [[cluster_of.get(int(i)) == c for i in row] for c, row in zip(clusters, asked, strict=True)]
     )
-    return dict(robustness_scores(successes, np.array([len(own) for own in members])))
+    return dict(robustness_scores(successes, np.array([len(ids) for ids in members])))
+
+
+def _similar_clients(members: Ids, fed: Federation, options: Robustness) -> list[int]:
+    """Ids of `options.draws` made-up clients, each similar to a random member of a cluster."""
+    rng = fed.generator("robustness", fed.t, int(members.min()))
+    originals = rng.choice(members, options.draws)
+    return [
+        similar_id(fed.num_clients, options.draws, int(i), draw) for draw, i in enumerate(originals)
+    ]
