@@ -241,8 +241,8 @@ def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     """Numbers of the last clustering; errors are means over all, as FLIS's clustering error is."""
     row: RoundRow = {}
     for name in (*OF_CLUSTERING, *ERRORS):
-        values = rounds.filter(items=[CLUSTERING + name]).dropna().sum(axis=1)
-        if len(values):
+        column = CLUSTERING + name
+        if column in rounds and len(values := rounds[column].dropna()):
             row[name] = float(values.mean() if name in ERRORS else values.iloc[-1])
     is_overlapping = CLUSTERING_OVERLAPPING in rounds
     return row | ({CLUSTERS_OVERLAP: True} if is_overlapping else {})
