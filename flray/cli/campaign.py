@@ -25,7 +25,7 @@ from flray.values import file_name
 
 @dataclass(frozen=True)
 class CampaignRun:
-    """One of the runs that a command starts or goes on with."""
+    """One of the runs that a command starts or goes on with: an experiment, a seed, a folder."""
 
     name: str  # of the experiment; its seeds share it
     experiment: Experiment
@@ -34,7 +34,10 @@ class CampaignRun:
 
 @dataclass(frozen=True)
 class Campaign:
-    """The runs of a command; command.json in its folder describes them for --resume."""
+    """The runs of a command, which command.json in its folder describes for --resume.
+
+    A single run is recorded in `root` itself, several in folders below it.
+    """
 
     root: Path
     overrides: tuple[str, ...]
@@ -120,7 +123,7 @@ def _keys(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _recorded_campaign(root: Path, overrides: Sequence[str]) -> Campaign:
-    """The runs that a folder was made for, with overrides of now."""
+    """The runs that a folder was made for, with further overrides."""
     refuse_links_out(root)
     command = read_command(root)
     entries = command.get("runs", [])
@@ -167,7 +170,11 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 
 def campaign_of(out: Path) -> tuple[Path, str, int]:
-    """Where the command of a run is kept, the run's name, and how many others are unfinished."""
+    """The command that a run belongs to, by the run's folder.
+
+    Returns:
+        The folder of the command, the name of the run, and how many runs are not finished.
+    """
     for root in (out, *out.absolute().parents[:2]):
         entries = read_command(root).get("runs", [])
         for entry in entries:

@@ -38,7 +38,7 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """The folder that holds all of them; of one it is itself.
+    """The deepest folder that holds all of these; a single one is itself.
 
     >>> common_folder([Path("a/x/s"), Path("a/y/s")]).as_posix()
     'a'

@@ -23,7 +23,7 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Commands(click.Group):
-    """Turns files and folders that cannot be read or written into errors of one line."""
+    """The group of commands; an OSError about a file becomes an ExperimentError of one line."""
 
     def invoke(self, ctx: click.Context) -> Any:  # Any: what a command returns
         try:
@@ -57,7 +57,12 @@ def cli() -> None:
 
 
 def resumable(kind: str, note: str) -> Decorator:
-    """The options --out, --resume and --max-minutes of a command that can be stopped."""
+    """The options --out, --resume and --max-minutes of a command that can be stopped.
+
+    Args:
+        kind: what the command computes, as in "Folder or URL of the run".
+        note: what follows in the help of --out.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         for option in (
@@ -91,7 +96,7 @@ format_option = click.option(
 
 
 def output_file(name: str, text: str) -> Decorator:
-    """An option for a file to write."""
+    """An option for a file, as in `--out page.html`."""
     return click.option(name, type=click.Path(path_type=Path, dir_okay=False), help=text)
 
 
@@ -129,7 +134,10 @@ def draw_figures(run: Path) -> Sequence[Path]:
 
 
 def main() -> None:
-    """Run the command line; what is wrong with an experiment is one message, not a traceback."""
+    """Run the command line; exits with 2 for a wrong experiment, 1 for a failed run.
+
+    Both print one line on standard error and no traceback. Ctrl-C exits with 130.
+    """
     errors = Console(stderr=True, highlight=False, markup=False)
     logging.basicConfig(format="%(message)s")  # to stderr
     logging.getLogger("flray").setLevel(logging.INFO)  # an encoder being pre-trained

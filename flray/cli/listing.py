@@ -26,7 +26,11 @@ REQUIRED = "(must be given)"
 
 
 def component_tables(kind: str) -> list[Table]:
-    """A table for a kind of component; for `stages`, one for each of the five."""
+    """The tables that `flray list` prints of a kind of component: name, purpose, keys.
+
+    Args:
+        kind: algorithms, datasets, splits, models, or stages, which has one table per stage.
+    """
     if kind == "stages":
         return [_components(f"stage {stage}", stage) for stage in STAGES]
     return [_components(kind, kind.removesuffix("s"))]

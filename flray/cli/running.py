@@ -42,7 +42,10 @@ def run_all(
 ) -> None:
     """Run a campaign, show each round and end in one table, unless it is stopped before.
 
+    Ctrl-C and SIGTERM stop it so that --resume goes on; a run on Ray can also be left alone.
+
     Args:
+        mirror: copies the folder to a URL meanwhile.
         max_minutes: after which the round in progress is the last one.
         together: runs at a time; None: as many as a GPU takes, one on a CPU.
     """
@@ -121,7 +124,10 @@ def _run_side_by_side(display: "Display", at_a_time: int, should_stop: ShouldSto
 
 @dataclass
 class Display:
-    """What the terminal shows of a campaign, and the copy of its folder at a URL."""
+    """What the terminal shows of a campaign, and the copy of its folder at a URL.
+
+    The first round that is shown writes command.json: a command that is refused leaves no file.
+    """
 
     campaign: Campaign
     console: Console
@@ -130,12 +136,15 @@ class Display:
 
     @property
     def url(self) -> str | None:
+        """Where the folder of the command has a copy."""
         return None if self.mirror is None else self.mirror.url
 
     def print(self, line: str) -> None:
+        """Print a line as it is, however long."""
         self.console.print(line, soft_wrap=True, markup=False)
 
     def show_title(self, name: str, rest: str) -> None:
+        """Print a line with a name in bold before the rest."""
         self.console.print(Text.assemble((name, "bold"), rest), soft_wrap=True)
 
     def show_remarks(self, runs: Iterable[CampaignRun]) -> None:
@@ -150,7 +159,7 @@ class Display:
         Copies the folder of the command to its URL now and then, unless a keeper does.
         """
         if not self.is_begun:
-            self.campaign.write()  # not before: a command that is refused leaves no file
+            self.campaign.write()
             self.is_begun = True
         plain = run.experiment.plain
         if event := event_line(plain["events"], row[ROUND]):
@@ -172,9 +181,11 @@ class Display:
             yield show
 
     def show_stopped(self, how: str) -> None:
+        """Print how to go on with the command."""
         self.print(f"{how}; go on with: {resume_command(self.url or self.campaign.root)}")
 
     def show_results(self) -> None:
+        """Print the table of all runs and draw their figures."""
         from flray.cli.concluding import show_results  # which imports matplotlib
 
         runs = {run.out: run.name for run in self.campaign.runs}
@@ -191,7 +202,11 @@ def _detached_line(out: Path) -> str:
 
 
 def attach_to(out: Path, console: Console) -> None:
-    """Watch a run by its directory until it ends; then its table, or how to go on."""
+    """Watch a run by its directory until it ends; then print its table, or how to go on.
+
+    Works for every run that some process conducts, on Ray or not. Ctrl-C asks whether to stay, to
+    stop the run or to leave it.
+    """
     directory = RunDirectory(out)
     if not directory.holds_run():
         if folders := [str(out / run["folder"]) for run in read_command(out).get("runs", [])]:

@@ -64,7 +64,11 @@ def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
 
 
 def experiment_text(method: Described, file: Path) -> str:
-    """An experiment of a method on embedded data, its keys and defaults as comments."""
+    """The text of an experiment file: a method on embedded data, its keys as comments.
+
+    Args:
+        file: the name that the first line tells to run.
+    """
     needed = NEEDS.get(method.name, "")
     lines = "".join(f"  # {line}\n" for line in _default_lines(method, needed))
     return TEMPLATE.format(
@@ -89,6 +93,7 @@ def _default_lines(method: Described, needed: str) -> Iterator[str]:
 
 
 def _unknown(name: str, methods: list[str]) -> str:
+    """The message for a name that is neither a method nor an experiment."""
     of_paper = [path for path in names(EXPERIMENTS) if path.startswith(f"{name}/")]
     if of_paper:
         return f"{name} has several experiments; choose one: {', '.join(of_paper)}"

@@ -49,7 +49,8 @@ def show_table(
 
 
 def tables_listing() -> RichTable:
-    """Every published table: what it takes, whether its methods are there, what fills it."""
+    """A table of all published tables: what they cost, whether flray has their methods, and the
+    sweep that fills them."""
     listing = RichTable(title="tables", title_justify="left", title_style="bold")
     for column in ("name", "what it is", "client SGD steps", "state"):
         listing.add_column(column, overflow="fold")
@@ -62,6 +63,7 @@ def tables_listing() -> RichTable:
 
 
 def _cost(table: Table) -> str:
+    """Client steps of all runs that fill the table, and a note on them."""
     steps = "" if table.cost.steps is None else f"{table.cost.steps:,}"
     if not table.cost.note:
         return steps

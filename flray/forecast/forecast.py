@@ -54,6 +54,7 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
+        """Seconds of the whole run."""
         return sum(self.seconds.values())
 
     @property
@@ -164,6 +165,7 @@ def _whole(values: pd.Series, num_rounds: int) -> float:
 
 
 def _last(rounds: pd.DataFrame, column: str) -> float:
+    """The last value of a column that not every round has; 0 if none has it."""
     values = rounds[column].dropna() if column in rounds else pd.Series(dtype=float)
     return float(values.iloc[-1]) if len(values) else 0.0
 

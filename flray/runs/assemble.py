@@ -1,4 +1,8 @@
-"""Assemble a run: from prepared data and module to a server in its run directory."""
+"""Assemble a run: from prepared data and module to a server in its run directory.
+
+`build_server` is what a run needs. Sweeps and forecasts use its parts: one executor may serve
+several federations, and one federation the servers of several algorithms.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +32,13 @@ def build_server(
     directory: RunDirectory,
     clients: Sequence[Any] | None = None,  # Any: actor handles
 ) -> Server:
-    """The server of a run, in its run directory; refuses before the directory is made.
+    """The server of a run, in its run directory, ready for its next round.
+
+    An experiment that its method cannot run is refused before the directory is made. A directory
+    that holds the run already is checked, and gets a further entry in environment.json.
 
     Args:
+        parts: of this experiment, from `prepare_in` for this directory.
         clients: client actors that were started for it and have no data yet.
     """
     fed = build_federation(experiment, parts, start_executor(parts, clients))
@@ -40,7 +48,12 @@ def build_server(
 
 
 def prepare_in(directory: RunDirectory, experiment: Experiment) -> tuple[Experiment, Prepared]:
-    """Prepare an experiment with the block that its run directory has recorded, if it has one."""
+    """Prepare a run that has client actors of its own, to go on with what its directory holds.
+
+    Returns:
+        The experiment with the block that the directory has recorded, if it has one, and its data
+        and module.
+    """
     experiment = with_recorded_block(experiment, directory)
     return experiment, prepare(experiment, experiment.settings.execution.actors)
 
@@ -64,7 +77,10 @@ def _with_execution(experiment: Experiment, **changes: Any) -> Experiment:  # An
 
 
 def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirectory) -> None:
-    """Make the run directory, or check that it holds this experiment."""
+    """Make the run directory, or check that it holds this experiment and the same split.
+
+    Records configuration, environment, the plan of the actors and the number of threads.
+    """
     recorded = environment() | {
         "plan": str(parts.plan) if parts.plan else None,
         "threads": parts.payload.settings.threads,

@@ -75,7 +75,8 @@ def conduct(
 def ask_to_stop(out: Path) -> None:
     """Ask whoever conducts the run in a directory to end it after the round in progress.
 
-    A file, because Ray replaces handlers of signals and the run may be on another terminal.
+    Writes a file: Ray replaces handlers of signals, and the process may belong to another terminal.
+    `conduct` removes the file.
     """
     (out / STOP_FILE).touch()
 

@@ -37,7 +37,7 @@ _waiting: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True)
 class Request:
-    """What a keeper gets from the terminal: a run, prepared, and where to record it."""
+    """What a keeper gets from the terminal, pickled: a prepared run and where to record it."""
 
     out: Path
     working_folder: Path  # of the terminal
@@ -81,6 +81,7 @@ def dismiss() -> None:
 
 
 def _start() -> subprocess.Popen[bytes]:
+    """Start a keeper that finds the same modules as this process."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     # What it prints until it knows where its log is; read if it fails before.
     printed = TemporaryFile("w+b")  # noqa: SIM115
@@ -98,6 +99,9 @@ def _start() -> subprocess.Popen[bytes]:
 
 def keep(draw: Callable[[Path], Sequence[Path]]) -> None:
     """Wait for a request on standard input and drive its run, until it is done or stopped.
+
+    Connects to Ray first. An empty request means that nobody needs this keeper. Errors end up in
+    the log of the run, where the terminal finds them (`watching.raise_error_of`).
 
     Args:
         draw: the figures of a run directory, which W&B gets.
@@ -135,7 +139,11 @@ def _write_into(log: Path) -> None:
 
 
 def drive(request: Request, processes: "Processes", draw: Callable[[Path], Sequence[Path]]) -> None:
-    """Conduct the run of a request on processes that were started for it."""
+    """Conduct the run of a request on processes that were started for it.
+
+    SIGTERM ends it after the round in progress. A mirror gets records now and then, and all of them
+    in the end.
+    """
     from flray.records.mirror import Mirror
     from flray.runs.conduct import Monitor, conduct, noticing_sigterm
     from flray.server import actor

@@ -20,8 +20,12 @@ def run_experiment(
 ) -> RoundRow | None:
     """Run an experiment into the folder `out` and return its summary; None if it was stopped.
 
+    With executor inline its rounds are computed in this process. With executor ray this process is
+    the driver: it starts a server actor and client actors, and starts them again if they are lost.
+
     Args:
         resume: go on where the run in `out` stopped; False: `out` must not hold a run.
+        monitor: called after each round, and asked whether to stop.
 
     >>> from tempfile import TemporaryDirectory
     >>> from flray.config.experiment import parse_experiment
@@ -50,6 +54,7 @@ def run_experiment(
 def _play_here(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
+    """Compute the rounds in this process."""
     server = build_server(*prepare_in(directory, experiment), directory)
     return replace(server, on_round=on_round, should_stop=should_stop).run()
 
@@ -57,6 +62,7 @@ def _play_here(
 def _play_on_actors(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
+    """Compute the rounds on actors; the data are dealt here and sent to the server."""
     experiment, parts = prepare_in(directory, experiment)
     assert parts.plan is not None  # of executor ray
     processes = start_processes(parts.plan, parts.payload.settings.threads)
@@ -65,4 +71,5 @@ def _play_on_actors(
 
 
 def _play_nothing(*_: object) -> bool:
+    """Compute no rounds, because all are done."""
     return True

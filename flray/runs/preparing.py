@@ -1,4 +1,8 @@
-"""Prepare a run: deal the data, build the module, and plan the memory of its processes."""
+"""Prepare a run: deal the data, build the module, and plan the memory of its processes.
+
+Nothing is started or written. What is prepared can be pickled, so that it is computed once and sent
+to where the run is computed.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +29,11 @@ from flray.randomness import torch_seed
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data dealt and module built; nothing is started."""
+    """Data dealt and module built; nothing is started.
+
+    `payload` is what a host needs to train any client. `plan` tells what client actors and server
+    ask of a cluster.
+    """
 
     payload: Payload
     plan: ActorPlan | None  # Plan of the client actors; None: in process
@@ -76,6 +84,12 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
 def _host_settings(
     experiment: Experiment, module: LightningModule, num_heard: int, num_hosts: int
 ) -> HostSettings:
+    """How a host computes; what the experiment leaves open follows from model, device and cohort.
+
+    Args:
+        num_heard: clients that train in a round.
+        num_hosts: among which the default block divides them.
+    """
     execution, device = (
         experiment.settings.execution,
         experiment.settings.execution.resolve_device(),
@@ -117,6 +131,7 @@ def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) 
 
     Args:
         num_heard: clients that train in a round.
+        num_actors: among which their blocks are divided.
     """
     settings, split = payload.settings, payload.timeline.at(1)
     leaves = [*payload.module.parameters(), *payload.module.buffers()]

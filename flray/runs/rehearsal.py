@@ -1,4 +1,7 @@
-"""Rehearse an experiment: refuse what would fail in its first round, without a round."""
+"""Rehearse an experiment: refuse what would fail in its first round, without a round.
+
+`flray check` describes every experiment this way.
+"""
 
 import os
 from dataclasses import replace

@@ -103,6 +103,7 @@ class _Processes:
         self.error: BaseException | None = None
 
     def run(self, show: Callable[[int, RoundRow], None], should_stop: Callable[[], bool]) -> bool:
+        """Start runs as others end, and pass their rounds on; see `run_together`."""
         try:
             while self.waiting or self.running:
                 try:
@@ -124,6 +125,7 @@ class _Processes:
         return self.num_done == len(self.runs)
 
     def _start_waiting(self) -> None:
+        """Fork processes for waiting runs, as long as fewer than `at_a_time` run."""
         threads = max(1, len(os.sched_getaffinity(0)) // self.at_a_time)
         while self.waiting and len(self.running) < self.at_a_time and not self.stopping.is_set():
             position = self.waiting.popleft()

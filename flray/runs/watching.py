@@ -38,7 +38,10 @@ class Detached(Exception):
 
 @dataclass(frozen=True)
 class Watcher:
-    """A terminal that watches a run: shows its rounds and remarks, and may ask it to stop."""
+    """A terminal that watches a run: shows its rounds and remarks, and may ask it to stop.
+
+    `flray run` watches the keeper that it has started, `flray attach` the holder of the lock.
+    """
 
     show: Callable[[RoundRow], None]
     say: Callable[[str], None]
@@ -74,6 +77,7 @@ class Watcher:
                     self.say("stopping after the round in progress")
 
     def _chooses_to_stop(self) -> bool:
+        """Ask the user; True to stop the run, False to stay."""
         self.say("Enter: stay · s and Enter: stop the run · Ctrl-C again: detach, the run goes on")
         try:
             return input().strip().lower().startswith("s")
@@ -132,7 +136,10 @@ def start_keeper(experiment: Experiment, out: Path, mirror: str | None) -> subpr
 
 
 def raise_error_of(process: subprocess.Popen[bytes], out: Path) -> None:
-    """Raise the error that the exit code of a keeper and the end of its log stand for."""
+    """Raise the error of a keeper that failed; does nothing for one that ended well.
+
+    The last line of its log tells a wrong experiment (which leaves no folder) from a failed run.
+    """
     if process.returncode == 0:
         return
     log = out / LOG
@@ -150,6 +157,7 @@ def raise_error_of(process: subprocess.Popen[bytes], out: Path) -> None:
 
 
 def _remove_if_nothing_began(out: Path) -> None:
+    """Remove the folder of a run that was refused: a log and a command are no run."""
     if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG, COMMAND}:
         for name in (LOG, COMMAND):
             (out / name).unlink(missing_ok=True)

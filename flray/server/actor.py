@@ -52,7 +52,11 @@ def pickled(build: BuildServer) -> bytes:
 
 
 class ServerActor:
-    """Runs one experiment in a thread of its own and answers questions in others."""
+    """Runs one experiment in a thread of its own and answers questions in others.
+
+    The driver calls `receive`, then `run`, and asks for new rows meanwhile. If the actor is on
+    another machine, `take` gives it the records so far and `changes` returns what it has written.
+    """
 
     def __init__(self) -> None:
         self.rows: list[RoundRow] = []
@@ -135,7 +139,11 @@ def start_processes(
 ) -> Processes:
     """Start a server, on any node with room, and the client actors.
 
+    Refuses what the cluster does not have. Returns at once: actors import what they need while the
+    driver goes on.
+
     Args:
+        threads: per client actor.
         connection: to Ray, which ends with them; None: a new one.
     """
     with connection or ExitStack() as connection:
@@ -157,6 +165,7 @@ def start_processes(
 
 
 def _kill(actors: Sequence[Any]) -> None:
+    """Kill actors, some of which may be lost already."""
     for actor in actors:
         with suppress(RayError, ConnectionError):  # if the whole node is gone
             ray.kill(actor)
@@ -173,9 +182,10 @@ class Run:
 
 
 def run_on_actors(run: Run, processes: Processes) -> bool:
-    """Run a server as an actor; True when the run is done.
+    """Run a server as an actor; True when the run is done, False when it was stopped.
 
-    A run that loses its server goes on from the last checkpoint with new processes, a few times.
+    Ends the processes. A run that loses its server goes on from the last checkpoint with new
+    processes, a few times.
     """
     for restart in range(1, MOST_RESTARTS + 1):
         try:
@@ -188,7 +198,11 @@ def run_on_actors(run: Run, processes: Processes) -> bool:
 
 
 def run_in_actor(run: Run, processes: Processes) -> bool:
-    """Run a server as an actor and end all processes; True when the run is done."""
+    """Run a server as an actor and end all processes; True when the run is done.
+
+    Raises the error of the experiment or client that the server raised, or `ServerLost` if its
+    process or node died.
+    """
     server = processes.server
     try:
         is_here = _node_of(server) == ray.get_runtime_context().get_node_id()
@@ -213,6 +227,7 @@ def run_in_actor(run: Run, processes: Processes) -> bool:
 
 
 def _node_of(server: Any) -> str:
+    """The node of a server actor, once it has started."""
     try:
         node_id: str = ray.get(server.node.remote(), timeout=START_TIMEOUT_S)
     except GetTimeoutError as error:
