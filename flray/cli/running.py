@@ -22,7 +22,6 @@ from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
 from flray.reports.lines import event_line, round_line, with_merges
 from flray.runs.conduct import Monitor, ShouldStop, noticing_sigterm
-from flray.runs.keeper import dismiss
 from flray.runs.launch import run_experiment
 from flray.runs.remarks import remarks
 from flray.runs.together import ForkedRun, run_together, runs_at_a_time
@@ -55,8 +54,6 @@ def run_all(
             RunDirectory(run.out).change_settings(run.experiment.plain, campaign.changed)
     deadline = float("inf") if max_minutes is None else perf_counter() + 60 * max_minutes
     at_a_time = runs_at_a_time([run.experiment for run in runs], together)
-    if not any(_is_on_ray(run) for run in runs):
-        dismiss()
     display = Display(campaign, console, mirror)
     run_them = _run_in_order if at_a_time == 1 else _run_side_by_side
     with noticing_sigterm(console.print) as is_ending:

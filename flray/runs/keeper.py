@@ -51,7 +51,8 @@ class Request:
 def start_early(names: Sequence[str], overrides: Sequence[str]) -> None:
     """Start a keeper if one of these experiments is to run on Ray; `take_keeper` returns it.
 
-    A file that does not exist is refused, before anything takes seconds.
+    A file that does not exist is refused, before anything takes seconds. A keeper that nobody takes
+    ends with this process, which closes its standard input.
     """
     files = [require_file(name) for name in names]
     if any(_is_on_ray(file, overrides) for file in files):
@@ -70,14 +71,6 @@ def _is_on_ray(file: Path, overrides: Sequence[str]) -> bool:
 def take_keeper() -> subprocess.Popen[bytes]:
     """A keeper that waits for its request, or a new one."""
     return _waiting.pop() if _waiting else _start()
-
-
-def dismiss() -> None:
-    """Let the keepers end that nobody took."""
-    while _waiting:
-        pipe = _waiting.pop().stdin
-        assert pipe is not None
-        pipe.close()
 
 
 def _start() -> subprocess.Popen[bytes]:
