@@ -87,17 +87,19 @@ def measure(case: str, where: str, num_rounds: int | None, overrides: list[str])
 
     from flray.config.experiment import parse_experiment
     from flray.config.overrides import override
+    from flray.records.run_directory import RunDirectory
+    from flray.runs.conduct import Monitor
     from flray.runs.launch import run_experiment
 
     ends: list[tuple[float, float]] = []
     chosen = parse_experiment(override(experiment(case, where, num_rounds), overrides))
     with tempfile.TemporaryDirectory() as folder:
-        run = run_experiment(
-            chosen, Path(folder), on_round=lambda _: ends.append((time(), process_time()))
-        )
+        monitor = Monitor(lambda _: ends.append((time(), process_time())))
+        summary = run_experiment(chosen, Path(folder), monitor=monitor)
+        rounds = RunDirectory(folder).rounds()
         probe = dot_product(Path(folder))
-    assert run.summary is not None  # nobody stopped it
-    later = run.rounds.iloc[1:-1] if len(run.rounds) > 2 else run.rounds  # the last is evaluated
+    assert summary is not None  # nobody stopped it
+    later = rounds.iloc[1:-1] if len(rounds) > 2 else rounds  # the last is evaluated
     medians = {n: later[f"seconds_{n}"].median() for n in PHASES if f"seconds_{n}" in later}
     found = {
         "case": case,
@@ -106,9 +108,9 @@ def measure(case: str, where: str, num_rounds: int | None, overrides: list[str])
         **{name: round(float(value), 4) for name, value in medians.items()},
         "cpu_s_per_round": round(median(np.diff([cpu for _, cpu in ends])[:-1]), 4),
         "first_round_s": round(ends[0][0] - begin, 1),
-        "sha256": run.summary["params_sha256"][:12],
+        "sha256": summary["params_sha256"][:12],
         "w_probe": round(probe, 5),
-        "block": run.summary["block"],
+        "block": summary["block"],
         "load_before": round(load, 1),
     }
     print(json.dumps(found), flush=True)

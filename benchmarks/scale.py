@@ -83,6 +83,7 @@ def measure(case: Found) -> Found:
 def run(case: Found) -> dict[str, float]:
     """Rounds of a method, or a round of FL+HC with its clustering pass."""
     from flray.config.experiment import parse_experiment
+    from flray.records.run_directory import RunDirectory
     from flray.runs.launch import run_experiment
 
     clients, is_pass = case["clients"], case["what"] == "clustering"
@@ -99,7 +100,8 @@ def run(case: Found) -> dict[str, float]:
         "execution": {"device": case["device"]},
     }
     with tempfile.TemporaryDirectory() as folder:
-        found = run_experiment(parse_experiment(experiment), Path(folder)).rounds
+        run_experiment(parse_experiment(experiment), Path(folder))
+        found = RunDirectory(folder).rounds()
     last = found.iloc[-1]
     if is_pass:
         return {"train_everybody_s": last["seconds_probe"], "round_s": last["seconds"]}

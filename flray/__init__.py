@@ -102,6 +102,7 @@ def _run_one(
     from flray.records.run_directory import RunDirectory
     from flray.reports.lines import round_line, with_merges
     from flray.result import Result
+    from flray.runs.conduct import Monitor
     from flray.runs.launch import run_experiment
 
     if changed is not None:
@@ -115,7 +116,7 @@ def _run_one(
             on_round(row)
 
     with restored_torch_settings():
-        run_experiment(parsed, folder, changed is not None, show)
+        run_experiment(parsed, folder, changed is not None, Monitor(show))
     return Result(folder, parsed)
 
 

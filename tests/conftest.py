@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from flray.runs.launch import Result
+    from scenarios import Result
 
 RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
 
@@ -103,8 +103,7 @@ def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result
 def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
     from flray.config.experiment import parse_experiment
     from flray.config.overrides import override
-    from flray.runs.launch import run_experiment
 
-    from scenarios import TINY
+    from scenarios import TINY, run_experiment
 
     return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)

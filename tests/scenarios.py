@@ -1,17 +1,19 @@
 """Small experiments and ragged clients for the tests; nothing is downloaded."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from flray.client.host import HostSettings, start_host
+from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset, Normalization
 from flray.data.events import Timeline, make_timeline
 from flray.data.pixels import Examples, place_examples
@@ -23,9 +25,39 @@ from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models.bank import params_of
 from flray.models.mixing import Aggregation
+from flray.records.run_directory import RunDirectory
+from flray.runs import launch
+from flray.runs.conduct import Monitor
 
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
 RAGGED = (1, 3, 9, 40)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run directory as it was when the run ended, whatever changes it later."""
+
+    path: Path
+    summary: dict[str, Any] | None  # None when the run was stopped before its last round
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+
+    @classmethod
+    def of(cls, path: Path) -> "Result":
+        directory = RunDirectory(path)
+        return cls(path, directory.summary(), directory.rounds(), directory.clients())
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    resume: bool = False,
+    on_round: Callable[[dict[str, Any]], None] = lambda _row: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run an experiment and read its directory."""
+    launch.run_experiment(experiment, out, resume, Monitor(on_round, should_stop))
+    return Result.of(out)
 
 
 def ragged_split(sizes: tuple[int, ...] = RAGGED) -> Split:

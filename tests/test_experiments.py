@@ -10,8 +10,9 @@ from flray.config.experiment import parse_encoder, parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.config.shipped import demo_files
 from flray.data.split import Split
-from flray.runs.launch import run_experiment
 from flray.runs.preparing import deal
+
+from scenarios import run_experiment
 
 pytestmark = pytest.mark.slow
 

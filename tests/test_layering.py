@@ -114,7 +114,7 @@ def imported_at_start(*names: str) -> dict[str, str]:
 
 def test_a_run_imports_no_tables_and_no_figures_before_its_first_round() -> None:
     """pandas and seaborn are a tenth of a start; they are imported at the end of a run."""
-    found = imported_at_start("flray.cli.campaign", "flray.cli.keeper", "flray.server.loop")
+    found = imported_at_start("flray.cli.running", "flray.runs.keeper", "flray.server.loop")
     assert {"torch", "pyarrow", "rich"} <= found.keys()
     late = {"pandas", "seaborn", "matplotlib", "sklearn", "umap", "wandb"}
     assert {library: found[library] for library in late & found.keys()} == {}

@@ -12,6 +12,7 @@ from work import Work, write_result
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
 from flray.runs.launch import run_experiment
 
 
@@ -20,16 +21,16 @@ def main() -> None:
     file = Path(__file__).parent / "cases" / f"{case}.yaml"
     work = Work(folder)
     with tempfile.TemporaryDirectory() as out:
-        result = run_experiment(
-            parse_experiment(override(read_yaml(file), overrides)), Path(out) / "run"
-        )
+        experiment = parse_experiment(override(read_yaml(file), overrides))
+        run_experiment(experiment, Path(out) / "run")
+        rounds = RunDirectory(Path(out) / "run").rounds()
         found = CheckpointStore(Path(out) / "run" / "checkpoints").load_latest()
     assert found is not None
-    columns = [c for c in result.rounds.columns if c.startswith("seconds_")]
-    print(result.rounds[["round", "seconds", *columns]].to_string(), file=sys.stderr)
+    columns = [c for c in rounds.columns if c.startswith("seconds_")]
+    print(rounds[["round", "seconds", *columns]].to_string(), file=sys.stderr)
     # A row's seconds hold the checkpoint of the round before: all rounds but the first are whole.
-    evaluated = result.rounds["seconds_evaluate"].fillna(0.0)  # of the last round
-    seconds = (result.rounds["seconds"] - evaluated).to_numpy()
+    evaluated = rounds["seconds_evaluate"].fillna(0.0)  # of the last round
+    seconds = (rounds["seconds"] - evaluated).to_numpy()
     write_result(work, system, seconds, found.state.bank.row(0))
 
 

@@ -29,7 +29,12 @@ class TakingKeys(click.Command):
 def files_and_overrides(
     arguments: Sequence[str], kind: str = EXPERIMENTS
 ) -> tuple[list[str], list[str]]:
-    """Arguments without and with `=`; a key and a value with a space between them are refused.
+    """Divide arguments into those without and those with `=`.
+
+    A key and a value with a space between them are refused, with what to type instead.
+
+    Args:
+        kind: of the files, experiments or spaces; names of shipped ones are files too.
 
     >>> files_and_overrides(["mine.yaml", "train.lr=0.1", "rounds=5"])
     (['mine.yaml'], ['train.lr=0.1', 'rounds=5'])
@@ -52,5 +57,6 @@ def _typed(key: str, rest: Sequence[str], kind: str = EXPERIMENTS) -> str:
 
 
 def _is_value(argument: str, kind: str) -> bool:
+    """True if an argument after a key may be its value: no option, no `key=value`, no file."""
     is_option = argument.startswith("--")
     return not is_option and "=" not in argument and find_file(argument, kind) is None

@@ -9,25 +9,28 @@ from rich.console import Console
 from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
-from flray.cli.campaign import campaign_runs
+from flray.cli.campaign import read_campaign
+from flray.cli.running import remarks_on
 from flray.cli.sweeping import describe_space, read_space
 from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
-from flray.runs.remarks import remarks
-from flray.tracking.mirrors import tracking_remarks
 
 NOTE = "   note: "
 
 
-def check_files(arguments: Sequence[str], console: Console, own: click.Group) -> int:
-    """Say of each file what it would run or why it cannot; the number of files that cannot."""
+def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -> int:
+    """Print what each file would run or why it cannot; returns the number of files that cannot.
+
+    Args:
+        tool: the command line of flray, whose calls in a cluster file are checked.
+    """
     files, overrides = files_and_overrides(arguments)
     wrong = 0
     for file in files:
         try:
-            lines = _described(file, overrides, own)
+            lines = _described(file, overrides, tool)
         except ExperimentError as error:
             console.print(Text.assemble(("no", "red"), f" {file}: "), end="", soft_wrap=True)
             console.print(str(error), markup=False, soft_wrap=True)
@@ -41,25 +44,25 @@ def check_files(arguments: Sequence[str], console: Console, own: click.Group) ->
 
 
 def _is_cluster_file(path: Path) -> bool:
-    """Does this file hold a cluster for `ray up`?"""
+    """True if a file describes a cluster for `ray up`."""
     if not os.path.isfile(path):  # False for names that no file can have
         return False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.startswith(("cluster_name:", "provider:")) for line in lines)
 
 
-def _described(file: str, overrides: Sequence[str], own: click.Group) -> list[str]:
+def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[str]:
+    """Lines about a space, a cluster or the runs of an experiment; raises what is wrong with it."""
     path = Path(file)
     if is_space(find_file(file) or find_file(file, SPACES) or path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
     if _is_cluster_file(path):
-        from flray.execution.cluster_file import check_cluster_file, tool_of  # slow: Ray's own
+        from flray.execution.cluster_file import check_cluster_file, tool_of  # which imports Ray
 
         plain = read_mapping(path, "the cluster")
-        return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(own)})}"]
+        return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(tool)})}"]
     lines = []
-    for run in campaign_runs([file, *overrides], None, False):
-        told = (*remarks(run.experiment), *tracking_remarks(run.experiment))
+    for run in read_campaign([file, *overrides], None, resume=False).runs:
         lines.append(f"{run.name}: {describe(run.experiment)}")
-        lines += [f"{NOTE}{remark}" for remark in told]
+        lines += [f"{NOTE}{remark}" for remark in remarks_on(run)]
     return list(dict.fromkeys(lines))  # the seeds of an experiment have the same remarks

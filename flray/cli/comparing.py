@@ -17,7 +17,10 @@ FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "efficiency":
 
 
 def experiments_in(folders: Sequence[Path]) -> Experiments:
-    """The finished runs in and below the folders by experiment, in the order of the folders."""
+    """The finished runs in and below the folders by experiment, in the order of the folders.
+
+    Rows of sweeps count as runs. Unfinished runs are left out, with a line on standard error.
+    """
     runs, sweeps = find_runs(folders)
     every = [*runs, *(run for sweep in sweeps for run in row_runs(sweep))]
     unfinished = [run for run in every if run.summary is None]
@@ -33,16 +36,16 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
 
 
 def show_comparison(experiments: Experiments, form: Format, console: Console) -> None:
-    """Print the table of the experiments and, but for CSV, that of the round after clustering."""
-    sheet = comparison_sheet(experiments, MEASURED)
+    """Print the table of the experiments, and unless as CSV that of the round after clustering."""
+    comparison = comparison_sheet(experiments, MEASURED)
     if form == "csv":
-        console.out(to_csv(sheet), end="", highlight=False)
+        console.out(to_csv(comparison), end="", highlight=False)
         return
-    for each in filter(None, (sheet, clustering_sheet(experiments))):
+    for sheet in filter(None, (comparison, clustering_sheet(experiments))):
         if form == "rich":
-            console.print(to_rich(each))
+            console.print(to_rich(sheet))
         else:
-            text = to_latex(each) if form == "latex" else to_markdown(each)
+            text = to_latex(sheet) if form == "latex" else to_markdown(sheet)
             console.out(text, highlight=False)
 
 

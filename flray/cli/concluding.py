@@ -2,24 +2,26 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.figures import write_figures
-from flray.reports.runs import RunRecord, by_experiment
+from flray.reports.runs import by_experiment, read_run
 from flray.reports.writers import to_rich
 from flray.wording import counted
 
 
-def show_results(done: Sequence[RunRecord], console: Console, url: str | None = None) -> None:
-    """The table of finished runs, where they are, and their figures.
+def show_results(runs: Mapping[Path, str], console: Console, url: str | None = None) -> None:
+    """Show the table of finished runs and where they are, and draw their figures.
 
     Args:
-        url: where their folder is copied to, if it is.
+        runs: the name of each run directory in the table.
+        url: where their folder has a copy.
     """
+    done = [read_run(path, name) for path, name in runs.items()]
     console.print(to_rich(comparison_sheet(by_experiment(done))))
     clusterings = clustering_sheet(by_experiment(done))
     if clusterings is not None:
@@ -36,7 +38,7 @@ def show_results(done: Sequence[RunRecord], console: Console, url: str | None = 
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """The folder that holds all of them; of one it is itself.
+    """The deepest folder that holds all of these; a single one is itself.
 
     >>> common_folder([Path("a/x/s"), Path("a/y/s")]).as_posix()
     'a'

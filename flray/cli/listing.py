@@ -26,7 +26,11 @@ REQUIRED = "(must be given)"
 
 
 def component_tables(kind: str) -> list[Table]:
-    """A table for a kind of component; for `stages`, one for each of the five."""
+    """The tables that `flray list` prints of a kind of component: name, purpose, keys.
+
+    Args:
+        kind: algorithms, datasets, splits, models, or stages, which has one table per stage.
+    """
     if kind == "stages":
         return [_components(f"stage {stage}", stage) for stage in STAGES]
     return [_components(kind, kind.removesuffix("s"))]
@@ -43,32 +47,36 @@ def shipped_table(kind: str) -> Table:
 
 
 def key_tables(prefix: str | None) -> list[Table]:
-    """The keys of every experiment; of one key and those below it; or of a component by name."""
+    """The tables that `flray keys` prints.
+
+    Args:
+        prefix: a key, for it and those below it, or the name of a component; None: the keys of
+            every experiment.
+    """
     if prefix is None:
         return [_keys("keys of an experiment", experiment_keys())]
-    for found in (experiment_keys(), every_key()):
-        if below := [k for k in found if k.name == prefix or k.name.startswith(f"{prefix}.")]:
+    for keys in (experiment_keys(), every_key()):
+        if below := [k for k in keys if k.name == prefix or k.name.startswith(f"{prefix}.")]:
             return [_keys(prefix, below)]
     # algorithm.flhc is the component flhc, and so is flhc
-    kind, _, name = prefix.rpartition(".")
-    described = [
-        (each, one)
-        for each in REGISTRIES
-        if not kind or kind.split(".")[-1] == each
-        for one in components(each)
-        if one.name == name
+    path, _, name = prefix.rpartition(".")
+    tables = [
+        _keys(f"{kind} {name}: {component.purpose}", component_keys(component))
+        for kind in REGISTRIES
+        if not path or path.split(".")[-1] == kind
+        for component in components(kind)
+        if component.name == name
     ]
-    if not described:
+    if not tables:
         raise ExperimentError(
             f"unknown key or component {shown(prefix)}{_meant(prefix)}; `flray keys` shows the "
             "keys of every experiment, `flray list` the components"
         )
-    return [
-        _keys(f"{each} {one.name}: {one.purpose}", component_keys(one)) for each, one in described
-    ]
+    return tables
 
 
 def _meant(given: str) -> str:
+    """What a misspelt key or component may have meant, for the end of a message."""
     if meant := keys_meant(given):
         return f" (did you mean {' or '.join(map(repr, meant))}?)"
     every_name = [name for kind in REGISTRIES for name in component_names(kind)]
@@ -78,26 +86,23 @@ def _meant(given: str) -> str:
 def _components(title: str, kind: str) -> Table:
     """Name, purpose and keys with their defaults of every registered component of a kind."""
     table = _table(title, "name", "what it is", "keys and defaults")
-    for described in components(kind):
-        table.add_row(described.name, Text(described.purpose), Text(_short(described)))
+    for component in components(kind):
+        table.add_row(component.name, Text(component.purpose), Text(_short(component)))
     return table
 
 
-def _short(described: Described) -> str:
-    texts = (
-        key.name if key.default is None else f"{key.name}={_one(key.default)}"
-        for key in described.keys
+def _short(component: Described) -> str:
+    """The keys of a component with their defaults, on one line."""
+    defaults = {"see below": "..."}
+    return ", ".join(
+        key.name if key.default is None else f"{key.name}={defaults.get(key.default, key.default)}"
+        for key in component.keys
     )
-    return ", ".join(texts)
 
 
-def _one(default: str) -> str:
-    return "..." if default == "see below" else default
-
-
-def _keys(title: str, found: Sequence[Key]) -> Table:
+def _keys(title: str, keys: Sequence[Key]) -> Table:
     table = _table(title, "key", "values", "default", "what it is")
-    for key in found:
+    for key in keys:
         default = REQUIRED if key.default is None else key.default
         table.add_row(*map(Text, (key.name, key.values, default, key.note)))
     return table

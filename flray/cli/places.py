@@ -2,21 +2,54 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from flray.errors import ExperimentError
-from flray.records.mirror import Mirror
+
+if TYPE_CHECKING:
+    from flray.records.mirror import Mirror
+
+RUNS = Path("runs")  # below which results are kept unless --out is given
+
+
+class Place(click.Path):
+    """The type of an argument: a folder, as a Path, or a URL, as text."""
+
+    name = "folder or URL"
+
+    def __init__(self, exists: bool = False) -> None:
+        super().__init__(exists=exists, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # Any: of click
+        if isinstance(value, str) and "://" in value:
+            return value
+        return super().convert(value, param, ctx)
+
+
+def default_folder(name: str, resume: bool) -> Path:
+    """A new folder below runs/, or the newest one of this name to go on with."""
+    before = sorted((RUNS / name).glob("*"))
+    if resume and before:
+        return before[-1]
+    return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
 
 
 @contextmanager
-def mirrored(out: Path | str | None) -> Iterator[tuple[Path | None, Mirror | None]]:
-    """The local folder to run in, as it lies at the URL; copied there in the end, come what may.
+def mirrored(out: Path | str | None) -> "Iterator[tuple[Path | None, Mirror | None]]":
+    """Yield the local folder to run in, and the mirror that copies it if `out` is a URL.
 
-    Errors name the URL, so that what they say to type goes on there.
+    The folder begins as a copy of what is at the URL, and is copied there in the end, whatever
+    happens. Errors name the URL, so that the commands they suggest work there.
     """
     if not isinstance(out, str):
         yield out, None
         return
+    from flray.records.mirror import Mirror
+
     mirror = Mirror(out)
     mirror.fetch()
     try:
@@ -35,10 +68,12 @@ def mirrored(out: Path | str | None) -> Iterator[tuple[Path | None, Mirror | Non
             ) from error
 
 
-def fetched(place: Path | str) -> Path:
+def fetched(folder: Path | str) -> Path:
     """The folder itself, or a local copy of what lies at a URL."""
-    if not isinstance(place, str):
-        return place
-    mirror = Mirror(place, "read")
+    if not isinstance(folder, str):
+        return folder
+    from flray.records.mirror import Mirror
+
+    mirror = Mirror(folder, "read")
     mirror.fetch()
     return mirror.local

@@ -6,11 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 
-from flray.cli.campaign import CampaignRun, campaign_runs
+from flray.cli.campaign import CampaignRun, read_campaign
 from flray.errors import ExperimentError
 from flray.execution.resources import Actors
-from flray.forecast.forecast import Forecast, forecast
+from flray.forecast.forecast import Forecast
+from flray.forecast.forecast import forecast as make_forecast
 from flray.forecast.sampling import Rate
 from flray.wording import counted
 
@@ -31,15 +33,21 @@ def plan_files(
     save: Path | None,
     console: Console,
 ) -> None:
-    """Say of each experiment what it will take."""
+    """Print what each experiment will take, and keep the rates that were measured if asked to.
+
+    Args:
+        gpus: GPUs of a node for client actors; None: as the experiment asks for.
+        profile: a file of rates of another machine; nothing is measured then.
+        save: a file for the rates of this machine.
+    """
     rates = None if profile is None else read_profile(profile)
     measured: dict[str, Rate] = {}
-    for run in campaign_runs(arguments, None, False):
+    for run in read_campaign(arguments, None, resume=False).runs:
         processes = _processes(run, gpus, nodes)
         with console.status(f"rehearsing {run.name}"):
-            found = forecast(run.experiment, processes, rates)
-        measured |= found.rates
-        for line in described(run.name, found):
+            forecast = make_forecast(run.experiment, processes, rates)
+        measured |= forecast.rates
+        for line in describe_forecast(run.name, forecast):
             console.print(line, soft_wrap=True)
     if save is not None:
         text = json.dumps({kind: asdict(rate) for kind, rate in measured.items()}, indent=1)
@@ -47,6 +55,7 @@ def plan_files(
 
 
 def read_profile(path: Path) -> dict[str, Rate]:
+    """The rates in a file of --save-profile, by kind of block."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         return {kind: Rate(**rate) for kind, rate in plain.items()}
@@ -70,25 +79,28 @@ def _processes(run: CampaignRun, gpus: float | None, nodes: int) -> int | None:
     return max(1, min(fit, actors.count if isinstance(actors.count, int) else fit))
 
 
-def described(name: str, found: Forecast) -> list[str]:
-    """Lines for people."""
+def describe_forecast(name: str, forecast: Forecast) -> list[str]:
+    """The lines that `flray plan` prints of an experiment."""
     shares = ", ".join(
-        f"{part} {seconds:.1f} s" for part, seconds in found.seconds.items() if seconds >= 0.05
+        f"{part} {seconds:.1f} s" for part, seconds in forecast.seconds.items() if seconds >= 0.05
+    )
+    memory, down, up = map(
+        decimal, (forecast.memory_per_process, forecast.bytes_down, forecast.bytes_up)
     )
     lines = [
-        f"{name}: about {duration(found.total_s)} ({shares})",
-        f"  {counted(found.rounds, 'round')}, {counted(found.client_steps, 'client step')}, "
-        f"{size(found.bytes_down)} down, {size(found.bytes_up)} up",
-        f"  {found.processes} training at a time, {size(found.memory_per_process)} of memory each",
-        f"  {found.binding} takes most: {REMEDIES[found.binding]}",
+        f"{name}: about {duration(forecast.total_s)} ({shares})",
+        f"  {counted(forecast.rounds, 'round')}, "
+        f"{counted(forecast.client_steps, 'client step')}, {down} down, {up} up",
+        f"  {forecast.processes} training at a time, {memory} of memory each",
+        f"  {forecast.binding} takes most: {REMEDIES[forecast.binding]}",
     ]
-    if not found.is_rehearsed:
+    if not forecast.is_rehearsed:
         lines.append("  later rounds were taken to be like the first ones")
     return lines
 
 
 def duration(seconds: float) -> str:
-    """For people.
+    """Seconds in a unit that suits them.
 
     >>> duration(8.04), duration(600), duration(9000)
     ('8.0 s', '10 min', '2.5 h')
@@ -96,16 +108,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def size(num_bytes: float) -> str:
-    """For people.
-
-    >>> size(1200), size(3.5e9)
-    ('1.2 kB', '3.5 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"

@@ -1,13 +1,12 @@
 """`flray pretrain`: an encoder trained once, kept for every experiment that names it."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from flray.cli.group import progress_bar
 from flray.clustering.encoder import Encoder, server_device
 from flray.clustering.encoder_training import Epoch, time_left
 from flray.config.experiment import parse_encoder
@@ -17,7 +16,10 @@ from flray.errors import ExperimentError
 
 
 def run_pretraining(arguments: Sequence[str], console: Console) -> None:
-    """Train the encoder of a file, unless it is there already; say where it is kept."""
+    """Train the encoder of a file, unless it is kept already, and print where it is kept.
+
+    An interrupted training goes on after its last epoch.
+    """
     files = [a for a in arguments if "=" not in a]
     if len(files) != 1:
         raise ExperimentError(
@@ -28,28 +30,25 @@ def run_pretraining(arguments: Sequence[str], console: Console) -> None:
     encoder = parse_encoder(override(read_mapping(Path(files[0]), "encoder"), changes))
     name = Path(files[0]).stem
     if encoder.is_cached():
-        there = f" · already there: {encoder.folder}"
-        console.print(Text.assemble((name, "bold"), there), soft_wrap=True)
+        note = f" · already there: {encoder.folder}"
+        console.print(Text.assemble((name, "bold"), note), soft_wrap=True)
         return
     device = server_device()
     done = encoder.epochs_done()
-    went = f", going on after epoch {done}" if done else ""
-    plan = f" · {encoder.epochs} epochs on {device}{went}"
+    rest = f", going on after epoch {done}" if done else ""
+    plan = f" · {encoder.epochs} epochs on {device}{rest}"
     console.print(Text.assemble((name, "bold"), plan), soft_wrap=True)
     _train(encoder, name, device, console)
     console.print(f"kept in {encoder.folder}", soft_wrap=True)
 
 
 def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-    task = bar.add_task(name, total=encoder.epochs)
+    with progress_bar(console, name, encoder.epochs) as advance:
 
-    def show(epoch: Epoch) -> None:
-        console.print(epoch_line(epoch), soft_wrap=True)
-        bar.update(task, completed=epoch.epoch)
+        def show(epoch: Epoch) -> None:
+            console.print(epoch_line(epoch), soft_wrap=True)
+            advance(epoch.epoch)
 
-    with bar if console.is_terminal else nullcontext():
         encoder.load_or_train(device, show)
 
 

@@ -11,7 +11,7 @@ from flray.errors import ExperimentError
 from flray.values import shown
 from flray.wording import suggestion
 
-# What a method needs beside its defaults to run on embedded data at once.
+# Keys that a method needs in addition to its defaults to run on embedded data.
 NEEDS = {
     "flt": "  clustering: {signature: {encoder: experiments/encoders/digits.yaml}}\n",
     "repa": "  rounds_before: 5\n  clustering: {partition: {number: 4}}\n",
@@ -29,7 +29,7 @@ split: {split}
 model: {model}
 algorithm:
   name: {algorithm}{about}
-{own}train: {{lr: 0.1, epochs: 3}}
+{keys}train: {{lr: 0.1, epochs: 3}}
 participation: 0.5 # the share of clients that train in a round
 rounds: 20
 seed: 0
@@ -38,7 +38,12 @@ evaluate: {{target: 0.9}}
 
 
 def write_start(name: str | None, out: Path | None, console: Console) -> None:
-    """Write the experiment of a name, or a blank one, and say what to type next."""
+    """Write an experiment file to start from and print the command that runs it.
+
+    Args:
+        name: of a method or of a shipped experiment; None: a blank experiment.
+        out: the file, which must not exist; None: one of that name in the current folder.
+    """
     text, file = _start(name, out)
     if file.exists():
         raise ExperimentError(f"{file} exists; choose another with --out")
@@ -47,10 +52,11 @@ def write_start(name: str | None, out: Path | None, console: Console) -> None:
 
 
 def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
+    """The text of the experiment and the file to write it to."""
     shipped = None if name is None else find_file(name)
     if shipped is not None:
         return shipped.read_text(encoding="utf-8"), out or Path(shipped.name)
-    methods = {each.name: each for each in components("algorithm")}
+    methods = {method.name: method for method in components("algorithm")}
     if name is not None and name not in methods:
         raise ExperimentError(_unknown(name, list(methods)))
     file = out or Path(f"{name or 'experiment'}.yaml")
@@ -58,7 +64,11 @@ def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
 
 
 def experiment_text(method: Described, file: Path) -> str:
-    """An experiment of a method on embedded data, its keys and defaults as comments."""
+    """The text of an experiment file: a method on embedded data, its keys as comments.
+
+    Args:
+        file: the name that the first line tells to run.
+    """
     needed = NEEDS.get(method.name, "")
     lines = "".join(f"  # {line}\n" for line in _default_lines(method, needed))
     return TEMPLATE.format(
@@ -67,7 +77,7 @@ def experiment_text(method: Described, file: Path) -> str:
         about=f" # {method.purpose}",
         split=SPLITS.get(method.name, "{name: label_swap, clients: 20, groups: 4}"),
         model=MODELS.get(method.name, "mlp200"),
-        own=needed + lines,
+        keys=needed + lines,
     )
 
 
@@ -83,7 +93,8 @@ def _default_lines(method: Described, needed: str) -> Iterator[str]:
 
 
 def _unknown(name: str, methods: list[str]) -> str:
-    of_paper = [each for each in names(EXPERIMENTS) if each.startswith(f"{name}/")]
+    """The message for a name that is neither a method nor an experiment."""
+    of_paper = [path for path in names(EXPERIMENTS) if path.startswith(f"{name}/")]
     if of_paper:
         return f"{name} has several experiments; choose one: {', '.join(of_paper)}"
     meant = suggestion(name, [*methods, *names(EXPERIMENTS)])

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flray.cli.arguments import files_and_overrides
-from flray.cli.stopping import noticing_sigterm
+from flray.cli.places import default_folder
 from flray.columns import ERROR, ROW, STATUS, USES_GROUND_TRUTH
 from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file
@@ -27,6 +26,7 @@ from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import left_out_note, read_sweep
 from flray.reports.writers import to_rich
+from flray.runs.conduct import noticing_sigterm
 from flray.sweeps.describing import describe_space
 from flray.sweeps.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
 from flray.sweeps.space import read_space
@@ -34,7 +34,6 @@ from flray.wording import counted
 
 __all__ = ["describe_space", "read_space", "sweep"]
 
-RUNS = Path("runs")
 FAILURES_SHOWN = 5
 SHARE_BEFORE_ETA = 0.2  # of the rows: the first ones also train what all of them share
 
@@ -47,7 +46,13 @@ def sweep(
     console: Console,
     mirror: Mirror | None = None,
 ) -> None:
-    """Run the space among the arguments; the others are `key=value`."""
+    """Run a space, show its progress and print what was best, what failed and what it cost.
+
+    Args:
+        arguments: one space file, and `key=value`.
+        out: the folder of the sweep; None: one below runs/.
+        mirror: copies the folder to a URL meanwhile.
+    """
     files, overrides = files_and_overrides(arguments, SPACES)
     if len(files) != 1:
         raise ExperimentError(f"flray sweep takes one space file, got {files or 'none'}")
@@ -56,10 +61,10 @@ def sweep(
     if file is not None and "algorithm" in read_mapping(file, "the space"):
         raise ExperimentError(f"{path} is an experiment, not a space; type flray run {path}")
     space = read_space(path, overrides)
-    folder = out or _default_folder(path.stem, resume)
+    folder = out or default_folder(path.stem, resume)
     typed = [str(path), *overrides]
-    place = str(folder) if mirror is None else mirror.url
-    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(place)} --resume"
+    where = str(folder) if mirror is None else mirror.url
+    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(where)} --resume"
     console.print(Text.assemble((path.stem, "bold"), f" · {folder}"), soft_wrap=True)
     try:
         with (
@@ -129,10 +134,12 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
 
 
 def _is_news(before: Progress, now: Progress) -> bool:
+    """True if rows have ended since; what runs and what is best changes too often for a line."""
     return replace(before, running=0, best=None) != replace(now, running=0, best=None)
 
 
-def _conclude(result: SweepResult, console: Console, again: str, place: str) -> None:
+def _conclude(result: SweepResult, console: Console, again: str, where: str) -> None:
+    """Print counts, costs, the best configuration, failures, and what to type next."""
     report = result.report
     num_rows, unfinished = report["rows"], report["unfinished"]
     parts = [f"{report[name]} {name}" for name in STATUSES if report[name]]
@@ -147,7 +154,7 @@ def _conclude(result: SweepResult, console: Console, again: str, place: str) -> 
     best = report["best"]
     if best is not None:
         _show_best(report, console)
-        _show_top(result, console)
+        console.print(to_rich(top_sheet(read_sweep(result.path))))
     elif report["done"]:
         console.print(
             f"nothing was chosen: no row has {report['metric']}; to choose by validation set "
@@ -157,14 +164,15 @@ def _conclude(result: SweepResult, console: Console, again: str, place: str) -> 
     _show_failures(result, console)
     if unfinished:
         console.print(f"stopped; go on with: {again}", soft_wrap=True, markup=False)
-    console.print(place, soft_wrap=True)
-    page = f"a page of it: flray report {shlex.quote(place)}"
+    console.print(where, soft_wrap=True)
+    page = f"a page of it: flray report {shlex.quote(where)}"
     console.print(page, soft_wrap=True, markup=False)
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table[ERROR].iloc[0]}")
 
 
 def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSON
+    """Print the best configuration and what its numbers leave out."""
     best, metric = report["best"], report["metric"]
     sets = ", ".join(f"{key}={value}" for key, value in best["sets"].items())
     notes = []
@@ -185,22 +193,11 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _show_top(result: SweepResult, console: Console) -> None:
-    console.print(to_rich(top_sheet(read_sweep(result.path))))
-
-
 def _show_failures(result: SweepResult, console: Console) -> None:
+    """Print the most frequent errors, each with the first row that had it."""
     failed = result.table[result.table[STATUS] == "failed"]
     messages = Counter(failed[ERROR].tolist())
     for message, count in messages.most_common(FAILURES_SHOWN):
         rows = failed.loc[failed[ERROR] == message, ROW].tolist()
         text = f"{count} failed (row {rows[0]}): {message}"
         console.print(text, style="red", markup=False, soft_wrap=True)
-
-
-def _default_folder(name: str, resume: bool) -> Path:
-    """A new folder below runs/, or the newest one of this name to go on with."""
-    before = sorted((RUNS / name).glob("*"))
-    if resume and before:
-        return before[-1]
-    return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")

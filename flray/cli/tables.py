@@ -1,6 +1,5 @@
 """`flray table` and `flray list tables`: the papers' tables, what fills them, what they cost."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +17,14 @@ DEFAULT_RUNS = Path("runs")
 def show_table(
     name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"], console: Console
 ) -> None:
-    """Print a published table, filled with the finished runs below a folder."""
+    """Print a published table with the numbers of finished runs beside the paper's.
+
+    Below a table for people: how many runs there are, and what to run if none of them fits.
+
+    Args:
+        name: of the table, such as flhc.4.
+        runs: a folder; finished runs anywhere below it count.
+    """
     # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
     from flray.reports.published_cells import is_filled, nearest_miss
     from flray.reports.published_sheet import render
@@ -27,45 +33,48 @@ def show_table(
     table = find_table(name)
     if not runs.is_dir() and runs != DEFAULT_RUNS:
         raise ExperimentError(f"there is no folder {runs}; expected one that holds runs (--runs)")
-    found = collect_runs(runs)
-    rendered = render(table, found, form)
+    finished = collect_runs(runs)
+    rendered = render(table, finished, form)
     if isinstance(rendered, str):
         console.out(rendered, end="", highlight=False)
         return
     console.print(rendered)
-    where = f"{len(found)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
-    console.print(Text(f"{where}; {_state(table, names('algorithm'))}.", style="dim"))
-    if table.match.numbers and not is_filled(table, found):
-        miss = nearest_miss(table, found)
+    where = f"{len(finished)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
+    console.print(Text(f"{where}; {_state(table)}.", style="dim"))
+    if table.match.numbers and not is_filled(table, finished):
+        miss = nearest_miss(table, finished)
         reason = f"none of them meets all conditions of a cell; {miss}" if miss else where
         space = f"\nflray sweep {Path(table.space).stem} runs what fills it" if table.space else ""
         console.print(Text(f"no cell is filled: {reason}{space}"), soft_wrap=True)
 
 
 def tables_listing() -> RichTable:
-    """Every published table: what it takes, whether its methods are there, what fills it."""
+    """A table of all published tables: what they cost, whether flray has their methods, and the
+    sweep that fills them."""
     listing = RichTable(title="tables", title_justify="left", title_style="bold")
     for column in ("name", "what it is", "client SGD steps", "state"):
         listing.add_column(column, overflow="fold")
     for table in load_tables().values():
         what = f"{table.paper}, Table {table.number}. {table.caption}"
         sweep = f"\nflray sweep tune_spaces/{table.space}" if table.space else ""
-        state = _state(table, names("algorithm")) + sweep
+        state = _state(table) + sweep
         listing.add_row(table.key, Text(what), _cost(table), state)
     return listing
 
 
 def _cost(table: Table) -> str:
+    """Client steps of all runs that fill the table, and a note on them."""
     steps = "" if table.cost.steps is None else f"{table.cost.steps:,}"
     if not table.cost.note:
         return steps
     return f"{steps} ({table.cost.note})" if steps else table.cost.note
 
 
-def _state(table: Table, known: Collection[str]) -> str:
+def _state(table: Table) -> str:
+    """Whether flray has what the table needs."""
     if table.is_formulas:
         return "formulas, nothing to run"
-    missing = [name for name in table.required_algorithms if name not in known]
+    missing = [name for name in table.required_algorithms if name not in names("algorithm")]
     if missing:
         return f"algorithms not there yet: {', '.join(missing)}"
     if not table.match.numbers:

@@ -5,7 +5,7 @@ If resources are short, the run is refused before it starts and the message show
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from flray.errors import ExperimentError
 from flray.wording import counted
@@ -176,16 +176,6 @@ class ActorPlan:
             ),
             server=Needs(server.num_cpus, 0.0, _bytes(server.memory_gb, load.of_server())),
         )
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:  # Any: JSON
-        """The plan that `dataclasses.asdict` has written."""
-        parts = {
-            "actors": Actors(**plain["actors"]),
-            "per_actor": Needs(**plain["per_actor"]),
-            "server": Needs(**plain["server"]),
-        }
-        return cls(**{**plain, **parts})
 
     def __str__(self) -> str:
         text = (

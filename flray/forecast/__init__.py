@@ -1,1 +1,1 @@
-"""What an experiment will take, before it runs."""
+"""What an experiment will take, before it runs: `flray plan`."""

@@ -1,8 +1,8 @@
 """What an experiment will take, from a rehearsal of its rounds.
 
 Server loop, sampling, mixing, records and checkpoints are those of a run, so client steps and bytes
-of any algorithm are what it counts itself; clients train a few steps of each kind of block only,
-which foretell the others.
+of any algorithm are what it counts itself. Clients train a few steps of each kind of block only;
+the time of all others follows from these.
 """
 
 import tempfile
@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
-import torch
 
 from flray.columns import (
     BYTES_DOWN,
@@ -24,7 +23,7 @@ from flray.columns import (
     SECONDS_PROBE,
     SECONDS_TRAIN,
 )
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Inline
 from flray.execution.federation import cohort_size
@@ -32,27 +31,30 @@ from flray.forecast.sampling import Rate, Sampling
 from flray.measures.settings import Evaluation
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
-from flray.runs.preparing import load_of, prepare
+from flray.runs.preparing import Prepared, load_of, prepare
 from flray.server.evaluation import RoundRow
 
-REHEARSED_S = 10.0  # of rounds without training; those left are like the last ones
-ROUND_TRIP_S = 0.02  # of a block on a client actor, beside its training
+REHEARSED_S = 10.0  # Time for rounds without training; those left are taken to be like the last
+ROUND_TRIP_S = 0.02  # Time that a block on a client actor takes beside its training
 
 
 @dataclass(frozen=True)
 class Forecast:
+    """What a run will take: totals over all rounds, and seconds by what takes them."""
+
     rounds: int
     client_steps: int
     bytes_down: int
     bytes_up: int
-    memory_per_process: int  # bytes of a process that trains: data, models of a block, libraries
-    processes: int  # that train at a time
-    seconds: Mapping[str, float]  # by what takes them
-    rates: Mapping[str, Rate]
-    is_rehearsed: bool  # all rounds, or were later ones taken to be like those before?
+    memory_per_process: int  # Bytes per training process: data, models of a block, libraries
+    processes: int  # Processes that train at a time
+    seconds: Mapping[str, float]  # by start, training, evaluation, server and transfer
+    rates: Mapping[str, Rate]  # by kind of block
+    is_rehearsed: bool  # True if all rounds were; later ones are else taken to be like those
 
     @property
     def total_s(self) -> float:
+        """Seconds of the whole run."""
         return sum(self.seconds.values())
 
     @property
@@ -67,91 +69,72 @@ def forecast(
     rates: Mapping[str, Rate] | None = None,
     budget_s: float = REHEARSED_S,
 ) -> Forecast:
-    """Rehearse an experiment in this process.
+    """Rehearse an experiment in this process and compute what the run will take.
 
     Args:
         processes: client actors that train at a time; None: as many as the experiment asks for.
-        rates: known from another machine; nothing is measured then.
+        rates: measured on another machine; nothing is measured here then.
+        budget_s: seconds of rounds after which the rehearsal ends.
     """
-    begin = perf_counter()
-    here = _in_process(experiment)
-    parts = prepare(here)
+    settings, begin = experiment.settings, perf_counter()
+    planned = prepare(experiment, settings.execution.actors)
+    parts = planned.in_process()
     executor = start_executor(parts)
     assert isinstance(executor, Inline)
     starting = perf_counter() - begin
-    engine = Sampling(executor.host.engine, dict(rates or {}))
-    if rates is not None:
-        engine = replace(engine, engine=_Unknown(tuple(rates)))
+    measured = executor.host.engine if rates is None else _UnknownKinds(tuple(rates))
+    engine = Sampling(measured, dict(rates or {}))
     executor = replace(executor, host=replace(executor.host, engine=engine))
-    with tempfile.TemporaryDirectory() as scratch:
-        rounds, clusterings = _rehearsed(here, executor, Path(scratch) / "run", budget_s)
-    num_rounds, settings = experiment.settings.rounds, experiment.settings
-    num_evaluations = len(evaluated_rounds(num_rounds, settings.evaluate, clusterings))
-    scale = num_rounds / len(rounds)
-    blocks_per_round = max(len(engine.blocks) / len(rounds), 1.0)
-    split = parts.payload.timeline.at(1)
+    rounds, num_evaluations = _rehearsed(experiment, parts, executor, budget_s)
     if processes is None:
-        on_actors = settings.execution.executor == "ray"
-        processes = settings.execution.actors.number(split.num_clients) if on_actors else 1
+        processes = planned.plan.num_actors if planned.plan else 1
+    split = parts.payload.timeline.at(1)
     num_heard = cohort_size(len(split.clients), settings.participation)
-    load = load_of(parts.payload, settings.train.batch_size, num_heard, processes)
+    blocks_per_round = max(len(engine.blocks) / len(rounds), 1.0)
     at_work = min(processes, blocks_per_round)
-    # Measuring took place within training, which no run has.
-    server = rounds[SECONDS] - rounds.filter([SECONDS_TRAIN, SECONDS_PROBE]).sum(axis=1)
-    server -= rounds.filter([SECONDS_EVALUATE]).fillna(0.0).sum(axis=1)
     seconds = {
         "start": starting,
-        "training": scale * sum(engine.blocks) / at_work,
+        "training": settings.rounds / len(rounds) * sum(engine.blocks) / at_work,
         "evaluation": _last(rounds, SECONDS_EVALUATE) * num_evaluations,
-        "server": _whole(server, num_rounds),
+        "server": _server_seconds(rounds, settings.rounds),
     }
-    if settings.execution.executor == "ray":
-        seconds["transfer"] = num_rounds * ROUND_TRIP_S * blocks_per_round / at_work
+    if planned.plan:
+        seconds["transfer"] = settings.rounds * ROUND_TRIP_S * blocks_per_round / at_work
+    load = load_of(parts.payload, settings.train.batch_size, num_heard, processes)
     return Forecast(
-        rounds=num_rounds,
-        client_steps=round(_whole(_columns(rounds, CLIENT_STEPS), num_rounds)),
-        bytes_down=round(_whole(_columns(rounds, f"{BYTES_DOWN}_"), num_rounds)),
-        bytes_up=round(_whole(_columns(rounds, f"{BYTES_UP}_"), num_rounds)),
+        rounds=settings.rounds,
+        client_steps=_total(rounds, f"^{CLIENT_STEPS}", settings.rounds),
+        bytes_down=_total(rounds, f"^{BYTES_DOWN}_", settings.rounds),
+        bytes_up=_total(rounds, f"^{BYTES_UP}_", settings.rounds),
         memory_per_process=load.of_actor(),
         processes=processes,
         seconds=seconds,
         rates=engine.rates,
-        is_rehearsed=len(rounds) == num_rounds,
+        is_rehearsed=len(rounds) == settings.rounds,
     )
-
-
-def _in_process(experiment: Experiment) -> Experiment:
-    """The experiment with the blocks and the kind of device it would have on its actors."""
-    asked = experiment.settings.execution
-    host = prepare(experiment, asked.actors).payload.settings
-    chosen = {"executor": "inline", "block": host.num_slots}
-    if asked.executor == "ray":
-        chosen["device"] = host.device if torch.cuda.is_available() else "cpu"
-    execution = {**experiment.plain["execution"], **chosen}
-    return parse_experiment({**experiment.plain, "execution": execution})
 
 
 def _rehearsed(
-    experiment: Experiment, executor: Inline, path: Path, budget_s: float
-) -> tuple[pd.DataFrame, list[int]]:
-    """The rows of the rounds that were rehearsed, and the rounds after which it clustered."""
-    directory = RunDirectory(path)
-    parts = prepare(experiment)
-    fed = build_federation(experiment, parts, executor)
-    open_directory(experiment, parts, directory)
-    num_rounds = experiment.settings.rounds
-    rarely = replace(experiment.settings.evaluate, every=num_rounds, also=())
+    experiment: Experiment, parts: Prepared, executor: Inline, budget_s: float
+) -> tuple[pd.DataFrame, int]:
+    """The rows of the rounds that were rehearsed, and how many rounds the run will evaluate."""
+    num_rounds, evaluation = experiment.settings.rounds, experiment.settings.evaluate
     rows: list[RoundRow] = []
     begin = perf_counter()
-    server = replace(
-        assemble(experiment, parts, fed, directory),
-        evaluation=rarely,
-        on_round=rows.append,
-        should_stop=lambda: len(rows) > 1 and perf_counter() - begin > budget_s,
-    )
-    if not server.run():  # one more round, to measure its evaluation
-        replace(server, num_rounds=len(rows) + 1).run()
-    return directory.rounds(), directory.clustering_rounds()
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = RunDirectory(Path(scratch) / "run")
+        fed = build_federation(experiment, parts, executor)
+        open_directory(experiment, parts, directory)
+        server = replace(
+            assemble(experiment, parts, fed, directory),
+            evaluation=replace(evaluation, every=num_rounds, also=()),
+            on_round=rows.append,
+            should_stop=lambda: len(rows) > 1 and perf_counter() - begin > budget_s,
+        )
+        if not server.run():  # one more round, to measure its evaluation
+            replace(server, num_rounds=len(rows) + 1).run()
+        clusterings = directory.clustering_rounds()
+        return directory.rounds(), len(evaluated_rounds(num_rounds, evaluation, clusterings))
 
 
 def evaluated_rounds(num_rounds: int, evaluation: Evaluation, clusterings: list[int]) -> set[int]:
@@ -164,25 +147,32 @@ def evaluated_rounds(num_rounds: int, evaluation: Evaluation, clusterings: list[
     return {t for t in rounds if evaluation.is_due(t, num_rounds, clusters_in)}
 
 
-def _columns(rounds: pd.DataFrame, prefix: str) -> pd.Series:
-    names = [name for name in rounds.columns if name.startswith(prefix)]
-    return rounds[names].fillna(0).sum(axis=1)
+def _server_seconds(rounds: pd.DataFrame, num_rounds: int) -> float:
+    """Time of rounds without training, which was measured apart, and without evaluation."""
+    apart = rounds.filter([SECONDS_TRAIN, SECONDS_PROBE, SECONDS_EVALUATE]).fillna(0.0)
+    return _whole(rounds[SECONDS] - apart.sum(axis=1), num_rounds)
 
 
-def _whole(each: pd.Series, num_rounds: int) -> float:
+def _total(rounds: pd.DataFrame, columns: str, num_rounds: int) -> int:
+    """The sum of the columns that match a regular expression, over all rounds."""
+    return round(_whole(rounds.filter(regex=columns).fillna(0).sum(axis=1), num_rounds))
+
+
+def _whole(values: pd.Series, num_rounds: int) -> float:
     """The sum over all rounds; those not rehearsed are like the second half of those that were."""
-    later = each.iloc[len(each) // 2 :]
-    return float(each.sum() + later.mean() * (num_rounds - len(each)))
+    later = values.iloc[len(values) // 2 :]
+    return float(values.sum() + later.mean() * (num_rounds - len(values)))
 
 
 def _last(rounds: pd.DataFrame, column: str) -> float:
-    found = rounds[column].dropna() if column in rounds else pd.Series(dtype=float)
-    return float(found.iloc[-1]) if len(found) else 0.0
+    """The last value of a column that not every round has; 0 if none has it."""
+    values = rounds[column].dropna() if column in rounds else pd.Series(dtype=float)
+    return float(values.iloc[-1]) if len(values) else 0.0
 
 
 @dataclass(frozen=True)
-class _Unknown:
-    """In the place of an engine where nothing may be measured."""
+class _UnknownKinds:
+    """Stands in for an engine if nothing may be measured: refuses kinds that a profile lacks."""
 
     known: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""An engine that measures a few steps of the blocks it is given, and foretells the rest."""
+"""An engine that measures a few steps of the blocks it is given and predicts the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,34 +11,41 @@ import torch
 from flray.engines.engine import Block, BlockResult, Engine
 from flray.engines.training import Gradient, Training
 
-SMALL_STEP = 1e-4  # from which norms and angles of updates can be taken
-MEASURED_S = 1.0  # about what measuring a kind of block may take
-SHARES = (0.1, 0.3)  # of each client's steps, if there is time for them
+SMALL_STEP = 1e-4  # Change of every parameter in a rehearsed round
+MEASURED_S = 1.0  # About how long measuring a kind of block may take
+SHARES = (0.1, 0.3)  # Shares of each client's steps that are measured, if there is time
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What blocks of one kind take."""
+    """The time that blocks of one kind take: linear in their client steps."""
 
-    seconds: float  # once per block
-    seconds_per_step: float  # per client step
+    seconds: float  # Seconds per block
+    seconds_per_step: float  # Seconds per client step
 
     def of(self, num_steps: int) -> float:
+        """Seconds of a block with so many client steps.
+
+        >>> Rate(seconds=2.0, seconds_per_step=0.5).of(10)
+        7.0
+        """
         return self.seconds + self.seconds_per_step * num_steps
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Trains a share of the first block of each kind; no client gets further than a small step.
+    """An engine for rehearsals: measures the first block of each kind, and trains no client.
 
-    All clients move alike, so a clustering finds one cluster.
+    Every client is moved by the same small step, so norms and angles of updates are defined, and a
+    clustering finds one cluster.
     """
 
     engine: Engine
     rates: dict[str, Rate] = field(default_factory=dict)  # measured here or before, by kind
-    blocks: list[float] = field(default_factory=list)  # foretold seconds of each block so far
+    blocks: list[float] = field(default_factory=list)  # predicted seconds per block so far
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
+        """Note what the block would take and return its models, moved by a small step."""
         num_steps = sum(plan.num_steps for plan in block.plans)
         if num_steps:
             kind = kind_of(block, training, gradient)
@@ -52,6 +59,8 @@ class Sampling:
         return BlockResult(moved, np.ones(len(block.plans)))
 
     def _measured(self, block: Block, training: Training, gradient: Gradient) -> Rate:
+        """The line through the times of two shares of the block's steps."""
+
         def measure(share: float) -> tuple[int, float]:
             part = some_steps(block, share)
             seconds = timed(lambda: self.engine.train(part, training, gradient))
@@ -70,7 +79,7 @@ class Sampling:
 
 
 def kind_of(block: Block, training: Training, gradient: Gradient) -> str:
-    """Blocks alike in this take time in proportion to their steps."""
+    """The kind of a block: the time of blocks of one kind depends on their steps only."""
     num_params = sum(leaf[0].numel() for leaf in block.w0.values())
     name = getattr(gradient, "__name__", type(gradient).__name__)
     clients = 1 << (len(block.plans) - 1).bit_length()

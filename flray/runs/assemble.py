@@ -1,16 +1,19 @@
-"""Assemble a run: from prepared data and module to a server in its run directory."""
+"""Assemble a run: from prepared data and module to a server in its run directory.
 
-from collections.abc import Callable, Sequence
+`build_server` is what a run needs. Sweeps and forecasts use its parts: one executor may serve
+several federations, and one federation the servers of several algorithms.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorch_lightning import LightningModule
 
 from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Payload, choose_engine, start_host
 from flray.columns import PARAMS_SHA256, SEED
-from flray.config.deciding import with_block_of
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation
@@ -18,46 +21,65 @@ from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
 from flray.records.run_directory import RunDirectory
-from flray.server.evaluation import RoundRow
-from flray.server.loop import Server, packages_of
-
-if TYPE_CHECKING:
-    pass  # whose import delays a start
 from flray.runs.preparing import Prepared, draw_module, prepare, run_data
+from flray.server.loop import Server, packages_of
 
 
 def build_server(
     experiment: Experiment,
+    parts: Prepared,
     directory: RunDirectory,
-    on_round: Callable[[RoundRow], None],
-    should_stop: Callable[[], bool],
     clients: Sequence[Any] | None = None,  # Any: actor handles
 ) -> Server:
-    """Everything an experiment needs; refuses before the run directory is made.
+    """The server of a run, in its run directory, ready for its next round.
+
+    An experiment that its method cannot run is refused before the directory is made. A directory
+    that holds the run already is checked, and gets a further entry in environment.json.
 
     Args:
+        parts: of this experiment, from `prepare_in` for this directory.
         clients: client actors that were started for it and have no data yet.
     """
-    experiment = with_recorded_block(experiment, directory)
-    parts = prepare(experiment, experiment.settings.execution.actors)
     fed = build_federation(experiment, parts, start_executor(parts, clients))
     server = assemble(experiment, parts, fed, directory)
     open_directory(experiment, parts, directory)
-    return replace(server, on_round=on_round, should_stop=should_stop)
+    return server
+
+
+def prepare_in(directory: RunDirectory, experiment: Experiment) -> tuple[Experiment, Prepared]:
+    """Prepare a run that has client actors of its own, to go on with what its directory holds.
+
+    Returns:
+        The experiment with the block that the directory has recorded, if it has one, and its data
+        and module.
+    """
+    experiment = with_recorded_block(experiment, directory)
+    return experiment, prepare(experiment, experiment.settings.execution.actors)
 
 
 def with_recorded_block(experiment: Experiment, directory: RunDirectory) -> Experiment:
     """The experiment with the block that its directory has recorded, unless it names one.
 
-    The default follows the number of actors, with which a run may go on; its bits follow the block.
+    The default depends on the number of actors, which may change when a run goes on; the bits of
+    the run depend on the block.
     """
     if experiment.settings.execution.block is not None or not directory.holds_run():
         return experiment
-    return parse_experiment(dict(with_block_of(directory.config(), experiment.plain)))
+    recorded = directory.config().get("execution", {})
+    return _with_execution(experiment, block=recorded.get("block"))
 
 
-def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDirectory) -> None:
-    """Make the run directory, or check that it holds this experiment."""
+def _with_execution(experiment: Experiment, **changes: Any) -> Experiment:  # Any: fields
+    """The experiment with other values of `execution`, which change where it runs."""
+    execution = replace(experiment.settings.execution, **changes)
+    return replace(experiment, settings=replace(experiment.settings, execution=execution))
+
+
+def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirectory) -> None:
+    """Make the run directory, or check that it holds this experiment and the same split.
+
+    Records configuration, environment, the plan of the actors and the number of threads.
+    """
     recorded = environment() | {
         "plan": str(parts.plan) if parts.plan else None,
         "threads": parts.payload.settings.threads,
@@ -68,10 +90,14 @@ def open_directory(experiment: Experiment, parts: "Prepared", directory: RunDire
 
 
 def assemble(
-    experiment: Experiment, parts: "Prepared", fed: Federation, directory: RunDirectory
+    experiment: Experiment, parts: Prepared, fed: Federation, directory: RunDirectory
 ) -> Server:
-    """The server of an experiment over a federation, which experiments alike but for the algorithm
-    may share."""
+    """The server of an experiment; refuses what its algorithm lacks, and starts nothing.
+
+    Args:
+        fed: a federation; experiments that differ in the algorithm only may share it.
+        directory: of the run, which may not exist yet.
+    """
     settings, payload = experiment.settings, parts.payload
     data = run_data(experiment, payload.dataset, payload.timeline)
     algorithm = experiment.algorithm.build()
@@ -92,6 +118,11 @@ def assemble(
 def start_executor(
     parts: Prepared, clients: Sequence[Any] | None = None
 ) -> Executor:  # Any: actor handles
+    """Start what computes for the clients: one host in this process, or the planned client actors.
+
+    Args:
+        clients: client actors that were started before and have no data yet.
+    """
     if parts.plan:
         return start_pool(parts.payload, parts.plan, clients)
     payload = parts.payload
@@ -99,11 +130,12 @@ def start_executor(
 
 
 def build_federation(experiment: Experiment, parts: Prepared, executor: Executor) -> Federation:
+    """The clients of an experiment as its algorithm sees them, in round 1."""
     settings = experiment.settings
     initial = stack([params_of(parts.payload.module)])
     return Federation(
         timeline=parts.payload.timeline,
-        # On the server's device, whether or not a host has moved the module there yet.
+        # A host may not have moved the module to the server's device yet.
         initial={k: leaf.to(parts.device) for k, leaf in initial.items()},
         executor=executor,
         training=settings.train,
@@ -122,27 +154,28 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
 def deployed_models(
     experiment: Experiment, directory: RunDirectory
 ) -> tuple[LightningModule, ModelBank]:
-    """The module of a run, and the model that each client uses after its last round so far.
+    """The module of a run, and the models that its clients use after the last round so far.
 
-    Both are on the CPU. An algorithm whose clients choose among models lets them choose again.
+    Both are on the CPU. If clients choose among models, as in IFCA, they choose again.
+
+    Returns:
+        The module with its initial weights, and a bank: U models, and the row of each client.
     """
-    execution = replace(experiment.settings.execution, executor="inline", device="auto")
-    inline = replace(experiment, settings=replace(experiment.settings, execution=execution))
+    inline = _with_execution(experiment, executor="inline", device="auto")
     parts = prepare(inline)
-    server = assemble(
-        inline, parts, build_federation(inline, parts, start_executor(parts)), directory
-    )
-    found = directory.store(packages_of(server.algorithm)).load_latest(server.device)
-    if found is None:
+    fed = build_federation(inline, parts, start_executor(parts))
+    server = assemble(inline, parts, fed, directory)
+    checkpoint = directory.store(packages_of(server.algorithm)).load_latest(server.device)
+    if checkpoint is None:
         raise ExperimentError(
             f"{directory.path} holds no checkpoint, so its models are not there: run it again"
         )
-    bank = server.deployed(found.state, found.round)
+    bank = server.deployed(checkpoint.state, checkpoint.round)
     summary = directory.summary()
     if summary is not None and summary.get(PARAMS_SHA256) != bank.sha256():
         raise ExperimentError(
-            f"the checkpoint of round {found.round} in {directory.checkpoints} does not give the "
-            f"models with the params_sha256 of summary.json: restore it from a copy, or run the "
+            f"the checkpoint of round {checkpoint.round} in {directory.checkpoints} does not give "
+            "the models with the params_sha256 of summary.json: restore it from a copy, or run the "
             "experiment again"
         )
     params = {name: leaf.cpu() for name, leaf in bank.params.items()}
@@ -150,7 +183,7 @@ def deployed_models(
 
 
 def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
-    """What a summary says of the run beside its numbers: names, and what decides its bits."""
+    """What a summary contains in addition to numbers: names, and what decides the bits."""
     names = {
         kind: experiment.plain[kind]["name"] for kind in ("algorithm", "dataset", "split", "model")
     }

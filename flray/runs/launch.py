@@ -1,61 +1,75 @@
-"""Launch a run: in this process, or as a server actor with client actors on Ray."""
+"""Launch a run: in this process, or with a server actor and client actors that this one drives."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from flray.config.experiment import Experiment
-from flray.execution.resources import ActorPlan
-from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.server.actor import Run, run_on_actors, start_processes
+from flray.runs.assemble import build_server, prepare_in
+from flray.runs.conduct import Monitor, OnRound, Play, ShouldStop, conduct
+from flray.server.actor import Run, pickled, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
-from flray.server.loop import ignore, never
 from flray.server.summary import checked_summary
 
-if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
-from flray.runs.assemble import build_server, with_recorded_block
-from flray.runs.preparing import prepare
-
-
-@dataclass(frozen=True)
-class Result:
-    """A run directory read back."""
-
-    path: Path
-    summary: dict[str, Any] | None  # Any: JSON; None when the run was stopped before its last round
-    rounds: "pd.DataFrame"
-    clients: "pd.DataFrame"
+UNWATCHED = Monitor()
 
 
 def run_experiment(
-    experiment: Experiment,
-    out: Path,
-    resume: bool = False,
-    on_round: Callable[[RoundRow], None] = ignore,
-    should_stop: Callable[[], bool] = never,
-) -> Result:
-    """Run an experiment into the folder `out`; with resume, go on where it stopped."""
+    experiment: Experiment, out: Path, resume: bool = False, monitor: Monitor = UNWATCHED
+) -> RoundRow | None:
+    """Run an experiment into the folder `out` and return its summary; None if it was stopped.
+
+    With executor inline its rounds are computed in this process. With executor ray this process is
+    the driver: it starts a server actor and client actors, and starts them again if they are lost.
+
+    Args:
+        resume: go on where the run in `out` stopped; False: `out` must not hold a run.
+        monitor: called after each round, and asked whether to stop.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from flray.config.experiment import parse_experiment
+    >>> experiment = parse_experiment({
+    ...     "dataset": {"name": "digits", "size": 8},
+    ...     "split": {"name": "iid", "clients": 4},
+    ...     "model": "mlp200",
+    ...     "algorithm": "fedavg",
+    ...     "rounds": 2,
+    ...     "execution": {"threads": 1},
+    ... })
+    >>> with TemporaryDirectory() as folder:
+    ...     run_experiment(experiment, Path(folder, "run"))["rounds"]
+    2
+    """
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
-    if not directory.is_finished(experiment.plain):
-        build = partial(build_server, experiment)
-        with locked(directory.path):
-            if experiment.settings.execution.executor == "ray":
-                threads = experiment.settings.execution.threads or 1
-                processes = start_processes(plan_of(experiment, directory), threads)
-                run_on_actors(Run(build, directory.path, on_round, should_stop), processes)
-            else:
-                build(directory, on_round, should_stop).run()
-    return Result(out, checked_summary(directory), directory.rounds(), directory.clients())
+    on_ray = experiment.settings.execution.executor == "ray"
+    play: Play = partial(_play_on_actors if on_ray else _play_here, experiment, directory)
+    if directory.is_finished(experiment.plain):
+        play = _play_nothing  # a tracker may still lack rounds of it
+    conduct(play, directory.path, monitor, experiment)
+    return checked_summary(directory)
 
 
-def plan_of(experiment: Experiment, directory: RunDirectory) -> ActorPlan:
-    """What the actors of an experiment ask for; its data are dealt to know it."""
-    recorded = with_recorded_block(experiment, directory)
-    plan = prepare(recorded, recorded.settings.execution.actors).plan
-    assert plan is not None  # of executor ray
-    return plan
+def _play_here(
+    experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
+) -> bool:
+    """Compute the rounds in this process."""
+    server = build_server(*prepare_in(directory, experiment), directory)
+    return replace(server, on_round=on_round, should_stop=should_stop).run()
+
+
+def _play_on_actors(
+    experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
+) -> bool:
+    """Compute the rounds on actors; the data are dealt here and sent to the server."""
+    experiment, parts = prepare_in(directory, experiment)
+    assert parts.plan is not None  # of executor ray
+    processes = start_processes(parts.plan, parts.payload.settings.threads)
+    build = pickled(partial(build_server, experiment, parts))
+    return run_on_actors(Run(build, directory.path, on_round, should_stop), processes)
+
+
+def _play_nothing(*_: object) -> bool:
+    """Compute no rounds, because all are done."""
+    return True

@@ -1,8 +1,12 @@
-"""Prepare a run: deal the data, build the module, and plan the memory of its processes."""
+"""Prepare a run: deal the data, build the module, and plan the memory of its processes.
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+Nothing is started or written. What is prepared can be pickled, so that it is computed once and sent
+to where the run is computed.
+"""
 
+from dataclasses import dataclass, replace
+
+import torch
 from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
@@ -21,67 +25,102 @@ from flray.measures.measure import RunData
 from flray.models.bank import build_seeded
 from flray.randomness import torch_seed
 
-if TYPE_CHECKING:
-    pass  # whose import delays a start
-
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data dealt and module built, nothing started."""
+    """Data dealt and module built; nothing is started.
+
+    `payload` is what a host needs to train any client. `plan` tells what client actors and server
+    ask of a cluster.
+    """
 
     payload: Payload
-    plan: ActorPlan | None  # of the client actors, where there are any
+    plan: ActorPlan | None  # Plan of the client actors; None: in process
 
     @property
     def device(self) -> str:
         """Where the server keeps models."""
         return "cpu" if self.plan else self.payload.settings.device
 
+    def in_process(self, num_slots: int | None = None) -> "Prepared":
+        """The same run with one host in this process instead of actors.
+
+        Args:
+            num_slots: clients trained together; None: the block of the run.
+        """
+        settings = self.payload.settings
+        device = settings.device if torch.cuda.is_available() else "cpu"
+        settings = replace(settings, device=device, num_slots=num_slots or settings.num_slots)
+        return Prepared(replace(self.payload, settings=settings), None)
+
 
 def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
-    """Deal the data and build the module.
+    """Load and split the data, build the module and plan the memory of the run's processes.
+
+    Refuses an experiment whose parts do not fit each other. Writes and starts nothing.
 
     Args:
-        pool: actors of the run's own, among which the default block divides a cohort.
+        pool: actors of the run's own; the default block divides a cohort among them. None: the
+            block does not depend on the actors, as in a sweep.
     """
     settings, execution = experiment.settings, experiment.settings.execution
     with experiment.dataset.reported():
         dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
     module = draw_module(experiment, dataset)
-    device = execution.resolve_device()
-    num_params = sum(p.numel() for p in module.parameters())
     num_heard = cohort_size(len(split.clients), settings.participation)
-    own_actors = pool if execution.executor == "ray" else None
-    num_hosts = own_actors.number(split.num_clients) if own_actors else 1
-    block = execution.block or default_block(num_params, num_heard, device, num_hosts)
-    threads = execution.threads or (
-        1 if execution.executor == "ray" else default_threads(execution.engine, module, device)
+    num_actors = execution.actors.number(split.num_clients)
+    is_on_ray = execution.executor == "ray"
+    num_hosts = num_actors if pool is not None and is_on_ray else 1
+    host = _host_settings(experiment, module, num_heard, num_hosts)
+    payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
+    if not is_on_ray:
+        return Prepared(payload, None)
+    load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
+    return Prepared(payload, ActorPlan.of(execution.actors, execution.server, num_actors, load))
+
+
+def _host_settings(
+    experiment: Experiment, module: LightningModule, num_heard: int, num_hosts: int
+) -> HostSettings:
+    """How a host computes; what the experiment leaves open follows from model, device and cohort.
+
+    Args:
+        num_heard: clients that train in a round.
+        num_hosts: among which the default block divides them.
+    """
+    execution, device = (
+        experiment.settings.execution,
+        experiment.settings.execution.resolve_device(),
     )
-    host = HostSettings(
+    num_params = sum(p.numel() for p in module.parameters())
+    threads = execution.threads
+    if threads is None:
+        is_on_ray = execution.executor == "ray"
+        threads = 1 if is_on_ray else default_threads(execution.engine, module, device)
+    return HostSettings(
         engine=execution.engine,
         device=device,
         dtype=execution.dtype,
-        num_slots=block,
+        num_slots=execution.block or default_block(num_params, num_heard, device, num_hosts),
         threads=threads,
-        seed=settings.seed,
+        seed=experiment.settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
     )
+
+
+def _timeline(experiment: Experiment, dataset: Dataset, split: Split) -> Timeline:
+    """The splits of all phases of a run, with what its evaluation needs beside the clients' own."""
+    settings, evaluate = experiment.settings, experiment.settings.evaluate
     timeline = with_global_test(make_timeline(split, settings.events), dataset)
-    for measure in settings.evaluate.measures:
+    for measure in evaluate.measures:
         timeline = measure.prepare(run_data(experiment, dataset, timeline))
-    if settings.evaluate.on == "global" and not len(timeline.at(1).global_test):
+    if evaluate.on == "global" and not len(timeline.at(1).global_test):
         raise ExperimentError(
             f"evaluate.on=global needs test images, and the dataset {experiment.dataset.name} has "
             "none; choose evaluate.on=local or a dataset with a test part"
         )
-    payload = Payload(module, dataset, timeline, host)
-    if execution.executor == "inline":
-        return Prepared(payload, None)
-    num_actors = execution.actors.number(split.num_clients)
-    load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
-    plan = ActorPlan.of(execution.actors, execution.server, num_actors, load)
-    return Prepared(payload, plan)
+    return timeline
 
 
 def run_data(experiment: Experiment, dataset: Dataset, timeline: Timeline) -> RunData:
@@ -92,10 +131,11 @@ def run_data(experiment: Experiment, dataset: Dataset, timeline: Timeline) -> Ru
 
 
 def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) -> Load:
-    """What a run puts into the memory of its actors.
+    """What a run keeps in the memory of its actors.
 
     Args:
-        num_heard: clients of a round.
+        num_heard: clients that train in a round.
+        num_actors: among which their blocks are divided.
     """
     settings, split = payload.settings, payload.timeline.at(1)
     leaves = [*payload.module.parameters(), *payload.module.buffers()]
@@ -115,7 +155,11 @@ def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) 
 
 
 def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> LightningModule:
-    """The module with its initial weights; with a number, weights drawn independently of them."""
+    """The module with its initial weights.
+
+    Args:
+        number: of a further initial model, drawn independently; none: the first one.
+    """
     settings = experiment.settings
     if number and isinstance(experiment.model.target, ReadyObject):
         raise ExperimentError(
@@ -131,7 +175,7 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:
-    """The split of the experiment, from its seed."""
+    """Split a dataset among the clients of an experiment by its seed; some must have tests."""
     with experiment.split.reported():
         split: Split = experiment.split.build().split(dataset, experiment.settings.seed)
     if not any(len(split.test[i]) for i in split.clients):

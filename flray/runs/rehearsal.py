@@ -1,13 +1,15 @@
-"""Rehearse an experiment: refuse what would fail in its first round, without a round."""
+"""Rehearse an experiment: refuse what would fail in its first round, without a round.
+
+`flray check` describes every experiment this way.
+"""
 
 import os
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from flray.algorithms.algorithm import check_requirements
-from flray.client.host import Host, choose_engine, restored_torch_settings, start_host
+from flray.client.host import Host, choose_engine, restored_torch_settings
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.engines.engine import Block
@@ -19,13 +21,16 @@ from flray.execution.executor import Failed, Inline
 from flray.execution.nodes import this_machine
 from flray.execution.resources import check_resources
 from flray.models.bank import Params
-from flray.runs.assemble import build_federation
+from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import Prepared, prepare
 from flray.wording import counted
 
 
 def describe(experiment: Experiment) -> str:
-    """Prepare and rehearse everything: what the experiment would be, in a sentence."""
+    """One sentence about the run that an experiment would be; refuses one that would fail.
+
+    Deals the data and trains one batch, so what a run would refuse at its start is refused here.
+    """
     parts = prepare(experiment, experiment.settings.execution.actors)
     rehearse(experiment, parts)
     payload, split = parts.payload, parts.payload.timeline.at(1)
@@ -46,23 +51,17 @@ def describe(experiment: Experiment) -> str:
 def rehearse(experiment: Experiment, parts: Prepared) -> None:
     """Refuse an experiment that this machine, its method or its model cannot run.
 
-    Actors of a cluster elsewhere (RAY_ADDRESS) are not counted here.
+    Trains one batch of one client with the engine of the run. Resources of a cluster elsewhere
+    (RAY_ADDRESS) are not checked.
     """
     if parts.plan is not None and "RAY_ADDRESS" not in os.environ:
         check_resources(parts.plan, [this_machine()])
     with restored_torch_settings():
-        executor = Inline(_host_of(parts))
+        executor = start_executor(parts.in_process(num_slots=1))
+        assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
         check_requirements(experiment.algorithm.build(), fed)
         _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.image_shape)
-
-
-def _host_of(parts: Prepared) -> Host:
-    """A host with the engine of the run and one slot, in this process; nothing is compiled."""
-    payload, settings = parts.payload, parts.payload.settings
-    device = settings.device if torch.cuda.is_available() else "cpu"
-    settings = replace(settings, device=device, num_slots=1)
-    return start_host(payload.module, payload.dataset, payload.timeline, settings)
 
 
 def _try_one_batch(

@@ -1,4 +1,4 @@
-"""What an experiment says that will not happen, or will happen first: shown before it runs."""
+"""Remarks on an experiment, shown before it runs: keys without effect, work that comes first."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,33 +9,36 @@ from flray.execution.resources import Actors
 from flray.models.bank import layers_of, params_of
 from flray.runs.preparing import draw_module
 
-ROUNDS_BEFORE = "rounds_before"  # key of algorithms: rounds in which all clients share a model
+ROUNDS_BEFORE = "rounds_before"  # key of algorithms: rounds before the clustering
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
-    """One sentence for each thing that a user may not expect; none of them is an error."""
+    """One sentence for each thing that a user may not expect; none of them is an error.
+
+    Keys that have no effect, events that never happen, and an encoder that is trained first.
+    """
     settings = experiment.settings
     late = sorted({event.round for event in settings.events if event.round > settings.rounds})
     if late:
-        told = ", ".join(map(str, late))
-        yield f"events of round {told} never happen: the last round is {settings.rounds}"
+        rounds = ", ".join(map(str, late))
+        yield f"events of round {rounds} never happen: the last round is {settings.rounds}"
     if settings.execution.executor == "inline" and settings.execution.actors != Actors():
         yield "execution.actors does nothing in process: set execution.executor=ray"
     yield from _method_remarks(experiment)
     encoder = encoder_of(experiment)
     if encoder is not None and not encoder.is_cached():
         done = encoder.epochs_done()
-        went = f", {done} of them done" if done else ""
+        rest = f", {done} of them done" if done else ""
         yield (
-            f"an encoder is trained first, once: {encoder.epochs} epochs{went} of "
+            f"an encoder is trained first, once: {encoder.epochs} epochs{rest} of "
             f"{encoder.dataset_name}; kept in {encoder.folder}"
         )
 
 
 def _method_remarks(experiment: Experiment) -> Iterator[str]:
-    """What makes a method another one."""
+    """Remarks on keys of a method that make it another method."""
     algorithm, settings = experiment.algorithm.build(), experiment.settings
-    values = {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     if values.get(ROUNDS_BEFORE, 0) >= settings.rounds:
         yield (
             f"no cluster is trained: algorithm.rounds_before={values[ROUNDS_BEFORE]} leaves no "
@@ -57,7 +60,7 @@ def _method_remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def encoder_of(experiment: Experiment) -> Encoder | None:
-    """The encoder that clients' data are embedded with, where the experiment has one."""
+    """The encoder that clients' data are embedded with, if the experiment has one."""
     pipeline = getattr(experiment.algorithm.build(), "clustering", None)
-    found = getattr(getattr(pipeline, "signature", None), "encoder", None)
-    return found if isinstance(found, Encoder) else None
+    encoder = getattr(getattr(pipeline, "signature", None), "encoder", None)
+    return encoder if isinstance(encoder, Encoder) else None

@@ -1,7 +1,7 @@
-"""The server as a Ray actor: it owns the loop; the driver asks how far it is.
+"""The server as a Ray actor, and the driver that starts it, follows it and starts it again.
 
-Nothing heavy is imported here, so that all actors can be started before the driver has imported
-torch and Lightning itself.
+Nothing heavy is imported here, so that a driver can start all actors before it has imported torch
+and Lightning, or without ever doing so.
 """
 
 import logging
@@ -9,13 +9,13 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import (
     GetTimeoutError,
     RayActorError,
@@ -40,65 +40,79 @@ POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
 MOST_RESTARTS = 3  # of a run that loses its server
 
-# Where to write, what to do with a round's row, when to stop, and client actors without data yet.
-BuildServer = Callable[
-    ["RunDirectory", "Callable[[RoundRow], None]", Callable[[], bool], Sequence[Any] | None],
-    "Server",
-]
+# Builds the server of a run in its directory, over client actors that have no data yet.
+BuildServer = Callable[["RunDirectory", Sequence[Any] | None], "Server"]  # Any: actor handles
 
 _log = logging.getLogger(__name__)
 
 
+def pickled(build: BuildServer) -> bytes:
+    """The function with all data that it holds, as a driver sends it to a server actor."""
+    data: bytes = cloudpickle.dumps(build)  # type: ignore[no-untyped-call]  # ray's own
+    return data
+
+
 class ServerActor:
-    """Runs one experiment in a thread of its own and answers questions in others."""
+    """Runs one experiment in a thread of its own and answers questions in others.
+
+    The driver calls `receive`, then `run`, and asks for new rows meanwhile. If the actor is on
+    another machine, `take` gives it the records so far and `changes` returns what it has written.
+    """
 
     def __init__(self) -> None:
         self.rows: list[RoundRow] = []
         self.stopping = False
-        self.copy: Path | None = None  # of the run directory, where the driver's is out of reach
+        self.copy: Path | None = None  # of the run directory, if the driver's is out of reach
         self.seen: Marks = {}
-
-    def load(self) -> None:
-        """Import what a server needs."""
-        import flray.server.loop  # noqa: F401
+        self.build: BuildServer | None = None
 
     def node(self) -> str:
         """The node it is on."""
-        found: str = ray.get_runtime_context().get_node_id()
-        return found
+        node_id: str = ray.get_runtime_context().get_node_id()
+        return node_id
 
-    def take(self, held: Changes) -> None:
-        """Work in a folder of this machine, with what the driver's run directory holds."""
+    def receive(self, build: bytes) -> None:
+        """Unpickle the function that builds the server, which imports what the server needs."""
+        self.build = cloudpickle.loads(build)
+
+    def take(self, records: Changes) -> None:
+        """Work in a folder of this machine, with the records of the driver's run directory."""
         self.copy = Path(mkdtemp(prefix="flray-server-")) / "run"
-        held.apply_to(self.copy)
+        records.apply_to(self.copy)
         _, self.seen = changes_since(self.copy, {})
 
     def changes(self) -> Changes:
-        """What has changed in that folder since this was asked last."""
+        """What has changed in that folder since the last call."""
         assert self.copy is not None
-        found, self.seen = changes_since(self.copy, self.seen)
-        return found
+        changes, self.seen = changes_since(self.copy, self.seen)
+        return changes
 
     def leave(self) -> None:
         """Remove that folder."""
         if self.copy is not None:
             shutil.rmtree(self.copy.parent, ignore_errors=True)
 
-    def run(
-        self, build: BuildServer, folder: Path, clients: Sequence[Any] | None, working_folder: Path
-    ) -> bool:
+    def run(self, folder: Path, clients: Sequence[Any] | None, working_folder: Path) -> bool:
+        """Run all rounds; True when the run is done, False when it was stopped.
+
+        Args:
+            working_folder: of the driver; files of an experiment may be named relative to it.
+        """
         from flray.records.run_directory import RunDirectory
 
-        with suppress(OSError):  # files of an experiment may be named relative to it
+        with suppress(OSError):
             os.chdir(working_folder)
-        directory = RunDirectory(self.copy or folder)
-        server = build(directory, self.rows.append, lambda: self.stopping, clients)
+        assert self.build is not None
+        server = self.build(RunDirectory(self.copy or folder), clients)
         try:
-            return server.run()
+            return replace(
+                server, on_round=self.rows.append, should_stop=lambda: self.stopping
+            ).run()
         finally:
             server.fed.executor.close()
 
     def rows_since(self, seen: int) -> "list[RoundRow]":
+        """The rows of the rounds after the first `seen`."""
         return self.rows[seen:]
 
     def stop(self) -> None:
@@ -111,22 +125,26 @@ class Processes:
     """Actors that were started together and import what they need on their own."""
 
     plan: ActorPlan
-    threads: int  # of each client actor
+    threads: int  # Threads per client actor
     server: Any  # actor handle
     clients: list[Any]
-    connection: ExitStack  # to Ray, which they end with
+    connection: ExitStack  # to Ray; the actors end with it
 
     def end(self) -> None:
-        """Kill them all and leave a cluster that was started for them; more than once is one."""
+        """Kill all actors and leave a cluster that was started for them; may be called again."""
         self.connection.close()
 
 
 def start_processes(
     plan: ActorPlan, threads: int, connection: ExitStack | None = None
 ) -> Processes:
-    """Start a server, on whatever node has room, and the client actors.
+    """Start a server, on any node with room, and the client actors.
+
+    Refuses what the cluster does not have. Returns at once: actors import what they need while the
+    driver goes on.
 
     Args:
+        threads: per client actor.
         connection: to Ray, which ends with them; None: a new one.
     """
     with connection or ExitStack() as connection:
@@ -138,57 +156,63 @@ def start_processes(
                 **plan.server.options,
                 max_concurrency=4,
                 runtime_env=actor_environment(threads=1),
-                scheduling_strategy="DEFAULT",  # near the driver, where there is room
+                scheduling_strategy="DEFAULT",  # near the driver if there is room
             )
             .remote()
         )
         clients = [start_client_actor(plan.per_actor, threads) for _ in range(plan.num_actors)]
         connection.callback(_kill, [server, *clients])
-        server.load.remote()
         return Processes(plan, threads, server, clients, connection.pop_all())
 
 
 def _kill(actors: Sequence[Any]) -> None:
+    """Kill actors, some of which may be lost already."""
     for actor in actors:
-        with suppress(RayError, ConnectionError):  # where the whole node is gone
+        with suppress(RayError, ConnectionError):  # if the whole node is gone
             ray.kill(actor)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the driver knows of a run: how to build its server, and whom to tell of its rounds."""
+    """A run as its driver sees it: how to build its server, and who hears of its rounds."""
 
-    build: BuildServer
+    build: bytes  # a `BuildServer`, pickled
     folder: Path  # of the run, on the driver's machine
     on_round: "Callable[[RoundRow], None]"
     should_stop: Callable[[], bool]
 
 
 def run_on_actors(run: Run, processes: Processes) -> bool:
-    """Run a server as an actor; True when the run is done.
+    """Run a server as an actor; True when the run is done, False when it was stopped.
 
-    A run that loses its server goes on from the last checkpoint with new processes, a few times.
+    Ends the processes. A run that loses its server goes on from the last checkpoint with new
+    processes, a few times.
     """
     for restart in range(1, MOST_RESTARTS + 1):
         try:
             return run_in_actor(run, processes)
         except ServerLost as lost:
-            told = f"started again, {restart} of at most {MOST_RESTARTS} times"
-            _log.warning("%s: %s", lost.args[0], told)
+            message = "%s: started again, %d of at most %d times"
+            _log.warning(message, lost.args[0], restart, MOST_RESTARTS)
         processes = start_processes(processes.plan, processes.threads)
     return run_in_actor(run, processes)
 
 
 def run_in_actor(run: Run, processes: Processes) -> bool:
-    """Run a server as an actor and end all processes; True when the run is done."""
+    """Run a server as an actor and end all processes; True when the run is done.
+
+    Raises the error of the experiment or client that the server raised, or `ServerLost` if its
+    process or node died.
+    """
     server = processes.server
     try:
         is_here = _node_of(server) == ray.get_runtime_context().get_node_id()
         if not is_here:
-            held, _ = changes_since(run.folder, {})
-            ray.get(server.take.remote(held))
-        finished = server.run.remote(run.build, run.folder, processes.clients, Path.cwd())
-        _follow(server, finished, run, _nothing if is_here else partial(_fetch, server, run.folder))
+            records, _ = changes_since(run.folder, {})
+            ray.get(server.take.remote(records))
+        ray.get(server.receive.remote(run.build))
+        finished = server.run.remote(run.folder, processes.clients, Path.cwd())
+        _follow(server, finished, run, is_here)
         is_done = bool(ray.get(finished))
         ray.get(server.leave.remote())
         return is_done
@@ -204,23 +228,26 @@ def run_in_actor(run: Run, processes: Processes) -> bool:
 
 
 def _node_of(server: Any) -> str:
+    """The node of a server actor, once it has started."""
     try:
-        found: str = ray.get(server.node.remote(), timeout=START_TIMEOUT_S)
+        node_id: str = ray.get(server.node.remote(), timeout=START_TIMEOUT_S)
     except GetTimeoutError as error:
         raise ExperimentError(
             f"the server actor was not started within {START_TIMEOUT_S:.0f} s: no node has room "
             "for it; lower execution.server.memory_gb or execution.server.num_cpus"
         ) from error
-    return found
+    return node_id
 
 
-def _follow(server: Any, finished: Any, run: Run, fetch: Callable[[], None]) -> None:
+def _follow(server: Any, finished: Any, run: Run, is_here: bool) -> None:
+    """Report rounds until the server has finished, and fetch what it writes on another machine."""
     seen = 0
     while True:
         ended, _ = ray.wait([finished], timeout=POLL_S)
         rows: list[dict[str, Any]] = ray.get(server.rows_since.remote(seen))
-        if rows or ended:
-            fetch()
+        if (rows or ended) and not is_here:
+            changes: Changes = ray.get(server.changes.remote())
+            changes.apply_to(run.folder)
         for row in rows:
             run.on_round(row)
         seen += len(rows)
@@ -228,13 +255,3 @@ def _follow(server: Any, finished: Any, run: Run, fetch: Callable[[], None]) -> 
             return
         if run.should_stop():
             ray.get(server.stop.remote())
-
-
-def _nothing() -> None:
-    """The server writes into the driver's own folder."""
-
-
-def _fetch(server: Any, folder: Path) -> None:
-    """Copy what the server has written on another machine."""
-    changes: Changes = ray.get(server.changes.remote())
-    changes.apply_to(folder)

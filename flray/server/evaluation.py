@@ -21,17 +21,19 @@ from flray.models.bank import ModelBank
 
 RoundRow = dict[str, Any]  # Any: one value a column, numbers mostly
 
-# Of ids for each of them, up to which they are marked in an array over their range.
+# Range of ids, in multiples of their number, up to which an array over the range beats sorting.
 LARGEST_RANGE = 64
 
 
 def evaluation_row(
     scores: Mapping[str, ClientScores], partition: Ids, split: Split, target: float | None
 ) -> RoundRow:
-    """What a round's row says of the scores, which are given by part as in clients.parquet.
+    """Columns of a round's row: summaries of the scores by part, clusters, agreement with groups.
 
     Args:
-        partition: (M,) the cluster of each client; one without (-1) counts in no cluster.
+        scores: by part, as clients.parquet names them.
+        partition: (M,) the cluster of each client; -1 for a client without one.
+        target: accuracy that clients are to reach, if the experiment names one.
     """
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
@@ -40,10 +42,10 @@ def evaluation_row(
     for prefix, part, is_holdout in EVALUATED:
         if part not in scores:
             continue
-        found = scores[part].of(holdout if is_holdout else clients)
-        if len(found.clients):
-            num_images = _num_images(split, part.removeprefix("tuned_"), found.clients)
-            summary = summarise(found, num_images, target)
+        chosen = scores[part].of(holdout if is_holdout else clients)
+        if len(chosen.clients):
+            num_images = _num_images(split, part.removeprefix("tuned_"), chosen.clients)
+            summary = summarise(chosen, num_images, target)
             row |= {prefix + key: value for key, value in summary.items()}
     if split.groups is not None and len(placed):
         row |= partition_scores(partition[placed], split.groups[placed])
@@ -51,43 +53,50 @@ def evaluation_row(
 
 
 def _num_images(split: Split, part: str, clients: Ids) -> int:
-    """Distinct images behind the scores of some clients on a part."""
+    """The number of distinct images that clients are scored on."""
     if part == "global":
-        return len(split.global_test)  # one example an image
+        return len(split.global_test)  # one example per image
     parts = {"test": split.test, "validation": split.validation}[part]
     return len(distinct(split.image_ids[np.concatenate([parts[i] for i in clients])]))
 
 
 def distinct(ids: Ids) -> Ids:
-    """Each id once, ascending. Marks them where they are many for their range, instead of sorting.
+    """Each id once, ascending; without sorting if there are many ids for their range.
 
     >>> distinct(np.array([3, 1, 3])).tolist()
     [1, 3]
     """
     if not len(ids) or ids.max() > LARGEST_RANGE * len(ids):
         return np.unique(ids)
-    there = np.zeros(int(ids.max()) + 1, np.bool_)
-    there[ids] = True
-    return np.flatnonzero(there)
+    is_there = np.zeros(int(ids.max()) + 1, np.bool_)
+    is_there[ids] = True
+    return np.flatnonzero(is_there)
 
 
-def place_finder(ids: Ids) -> Callable[[Ids], Ids]:
-    """Finds the places of some of the ids, which are distinct and ascending.
+def position_finder(ids: Ids) -> Callable[[Ids], Ids]:
+    """A function that returns the positions of ids in `ids`, which are distinct and ascending.
 
-    >>> place_finder(np.array([1, 3, 90]))(np.array([90, 1])).tolist()
+    >>> position_finder(np.array([1, 3, 90]))(np.array([90, 1])).tolist()
     [2, 0]
     """
     if not len(ids) or ids[-1] > LARGEST_RANGE * len(ids):
-        return lambda some: np.searchsorted(ids, some)
-    places = np.empty(int(ids[-1]) + 1, np.int64)
-    places[ids] = np.arange(len(ids))
-    return places.__getitem__
+        return lambda wanted: np.searchsorted(ids, wanted)
+    positions = np.empty(int(ids[-1]) + 1, np.int64)
+    positions[ids] = np.arange(len(ids))
+    return positions.__getitem__
 
 
 def evaluate(
     fed: Federation, bank: ModelBank, cohort: Cohort, split: Split, evaluation: Evaluation
 ) -> dict[str, ClientScores]:
-    """Scores of the clients of the cohort by part, as clients.parquet names them."""
+    """Score the models of a cohort on the parts that an evaluation asks for.
+
+    Args:
+        bank: the model of each client; the clients of the cohort must have one.
+
+    Returns:
+        Scores of the clients by part, as clients.parquet names the parts.
+    """
     clients = cohort.clients
     scores = {
         "test": score_clients(fed, bank, clients, split.test),
@@ -99,12 +108,12 @@ def evaluate(
     if tuning is not None:
         tuned = tune_and_score(fed, bank, cohort, tuning, evaluation.parts)
         for part in evaluation.parts:
-            found = [each[part] for each in tuned.values()]
+            of_part = [by_part[part] for by_part in tuned.values()]
             scores[f"tuned_{part}"] = ClientScores(
                 np.array(list(tuned), np.int64),
-                np.array([each.correct for each in found], np.int64),
-                np.array([each.total for each in found], np.int64),
-                np.array([each.loss for each in found], np.float64),
+                np.array([score.correct for score in of_part], np.int64),
+                np.array([score.total for score in of_part], np.int64),
+                np.array([score.loss for score in of_part], np.float64),
             )
     return scores
 
@@ -137,15 +146,16 @@ def score_clients(
     answers = score(fed, bank, [ScoreJob(u, ids) for (u, _), ids in examples.items()])
     correct, total = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
     loss = np.full(len(clients), np.nan)
-    place = {int(i): k for k, i in enumerate(clients)}
+    position = {int(i): k for k, i in enumerate(clients)}
     for (u, ids), answer in zip(examples.items(), answers, strict=True):
-        find = place_finder(ids)
+        find = position_finder(ids)
         for i in members[u]:
-            k = place[int(i)]
+            k = position[int(i)]
             correct[k], total[k], loss[k] = _client_score(answer, find(part[i]))
     return ClientScores(clients, correct, total, loss)
 
 
-def _client_score(answer: ExampleScores, own: Ids) -> tuple[int, int, float]:
-    loss = float(answer.loss[own].mean()) if len(own) else np.nan
-    return int(answer.correct[own].sum()), len(own), loss
+def _client_score(answer: ExampleScores, positions: Ids) -> tuple[int, int, float]:
+    """Correct predictions, examples and mean loss (NaN without examples) of one client."""
+    loss = float(answer.loss[positions].mean()) if len(positions) else np.nan
+    return int(answer.correct[positions].sum()), len(positions), loss

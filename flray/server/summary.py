@@ -51,7 +51,7 @@ from flray.server.evaluation import RoundRow
 if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
 
-BITS = 8  # of a byte
+BITS = 8  # bits per byte
 TOTALS = {
     BYTES_UP: f"^{BYTES_UP}",
     BYTES_DOWN: f"^{BYTES_DOWN}",
@@ -77,13 +77,18 @@ AFTER_CLUSTERING = (
 def summarise_run(
     directory: RunDirectory, timeline: Timeline, target: float | None, params_sha256: str
 ) -> RoundRow:
-    """What summary.json says beside names: numbers of a directory with all its rounds."""
+    """The numbers of summary.json, from the records of a run whose rounds are all done.
+
+    Args:
+        target: accuracy of `evaluate.target`, for the rounds and bytes that it took to reach it.
+        params_sha256: digest of the final models.
+    """
     rounds = directory.rounds()
     t, accuracies = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
     return {
         ROUNDS: int(t[-1]),
         "clients": len(timeline.at(int(t[-1])).clients),
-        ARI: None,  # where no groups were planted
+        ARI: None,  # if no groups were planted
         NMI: None,
         ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, accuracies, target),
         **_of_rounds(rounds, directory.clustering_rounds()),
@@ -94,7 +99,7 @@ def summarise_run(
 
 
 def _of_rounds(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
-    """What follows from rounds.parquet and the rounds of clusterings alone."""
+    """The numbers that follow from rounds.parquet and the rounds of clusterings alone."""
     last: RoundRow = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
     return {
         ROUNDS: last[ROUND],
@@ -107,19 +112,20 @@ def _of_rounds(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
 
 
 def checked_summary(directory: RunDirectory) -> RoundRow | None:
-    """What summary.json says of a finished run; an error if the run's other files do not say it.
+    """The summary of a finished run, compared with the run's other files; None if not finished.
 
     Numbers that rounds.parquet does not hold are not compared, nor are numbers that the summary of
-    an older version lacks. None: the run is not finished.
+    an older version lacks. Raises an ExperimentError that names the first number that differs.
     """
     summary, config = directory.summary(), directory.config()
     if summary is None:
         return None
     rounds = directory.rounds()
     expected: RoundRow = {SEED: config.get(SEED), ROUNDS: 0}
-    kinds = {kind: config.get(kind) for kind in ("algorithm", "dataset", "split", "model")}
-    named = {kind: held for kind, held in kinds.items() if isinstance(held, dict)}
-    expected |= {kind: held["name"] for kind, held in named.items() if "name" in held}
+    for kind in ("algorithm", "dataset", "split", "model"):
+        component = config.get(kind)
+        if isinstance(component, dict) and "name" in component:
+            expected[kind] = component["name"]
     if len(rounds):
         expected |= _of_rounds(rounds, directory.clustering_rounds())
     for key, value in expected.items():
@@ -154,8 +160,8 @@ def numbers_so_far(rounds: "pd.DataFrame") -> RoundRow:
 
 def _totals(rounds: "pd.DataFrame") -> RoundRow:
     """What the rounds took, and whether they read what a real server does not know."""
-    counts = {name: int(rounds.filter(regex=each).sum().sum()) for name, each in TOTALS.items()}
-    reads = {name: bool(rounds.filter(items=[each]).sum().sum()) for name, each in READS.items()}
+    counts = {name: int(rounds.filter(regex=key).sum().sum()) for name, key in TOTALS.items()}
+    reads = {name: bool(rounds.filter(items=[key]).sum().sum()) for name, key in READS.items()}
     return {**counts, SECONDS: float(rounds.filter(items=[SECONDS]).sum().sum()), **reads}
 
 
@@ -177,25 +183,26 @@ def _of_other_protocols(
     courses = {}
     if GLOBAL_ACCURACY_MEAN in rounds:
         courses["global_"] = rounds[GLOBAL_ACCURACY_MEAN].to_numpy()
-    found: RoundRow = {}
+    row: RoundRow = {}
     last = last_trained_accuracy(directory.clients()).reindex(t, method="ffill")
     if len(last.dropna()):
         courses["last_trained_"] = last.to_numpy()
-        found[LAST_TRAINED_ACCURACY_MEAN] = float(last.iloc[-1])
+        row[LAST_TRAINED_ACCURACY_MEAN] = float(last.iloc[-1])
     if target is None:
-        return found
+        return row
     for prefix, course in courses.items():
         when = rounds_to_target(t, course, target)
-        found[prefix + ROUNDS_TO_TARGET] = when
+        row[prefix + ROUNDS_TO_TARGET] = when
         for kind in ("", "model_"):
             sent = None if when is None else _megabits(rounds, when, directory, kind)
-            found[f"{prefix}{kind}megabits_to_target"] = sent
-    return found
+            row[f"{prefix}{kind}megabits_to_target"] = sent
+    return row
 
 
 def last_trained_accuracy(clients: "pd.DataFrame") -> "pd.Series[float]":
-    """By round, the mean over clients of the accuracy of the model that each trained last, as FLIS
-    judges its clients; one that was not heard yet has the initial model.
+    """By round, the mean accuracy over clients of the model that each client trained last.
+
+    FLIS judges its clients by it. A client that has not trained yet has the initial model.
 
     >>> rows = [(0, 0, 0.5), (0, 1, 0.1), (1, 0, 0.9), (2, 1, 0.7)]
     >>> import pandas as pd
@@ -203,14 +210,14 @@ def last_trained_accuracy(clients: "pd.DataFrame") -> "pd.Series[float]":
     >>> last_trained_accuracy(frame.assign(part="last_trained")).tolist()
     [0.3, 0.5, 0.8]
     """
-    own = clients[clients[PART] == "last_trained"]
-    each = own.pivot(index=ROUND, columns=CLIENT, values=ACCURACY)
-    mean: pd.Series[float] = each.sort_index().ffill().mean(axis=1)
+    rows = clients[clients[PART] == "last_trained"]
+    accuracies = rows.pivot(index=ROUND, columns=CLIENT, values=ACCURACY)
+    mean: pd.Series[float] = accuracies.sort_index().ffill().mean(axis=1)
     return mean
 
 
 def _megabits(rounds: "pd.DataFrame", until: int, directory: RunDirectory, kind: str) -> float:
-    """Sent and received by a client on average until a round; of `model_` alone, or of all."""
+    """Mean traffic per client until a round, up and down; with kind "model_" of models only."""
     sent = f"^bytes_(up|down)_{kind.rstrip('_')}"
     columns = rounds[rounds[ROUND] <= until].filter(regex=sent)
     num_clients = directory.clients()[CLIENT].nunique()

@@ -35,6 +35,7 @@ from flray.records.recorded import COMPONENTS
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter
 from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
+from flray.runs.conduct import Monitor, OnRound, ShouldStop, conduct
 from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
@@ -54,7 +55,7 @@ from flray.sweeps.groups import (
 from flray.sweeps.keys import branch_key, canonical, digest, prefix_key, run_key, state_digest
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.stages import StoredPipeline
-from flray.tracking.mirrors import Draw, no_figures, tracked
+from flray.tracking.mirrors import Draw, no_figures
 
 OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
@@ -300,13 +301,17 @@ class Trial:
 
     def _train(self, server: Server) -> None:
         """Run the remaining rounds of a run that trains all clients."""
-        directory, group = server.directory, self.context.folder.name
-        following = tracked(
-            self.experiment, directory.path, self.on_round, self.context.draw, group
-        )
-        with following as on_round:
-            callbacks = _WriteAtOnce() if self.context.is_scheduled else server.callbacks
-            self._run_rounds(replace(server, on_round=on_round, callbacks=callbacks))
+        directory, context = server.directory, self.context
+        callbacks = _WriteAtOnce() if context.is_scheduled else server.callbacks
+        monitor = Monitor(self.on_round, self.cache.is_over, context.draw, context.folder.name)
+
+        def play(on_round: OnRound, should_stop: ShouldStop) -> bool:
+            self.fed.meter.read_and_reset()
+            heard = replace(server, on_round=on_round, should_stop=should_stop)
+            return replace(heard, callbacks=callbacks).run()
+
+        if not conduct(play, directory.path, monitor, self.experiment):
+            raise OutOfTime
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 

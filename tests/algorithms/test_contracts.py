@@ -17,10 +17,9 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_federation, start_executor
-from flray.runs.launch import Result, run_experiment
 from flray.runs.preparing import deal, prepare
 
-from scenarios import TINY
+from scenarios import TINY, Result, run_experiment
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"

@@ -23,10 +23,9 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.records.clusterings import read_clusterings
 from flray.runs.assemble import build_federation, start_executor
-from flray.runs.launch import run_experiment
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 # Clients of much the same labels, or hardly two of such tiny models agree anywhere.
 ALIKE = "split={name: dirichlet, clients: 6, alpha: 5, min_samples: 2, server: 50}"

@@ -6,7 +6,8 @@ from sklearn.metrics import adjusted_rand_score
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.records.clusterings import read_clusterings
-from flray.runs.launch import Result, run_experiment
+
+from scenarios import Result, run_experiment
 
 BASE = {
     "dataset": "digits",

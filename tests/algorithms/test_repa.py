@@ -16,10 +16,9 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_federation, start_executor
-from flray.runs.launch import run_experiment
 from flray.runs.preparing import deal, prepare
 
-from scenarios import TINY, line_federation
+from scenarios import TINY, line_federation, run_experiment
 
 NUMBER = "algorithm.clustering.partition.number="
 EARLY = ["algorithm={name: repa, rounds_before: 2}", NUMBER + "2"]

@@ -16,9 +16,8 @@ from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
-from flray.runs.launch import run_experiment
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 pytestmark = pytest.mark.slow
 

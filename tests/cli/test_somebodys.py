@@ -10,9 +10,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from flray.cli import cli, keeper
+from flray.cli import cli
 from flray.errors import ExperimentError
 from flray.execution import cluster
+from flray.runs import keeper
 
 
 @pytest.fixture

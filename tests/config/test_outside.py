@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import flray
-from flray.cli.campaign import campaign_runs
+from flray.cli.campaign import read_campaign
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.runs.preparing import prepare
@@ -251,7 +251,7 @@ def test_a_run_names_no_module_of_its_own_folder(somebodys, here, has_environmen
     with chdir(somebodys / here):
         for read in (
             lambda: flray.load(somebodys).model(0),
-            lambda: campaign_runs([], somebodys, True),
+            lambda: read_campaign([], somebodys, True),
         ):
             with pytest.raises(ExperimentError, match=r"in a folder of runs|No module named"):
                 read()

@@ -11,10 +11,9 @@ from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.cluster import connected
 from flray.records.run_directory import RunDirectory
-from flray.runs.launch import run_experiment
 from flray.server import actor
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 pytestmark = pytest.mark.slow
 

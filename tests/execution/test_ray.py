@@ -36,11 +36,10 @@ from flray.execution.resources import ActorPlan, Actors, Needs
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_federation, start_executor
-from flray.runs.launch import Result, run_experiment
 from flray.runs.preparing import prepare
 from flray.server.actor import start_processes
 
-from scenarios import TINY, ancestors
+from scenarios import TINY, Result, ancestors, run_experiment
 
 pytestmark = pytest.mark.slow
 

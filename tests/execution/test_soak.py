@@ -11,9 +11,8 @@ import flray
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.cluster import connected
-from flray.runs.launch import run_experiment
 
-from scenarios import TINY, ancestors
+from scenarios import TINY, ancestors, run_experiment
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -27,11 +28,10 @@ from recorded import (
     write_run,
     write_sweep,
 )
-from rich.console import Console
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
-from flray.cli.reporting import write_report
+from flray.cli import cli
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores
 from flray.records.clusterings import ClusteringRecord, write_clustering
@@ -785,16 +785,16 @@ class TestFolders:
         path = write_run(tmp_path / "a")
         assert len(find_runs([path, tmp_path])[0]) == 1
 
-    def test_the_page_goes_into_the_first_folder(self, tmp_path, capsys):
+    def test_the_page_goes_into_the_first_folder(self, tmp_path):
         path = write_run(tmp_path / "a", events=())
-        write_report((path,), None, Console(width=200))
+        shown = CliRunner().invoke(cli, ["report", str(path)]).output
         assert (path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-        assert "report.html" in capsys.readouterr().out
+        assert "report.html" in shown
         assert len(find_runs([tmp_path])[0]) == 1
 
     def test_the_page_goes_where_it_is_told(self, tmp_path):
         path = write_run(tmp_path / "a", events=())
-        write_report((path,), tmp_path / "new" / "p.html", Console(quiet=True))
+        CliRunner().invoke(cli, ["report", str(path), "--out", str(tmp_path / "new" / "p.html")])
         assert (tmp_path / "new" / "p.html").is_file()
         assert not (path / "report.html").exists()
 

@@ -15,10 +15,9 @@ from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import nodes
 from flray.models.classifier import Classifier
-from flray.runs.launch import run_experiment
 from flray.runs.rehearsal import describe
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 
 class Square(Classifier):

@@ -12,7 +12,7 @@ from flray.execution.federation import Federation
 from flray.models import MODELS
 from flray.models.bank import ModelBank, build_seeded, params_of, stack
 from flray.models.mixing import Aggregation
-from flray.server.evaluation import distinct, place_finder, score_clients
+from flray.server.evaluation import distinct, position_finder, score_clients
 
 from scenarios import noise_dataset, ragged_split
 
@@ -88,8 +88,8 @@ def test_examples_that_clients_share_are_found_as_sorting_finds_them(top: int) -
     ids = distinct(np.concatenate(own))
     assert ids.tolist() == sorted(set(np.concatenate(own).tolist()))
     assert len(ids) < 60 or top > 40
-    find = place_finder(ids)
+    find = position_finder(ids)
     for some in own:
         assert ids[find(some)].tolist() == some.tolist()
     nobody = np.empty(0, np.int64)
-    assert distinct(nobody).tolist() == place_finder(nobody)(nobody).tolist() == []
+    assert distinct(nobody).tolist() == position_finder(nobody)(nobody).tolist() == []

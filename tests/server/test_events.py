@@ -10,7 +10,7 @@ from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server
-from flray.server.loop import ignore, never
+from flray.runs.preparing import prepare
 
 from scenarios import TINY
 
@@ -46,7 +46,7 @@ class Noting(FedAvg):
 
 def test_a_state_is_deployed_in_the_federation_of_its_own_round(tmp_path) -> None:
     experiment = parse_experiment(override(TINY, [EVENTS, "rounds=4"]))
-    server = build_server(experiment, RunDirectory(tmp_path / "run"), ignore, never)
+    server = build_server(experiment, prepare(experiment), RunDirectory(tmp_path / "run"))
     noting = Noting()
     assert replace(server, algorithm=noting).run()
     before, after = [0, 1, 2, 3, 4], [2, 3, 4, 5]  # rounds 1 and 2, rounds 3 and 4

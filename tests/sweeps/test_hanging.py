@@ -12,7 +12,6 @@ import pytest
 
 from flray.config.experiment import parse_experiment
 from flray.execution.patience import Patience
-from flray.runs.launch import run_experiment
 from flray.sweeps import tuning
 from flray.sweeps.cache import Cache
 from flray.sweeps.driver import Watch, run_sweep
@@ -21,7 +20,7 @@ from flray.sweeps.space import parse_space
 from flray.sweeps.trial import TrialContext
 from flray.sweeps.tuning import TrialWatch
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from flray.config.experiment import parse_experiment
-from flray.runs.launch import run_experiment
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 pytestmark = pytest.mark.long
 

@@ -20,7 +20,6 @@ from flray.records.clusterings import read_clusterings
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.reports.runs import collect_runs
-from flray.runs.launch import run_experiment
 from flray.runs.preparing import deal
 from flray.sweeps import driver
 from flray.sweeps.describing import describe_space, predicted_steps
@@ -30,7 +29,7 @@ from flray.sweeps.rows import expand
 from flray.sweeps.space import parse_space
 from flray.sweeps.tuning import run_trial
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 DISTANCE = "algorithm.clustering.distance"
 LINKAGE = "algorithm.clustering.partition.linkage"

@@ -20,7 +20,6 @@ from flray.models.bank import squared_changes
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.runs.launch import Result, run_experiment
 from flray.sweeps import cache as cache_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
@@ -31,7 +30,7 @@ from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_afte
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Trial, TrialContext, run_row
 
-from scenarios import TINY
+from scenarios import TINY, Result, run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +68,7 @@ def costs(folder: Path, kind: str) -> dict[str, int]:
 
 
 def result_of(state: SweepRow, folder: Path) -> Result:
-    directory = RunDirectory(folder / run_path(state.number))
-    return Result(directory.path, directory.summary(), directory.rounds(), directory.clients())
+    return Result.of(folder / run_path(state.number))
 
 
 def without_seconds(frame):

@@ -25,14 +25,15 @@ from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.reports.figures import figures_of
-from flray.runs.launch import Result, run_experiment
+from flray.runs.conduct import Monitor
+from flray.runs.launch import run_experiment
 from flray.sweeps.driver import Progress, Watch, run_sweep
 from flray.sweeps.space import parse_space
 from flray.tracking import loggers, mirrors
 from flray.tracking.loggers import WandbRounds, chosen_mode
 from flray.tracking.mirrors import track_table, tracked, without_secrets
 
-from scenarios import TINY
+from scenarios import TINY, Result
 
 if TYPE_CHECKING:
     from wandb.proto.wandb_internal_pb2 import Record
@@ -83,10 +84,11 @@ def run_tracked(out: Path, *overrides: str, rounds: int = 4, **keywords: Any) ->
     """Run the tiny experiment with tracking, until so many rounds are done in all."""
     experiment = experiment_of(*overrides)
     seen: list[int] = []
-    with tracked(experiment, out, lambda row: seen.append(row["round"]), **keywords) as on_round:
-        return run_experiment(
-            experiment, out, out.exists(), on_round, lambda: bool(seen) and seen[-1] >= rounds
-        )
+    monitor = Monitor(
+        lambda row: seen.append(row["round"]), lambda: bool(seen) and seen[-1] >= rounds, **keywords
+    )
+    run_experiment(experiment, out, out.exists(), monitor)
+    return Result.of(out)
 
 
 def records(file: Path) -> Iterator["Record"]:
@@ -233,8 +235,8 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, num_logged, steps
 
 def test_a_finished_run_is_mirrored_once(tmp_path) -> None:
     out = tmp_path / "run"
+    run_experiment(experiment_of(), out)
     experiment = experiment_of(OFFLINE)
-    run_experiment(experiment, out)
     for _ in range(2):
         with tracked(experiment, out, group="the sweep"):
             pass
@@ -398,10 +400,8 @@ def test_training_does_not_wait_for_a_tracker(tmp_path, monkeypatch, caplog) -> 
     monkeypatch.setattr(loggers, "TensorBoardLogger", lambda *_, **__: answer.wait(30))
     monkeypatch.setattr(mirrors, "CLOSE_TIMEOUT_S", 0.2)
     experiment = experiment_of(BOARD)
-    with tracked(experiment, tmp_path / "run", rows.append) as on_round:
-        result = run_experiment(experiment, tmp_path / "run", False, on_round)
-        assert len(rows) == 4  # while the logger is not open
-    assert result.summary is not None
+    assert run_experiment(experiment, tmp_path / "run", False, Monitor(rows.append)) is not None
+    assert len(rows) == 4  # while the logger is not open
     assert "tracking is off (it takes more than 0.2 s)" in caplog.text
     answer.set()
 

@@ -9,17 +9,17 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flray.cli import together
-from flray.cli.campaign import campaign_runs, run_all
-from flray.cli.together import Job, run_together, runs_at_a_time
+from flray.cli.campaign import read_campaign
+from flray.cli.running import run_all
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import mps
 from flray.records.run_directory import RunDirectory
-from flray.runs.launch import run_experiment
+from flray.runs import together
+from flray.runs.together import ForkedRun, run_together, runs_at_a_time
 
-from scenarios import TINY
+from scenarios import TINY, run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +42,10 @@ def test_runs_side_by_side_have_the_bits_of_each_alone(tmp_path: Path) -> None:
     experiments = [experiment(f"algorithm={a}", f"seed={s}") for a in ALGORITHMS for s in (0, 1)][
         :-1
     ]
-    jobs = [Job(each, tmp_path / f"run_{k}", False) for k, each in enumerate(experiments)]
+    jobs = [ForkedRun(each, tmp_path / f"run_{k}") for k, each in enumerate(experiments)]
     shown: list[tuple[int, int]] = []
-    found = run_together(jobs, 4, lambda k, row: shown.append((k, row["round"])), never)
-    hashes = [summary["params_sha256"] for summary in found]
+    assert run_together(jobs, 4, lambda k, row: shown.append((k, row["round"])), never)
+    hashes = [RunDirectory(job.out).summary()["params_sha256"] for job in jobs]
     alone = [run_experiment(each, tmp_path / f"alone_{k}") for k, each in enumerate(experiments)]
     assert hashes == [run.summary["params_sha256"] for run in alone]
     assert len(set(hashes)) == len(experiments)
@@ -55,8 +55,8 @@ def test_runs_side_by_side_have_the_bits_of_each_alone(tmp_path: Path) -> None:
 def test_the_first_failure_stops_the_others_and_is_raised(tmp_path: Path) -> None:
     """Weights overflow in the first run; the second would take far longer than the test."""
     jobs = [
-        Job(experiment("train.lr=1.0e+30"), tmp_path / "diverging", False),
-        Job(experiment("rounds=100000"), tmp_path / "long", False),
+        ForkedRun(experiment("train.lr=1.0e+30"), tmp_path / "diverging"),
+        ForkedRun(experiment("rounds=100000"), tmp_path / "long"),
     ]
     with pytest.raises(ClientFailure, match=r"lower train\.lr"):
         run_together(jobs, 2, show_nothing, never)
@@ -68,12 +68,13 @@ def last_round(run: Path) -> int:
 
 
 def test_a_stopped_command_leaves_runs_that_can_go_on(tmp_path: Path) -> None:
-    jobs = [Job(experiment("rounds=100000", f"seed={s}"), tmp_path / f"{s}", False) for s in (0, 1)]
+    jobs = [ForkedRun(experiment("rounds=100000", f"seed={s}"), tmp_path / f"{s}") for s in (0, 1)]
     shown: list[int] = []
     for _ in range(2):
         before = [last_round(job.out) for job in jobs]
-        found = run_together(jobs, 2, lambda k, _row: shown.append(k), lambda: set(shown) == {0, 1})
-        assert found == [None, None]
+        are_shown = lambda: set(shown) == {0, 1}  # noqa: E731
+        assert not run_together(jobs, 2, lambda k, _row: shown.append(k), are_shown)
+        assert [RunDirectory(job.out).summary() for job in jobs] == [None, None]
         assert all(last_round(job.out) > t for job, t in zip(jobs, before, strict=True))
         jobs = [replace(job, resume=True) for job in jobs]
         shown.clear()
@@ -84,21 +85,21 @@ def test_one_command_runs_side_by_side_and_ends_in_one_table(tmp_path: Path) -> 
         plain = override(TINY, [f"algorithm={name}", "rounds=1"])
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(plain))
     files = [str(tmp_path / f"{name}.yaml") for name in ("fedavg", "local")]
-    runs = campaign_runs([*files, "seeds=2"], tmp_path / "out", resume=False)
+    campaign = read_campaign([*files, "seeds=2"], tmp_path / "out", resume=False)
     said = StringIO()
-    run_all(runs, Console(file=said, width=200), False, None, together=3)
+    run_all(campaign, Console(file=said, width=200), together=3)
     text = said.getvalue()
     assert "4 runs, 3 at a time" in text
     assert "local · seed 1 · round 1/1" in text
     assert "figures" in text
     assert (tmp_path / "out" / "command.json").is_file()
-    assert all(RunDirectory(run.out).summary() for run in runs)
+    assert all(RunDirectory(run.out).summary() for run in campaign.runs)
 
 
 def test_a_process_that_dies_is_an_error(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(together, "run_experiment", lambda *_: os._exit(3))
     with pytest.raises(ClientFailure, match="exit code 3; --resume goes on"):
-        run_together([Job(experiment(), tmp_path / "a", False)], 2, show_nothing, never)
+        run_together([ForkedRun(experiment(), tmp_path / "a")], 2, show_nothing, never)
 
 
 def test_as_many_at_a_time_as_the_gpu_and_the_cores_take(monkeypatch) -> None:

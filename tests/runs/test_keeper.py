@@ -4,17 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import fsspec
 import pytest
 
-from flray.cli import keeper, watching
+from flray.cli.arguments import files_and_overrides
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.records import mirror
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
+from flray.runs import keeper, watching
+from flray.runs.assemble import build_server, prepare_in
+from flray.runs.conduct import STOP_FILE, ask_to_stop
 from flray.server import actor
 
 from scenarios import TINY
@@ -29,19 +33,21 @@ def keep(monkeypatch):
     """Keep a run that trains in this process; `on_round` is called after each round."""
 
     def keep(out, url=None, on_round=lambda _row: None) -> None:
-        def run_here(run, processes) -> None:
+        def run_here(run, processes) -> bool:
             assert processes == "processes"
-            inline = override(RAY, ["execution.executor=inline"])
+            inline = parse_experiment(override(RAY, ["execution.executor=inline"]))
+            directory = RunDirectory(out)
 
             def both(row) -> None:
                 on_round(row)
                 run.on_round(row)
 
-            keeper.build_server(inline, RunDirectory(out), both, run.should_stop).run()
+            server = build_server(*prepare_in(directory, inline), directory)
+            return replace(server, on_round=both, should_stop=run.should_stop).run()
 
         monkeypatch.setattr(actor, "run_on_actors", run_here)
-        request = {"experiment": parse_experiment(RAY).plain, "out": str(out), "mirror": url}
-        keeper.run(request, "processes")
+        request = keeper.Request(out, out, plan=None, threads=1, build=b"", mirror=url)
+        keeper.drive(request, "processes", draw=lambda _run: ())
 
     return keep
 
@@ -67,9 +73,9 @@ def test_sigterm_to_the_keeper_ends_the_round_and_resume_goes_on(keep, tmp_path,
 
 def test_a_wish_to_stop_ends_the_round_and_is_gone_afterwards(keep, tmp_path) -> None:
     out = tmp_path / "run"
-    keep(out, on_round=lambda _row: watching.stop(out))
+    keep(out, on_round=lambda _row: ask_to_stop(out))
     assert RunDirectory(out).rounds()["round"].tolist() == [1]
-    assert not (out / keeper.STOP).exists()
+    assert not (out / STOP_FILE).exists()
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -84,7 +90,7 @@ def test_the_keeper_copies_records_to_a_url(keep, kind, tmp_path, monkeypatch) -
     def look_and_stop(row) -> None:
         seen.append(files.exists(f"{root}/config.yaml"))
         if row["round"] == 3:
-            watching.stop(Mirror(url).local)
+            ask_to_stop(Mirror(url).local)
 
     keep(Mirror(url).local, url, on_round=look_and_stop)
     assert seen == [False, True, True]  # each before the copy that follows its round
@@ -117,11 +123,11 @@ def test_who_wants_a_keeper_gets_it_before_anything_is_imported(tmp_path, monkey
         ([str(inline), "execution={executor: ray, threads: 1}"], 1),
         (["demo/fedavg"], 0),
     ):
-        keeper.start_early(arguments)
+        keeper.start_early(*files_and_overrides(arguments))
         assert len(waiting) == wanted, arguments
         waiting.clear()
     with pytest.raises(ExperimentError, match=r"no experiment file nowhere.yaml"):
-        keeper.start_early([str(file), "nowhere.yaml"])
+        keeper.start_early([str(file), "nowhere.yaml"], [])
     assert not waiting
 
 
@@ -152,7 +158,7 @@ def test_the_reason_of_a_keeper_that_failed_survives(
     if has_log:
         (out / keeper.LOG).write_text(printed)
     with pytest.raises(error, match=message):
-        watching.raise_what_the_keeper_said(process, out)
+        watching.raise_error_of(process, out)
     assert out.exists() == (error is not ExperimentError)
     if out.exists():
         assert (out / keeper.LOG).read_text() == printed

@@ -1,0 +1,164 @@
+"""A run on Ray as the terminal sees it: handed to a keeper, watched, stopped, left alone.
+
+Whoever watches reads the run directory only, so several may watch, come and go.
+"""
+
+import pickle
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from flray.config.experiment import Experiment
+from flray.errors import ClientFailure, ExperimentError
+from flray.records.command import COMMAND
+from flray.records.lock import check_free
+from flray.records.run_directory import RunDirectory
+from flray.runs.assemble import build_server, prepare_in
+from flray.runs.conduct import ask_to_stop
+from flray.runs.keeper import LOG, Request, take_keeper
+from flray.server.actor import MOST_RESTARTS, pickled
+from flray.server.summary import checked_summary
+
+POLL_S = 0.3
+FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
+REFUSED = "error: "
+
+RoundRow = dict[str, Any]  # Any: one value a column
+
+
+class Detached(Exception):
+    """The watcher leaves, the run goes on."""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """A terminal that watches a run: shows its rounds and remarks, and may ask it to stop.
+
+    `flray run` watches the keeper that it has started, `flray attach` the holder of the lock.
+    """
+
+    show: Callable[[RoundRow], None]
+    say: Callable[[str], None]
+    should_stop: Callable[[], bool] = lambda: False
+    on_start: Callable[[], None] = lambda: None  # called when a keeper has got its request
+
+    def watch(self, out: Path, is_running: Callable[[], bool]) -> None:
+        """Show each round of a run as it is recorded, until nobody runs it any more.
+
+        Ctrl-C asks whether to stay, to stop the run or to leave it, which raises `Detached`.
+        """
+        directory = RunDirectory(out)
+        num_rows, num_plans = len(directory.rows()), len(directory.plans())
+        is_asked = is_begun = False
+        while True:
+            try:
+                running = is_running()
+                for plan in directory.plans()[num_plans:]:
+                    self.say(f"{'started again: ' if is_begun else ''}{plan or 'in process'}")
+                    num_plans, is_begun = num_plans + 1, True
+                for row in directory.rows(num_rows):
+                    num_rows += 1  # first: an interrupt must not show a row twice
+                    self.show(row)
+                if not running:
+                    return
+                if self.should_stop() and not is_asked:
+                    ask_to_stop(out)
+                    is_asked = True
+                sleep(POLL_S)
+            except KeyboardInterrupt:
+                if self._chooses_to_stop():
+                    ask_to_stop(out)
+                    self.say("stopping after the round in progress")
+
+    def _chooses_to_stop(self) -> bool:
+        """Ask the user; True to stop the run, False to stay."""
+        self.say("Enter: stay · s and Enter: stop the run · Ctrl-C again: detach, the run goes on")
+        try:
+            return input().strip().lower().startswith("s")
+        except (KeyboardInterrupt, EOFError):
+            raise Detached from None
+
+
+def run_kept(
+    experiment: Experiment, out: Path, resume: bool, watcher: Watcher, mirror: str | None = None
+) -> RoundRow | None:
+    """Run an experiment on Ray in a keeper, watch it, and return its summary; None if stopped.
+
+    A keeper that is killed is replaced, a few times. Raises `Detached` when the watcher leaves.
+
+    Args:
+        resume: go on where the run in `out` stopped; False: `out` must not hold a run.
+        mirror: a URL that the keeper copies the folder to.
+    """
+    directory = RunDirectory(out)
+    (directory.check_resume if resume else directory.check_start)(experiment.plain)
+    if directory.is_finished(experiment.plain):
+        return checked_summary(directory)
+    check_free(out)
+    for restart in range(MOST_RESTARTS + 1):
+        process = start_keeper(experiment, out, mirror)
+        watcher.on_start()
+        watcher.watch(out, lambda: process.poll() is None)  # noqa: B023
+        if process.returncode != -signal.SIGKILL or watcher.should_stop():
+            break
+        if restart < MOST_RESTARTS:
+            watcher.say("the keeper was killed: going on from the last checkpoint")
+    raise_error_of(process, out)
+    return checked_summary(directory)
+
+
+def start_keeper(experiment: Experiment, out: Path, mirror: str | None) -> subprocess.Popen[bytes]:
+    """Deal the data and hand the run to a keeper, which goes on with what the directory holds."""
+    experiment, parts = prepare_in(RunDirectory(out), experiment)
+    assert parts.plan is not None  # of executor ray
+    is_tracked = experiment.plain["tracking"]["name"] != "none"
+    request = Request(
+        out=out.absolute(),
+        working_folder=Path.cwd(),
+        plan=parts.plan,
+        threads=parts.payload.settings.threads,
+        build=pickled(partial(build_server, experiment, parts)),
+        mirror=mirror,
+        experiment=dict(experiment.plain) if is_tracked else None,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    process = take_keeper()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as pipe:  # its exit code tells if it died
+        pickle.dump(request, pipe)
+    return process
+
+
+def raise_error_of(process: subprocess.Popen[bytes], out: Path) -> None:
+    """Raise the error of a keeper that failed; does nothing for one that ended well.
+
+    The last line of its log tells a wrong experiment (which leaves no folder) from a failed run.
+    """
+    if process.returncode == 0:
+        return
+    log = out / LOG
+    if not log.is_file() and process.stderr is not None:  # it ended before it knew of its log
+        process.stderr.seek(0)
+        log.write_bytes(process.stderr.read())
+    last = log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
+    if last.startswith(REFUSED):
+        _remove_if_nothing_began(out)
+        raise ExperimentError(last.removeprefix(REFUSED))
+    if last.startswith(FAILED):
+        raise ClientFailure(last.removeprefix(FAILED))
+    ended = f"the run ended with exit code {process.returncode}"
+    raise ClientFailure(f"{ended}{f' ({last})' if last else ''}; see {log}")
+
+
+def _remove_if_nothing_began(out: Path) -> None:
+    """Remove the folder of a run that was refused: a log and a command are no run."""
+    if not RunDirectory(out).holds_run() and {p.name for p in out.glob("*")} <= {LOG, COMMAND}:
+        for name in (LOG, COMMAND):
+            (out / name).unlink(missing_ok=True)
+        out.rmdir()
