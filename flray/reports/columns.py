@@ -1,4 +1,7 @@
-"""The numbers that runs record: their titles, units and decimals."""
+"""Display of recorded columns: heading, unit, scale and decimals of each, and texts of values.
+
+Tables, figures and pages take these facts from `column_of` alone.
+"""
 
 import math
 import re
@@ -12,33 +15,48 @@ MISSING = "–"
 TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
 HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
 CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
-# What a row of a sweep may have measured, in the order of its columns on the page.
+# Columns of a sweep's rows that its page shows, in this order.
 MEASURED = (
-    *(
-        VALIDATION,
-        recorded.VALIDATION_LOSS_MEAN,
-        TEST,
-        TEST + recorded.AFTER,
-        recorded.CLIENTS_REACHING_TARGET,
-    ),
-    *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
+    *(VALIDATION, recorded.VALIDATION_LOSS_MEAN, TEST, TEST + recorded.AFTER),
+    *(recorded.CLIENTS_REACHING_TARGET, recorded.ACCURACY_WORST, HOLDOUT),
+    *(recorded.CLUSTERS, recorded.ARI),
     *(CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN, *recorded.CORRELATIONS),
     *(recorded.UNIFORMITY, recorded.ROBUSTNESS, recorded.CLIENT_STEPS, recorded.SECONDS),
 )
 
 
 @dataclass(frozen=True)
+class Heading:
+    """The heading of a column of a table, and the decimals of the numbers below it.
+
+    >>> Heading("accuracy_mean after", "after", "accuracy %").title
+    'accuracy % after'
+    """
+
+    key: str
+    name: str
+    group: str = ""  # second heading, above several columns
+    decimals: int = 2
+
+    @property
+    def title(self) -> str:
+        return f"{self.group} {self.name}".strip()
+
+
+@dataclass(frozen=True)
 class Column:
+    """How the numbers of a recorded column are shown."""
+
     title: str
-    short: str = ""  # for tables in the terminal; "": the title
-    scale: float = 1.0  # from what is recorded to what is shown
+    short: str = ""  # heading in tables; "": the title
+    scale: float = 1.0  # from the recorded number to the one shown
     unit: str = ""
-    decimals: int = 2  # 0: a count, whose mean has one
+    decimals: int = 2  # 0: a count, whose mean has one decimal
     group: str = ""  # heading above several columns
 
     @property
     def label(self) -> str:
-        """For an axis."""
+        """The label of an axis: title and unit."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
@@ -46,7 +64,7 @@ def _percent(title: str, short: str = "") -> Column:
     return Column(title, short, 100.0, "%")
 
 
-_HALF, _SAME, _ALIKE = "half the labels:", "same labels:", "correlation with"
+_HALF, _SAME, _ALIKE, _EVEN = "half the labels:", "same labels:", "correlation with", "uniformity"
 COLUMNS = {
     TEST: _percent("test accuracy", "accuracy %"),
     recorded.GLOBAL_ACCURACY_MEAN: _percent("global test accuracy", "global"),
@@ -76,30 +94,29 @@ COLUMNS = {
     recorded.LABEL_CORRELATION: Column("correlation with labels", "labels", group=_ALIKE),
     recorded.DRIFT_CORRELATION: Column("correlation with drift", "drift", group=_ALIKE),
     recorded.DATA_CORRELATION: Column("correlation with both", "both", group=_ALIKE),
-    recorded.UNIFORMITY: Column("uniformity (eq. 7)", " ", group="uniformity"),
-    recorded.UNIFORMITY_RANDOM: Column(
-        "uniformity of random clusters", "(random)", group="uniformity"
-    ),
-    recorded.UNIFORMITY_LABELS: Column("uniformity by labels", "(of labels)", group="uniformity"),
+    recorded.UNIFORMITY: Column("uniformity (eq. 7)", " ", group=_EVEN),
+    recorded.UNIFORMITY_RANDOM: Column("uniformity of random clusters", "(random)", group=_EVEN),
+    recorded.UNIFORMITY_LABELS: Column("uniformity by labels", "(of labels)", group=_EVEN),
     recorded.ROBUSTNESS: Column("robustness"),
     recorded.ROBUSTNESS_CLIENTS: Column("robustness by client"),
 }
-# Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
+# Columns of fractions, with prefixes for the protocol: validation_accuracy_mean, ...
 _FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")
 
 
 def column_of(key: str) -> Column:
-    """
+    """How a recorded column is shown; keys without an entry of their own have their name as title.
+
     >>> column_of("tuned_validation_accuracy_mean").scale, column_of("clusters").scale
     (100.0, 1.0)
     """
     return COLUMNS.get(key) or (_percent(key) if _FRACTIONS.match(key) else Column(key))
 
 
-def known(value: object) -> float:
-    """A recorded number, NaN where there is none.
+def finite(value: object) -> float:
+    """A recorded number; NaN for anything else.
 
-    >>> known(1), known(None), known(float("inf")), known("x")
+    >>> finite(1), finite(None), finite(float("inf")), finite("x")
     (1.0, nan, nan, nan)
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
@@ -107,31 +124,31 @@ def known(value: object) -> float:
     return float(value)
 
 
-def shown(key: str, value: object) -> float:
-    """A recorded number in the unit in which it is shown.
+def scaled(key: str, value: object) -> float:
+    """A recorded number in the unit of its column; NaN without one.
 
-    >>> shown("accuracy_mean", 0.5)
+    >>> scaled("accuracy_mean", 0.5)
     50.0
     """
-    return column_of(key).scale * known(value)
+    return column_of(key).scale * finite(value)
 
 
 def decimals_of(key: str, values: Iterable[object]) -> int:
-    """How many decimals the shown values of a column have: all of them as many.
+    """How many decimals all scaled values of a column are shown with.
 
     >>> decimals_of("clusters", [3.0, 4.0]), decimals_of("clusters", [3.5, 4.0])
     (0, 1)
     """
-    return column_of(key).decimals or int(any(known(value) % 1 > 0 for value in values))
+    return column_of(key).decimals or int(any(finite(value) % 1 > 0 for value in values))
 
 
 def number_text(key: str, value: object, error: object = None) -> str:
-    """A recorded number as it is shown, without its unit; the error has as many decimals.
+    """A recorded number and its error, scaled, with equal decimals and without a unit.
 
     >>> number_text("accuracy_mean", 0.9489, 0.01), number_text("clusters", 4.0, 0.71)
     ('94.89 ± 1.00', '4.0 ± 0.7')
     """
-    number, spread = shown(key, value), shown(key, error)
+    number, spread = scaled(key, value), scaled(key, error)
     if math.isnan(number):
         return MISSING
     decimals = decimals_of(key, (number, spread))
@@ -139,7 +156,8 @@ def number_text(key: str, value: object, error: object = None) -> str:
 
 
 def with_unit(key: str, value: object, error: object = None) -> str:
-    """
+    """`number_text` with the unit of the column.
+
     >>> with_unit("bytes_up", 3e6), with_unit("rounds", None)
     ('3.0 MB', '–')
     """
@@ -148,7 +166,7 @@ def with_unit(key: str, value: object, error: object = None) -> str:
 
 
 def value_text(value: object) -> str:
-    """A setting as a cell or label shows it.
+    """A setting in a cell or label: floats with at most six digits, "" for none.
 
     >>> value_text(0.30000000000000004), value_text("ward"), value_text(None)
     ('0.3', 'ward', '')

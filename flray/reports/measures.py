@@ -1,4 +1,4 @@
-"""Measures of clusterings as a table: those of one run, or of several runs side by side."""
+"""Tables of the measures of clusterings: those of one run by round, or of several experiments."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from flray.columns import (
     ROUND,
     UNIFORMITIES,
 )
-from flray.reports.columns import known
+from flray.reports.columns import finite
 from flray.reports.runs import Experiments, Plain, RunRecord
 from flray.reports.sheets import Fields, Sheet, seed_mean, sheet_of
 
 _ROBUST = (ROBUSTNESS, ROBUSTNESS_CLIENTS)
-_NOTES = {  # of keys of a summary; in a row of rounds.parquet they begin with `clustering_`
+_NOTES = {  # by keys of a summary; in rounds.parquet they begin with `clustering_`
     ERRORS: "False positives and negatives (FLIS, Fig. 3): wrong and missing companions of a "
     "client, a mean over clients and clusterings, where those with half of its labels, or with the "
     "same labels, belong to it.",
@@ -33,19 +33,19 @@ _NOTES = {  # of keys of a summary; in a row of rounds.parquet they begin with `
 }
 
 
-def run_sheet(run: RunRecord, drawn: Sequence[int]) -> Sheet | None:
-    """The measures of clusterings by their rounds, and of the whole run if they are several."""
-    rows = {f"round {t}" if t else "at the start": [_at(run, t)] for t in drawn}
-    if len(drawn) > 1:
+def run_sheet(run: RunRecord, clusterings: Sequence[int]) -> Sheet | None:
+    """The measures of the clusterings of these rounds, and of the whole run if they are several."""
+    rows = {f"round {t}" if t else "at the start": [_at(run, t)] for t in clusterings}
+    if len(clusterings) > 1:
         rows["whole run"] = [run.numbers]
     return _sheet("after", rows)
 
 
 def experiments_sheet(experiments: Experiments) -> Sheet | None:
-    """The measures of each experiment, as its summaries have them, a mean over its seeds."""
+    """The measures of each experiment that has any, means over its seeds."""
     rows = {name: [run.numbers for run in runs] for name, runs in experiments.items()}
-    clustered = {name: held for name, held in rows.items() if any(map(_is_measured, held))}
-    return _sheet("experiment", clustered)
+    measured = {name: seeds for name, seeds in rows.items() if any(map(_is_measured, seeds))}
+    return _sheet("experiment", measured)
 
 
 def _is_measured(numbers: Plain) -> bool:
@@ -53,34 +53,34 @@ def _is_measured(numbers: Plain) -> bool:
 
 
 def errors_by_round(run: RunRecord) -> pd.DataFrame:
-    """The clustering errors of each clustering by round; empty where none are recorded."""
-    named = {CLUSTERING + name: name for name in ERRORS}
-    errors = run.rounds.set_index(ROUND).reindex(columns=list(named)).rename(columns=named)
+    """The clustering errors of each clustering by round; empty if none are recorded."""
+    names = {CLUSTERING + name: name for name in ERRORS}
+    errors = run.rounds.set_index(ROUND).reindex(columns=list(names)).rename(columns=names)
     return errors.astype(float).dropna()
 
 
 def _at(run: RunRecord, t: int) -> Plain:
-    """What is recorded of the clustering after round t; that at the start is in round 1's row."""
+    """The measures of the clustering after round t; those of the start are in round 1's row."""
     row = run.row(max(t, 1)).items()
     return {key.removeprefix(CLUSTERING): v for key, v in row if key.startswith(CLUSTERING)}
 
 
 def _sheet(first: str, rows: Mapping[str, Sequence[Plain]]) -> Sheet | None:
-    """A row for each name; None where nothing was measured."""
+    """A row for each name, with means over its seeds; None if nothing was measured."""
     cells: dict[tuple[str, str, str], Fields] = {}
-    for name, held in rows.items():
+    for name, seeds in rows.items():
         for key in (key for keys in _NOTES for key in keys):
-            values = [value for n in held if not math.isnan(value := known(n.get(key)))]
+            values = [x for numbers in seeds if not math.isnan(x := finite(numbers.get(key)))]
             if values:
                 cells[name, key, "ours"] = seed_mean(values)
                 if key == ROBUSTNESS and len(values) == 1:
-                    cells[name, key, "ours"]["error"] = held[0].get(ROBUSTNESS_SE)
+                    cells[name, key, "ours"]["error"] = seeds[0].get(ROBUSTNESS_SE)
     measured = {key for _, key, _ in cells}
-    shown = [key for keys in _NOTES for key in keys if key in measured]
-    notes = [words for keys, words in _NOTES.items() if measured & set(keys)]
+    columns = [key for keys in _NOTES for key in keys if key in measured]
+    notes = [note for keys, note in _NOTES.items() if measured & set(keys)]
     if any(cell["error"] is not None for cell in cells.values()):
-        has_seeds = any(len(held) > 1 for held in rows.values())
+        has_seeds = any(len(seeds) > 1 for seeds in rows.values())
         over = "standard deviation over seeds" if has_seeds else "standard error over clusters"
         notes.append(f"± is the {over}.")
     labels = pd.DataFrame({first: list(rows)}, index=list(rows))
-    return sheet_of("measures of the clusterings", labels, shown, cells, notes) if cells else None
+    return sheet_of("measures of the clusterings", labels, columns, cells, notes) if cells else None

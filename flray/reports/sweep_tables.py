@@ -1,4 +1,4 @@
-"""Tables and texts of a sweep: its best configurations, all of its rows, the rows that failed."""
+"""Tables and texts of a sweep: its best configurations, all of its rows, the failed rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +17,24 @@ from flray.columns import (
     VALIDATION_LOSS_MEAN,
 )
 from flray.columns import USES_GROUND_TRUTH as USES
-from flray.reports import columns
-from flray.reports.columns import MISSING, TEST, VALIDATION, column_of, shown, value_text
+from flray.reports.columns import (
+    MISSING,
+    TEST,
+    VALIDATION,
+    column_of,
+    number_text,
+    scaled,
+    value_text,
+    with_unit,
+)
 from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet, marks, sheet_of
 from flray.reports.sweeps import FAILED, MISSING_ROWS, NUM_SEEDS, SPREAD, Sweep
 
-TOP = 5  # configurations
+TOP = 5  # configurations in the table of the best
 
 
 def top_sheet(sweep: Sweep) -> Sheet:
-    """The best configurations by the metric, the simplest of those about as good, the baselines."""
+    """The best configurations by the metric, the simplest one, and the baselines."""
     ranked = sweep.ranked.drop(sweep.baselines.index)
     listed = pd.concat([ranked.head(TOP), sweep.simplest, sweep.baselines])
     listed = listed[~listed.index.duplicated()]
@@ -39,8 +47,8 @@ def top_sheet(sweep: Sweep) -> Sheet:
     marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
     cells = {
         (k, column, "ours"): {
-            "value": shown(column, row[column]),
-            "error": shown(column, row[column + SPREAD]),
+            "value": scaled(column, row[column]),
+            "error": scaled(column, row[column + SPREAD]),
             "seeds": tuple(range(int(row[NUM_SEEDS]))),
             "uses_ground_truth": column in marked and row[USES] > 0,
             "missing_seeds": row[MISSING_ROWS] if column in marked else 0,
@@ -53,7 +61,7 @@ def top_sheet(sweep: Sweep) -> Sheet:
 
 
 def _rank_names(sweep: Sweep, ranked: pd.DataFrame, listed: pd.DataFrame) -> list[str]:
-    """The rank of each listed configuration; equal ones share one."""
+    """The rank of each listed configuration; equal configurations share one."""
     ranks = sweep.ranks(ranked)
     ties = zip(ranks.items(), ranks.duplicated(keep=False), strict=True)
     names = {k: f"{rank}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
@@ -73,7 +81,7 @@ def _top_notes(sweep: Sweep) -> Iterator[str]:
             "validation loss decides, then the fewest clusters, then the order of rows."
         )
     if len(sweep.simplest):
-        error = columns.with_unit(sweep.metric, sweep.best_error)
+        error = with_unit(sweep.metric, sweep.best_error)
         over = "seeds" if sweep.best[NUM_SEEDS].iloc[0] > 1 else "clients"
         is_best = sweep.simplest.index.equals(sweep.best.index)
         yield (
@@ -87,13 +95,13 @@ def _top_notes(sweep: Sweep) -> Iterator[str]:
 
 def mark_of(configuration: "pd.Series[Any]") -> str:
     """The marks behind a number of a configuration."""
-    found = marks(configuration[USES] > 0, configuration[MISSING_ROWS])
-    return f" {found}" if found else ""
+    text = marks(configuration[USES] > 0, configuration[MISSING_ROWS])
+    return f" {text}" if text else ""
 
 
 def measured(configuration: "pd.Series[Any]", column: str) -> str:
     """A number of a configuration with its standard deviation over seeds and its marks."""
-    text = columns.with_unit(column, configuration[column], configuration[column + SPREAD])
+    text = with_unit(column, configuration[column], configuration[column + SPREAD])
     return text + mark_of(configuration)
 
 
@@ -104,7 +112,7 @@ def settings_of(sweep: Sweep, configuration: "pd.Series[Any]") -> dict[str, str]
 
 
 def best_folder(sweep: Sweep) -> Path | None:
-    """Where the first row of the best configuration is kept."""
+    """The folder of the first row of the best configuration; None if it has none."""
     folder = sweep.rows_of(sweep.best)[FOLDER].iloc[0]
     return None if pd.isna(folder) else sweep.path / str(folder)
 
@@ -117,9 +125,8 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
         texts[name] = [value_text(value) or MISSING for value in rows[key]]
     for key in sweep.measured:
         column = column_of(key)
-        texts[f"{column.title} {column.unit}".strip()] = [
-            columns.number_text(key, v) for v in rows[key]
-        ]
+        heading = f"{column.title} {column.unit}".strip()
+        texts[heading] = [number_text(key, value) for value in rows[key]]
     incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
     statuses = zip(rows[STATUS].map(value_text), incomplete, strict=True)
     texts[STATUS] = [f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses]
@@ -130,13 +137,13 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
 def failures(sweep: Sweep) -> pd.DataFrame:
     """The message of each failed row by its settings."""
     names, rows = _settings(sweep), sweep.rows[sweep.rows[STATUS] == FAILED]
-    told = [
+    labels = [
         ", ".join(f"{names[k]}={value_text(row[k])}" for k in names if pd.notna(row[k]))
         for _, row in rows.iterrows()
     ]
-    return pd.DataFrame({"message": rows[ERROR].fillna("no message").to_numpy()}, index=told)
+    return pd.DataFrame({"message": rows[ERROR].fillna("no message").to_numpy()}, index=labels)
 
 
 def _settings(sweep: Sweep) -> dict[str, str]:
-    """The columns that tell rows apart, by name."""
+    """The names of the columns that distinguish rows: varied keys and the seed."""
     return sweep.names | ({SEED: SEED} if sweep.rows[SEED].notna().any() else {})

@@ -22,11 +22,10 @@ from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.models.lenet5 import LeNet5
 from flray.reports.published import find_table, load_tables
-from flray.reports.published.costs import Cost
+from flray.reports.published.filling import fill
 from flray.reports.published.matching import holds
-from flray.reports.published.tables import parse_table, resolved_match
-from flray.reports.published_cells import fill
-from flray.reports.published_sheet import rank, render
+from flray.reports.published.sheet import rank, render
+from flray.reports.published.tables import Cost, parse_table, resolved_match
 from flray.reports.runs import collect_runs
 from flray.reports.sheets import numbers
 from flray.reports.writers import Format
@@ -821,7 +820,7 @@ def swept(write: Write) -> None:
 
 
 def text_of(form: Format, key: str, tmp_path: Path) -> str:
-    return str(render(find_table(key), collect_runs(tmp_path / "runs"), form))
+    return str(render(find_table(key), filled(key, tmp_path), form))
 
 
 @pytest.mark.usefixtures("swept")
