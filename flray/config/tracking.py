@@ -1,4 +1,4 @@
-"""The `tracking` part of an experiment: where a run is shown beside its directory."""
+"""The key `tracking` of an experiment: the tracker that mirrors a run directory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,34 +7,35 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class NoTracking:
-    """The run directory alone."""
+    """No tracker: the run directory alone."""
 
 
 @dataclass(frozen=True)
 class Wandb:
-    """Weights & Biases, as a mirror of the run directory."""
+    """Weights & Biases: configuration, rounds, summary, figures and tables of clusterings."""
 
-    project: str = "flray"
-    mode: Literal["online", "offline", "disabled"] | None = None  # None: WANDB_MODE, else by key
-    entity: str | None = None  # None: the one of the key
-    group: str | None = None  # None: the sweep, where there is one
-    tags: tuple[str, ...] = ()
+    project: str = "flray"  # W&B project that runs are shown in
+    # Whether to send data to W&B. null: WANDB_MODE, else online if there is a key
+    mode: Literal["online", "offline", "disabled"] | None = None
+    entity: str | None = None  # W&B user or team. null: the default of the key
+    group: str | None = None  # Group of the run in W&B. null: the name of the sweep, if any
+    tags: tuple[str, ...] = ()  # Tags of the run in W&B
 
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """TensorBoard, as a mirror of the run directory in its folder tensorboard/."""
+    """TensorBoard: event files in the folder tensorboard/ of the run directory."""
 
 
 @dataclass(frozen=True)
 class MLflow:
-    """MLflow, as a mirror of the run directory."""
+    """MLflow: configuration, rounds and summary; needs the package mlflow."""
 
-    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else what MLflow takes by default
-    experiment: str = "flray"
+    uri: str | None = None  # Tracking server or database. null: MLFLOW_TRACKING_URI or its default
+    experiment: str = "flray"  # MLflow experiment that runs are shown in
 
 
-# Any: one of them
+# Any: one of these classes
 TRACKING: Mapping[str, Callable[..., Any]] = {
     "mlflow": MLflow,
     "none": NoTracking,
