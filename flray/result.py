@@ -24,13 +24,12 @@ from flray.imports import require_own_modules
 from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, when
+from flray.reports.clustering_figures import CLUSTERING_FIGURES, when
+from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.runs import RunRecord, experiment_names, read_run, run_folders
 from flray.runs.assemble import deployed_models
 
 RUN_FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
-CLUSTERING_FIGURES = ("distance", "embedding", "graph")
 
 
 @dataclass(frozen=True)
@@ -152,11 +151,8 @@ class Result:
         if t not in self.clusterings:
             rounds = ", ".join(map(str, self.clusterings))
             raise ExperimentError(f"no clustering after round {t}; there are: {rounds}")
-        clustering, title = self.clusterings[t], f"{run.name}, {when(t)}"
-        if name == "distance":
-            return distance_figure(clustering, title, run.value(THRESHOLD))
-        draw = embedding_figure if name == "embedding" else graph_figure
-        return draw(clustering, title)
+        title = f"{run.name}, {when(t)}"
+        return CLUSTERING_FIGURES[name](self.clusterings[t], title, run.value(THRESHOLD))
 
     @cached_property
     def _record(self) -> RunRecord:

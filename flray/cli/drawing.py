@@ -20,7 +20,7 @@ class Finished:
 
 def draw_figures(run: Path) -> Sequence[Path]:
     """The figures of a run directory, as PNG files."""
-    from flray.reports.figures import figures_of
+    from flray.reports.figure_files import figures_of
 
     return figures_of(run)
 

@@ -82,7 +82,9 @@ def distance_figure(
     return figure
 
 
-def embedding_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
+def embedding_figure(
+    clustering: ClusteringRecord, title: str = "", _threshold: float | None = None
+) -> Figure:
     """Clients, or their points, in the plane; by cluster, and by planted group if there are any."""
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
     points, owner, how = plane(clustering)
@@ -100,7 +102,9 @@ def embedding_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     return figure
 
 
-def graph_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
+def graph_figure(
+    clustering: ClusteringRecord, title: str = "", _threshold: float | None = None
+) -> Figure:
     """The relation between clients, as in FLT's Fig. 2: matrix and graph, raw and reordered."""
     of_cluster, _ = matched_colours(clustering.labels, clustering.groups)
     order = cluster_order(clustering)
@@ -120,6 +124,19 @@ def graph_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     grid[1, 1].set_title("(d) graph by cluster; between clusters grey", fontsize=10)
     figure.suptitle(_headline(clustering, title), fontsize=12, wrap=True)
     return figure
+
+
+# Figures of a clustering by name; all take the clustering, a title and the threshold.
+CLUSTERING_FIGURES = {
+    "distance": distance_figure,
+    "embedding": embedding_figure,
+    "graph": graph_figure,
+}
+
+
+def when(t: int) -> str:
+    """The time of a clustering, in words."""
+    return "before the first round" if t == 0 else f"after round {t}"
 
 
 def _headline(clustering: ClusteringRecord, title: str) -> str:

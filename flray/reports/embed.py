@@ -7,7 +7,7 @@ import re
 import matplotlib
 from matplotlib.figure import Figure
 
-from flray.reports import clustering_figures, figures, sweep_figures
+from flray.reports import clustering_figures, figures, sweep_curves, sweep_figures
 
 MAX_SVG_BYTES = 200_000
 DPI = 130
@@ -20,8 +20,9 @@ def figure_source(name: str, *arguments: object) -> tuple[str, int] | None:
 
     It is SVG, or WebP if SVG would be large; None if there is nothing to draw.
     """
-    functions = vars(figures) | vars(clustering_figures) | vars(sweep_figures)
-    drawn: Figure | None = functions[f"{name}_figure"](*arguments)
+    modules = (figures, clustering_figures, sweep_curves, sweep_figures)
+    draw = next(draw for module in modules if (draw := vars(module).get(f"{name}_figure")))
+    drawn: Figure | None = draw(*arguments)
     if drawn is None:
         return None
     svg, pixels = io.StringIO(), io.BytesIO()

@@ -19,20 +19,22 @@ from flray.files import write_output
 from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clustering
 from flray.records.inside import path_below
-from flray.reports import embed, page_run, sweep_figures, sweep_tables
+from flray.reports import embed, page_run, sweep_tables
+from flray.reports.clustering_figures import when
 from flray.reports.columns import column_of, with_unit
 from flray.reports.configuration import setting_text
-from flray.reports.figures import when
 from flray.reports.measures import errors_by_round, run_sheet
 from flray.reports.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
 from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
+from flray.reports.sweep_curves import curve_keys
+from flray.reports.sweep_figures import heatmap_pairs
 from flray.reports.sweeps import Sweep, left_out_note
 
 PAGE = "report.html"
 
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
 _FUNCTIONS = (  # functions that templates call by name
-    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note, when),
+    *(curve_keys, heatmap_pairs, left_out_note, when),
     *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
 )
 

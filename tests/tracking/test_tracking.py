@@ -24,7 +24,7 @@ from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.reports.figures import figures_of
+from flray.reports.figure_files import figures_of
 from flray.runs.launch import Result, run_experiment
 from flray.sweeps.driver import Progress, Watch, run_sweep
 from flray.sweeps.space import parse_space

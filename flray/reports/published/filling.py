@@ -165,10 +165,10 @@ def _baseline_round(run: RunRecord, metric: Metric) -> int | None:
 
 
 def _varied(rivals: pd.DataFrame) -> tuple[str, ...]:
-    """The keys in which runs of one seed differ."""
-    keys: set[str] = set()
+    """The keys in which runs of one seed differ; a missing key is as good as null."""
+    varied: set[str] = set()
     for _, runs in rivals.groupby("seed")["run"]:
-        texts = pd.DataFrame([without(run.config, NO_MATTER) for run in runs]).map(str)
-        # A key that is missing is as good as null.
-        keys |= set(texts.columns[texts.replace("nan", "None").nunique() > 1])
-    return tuple(sorted(keys))
+        configs = [without(run.config, NO_MATTER) for run in runs]
+        keys = {key for config in configs for key in config}
+        varied |= {key for key in keys if len({str(config.get(key)) for config in configs}) > 1}
+    return tuple(sorted(varied))
