@@ -40,7 +40,11 @@ def reference_of(experiments: Experiments) -> str:
 def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURACIES) -> Sheet:
     """A row for each experiment with means over its seeds; differences are paired by seed.
 
+    Columns are the recorded accuracies, the worst client, variance, clusters and costs; then the
+    difference to the reference (see `reference_of`). Notes have tests of these differences.
+
     Args:
+        experiments: The finished runs of each experiment by name.
         spreads: The columns whose means are shown with their standard deviation over seeds.
     """
     reference = reference_of(experiments)

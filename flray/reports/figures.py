@@ -28,7 +28,12 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     """Mean accuracy by round, a line for each experiment, above the number of clusters.
 
     The band is one standard deviation over seeds; for single runs, it reaches down to the mean of
-    the worst decile of clients.
+    the worst decile of clients. Vertical lines mark clusterings and events, a dotted horizontal
+    line each target.
+
+    Args:
+        experiments: The runs of each experiment by name. Runs without an evaluation have an entry
+            in the legend and no line.
     """
     data = _joined(experiments, RunRecord.evaluated)
     data["percent"] = _PERCENT * data[ACCURACY_MEAN].astype(float)
@@ -73,6 +78,9 @@ def clients_figure(experiments: Experiments) -> Figure:
 
     On top, clients of all seeds in ascending order, a line for each experiment. Below, a panel for
     each experiment by cluster (one seed) or by seed, coloured by planted group.
+
+    Args:
+        experiments: The runs of each experiment by name.
     """
     data = _joined(experiments, RunRecord.last_test)
     data["percent"] = _PERCENT * data[ACCURACY].astype(float)
@@ -115,7 +123,11 @@ def clients_figure(experiments: Experiments) -> Figure:
 
 
 def efficiency_figure(experiments: Experiments) -> Figure:
-    """Mean test accuracy over seeds against the bytes sent so far in both directions."""
+    """Mean test accuracy over seeds against the bytes sent so far in both directions.
+
+    Args:
+        experiments: The runs of each experiment by name.
+    """
 
     def sent(run: RunRecord) -> pd.DataFrame:
         so_far = (

@@ -34,7 +34,11 @@ _NOTES = {  # by keys of a summary; in rounds.parquet they begin with `clusterin
 
 
 def run_sheet(run: RunRecord, clusterings: Sequence[int]) -> Sheet | None:
-    """The measures of the clusterings of these rounds, and of the whole run if they are several."""
+    """The measures of the clusterings of these rounds, and of the whole run if they are several.
+
+    Measures are errors, correlations, uniformity and robustness, as far as they were recorded; None
+    if none was.
+    """
     rows = {f"round {t}" if t else "at the start": [_at(run, t)] for t in clusterings}
     if len(clusterings) > 1:
         rows["whole run"] = [run.numbers]

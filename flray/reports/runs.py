@@ -153,7 +153,15 @@ def finished(experiments: Experiments) -> dict[str, list[RunRecord]]:
 
 
 def read_run(path: Path, name: str = "") -> RunRecord:
-    """The run in a folder; its summary is checked against its other files."""
+    """The run in a folder; its summary is checked against its other files.
+
+    Args:
+        path: The run directory.
+        name: The name of its experiment in tables and figures.
+
+    Raises:
+        ExperimentError: There is no run, or its files contradict each other.
+    """
     directory = RunDirectory(path)
     if not directory.holds_run():
         raise ExperimentError(f"{path} holds no run: it has no config.yaml")
@@ -163,7 +171,14 @@ def read_run(path: Path, name: str = "") -> RunRecord:
 def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
     """All runs, finished or not, and all sweeps in and below the folders.
 
-    Runs of one command come in the order of the command, others in that of their paths.
+    Runs of one command come in the order of the command, others in that of their paths. They are
+    named by their experiments, as in tables and pages; runs of sweeps are part of these.
+
+    Args:
+        folders: Folders of runs or sweeps, or folders that contain such folders.
+
+    Raises:
+        ExperimentError: There is neither a run nor a sweep in one of the folders.
     """
     paths: dict[Path, None] = {}
     for folder in folders:
@@ -211,7 +226,11 @@ def run_folders(folder: Path) -> dict[Path, Path | None]:
 
 
 def collect_runs(folder: Path) -> list[RunRecord]:
-    """The finished runs below a folder, also those of sweeps, in the order of their paths."""
+    """The finished runs below a folder, also those of sweeps, in the order of their paths.
+
+    Each has the number of runs with the same settings and another seed that did not finish: rows of
+    the same configuration in its sweep, otherwise unfinished runs below the folder.
+    """
     sweeps = run_folders(folder)
     runs = [read_run(path) for path in sweeps]
     finished = [run for run in runs if run.summary is not None]

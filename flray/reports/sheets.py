@@ -149,8 +149,12 @@ def sheet_of(
     """A sheet with notes that explain the marks that occur in it.
 
     Args:
+        title: Title of the table, "" for none.
+        labels: A row of texts for each row of the table; its index are the rows of `cells`.
         columns: Headings, or keys of recorded columns, whose heading and decimals follow from
             `column_of` and the numbers.
+        cells: Fields of each number, scaled to the unit of its column.
+        notes: Sentences below the table.
     """
     frame = numbers(cells)
     headings = tuple(c if isinstance(c, Heading) else _heading(c, frame) for c in columns)
@@ -168,7 +172,9 @@ def numbers(cells: Cells) -> pd.DataFrame:
 
 
 def seed_mean(values: Sequence[float]) -> Fields:
-    """The mean, and the standard deviation over seeds where there are several.
+    """The fields of a mean over seeds: `value`, and the standard deviation as `error`.
+
+    The deviation (ddof 1) is None for one seed, the mean NaN for none.
 
     >>> seed_mean([1.0, 3.0])["value"], seed_mean([1.0])["error"]
     (2.0, None)

@@ -12,17 +12,9 @@ from matplotlib.figure import Figure
 from flray import columns as recorded
 from flray.columns import CLUSTERS, FOLDER, ROUND
 from flray.records.run_directory import RunDirectory
-from flray.reports import style
+from flray.reports import style, sweep_curves
 from flray.reports.columns import HOLDOUT, TEST, VALIDATION, column_of, number_text, value_text
 from flray.reports.sheets import GROUND_TRUTH
-from flray.reports.sweep_curves import (
-    combination,
-    curve_keys,
-    draw_dashed,
-    scale_axis,
-    setting_label,
-    varied_keys,
-)
 from flray.reports.sweep_tables import mark_of
 from flray.reports.sweeps import Sweep
 
@@ -88,7 +80,7 @@ def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
         best.assign(shown=shown)
         .pivot(index=down, columns=across, values="shown")
         .reindex(index=_present(sweep, best, down), columns=_present(sweep, best, across))
-        .rename(index=setting_label, columns=setting_label)
+        .rename(index=sweep_curves.setting_label, columns=sweep_curves.setting_label)
         for shown in (heights, texts)
     )
     figure = Figure((2.6 + 0.85 * values.shape[1], 2.1 + 0.55 * len(values)), layout="constrained")
@@ -129,7 +121,7 @@ def overview_figure(sweep: Sweep) -> Figure:
         axes.scatter(x, y, s=16, color="0.35", alpha=0.45, linewidths=0)
         is_best = having.index.isin(sweep.best.index)
         axes.plot(x[is_best], y[is_best], color=style.RED, **RING)
-        handles |= draw_dashed(axes, sweep, sweep.baselines, column)
+        handles |= sweep_curves.draw_dashed(axes, sweep, sweep.baselines, column)
         axes.set_xlabel(style.for_figure(sweep.names[key]))
         style.plain(axes)
     grid[0].set_ylabel(column_of(column).label)
@@ -153,12 +145,15 @@ def importance_figure(sweep: Sweep) -> Figure | None:
 
 def _positions(axes: Axes, sweep: Sweep, configurations: pd.DataFrame, key: str) -> style.Values:
     """Positions of configurations on the axis of a setting: numbers to scale, names in a row."""
-    if key in curve_keys(sweep):
-        scale_axis(axes, configurations[key])
+    if key in sweep_curves.curve_keys(sweep):
+        sweep_curves.scale_axis(axes, configurations[key])
         return configurations[key].to_numpy(np.float64)
     values = _present(sweep, configurations, key)
     is_marked = configurations.groupby(key)[recorded.USES_GROUND_TRUTH].max() > 0
-    names = [setting_label(value) + f" {GROUND_TRUTH}" * bool(is_marked[value]) for value in values]
+    names = [
+        sweep_curves.setting_label(value) + f" {GROUND_TRUTH}" * bool(is_marked[value])
+        for value in values
+    ]
     axes.set_xticks(range(len(values)), names, rotation=30 if max(map(len, names)) > 8 else 0)
     axes.set_xlim(-0.5, len(values) - 0.5)
     positions: style.Values = configurations[key].map(values.index).to_numpy(np.float64)
@@ -167,14 +162,14 @@ def _positions(axes: Axes, sweep: Sweep, configurations: pd.DataFrame, key: str)
 
 def _rounds_of(sweep: Sweep, key: str) -> pd.DataFrame:
     """The rounds of all finished rows with the value of the setting, and other settings."""
-    varied = varied_keys(sweep, sweep.finished, key)
+    varied = sweep_curves.varied_keys(sweep, sweep.finished, key)
     frames = [pd.DataFrame()]
     for _, row in sweep.finished.iterrows():
         run = RunDirectory(sweep.path / str(row[FOLDER]))
         if run.holds_run():
             setting = {sweep.names[key]: value_text(row[key]) or "without"}
             rounds = run.rounds().reindex(columns=[ROUND, VALIDATION, HOLDOUT])
-            frames.append(rounds.assign(**setting, others=combination(row, varied)))
+            frames.append(rounds.assign(**setting, others=sweep_curves.combination(row, varied)))
     return pd.concat(frames, ignore_index=True)
 
 

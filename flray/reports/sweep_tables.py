@@ -6,27 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from flray.columns import (
-    ARI,
-    CLUSTERS,
-    ERROR,
-    FOLDER,
-    MERGE_PLACE,
-    SEED,
-    STATUS,
-    VALIDATION_LOSS_MEAN,
-)
+from flray import columns as recorded
 from flray.columns import USES_GROUND_TRUTH as USES
-from flray.reports.columns import (
-    MISSING,
-    TEST,
-    VALIDATION,
-    column_of,
-    number_text,
-    scaled,
-    value_text,
-    with_unit,
-)
+from flray.reports import columns
+from flray.reports.columns import MISSING, TEST, VALIDATION, column_of, value_text
 from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet, marks, sheet_of
 from flray.reports.sweeps import FAILED, MISSING_ROWS, NUM_SEEDS, SPREAD, Sweep
 
@@ -34,21 +17,27 @@ TOP = 5  # configurations in the table of the best
 
 
 def top_sheet(sweep: Sweep) -> Sheet:
-    """The best configurations by the metric, the simplest one, and the baselines."""
+    """The best configurations by the metric, the simplest one, and the baselines.
+
+    Columns are the varied keys, the metric, validation and test accuracy, clusters and ARI. Notes
+    name the metric, ties, the rule of the simplest and, for samples, the importance of keys.
+    """
     ranked = sweep.ranked.drop(sweep.baselines.index)
     listed = pd.concat([ranked.head(TOP), sweep.simplest, sweep.baselines])
     listed = listed[~listed.index.duplicated()]
     labels = pd.DataFrame({"rank": _rank_names(sweep, ranked, listed)}, listed.index)
     for key, name in sweep.names.items():
         labels[name] = [value_text(value) for value in listed[key]]
-    by_loss = (VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
-    wanted = dict.fromkeys((sweep.metric, VALIDATION, *by_loss, TEST, CLUSTERS, ARI))
+    by_loss = (recorded.VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
+    wanted = dict.fromkeys(
+        (sweep.metric, VALIDATION, *by_loss, TEST, recorded.CLUSTERS, recorded.ARI)
+    )
     keys = [column for column in wanted if column in listed and listed[column].notna().any()]
     marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
     cells = {
         (k, column, "ours"): {
-            "value": scaled(column, row[column]),
-            "error": scaled(column, row[column + SPREAD]),
+            "value": columns.scaled(column, row[column]),
+            "error": columns.scaled(column, row[column + SPREAD]),
             "seeds": tuple(range(int(row[NUM_SEEDS]))),
             "uses_ground_truth": column in marked and row[USES] > 0,
             "missing_seeds": row[MISSING_ROWS] if column in marked else 0,
@@ -81,7 +70,7 @@ def _top_notes(sweep: Sweep) -> Iterator[str]:
             "validation loss decides, then the fewest clusters, then the order of rows."
         )
     if len(sweep.simplest):
-        error = with_unit(sweep.metric, sweep.best_error)
+        error = columns.with_unit(sweep.metric, sweep.best_error)
         over = "seeds" if sweep.best[NUM_SEEDS].iloc[0] > 1 else "clients"
         is_best = sweep.simplest.index.equals(sweep.best.index)
         yield (
@@ -101,19 +90,19 @@ def mark_of(configuration: "pd.Series[Any]") -> str:
 
 def measured(configuration: "pd.Series[Any]", column: str) -> str:
     """A number of a configuration with its standard deviation over seeds and its marks."""
-    text = with_unit(column, configuration[column], configuration[column + SPREAD])
+    text = columns.with_unit(column, configuration[column], configuration[column + SPREAD])
     return text + mark_of(configuration)
 
 
 def settings_of(sweep: Sweep, configuration: "pd.Series[Any]") -> dict[str, str]:
     """The settings that a configuration has, by key."""
-    settings = configuration.reindex([*sweep.keys, MERGE_PLACE]).dropna()
+    settings = configuration.reindex([*sweep.keys, recorded.MERGE_PLACE]).dropna()
     return {str(key): value_text(value) for key, value in settings.items()}
 
 
 def best_folder(sweep: Sweep) -> Path | None:
     """The folder of the first row of the best configuration; None if it has none."""
-    folder = sweep.rows_of(sweep.best)[FOLDER].iloc[0]
+    folder = sweep.rows_of(sweep.best)[recorded.FOLDER].iloc[0]
     return None if pd.isna(folder) else sweep.path / str(folder)
 
 
@@ -126,24 +115,30 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
     for key in sweep.measured:
         column = column_of(key)
         heading = f"{column.title} {column.unit}".strip()
-        texts[heading] = [number_text(key, value) for value in rows[key]]
+        texts[heading] = [columns.number_text(key, value) for value in rows[key]]
     incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
-    statuses = zip(rows[STATUS].map(value_text), incomplete, strict=True)
-    texts[STATUS] = [f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses]
-    texts[FOLDER] = [value_text(folder) or MISSING for folder in rows[FOLDER]]
+    statuses = zip(rows[recorded.STATUS].map(value_text), incomplete, strict=True)
+    texts[recorded.STATUS] = [
+        f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses
+    ]
+    texts[recorded.FOLDER] = [value_text(folder) or MISSING for folder in rows[recorded.FOLDER]]
     return pd.DataFrame(texts).set_index("row")
 
 
 def failures(sweep: Sweep) -> pd.DataFrame:
     """The message of each failed row by its settings."""
-    names, rows = _settings(sweep), sweep.rows[sweep.rows[STATUS] == FAILED]
+    names, rows = _settings(sweep), sweep.rows[sweep.rows[recorded.STATUS] == FAILED]
     labels = [
         ", ".join(f"{names[k]}={value_text(row[k])}" for k in names if pd.notna(row[k]))
         for _, row in rows.iterrows()
     ]
-    return pd.DataFrame({"message": rows[ERROR].fillna("no message").to_numpy()}, index=labels)
+    return pd.DataFrame(
+        {"message": rows[recorded.ERROR].fillna("no message").to_numpy()}, index=labels
+    )
 
 
 def _settings(sweep: Sweep) -> dict[str, str]:
     """The names of the columns that distinguish rows: varied keys and the seed."""
-    return sweep.names | ({SEED: SEED} if sweep.rows[SEED].notna().any() else {})
+    return sweep.names | (
+        {recorded.SEED: recorded.SEED} if sweep.rows[recorded.SEED].notna().any() else {}
+    )

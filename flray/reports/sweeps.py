@@ -262,7 +262,12 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
-    """A row for each combination of the keys: means, deviations (ddof 1) and numbers of seeds."""
+    """A row for each combination of the keys: means, deviations (ddof 1) and numbers of seeds.
+
+    >>> rows = pd.DataFrame({"lr": [0.1, 0.1, 0.5], "accuracy_mean": [0.25, 0.75, 0.5]})
+    >>> averaged(rows, ["lr"], ["accuracy_mean"])[["accuracy_mean", "seeds"]].to_dict("list")
+    {'accuracy_mean': [0.5, 0.5], 'seeds': [2, 1]}
+    """
     grouped = rows.groupby(_by(rows, keys), dropna=False, sort=False)
     values = grouped[list(measured)]
     parts = [values.mean(), values.std().add_suffix(SPREAD), grouped.size().rename(NUM_SEEDS)]

@@ -64,7 +64,18 @@ def to_rich(sheet: Sheet) -> RenderableType:
 
 
 def to_markdown(sheet: Sheet) -> str:
-    """A pipe table; the lines of a cell are separated by <br>, ours is bold."""
+    """A pipe table; the lines of a cell are separated by <br>, our numbers are bold.
+
+    >>> from flray.reports.sheets import sheet_of
+    >>> labels = pd.DataFrame({"experiment": ["fedavg"]}, index=["fedavg"])
+    >>> cells = {("fedavg", "ari", "ours"): {"value": 0.5}}
+    >>> print(to_markdown(sheet_of("", labels, ["ari"], cells, ["a note"])), end="")
+    | experiment | ARI |
+    | --- | --- |
+    | fedavg | **0.50** |
+    <BLANKLINE>
+    - a note
+    """
     head = [*map(str, sheet.labels), *(heading.title for heading in sheet.headings)]
     title = [f"**{sheet.title}**", ""] if sheet.title else []
     out = [*title, *_pipes([head, ["---"] * len(head)])]
@@ -117,7 +128,17 @@ def to_latex(sheet: Sheet) -> str:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """A line for each row: its labels, then each number and, if a column has any, its error."""
+    """A line for each row: its labels, then each number and, if a column has any, its error.
+
+    Numbers are not rounded. If cells have seeds, a column has their number.
+
+    >>> from flray.reports.sheets import sheet_of
+    >>> labels = pd.DataFrame({"experiment": ["fedavg"]}, index=["fedavg"])
+    >>> cells = {("fedavg", "ari", "ours"): {"value": 0.5, "error": 0.125, "seeds": (0, 1)}}
+    >>> print(to_csv(sheet_of("", labels, ["ari"], cells)), end="")
+    experiment,seeds,ARI,ARI ±
+    fedavg,2,0.5,0.125
+    """
     frame = sheet.labels.copy()
     numbers = sheet.cells.reset_index("source", drop=True)
     seeds = numbers["seeds"].map(len).groupby("row").max()

@@ -28,6 +28,10 @@ def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
     do, if there was a choice; `paper`; and the `difference` of ours to it. Two more columns are
     `varied`, the keys in which the runs to choose from differ, and `left_out`, the runs that were
     no candidates because another seed of their configuration is missing.
+
+    Args:
+        table: The published table; its section `match` decides which run belongs in which cell.
+        runs: Finished runs, as `collect_runs` returns them.
     """
     cells: dict[tuple[int, str, str], Fields] = {}
     has_ratios = table.has_ratios
@@ -56,6 +60,7 @@ def is_filled(cells: pd.DataFrame) -> bool:
 
 
 def fits(run: RunRecord, conditions: Conditions) -> bool:
+    """True if a run meets every condition."""
     return all(holds(run.value(key), wanted) for key, wanted in conditions.items())
 
 
