@@ -158,19 +158,26 @@ def report(
 ) -> Path:
     """Write one self-contained HTML page of runs and sweeps.
 
+    A run has its numbers, figures, clusterings, costs and settings; several runs also have a table
+    with paired differences; a sweep has its best configurations, figures of its settings and all
+    rows. `flray.report("runs/both")` is `flray report runs/both` on the command line.
+
     Args:
         runs: Folders, or what `flray.run`, `flray.load` and `flray.sweep` return.
         out: The file to write. None: report.html in the first folder.
 
     Returns:
         The path of the page.
+
+    Raises:
+        ExperimentError: A folder holds neither a run nor a sweep.
     """
     from flray.errors import ExperimentError
     from flray.reports.page import write_page
 
     if not runs:
         raise ExperimentError("expected a folder or a result, as in flray.report('runs/mine')")
-    folders = [Path(each) if isinstance(each, str | Path) else each.path for each in runs]
+    folders = [Path(run) if isinstance(run, str | Path) else run.path for run in runs]
     return write_page(folders, None if out is None else Path(out))
 
 

@@ -1,4 +1,4 @@
-"""What a user takes away from a run: numbers, clusters, figures, and the model of each client."""
+"""`Result` and `Results`, which `flray.run` and `flray.load` return."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule
 
 from flray.client.host import restored_torch_settings
-from flray.columns import CLIENT, MODEL, PART, ROUND
+from flray.columns import CLIENT, MODEL
 from flray.config.experiment import COMPONENTS, Experiment, parse_experiment
 from flray.config.objects import OBJECT
 from flray.config.overrides import THRESHOLD
@@ -24,23 +24,20 @@ from flray.imports import require_own_modules
 from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, when
-from flray.reports.runs import experiment_names, holds_run, read_run
-from flray.reports.sweeps import enclosing_sweep
+from flray.reports.clustering_figures import CLUSTERING_FIGURES, when
+from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
+from flray.reports.runs import RunRecord, experiment_names, read_run, run_folders
 from flray.runs.assemble import deployed_models
-from flray.server.summary import checked_summary
 
-OF_A_RUN = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
-OF_A_CLUSTERING = ("distance", "embedding", "graph")
+RUN_FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
 
 
 @dataclass(frozen=True)
 class Result:
     """A run directory read back, finished or not: numbers, clusters, figures and models.
 
-    `rounds` and `clients` are data frames of all rounds so far, `summary` the numbers of the
-    finished run, `clusters` a series by client, `model(client)` a LightningModule.
+    `rounds` and `clients` are data frames of all rounds so far, `summary` has the numbers of the
+    finished run, `clusters` is a series by client, `model(client)` a LightningModule.
 
     >>> import flray, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -61,58 +58,64 @@ class Result:
     """
 
     path: Path
-    experiment: Experiment | None = None  # None: that of config.yaml
-    objects: Mapping[str, Any] | None = None  # Any: components that config.yaml cannot describe
+    experiment: Experiment | None = None  # None: the one of config.yaml
+    # Components by key that config.yaml cannot describe; Any: their classes.
+    objects: Mapping[str, Any] | None = None
 
     @property
     def summary(self) -> dict[str, Any]:  # Any: JSON
-        """The numbers of summary.json; empty when the run stopped before its last round."""
-        return checked_summary(self._directory) or {}
+        """The numbers of summary.json; empty if the run stopped before its last round."""
+        return dict(self._record.summary or {})
 
     @property
     def seed(self) -> int:
         """The seed of the experiment."""
-        return int(self._directory.config()["seed"])
+        return int(self._record.config["seed"])
 
-    @cached_property
+    @property
     def rounds(self) -> pd.DataFrame:
-        """A row for each round so far."""
-        return self._directory.rounds()
+        """The columns of rounds.parquet, a row for each round so far."""
+        return self._record.rounds
 
-    @cached_property
+    @property
     def clients(self) -> pd.DataFrame:
-        """A row for each client and evaluation so far."""
-        return self._directory.clients()
+        """The columns of clients.parquet, a row for each client and evaluation so far."""
+        return self._record.clients
 
     @property
     def clusters(self) -> "pd.Series[int]":
-        """By client: the number of the model that it used at the last evaluation.
+        """By client, the number of the model that it used at the last evaluation.
 
         Clients with equal numbers share a model.
         """
-        test = self.clients[self.clients[PART] == "test"]
-        last = test[test[ROUND] == test[ROUND].max()]
-        found: pd.Series[int] = last.set_index(CLIENT)[MODEL].rename("cluster").sort_index()
-        return found
+        models: pd.Series[int] = self._record.last_test().set_index(CLIENT)[MODEL]
+        return models.rename("cluster").sort_index()
 
     @cached_property
     def clusterings(self) -> dict[int, ClusteringRecord]:
-        """What each clustering was decided by (points, D, R, labels, tree), by round."""
+        """The evidence of each clustering (points, D, R, labels, tree), by round."""
         return read_clusterings(self.path)
 
     def model(self, client: int) -> LightningModule:
-        """The module with the weights that a client uses at the end, in evaluation mode."""
+        """The module with the weights that a client uses after the last round, in evaluation mode.
+
+        Args:
+            client: Number of the client, from 0.
+
+        Raises:
+            ExperimentError: There is no such client, or the run has no checkpoint.
+        """
         module, bank = self._deployed
         if not 0 <= client < len(bank.owner):
             raise ExperimentError(f"client must be in 0..{len(bank.owner) - 1}, got {client}")
-        own = copy.deepcopy(module)
-        load_params(own, bank.row(int(bank.owner[client])))
-        return own.eval()
+        deployed = copy.deepcopy(module)
+        load_params(deployed, bank.row(int(bank.owner[client])))
+        return deployed.eval()
 
     def export(self, client: int, path: str | Path) -> Path:
-        """Write the model of a client as a Lightning checkpoint.
+        """Write the model of a client as a Lightning checkpoint; returns its path.
 
-        The module's class reads it with `load_from_checkpoint`, anybody with
+        The module's class reads it with `load_from_checkpoint`, other programs with
         `torch.load(path, weights_only=True)["state_dict"]`.
         """
         module = self.model(client)
@@ -129,40 +132,37 @@ class Result:
         return Path(path)
 
     def figure(self, name: str = "accuracy", round: int | None = None) -> Figure:
-        """A figure of the run, by name.
-
-        Those of a run are accuracy, clients and bytes, those of a clustering are distance,
-        embedding and graph.
+        """A matplotlib figure of the run.
 
         Args:
-            round: of the clustering; None: the last one.
+            name: For a run accuracy, clients or bytes; for a clustering distance, embedding or
+                graph.
+            round: The round of the clustering. None: that of the last one.
         """
-        run = read_run(self.path, self.path.name)
-        if name in OF_A_RUN:
-            return OF_A_RUN[name]({run.name: [run]})
-        if name not in OF_A_CLUSTERING:
-            known = ", ".join((*OF_A_RUN, *OF_A_CLUSTERING))
-            raise ExperimentError(f"unknown figure {name!r}; known: {known}")
+        run = self._record
+        if name in RUN_FIGURES:
+            return RUN_FIGURES[name]({run.name: [run]})
+        if name not in CLUSTERING_FIGURES:
+            names = ", ".join((*RUN_FIGURES, *CLUSTERING_FIGURES))
+            raise ExperimentError(f"unknown figure {name!r}; known: {names}")
         if not self.clusterings:
             raise ExperimentError(f"{self.path} holds no clustering to draw")
         t = max(self.clusterings) if round is None else round
         if t not in self.clusterings:
-            there = ", ".join(map(str, self.clusterings))
-            raise ExperimentError(f"no clustering after round {t}; there are: {there}")
-        found, title = self.clusterings[t], f"{run.name}, {when(t)}"
-        if name == "distance":
-            return distance_figure(found, title, run.value(THRESHOLD))
-        return embedding_figure(found, title) if name == "embedding" else graph_figure(found, title)
+            rounds = ", ".join(map(str, self.clusterings))
+            raise ExperimentError(f"no clustering after round {t}; there are: {rounds}")
+        title = f"{run.name}, {when(t)}"
+        return CLUSTERING_FIGURES[name](self.clusterings[t], title, run.value(THRESHOLD))
 
-    @property
-    def _directory(self) -> RunDirectory:
-        return RunDirectory(self.path)
+    @cached_property
+    def _record(self) -> RunRecord:
+        return read_run(self.path, self.path.name)
 
     @cached_property
     def _experiment(self) -> Experiment:
         if self.experiment is not None:
             return self.experiment
-        plain, objects = dict(self._directory.config()), dict(self.objects or {})
+        plain, objects = dict(self._record.config), dict(self.objects or {})
         for kind in COMPONENTS:
             if OBJECT in plain.get(kind, {}) and kind not in objects:
                 raise ExperimentError(
@@ -170,32 +170,32 @@ class Result:
                     f"hold: flray.load(path, {kind}=...)"
                 )
         require_own_modules(plain, self.path)
-        found = parse_experiment(plain | objects)
-        held, given = plain["dataset"].get(OBJECT), found.plain["dataset"].get(OBJECT)
-        if "dataset" in objects and held != given:
+        parsed = parse_experiment(plain | objects)
+        digests = [config["dataset"].get(OBJECT) for config in (plain, parsed.plain)]
+        if "dataset" in objects and digests[0] != digests[1]:
             raise ExperimentError(f"{self.path} ran on another dataset than the one given")
-        return found
+        return parsed
 
     @cached_property
     def _deployed(self) -> tuple[LightningModule, ModelBank]:
         with restored_torch_settings():
-            return deployed_models(self._experiment, self._directory)
+            return deployed_models(self._experiment, RunDirectory(self.path))
 
     def _arguments(self, module: LightningModule) -> dict[str, Any]:  # Any: YAML
-        """What the module's class is built with again."""
-        own = dict(module.hparams)
-        if own or OBJECT in self._experiment.model.plain:
-            return own
+        """The arguments that build the module again."""
+        arguments = dict(module.hparams)
+        if arguments or OBJECT in self._experiment.model.plain:
+            return arguments
         dataset = self._experiment.dataset.build().load()
         component = self._experiment.model
         return component.arguments(image_shape=dataset.image_shape, num_classes=dataset.num_classes)
 
 
 class Results(Mapping[str, Result]):
-    """Several runs by name, as `flray.load` and `flray.run` return them: a read-only mapping.
+    """A read-only mapping of several runs by name, as `flray.run` and `flray.load` return it.
 
-    A name is that of the experiment in tables and pages; where an experiment has several seeds, it
-    ends in the seed: `results["flhc"]`, or `results["flhc/seed_1"]`.
+    The name of a run is that of its experiment, as in tables and pages. If an experiment has
+    several seeds, it ends in the seed: `results["flhc"]`, or `results["flhc/seed_1"]`.
 
     >>> folders = [Path("both/fedavg/seed_0"), Path("both/flhc/seed_0")]
     >>> results = Results(Path("both"), [Result(folder) for folder in folders])
@@ -229,28 +229,27 @@ class Results(Mapping[str, Result]):
 
 
 def load(path: str | Path, **objects: Any) -> Result | Results:  # Any: components
-    """The run that a folder is, or else all runs below it.
+    """The run in a folder, or all runs below it; their summaries are checked.
 
     Args:
-        objects: components that were given as objects when they ran.
+        path: The folder of a run, or one that contains runs.
+        objects: Components that were given as objects when they ran.
     """
     unknown = sorted(set(objects) - set(COMPONENTS))
     if unknown:
         raise ExperimentError(f"unknown {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
     folder = Path(path)
-    if RunDirectory(folder).holds_run():
-        checked_summary(RunDirectory(folder))
-        return Result(folder, objects=objects)
-    runs = [Result(run, objects=objects) for run in _runs_below(folder)]
-    for run in runs:
-        checked_summary(RunDirectory(run.path))
+    is_run = RunDirectory(folder).holds_run()
+    runs = [Result(run, objects=objects) for run in ([folder] if is_run else run_folders(folder))]
     if not runs:
         raise ExperimentError(f"{path} holds no run; expected a folder that `flray run` made")
-    return Results(folder, runs)
+    for run in runs:
+        read_run(run.path)
+    return runs[0] if is_run else Results(folder, runs)
 
 
 def load_one(path: str | Path) -> Result:
-    """The run in a folder, which must be one."""
+    """The run whose directory is `path`; otherwise an error that names the runs below it."""
     loaded = load(path)
     if isinstance(loaded, Results):
         folders = ", ".join(str(run.path) for run in loaded.values())
@@ -258,15 +257,8 @@ def load_one(path: str | Path) -> Result:
     return loaded
 
 
-def _runs_below(folder: Path) -> list[Path]:
-    """The folders of runs; of a sweep those of its rows, without what its cache keeps."""
-    folders = [file.parent for file in sorted(folder.rglob("config.yaml"))]
-    sweeps = {path: enclosing_sweep(path.resolve()) for path in folders if holds_run(path)}
-    return [path for path, sweep in sweeps.items() if sweep in (None, path.resolve().parent.parent)]
-
-
 def _run_names(folders: Sequence[Path]) -> list[str]:
-    """The name of each run: of its experiment, with the seed where an experiment has several.
+    """The name of each run: its experiment, with the seed if an experiment has several.
 
     >>> _run_names([Path("x/a/seed_0"), Path("x/b/seed_0")])
     ['a', 'b']

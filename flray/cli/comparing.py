@@ -8,7 +8,8 @@ from rich.console import Console
 
 from flray.errors import ExperimentError
 from flray.reports.comparison import MEASURED, clustering_sheet, comparison_sheet
-from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure, save_figure
+from flray.reports.figure_files import save_figure
+from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.page_run import MAX_LINES
 from flray.reports.runs import Experiments, by_experiment, find_runs, finished, row_runs
 from flray.reports.writers import Format, to_csv, to_latex, to_markdown, to_rich

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.reports.comparison import clustering_sheet, comparison_sheet
-from flray.reports.figures import write_figures
+from flray.reports.figure_files import write_figures
 from flray.reports.runs import by_experiment, read_run
 from flray.reports.writers import to_rich
 from flray.wording import counted

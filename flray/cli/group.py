@@ -128,7 +128,7 @@ def progress_bar(console: Console, name: str, total: int) -> Iterator[Callable[[
 
 def draw_figures(run: Path) -> Sequence[Path]:
     """The figures of a run directory, as PNG files; matplotlib is imported when they are drawn."""
-    from flray.reports.figures import figures_of
+    from flray.reports.figure_files import figures_of
 
     return figures_of(run)
 

@@ -21,7 +21,7 @@ from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.mirror import Mirror
-from flray.reports.figures import figures_of
+from flray.reports.figure_files import figures_of
 from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import left_out_note, read_sweep

@@ -26,22 +26,23 @@ def show_table(
         runs: a folder; finished runs anywhere below it count.
     """
     # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
-    from flray.reports.published_cells import is_filled, nearest_miss
-    from flray.reports.published_sheet import render
+    from flray.reports.published.filling import fill, is_filled, nearest_miss
+    from flray.reports.published.sheet import render
     from flray.reports.runs import collect_runs
 
     table = find_table(name)
     if not runs.is_dir() and runs != DEFAULT_RUNS:
         raise ExperimentError(f"there is no folder {runs}; expected one that holds runs (--runs)")
     finished = collect_runs(runs)
-    rendered = render(table, finished, form)
+    cells = fill(table, finished)
+    rendered = render(table, cells, form)
     if isinstance(rendered, str):
         console.out(rendered, end="", highlight=False)
         return
     console.print(rendered)
     where = f"{len(finished)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
     console.print(Text(f"{where}; {_state(table)}.", style="dim"))
-    if table.match.numbers and not is_filled(table, finished):
+    if table.match.numbers and not is_filled(cells):
         miss = nearest_miss(table, finished)
         reason = f"none of them meets all conditions of a cell; {miss}" if miss else where
         space = f"\nflray sweep {Path(table.space).stem} runs what fills it" if table.space else ""

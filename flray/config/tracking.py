@@ -24,11 +24,12 @@ class Wandb:
     True
     """
 
-    project: str = "flray"
-    mode: Literal["online", "offline", "disabled"] | None = None  # None: WANDB_MODE, else by key
-    entity: str | None = None  # None: the one of the key
-    group: str | None = None  # None: the sweep, where there is one
-    tags: tuple[str, ...] = ()
+    project: str = "flray"  # W&B project that runs are shown in
+    # Whether to send data to W&B. null: WANDB_MODE, else online if there is a key
+    mode: Literal["online", "offline", "disabled"] | None = None
+    entity: str | None = None  # W&B user or team. null: the default of the key
+    group: str | None = None  # Group of the run in W&B. null: the name of the sweep, if any
+    tags: tuple[str, ...] = ()  # Tags of the run in W&B
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class MLflow:
     True
     """
 
-    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else what MLflow takes by default
-    experiment: str = "flray"
+    uri: str | None = None  # Tracking server or database. null: MLFLOW_TRACKING_URI or its default
+    experiment: str = "flray"  # MLflow experiment that runs are shown in
 
 
-# Any: one of them
+# Any: one of these classes
 TRACKING: Mapping[str, Callable[..., Any]] = {
     "mlflow": MLflow,
     "none": NoTracking,

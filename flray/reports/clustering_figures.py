@@ -29,33 +29,37 @@ from flray.reports.geometry import (
     tree_of,
 )
 from flray.reports.style import GREY, Colour, lines, matched_colours
+from flray.wording import counted
 
-MAX_NAMED_CLIENTS = 25  # more ids than this do not fit on an axis or into nodes
-MAX_LEGEND = 12  # categories
-MAX_EDGES = 20_000  # more than this say no more and take seconds each
-PANEL_POINTS = 270  # about the width of a graph, in points
+MAX_NAMED_CLIENTS = 25  # most client ids that fit on an axis or into nodes
+MAX_LEGEND = 12  # most categories in a legend
+MAX_EDGES = 20_000  # most edges drawn; more show nothing new and take seconds
+PANEL_POINTS = 270  # width of a graph in points, about
 
-SIDE, TOP = (-0.05, 0, 0.035, 1), (0, 1.01, 1, 0.03)  # of a matrix: x, y, width, height
+SIDE, TOP = (-0.05, 0, 0.035, 1), (0, 1.01, 1, 0.03)  # strips at a matrix: x, y, width, height
 
-Colours = Mapping[int, Colour]
-Place = Literal["lower center", "upper center"]  # of a legend
+Colours = Mapping[int, Colour]  # by cluster or group
+Anchor = Literal["lower center", "upper center"]  # side of a legend that is fixed
 
 
 def distance_figure(
     clustering: ClusteringRecord, title: str = "", threshold: float | None = None
 ) -> Figure:
-    """D three ways, as Fig. 3 of FLT: raw, reordered under its dendrogram, and flattened.
+    """D in three panels, as in FLT's Fig. 3: raw, reordered under its dendrogram, and flattened.
 
-    The dendrogram was cut at the threshold.
+    Args:
+        clustering: What was clustered, and the clusters.
+        title: Begins the headline of the figure.
+        threshold: Height at which the dendrogram was cut.
     """
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
     tree, leaves, order = tree_of(clustering), leaf_order(clustering), cluster_order(clustering)
     figure = Figure(figsize=(12, 6.0 if tree is None else 6.9), layout="constrained")
     figure.suptitle(_headline(clustering, title), fontsize=12, wrap=True)
     raw, reordered, flat = figure.subplots(1, 3)
-    places = {raw: np.arange(clustering.num_clients), reordered: leaves, flat: order}
+    orders = {raw: np.arange(clustering.num_clients), reordered: leaves, flat: order}
     for axes in (raw, reordered):
-        image = _show_matrix(axes, clustering.D, clustering.clients, places[axes])
+        image = _show_matrix(axes, clustering.D, clustering.clients, orders[axes])
         image.set(cmap="viridis", clim=(0, float(clustering.D.max()) or 1.0))
     figure.colorbar(image, ax=[raw, reordered], location="bottom", label="distance D", aspect=50)
     raw.set_xlabel("(a) raw, by client")
@@ -65,8 +69,8 @@ def distance_figure(
     flat.set_xlabel(f"(c) {name}; C = {clustering.num_clusters}, {outlined}")
     _outline_clusters(flat, clustering.labels[order], of_cluster)
     if clustering.groups is not None:
-        for axes, shown in places.items():
-            _strip(axes, SIDE, clustering.groups[shown][:, None], of_group)
+        for axes, clients in orders.items():
+            _strip(axes, SIDE, clustering.groups[clients][:, None], of_group)
         _legend(raw, of_group, "lower center", (0.5, 1.02), "planted group (strip)")
     _legend(flat, of_cluster, "lower center", (0.5, 1.02), "cluster")
     _strip(reordered, TOP, clustering.labels[leaves][None], of_cluster)
@@ -78,8 +82,10 @@ def distance_figure(
     return figure
 
 
-def embedding_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
-    """Clients (or their points) in the plane, by cluster and by planted group where known."""
+def embedding_figure(
+    clustering: ClusteringRecord, title: str = "", _threshold: float | None = None
+) -> Figure:
+    """Clients, or their points, in the plane; by cluster, and by planted group if there are any."""
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
     points, owner, how = plane(clustering)
     panels = 1 if clustering.groups is None else 2
@@ -96,14 +102,16 @@ def embedding_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     return figure
 
 
-def graph_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
-    """Who is related to whom, as Fig. 2 of FLT: matrix and graph, raw and reordered."""
+def graph_figure(
+    clustering: ClusteringRecord, title: str = "", _threshold: float | None = None
+) -> Figure:
+    """The relation between clients, as in FLT's Fig. 2: matrix and graph, raw and reordered."""
     of_cluster, _ = matched_colours(clustering.labels, clustering.groups)
     order = cluster_order(clustering)
     figure = Figure(figsize=(8.6, 9), layout="constrained")
     grid = figure.subplots(2, 2)
-    for axes, places in zip(grid[0], (np.arange(clustering.num_clients), order), strict=True):
-        _, name = _show_relation(axes, clustering, places)
+    for axes, shown in zip(grid[0], (np.arange(clustering.num_clients), order), strict=True):
+        _, name = _show_relation(axes, clustering, shown)
     _outline_clusters(grid[0, 1], clustering.labels[order], of_cluster)
     edges, num_edges = _edges(clustering)
     layouts = (circle_layout(clustering.num_clients), cluster_layout(clustering.labels, order))
@@ -118,41 +126,53 @@ def graph_figure(clustering: ClusteringRecord, title: str = "") -> Figure:
     return figure
 
 
+# Figures of a clustering by name; all take the clustering, a title and the threshold.
+CLUSTERING_FIGURES = {
+    "distance": distance_figure,
+    "embedding": embedding_figure,
+    "graph": graph_figure,
+}
+
+
+def when(t: int) -> str:
+    """The time of a clustering, in words."""
+    return "before the first round" if t == 0 else f"after round {t}"
+
+
 def _headline(clustering: ClusteringRecord, title: str) -> str:
-    number = clustering.num_clients
-    found = f"{number} client{'s' if number != 1 else ''}, {clustering.counted}"
-    return f"{title}: {found}" if title else found
+    counts = f"{counted(clustering.num_clients, 'client')}, {clustering.counted}"
+    return f"{title}: {counts}" if title else counts
 
 
 def _relation(clustering: ClusteringRecord) -> tuple[Matrix, str]:
-    """R and its name; where nothing was related, 1 within a cluster."""
+    """R and its name; if nothing was related, 1 within clusters."""
     if clustering.R is not None:
         return np.asarray(clustering.R, np.float64), "relation R"
     same = np.equal.outer(clustering.labels, clustering.labels)
     return same.astype(np.float64), "same cluster"
 
 
-def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, places: Ids) -> AxesImage:
-    """The matrix with its clients in the order of places."""
-    image = axes.imshow(matrix[np.ix_(places, places)])
+def _show_matrix(axes: Axes, matrix: NDArray[np.floating], clients: Ids, order: Ids) -> AxesImage:
+    """Draw the rows and columns of a matrix in this order."""
+    image = axes.imshow(matrix[np.ix_(order, order)])
     axes.set_yticks([])
-    all_fit = len(places) <= MAX_NAMED_CLIENTS
-    ticks = np.arange(0, len(places), 1 if all_fit else -(-len(places) // 50) * 10)
-    names = [str(i) for i in clients[places[ticks]]]
+    all_fit = len(order) <= MAX_NAMED_CLIENTS
+    ticks = np.arange(0, len(order), 1 if all_fit else -(-len(order) // 50) * 10)
+    names = [str(i) for i in clients[order[ticks]]]
     axes.set_xticks(ticks, names, fontsize=7, rotation=90 if all_fit else 0)
     return image
 
 
-def _show_relation(axes: Axes, clustering: ClusteringRecord, places: Ids) -> tuple[AxesImage, str]:
-    """The relation, shown with its clients in the order of places, and its name."""
+def _show_relation(axes: Axes, clustering: ClusteringRecord, order: Ids) -> tuple[AxesImage, str]:
+    """Draw the relation with clients in this order; returns the image and the relation's name."""
     relation, name = _relation(clustering)
-    image = _show_matrix(axes, relation, clustering.clients, places)
+    image = _show_matrix(axes, relation, clustering.clients, order)
     image.set(cmap=sns.light_palette("0.45", as_cmap=True), clim=(0, float(relation.max()) or 1.0))
     return image, name
 
 
 def _outline_clusters(axes: Axes, labels: Ids, colours: Colours) -> None:
-    """Squares around runs of equal labels on the diagonal, in the colours of clusters."""
+    """Draw squares around equal labels on the diagonal, in the colours of clusters."""
     starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
     sizes = np.diff(starts, append=len(labels))
     for start, size in zip(starts, sizes, strict=True):
@@ -160,10 +180,10 @@ def _outline_clusters(axes: Axes, labels: Ids, colours: Colours) -> None:
         axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor=colour, linewidth=1.5))
 
 
-def _strip(axes: Axes, place: tuple[float, ...], labels: Ids, colours: Colours) -> None:
-    """Labels along the top (1, m) or the side (m, 1) of a matrix."""
+def _strip(axes: Axes, bounds: tuple[float, ...], labels: Ids, colours: Colours) -> None:
+    """Draw labels along the top (1, m) or the side (m, 1) of a matrix."""
     shared = {"sharex": axes} if len(labels) == 1 else {"sharey": axes}
-    strip = axes.inset_axes(place, **shared)  # type: ignore[arg-type]
+    strip = axes.inset_axes(bounds, **shared)  # type: ignore[arg-type]
     cmap = ListedColormap(list(colours.values()))
     codes = np.searchsorted(list(colours), labels)
     strip.imshow(codes, cmap=cmap, vmin=-0.5, vmax=len(colours) - 0.5, aspect="auto")
@@ -188,12 +208,12 @@ def _draw_dendrogram(
 
 
 def _legend(
-    axes: Axes, colours: Colours, place: Place, anchor: tuple[float, float], title: str = ""
+    axes: Axes, colours: Colours, side: Anchor, anchor: tuple[float, float], title: str = ""
 ) -> None:
     if len(colours) > MAX_LEGEND:
         return
     dots = lines({str(name): c for name, c in colours.items()}, linestyle="", marker="o")
-    legend = axes.legend(handles=dots, loc=place, bbox_to_anchor=anchor, ncols=6, frameon=False)
+    legend = axes.legend(handles=dots, loc=side, bbox_to_anchor=anchor, ncols=6, frameon=False)
     legend.set_title(title)
 
 
@@ -209,18 +229,18 @@ def _scatter(axes: Axes, points: Matrix, labels: Ids, colours: Colours) -> None:
 
 
 def _edges(clustering: ClusteringRecord) -> tuple[Ids, int]:
-    """(E, 2) places of related clients, evenly thinned where they are many; and their number."""
+    """(E, 2) positions of related clients, thinned evenly to MAX_EDGES; and the number of edges."""
     related = _relation(clustering)[0] > 0
-    found = np.argwhere(np.triu(related | related.T, 1))
-    if len(found) <= MAX_EDGES:
-        return found, len(found)
-    return found[np.linspace(0, len(found) - 1, MAX_EDGES).astype(np.int64)], len(found)
+    edges = np.argwhere(np.triu(related | related.T, 1))
+    if len(edges) <= MAX_EDGES:
+        return edges, len(edges)
+    return edges[np.linspace(0, len(edges) - 1, MAX_EDGES).astype(np.int64)], len(edges)
 
 
 def _draw_graph(
     axes: Axes, clustering: ClusteringRecord, positions: Matrix, edges: Ids, colours: Colours
 ) -> None:
-    """Nodes and edges in the colours of their clusters; edges between clusters are grey."""
+    """Draw nodes and edges in the colours of their clusters, edges between clusters in grey."""
     inside = np.equal(*clustering.labels[edges].T)
     edges = edges[np.argsort(inside, kind="stable")]  # grey ones below
     ends = clustering.labels[edges].tolist()
@@ -239,8 +259,8 @@ def _draw_graph(
             ink = "black" if np.mean(colour) > 0.5 else "white"
             name = axes.text(x[k], y[k], str(clustering.clients[k]), fontsize=7, color=ink)
             name.set(ha="center", va="center", zorder=4)
-    for limit, held in ((axes.set_xlim, x), (axes.set_ylim, y)):
-        centre = (held.min() + held.max()) / 2
+    for limit, coordinates in ((axes.set_xlim, x), (axes.set_ylim, y)):
+        centre = (coordinates.min() + coordinates.max()) / 2
         limit(centre - extent / 2, centre + extent / 2)
     axes.set_aspect("equal")
     axes.axis("off")

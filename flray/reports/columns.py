@@ -1,8 +1,12 @@
-"""The numbers that runs record: their titles, units and decimals."""
+"""Display of recorded columns: heading, unit, scale and decimals of each, and texts of values.
+
+Tables, figures and pages take these facts from `column_of` alone.
+"""
 
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from numbers import Real
 
 from flray import columns as recorded
@@ -13,19 +17,32 @@ MISSING = "–"
 TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
 HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
 CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
-# What a row of a sweep may have measured, in the order of its columns on the page.
+# Columns of a sweep's rows that its page shows, in this order.
 MEASURED = (
-    *(
-        VALIDATION,
-        recorded.VALIDATION_LOSS_MEAN,
-        TEST,
-        TEST + recorded.AFTER,
-        recorded.CLIENTS_REACHING_TARGET,
-    ),
-    *(recorded.ACCURACY_WORST, HOLDOUT, recorded.CLUSTERS, recorded.ARI),
+    *(VALIDATION, recorded.VALIDATION_LOSS_MEAN, TEST, TEST + recorded.AFTER),
+    *(recorded.CLIENTS_REACHING_TARGET, recorded.ACCURACY_WORST, HOLDOUT),
+    *(recorded.CLUSTERS, recorded.ARI),
     *(CLUSTERING_ERROR, *(key for key, column in MEASURE_COLUMNS.items() if column.is_main)),
     *(recorded.CLIENT_STEPS, recorded.SECONDS),
 )
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of a column of a table, and the decimals of the numbers below it.
+
+    >>> Heading("accuracy_mean after", "after", "accuracy %").title
+    'accuracy % after'
+    """
+
+    key: str
+    name: str
+    group: str = ""  # second heading, above several columns
+    decimals: int = 2
+
+    @property
+    def title(self) -> str:
+        return f"{self.group} {self.name}".strip()
 
 
 def _percent(title: str, short: str = "") -> Column:
@@ -56,22 +73,23 @@ COLUMNS = {
     CLUSTERING_ERROR: Column("clustering error"),
     **MEASURE_COLUMNS,
 }
-# Columns of fractions, after a prefix that says of what: validation_accuracy_mean, ...
+# Columns of fractions, with prefixes for the protocol: validation_accuracy_mean, ...
 _FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|clients_reaching)")
 
 
 def column_of(key: str) -> Column:
-    """
+    """How a recorded column is shown; keys without an entry of their own have their name as title.
+
     >>> column_of("tuned_validation_accuracy_mean").scale, column_of("clusters").scale
     (100.0, 1.0)
     """
     return COLUMNS.get(key) or (_percent(key) if _FRACTIONS.match(key) else Column(key))
 
 
-def known(value: object) -> float:
-    """A recorded number, NaN where there is none.
+def finite(value: object) -> float:
+    """A recorded number; NaN for anything else.
 
-    >>> known(1), known(None), known(float("inf")), known("x")
+    >>> finite(1), finite(None), finite(float("inf")), finite("x")
     (1.0, nan, nan, nan)
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
@@ -79,31 +97,31 @@ def known(value: object) -> float:
     return float(value)
 
 
-def shown(key: str, value: object) -> float:
-    """A recorded number in the unit in which it is shown.
+def scaled(key: str, value: object) -> float:
+    """A recorded number in the unit of its column; NaN without one.
 
-    >>> shown("accuracy_mean", 0.5)
+    >>> scaled("accuracy_mean", 0.5)
     50.0
     """
-    return column_of(key).scale * known(value)
+    return column_of(key).scale * finite(value)
 
 
 def decimals_of(key: str, values: Iterable[object]) -> int:
-    """How many decimals the shown values of a column have: all of them as many.
+    """How many decimals all scaled values of a column are shown with.
 
     >>> decimals_of("clusters", [3.0, 4.0]), decimals_of("clusters", [3.5, 4.0])
     (0, 1)
     """
-    return column_of(key).decimals or int(any(known(value) % 1 > 0 for value in values))
+    return column_of(key).decimals or int(any(finite(value) % 1 > 0 for value in values))
 
 
 def number_text(key: str, value: object, error: object = None) -> str:
-    """A recorded number as it is shown, without its unit; the error has as many decimals.
+    """A recorded number and its error, scaled, with equal decimals and without a unit.
 
     >>> number_text("accuracy_mean", 0.9489, 0.01), number_text("clusters", 4.0, 0.71)
     ('94.89 ± 1.00', '4.0 ± 0.7')
     """
-    number, spread = shown(key, value), shown(key, error)
+    number, spread = scaled(key, value), scaled(key, error)
     if math.isnan(number):
         return MISSING
     decimals = decimals_of(key, (number, spread))
@@ -111,7 +129,8 @@ def number_text(key: str, value: object, error: object = None) -> str:
 
 
 def with_unit(key: str, value: object, error: object = None) -> str:
-    """
+    """`number_text` with the unit of the column.
+
     >>> with_unit("bytes_up", 3e6), with_unit("rounds", None)
     ('3.0 MB', '–')
     """
@@ -120,7 +139,7 @@ def with_unit(key: str, value: object, error: object = None) -> str:
 
 
 def value_text(value: object) -> str:
-    """A setting as a cell or label shows it.
+    """A setting in a cell or label: floats with at most six digits, "" for none.
 
     >>> value_text(0.30000000000000004), value_text("ward"), value_text(None)
     ('0.3', 'ward', '')

@@ -1,4 +1,5 @@
-"""Runs side by side: one paired table, and FL+HC's own table."""
+"""Tables of experiments side by side: means over seeds with paired differences, and FL+HC's table
+of the round after the clustering."""
 
 from collections.abc import Sequence
 
@@ -7,48 +8,51 @@ import pandas as pd
 from scipy import stats
 
 from flray import columns as recorded
-from flray.reports.columns import TEST, VALIDATION, column_of, known, shown
+from flray.reports.columns import TEST, VALIDATION, Heading, column_of, finite, scaled
 from flray.reports.ratios import Measured, mean_ratio
 from flray.reports.runs import Experiments, RunRecord
-from flray.reports.sheets import Fields, Heading, Sheet, seed_mean, sheet_of
+from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
 
-# Accuracies of other protocols have a column where a run recorded them.
+# Accuracies of other protocols; they have a column if a run recorded them.
 _OTHER_PROTOCOLS = (
     recorded.GLOBAL_ACCURACY_MEAN,
     recorded.TUNED_ACCURACY_MEAN,
     recorded.TUNED_GLOBAL_ACCURACY_MEAN,
 )
 _ACCURACIES = (TEST, *_OTHER_PROTOCOLS, VALIDATION)
-# Every column that may differ between seeds; the terminal has room for the spreads of accuracies.
+# Columns that may differ between seeds. The terminal has room for the spreads of accuracies only.
 MEASURED = (
     *(*_ACCURACIES, recorded.ACCURACY_WORST, recorded.ACCURACY_VARIANCE),
     *(recorded.CLUSTERS, recorded.ARI),
 )
 _COLUMNS = (*MEASURED, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
 _WHERE_RECORDED = (*_OTHER_PROTOCOLS, recorded.ARI)
-LEAST_PAIRS = 3  # seeds, for a test of their differences
-SAME = 1e-9  # points; differences that are equal but for rounding have no spread to test with
+LEAST_PAIRS = 3  # seeds needed for a test of their differences
+SAME = 1e-9  # percent; differences within it are equal, so there is no spread to test with
 
 
 def reference_of(experiments: Experiments) -> str:
-    """The experiment that differences and ratios are taken to: FedAvg where it is among them, else
-    the first, in the order in which experiments were named."""
+    """The experiment that others are compared with: FedAvg if present, else the first."""
     fedavg = [n for n, runs in experiments.items() if runs[0].value("algorithm.name") == "fedavg"]
     return next(iter([*fedavg, *experiments]))
 
 
 def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURACIES) -> Sheet:
-    """A row for each experiment, a mean over its seeds; differences are paired by seed.
+    """A row for each experiment with means over its seeds; differences are paired by seed.
+
+    Columns are the recorded accuracies, the worst client, variance, clusters and costs; then the
+    difference to the reference (see `reference_of`). Notes have tests of these differences.
 
     Args:
-        spreads: the columns that have the standard deviation over seeds behind their means.
+        experiments: The finished runs of each experiment by name.
+        spreads: The columns whose means are shown with their standard deviation over seeds.
     """
     reference = reference_of(experiments)
     others = [name for name in experiments if name != reference]
-    numbers = sorted({len(runs) for runs in experiments.values()})  # of seeds
+    num_seeds = sorted({len(runs) for runs in experiments.values()})
     every = [run for runs in experiments.values() for run in runs]
-    known_keys = {k for run in every for k, value in run.numbers.items() if value is not None}
-    columns = [c for c in _COLUMNS if c not in _WHERE_RECORDED or c in known_keys]
+    measured = {k for run in every for k, value in run.numbers.items() if value is not None}
+    columns = [c for c in _COLUMNS if c not in _WHERE_RECORDED or c in measured]
     cells = {
         (name, column, "ours"): _mean(runs, column, column in spreads)
         for name, runs in experiments.items()
@@ -63,28 +67,28 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURAC
     for name in others:
         pairs = _differences(experiments[name], experiments[reference])
         cells[name, "vs", "difference"] = _paired(pairs)
-    title = f"mean over {numbers[0] if len(numbers) == 1 else 'n'} seeds"
-    if numbers == [1]:
+    title = f"mean over {num_seeds[0] if len(num_seeds) == 1 else 'n'} seeds"
+    if num_seeds == [1]:
         title, spread = "", "± is the standard error over clients"
         for name, (run,) in experiments.items():
             error = run.numbers.get(recorded.ACCURACY_SE_CLIENTS)
-            cells[name, TEST, "ours"]["error"] = shown(TEST, error)
+            cells[name, TEST, "ours"]["error"] = scaled(TEST, error)
     notes = (f"{spread}.", *paired_tests(experiments))
     return sheet_of(title, _labels(experiments), headings, cells, notes)
 
 
 def paired_tests(experiments: Experiments) -> list[str]:
-    """Tests of the differences to the reference, seed by seed, where there are enough."""
-    reference, told = reference_of(experiments), []
+    """Notes with tests of the differences to the reference, for experiments with enough seeds."""
+    reference, notes = reference_of(experiments), []
     for name in experiments:
         pairs = _differences(experiments[name], experiments[reference])
         if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:  # never of the reference itself
-            told.append(f"{name} - {reference}: {pairs_text(pairs)}")
-    if told:
-        told.append(
+            notes.append(f"{name} - {reference}: {pairs_text(pairs)}")
+    if notes:
+        notes.append(
             "t assumes normal differences, Wilcoxon symmetric ones; no correction for several."
         )
-    return told
+    return notes
 
 
 def pairs_text(pairs: Sequence[float]) -> str:
@@ -104,14 +108,16 @@ def pairs_text(pairs: Sequence[float]) -> str:
 
 
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
-    """FL+HC's own columns: the round after the clustering and the last, with the ratio to the
-    reference at the same seed and round; None where nothing was clustered or compared with."""
+    """FL+HC's columns: the round after the clustering and the last, with ratios to the reference.
+
+    Ratios are taken at the same seed and round. None if no experiment but the reference clustered.
+    """
     reference = reference_of(experiments)
     after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
-        name: found
+        name: with_round
         for name, runs in experiments.items()
-        if name != reference and (found := [run for run in runs if after in run.numbers])
+        if name != reference and (with_round := [run for run in runs if after in run.numbers])
     }
     shares = {TEST: "accuracy %", recorded.CLIENTS_REACHING_TARGET: "at target %"}
     rounds = {"after": after, "end": recorded.ROUNDS}
@@ -122,15 +128,15 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
         }
         for column in shares:
             for when, key in rounds.items():
-                mine = [_measured(run, int(run.numbers[key]), column) for run in runs]
-                ratio, _ = mean_ratio(mine, column, experiments[reference])
+                measured = [_measured(run, int(run.numbers[key]), column) for run in runs]
+                ratio, _ = mean_ratio(measured, column, experiments[reference])
                 cells[name, f"{column} {when}", "ours"] = {
-                    **seed_mean([100 * each.value for each in mine]),
+                    **seed_mean([scaled(column, number.value) for number in measured]),
                     "ratio": ratio,
                     "has_ratio": True,
-                    **_marks(runs),
+                    **mark_fields(runs),
                 }
-        aris = [known(run.numbers.get(recorded.ARI)) for run in runs]
+        aris = [finite(run.numbers.get(recorded.ARI)) for run in runs]
         cells[name, recorded.ARI, "ours"] = seed_mean([ari for ari in aris if not np.isnan(ari)])
     headings = [
         Heading(recorded.ROUND, "round", decimals=0),
@@ -149,17 +155,17 @@ def _labels(experiments: Experiments) -> pd.DataFrame:
 
 def _mean(runs: Sequence[RunRecord], column: str, has_spread: bool) -> Fields:
     """The cell of a recorded column: a mean over seeds."""
-    cell = seed_mean([shown(column, run.numbers.get(column)) for run in runs])
+    cell = seed_mean([scaled(column, run.numbers.get(column)) for run in runs])
     if not has_spread:
         cell["error"] = None
     if column == TEST:
         cell["seeds"] = tuple(run.seed for run in runs)
-    # Shares alone are marked: ground truth can improve them, and experiments are ranked by them.
-    return cell | (_marks(runs) if column_of(column).unit.startswith("%") else {})
+    # Only percentages are marked: ground truth may improve them, and they rank experiments.
+    return cell | (mark_fields(runs) if column_of(column).unit.startswith("%") else {})
 
 
 def _paired(differences: Sequence[float]) -> Fields:
-    """Mean of the differences seed by seed, and its standard error."""
+    """The mean of the paired differences and its standard error."""
     cell = seed_mean(differences)
     if cell["error"] is not None:
         cell["error"] /= np.sqrt(len(differences))
@@ -167,18 +173,11 @@ def _paired(differences: Sequence[float]) -> Fields:
 
 
 def _differences(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> list[float]:
-    """Of the accuracies in percent, of the seeds that both have."""
-    base = {run.seed: shown(TEST, run.numbers.get(TEST)) for run in against}
-    return [shown(TEST, r.numbers.get(TEST)) - base[r.seed] for r in runs if r.seed in base]
+    """The differences of accuracies, in percent, for the seeds that both have."""
+    base = {run.seed: scaled(TEST, run.numbers.get(TEST)) for run in against}
+    return [scaled(TEST, r.numbers.get(TEST)) - base[r.seed] for r in runs if r.seed in base]
 
 
 def _measured(run: RunRecord, t: int, column: str) -> Measured:
-    """The value of a column in round t; NaN where it was not evaluated or is not finite."""
-    return Measured(run, t, known(run.at(t).get(column)))
-
-
-def _marks(runs: Sequence[RunRecord]) -> Fields:
-    return {
-        "uses_ground_truth": any(run.uses_ground_truth for run in runs),
-        "missing_seeds": max(run.missing_seeds for run in runs),
-    }
+    """The value of a column in round t, NaN if it was not evaluated."""
+    return Measured(run, t, finite(run.at(t).get(column)))

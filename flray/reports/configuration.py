@@ -1,12 +1,12 @@
-"""Values of a resolved configuration by their dotted keys."""
+"""Values of a resolved configuration by dotted key. Imports nothing that delays a start."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 
-def value_at(config: Mapping[str, Any], key: str) -> Any:  # Any: whatever stands there
-    """The value of a dotted key, None where there is none; a bare name is a component's `name`.
+def value_at(config: Mapping[str, Any], key: str) -> Any:  # Any: YAML
+    """The value of a dotted key, None without one; a component given by name alone has that `name`.
 
     >>> value_at({"split": {"name": "iid"}, "model": "mlp200"}, "model.name")
     'mlp200'

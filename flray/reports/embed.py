@@ -1,4 +1,4 @@
-"""Figures as part of a page."""
+"""Figures inside a page, as data URLs."""
 
 import base64
 import io
@@ -7,26 +7,26 @@ import re
 import matplotlib
 from matplotlib.figure import Figure
 
-from flray.reports import clustering_figures, figures, sweep_figures
+from flray.reports import clustering_figures, figures, sweep_curves, sweep_figures
 
 MAX_SVG_BYTES = 200_000
 DPI = 130
-CSS_PIXELS = 96  # an inch
+CSS_PIXELS = 96  # pixels of an inch in CSS
 _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 
 
-def figure_source(name: str, *held: object) -> tuple[str, int] | None:
-    """The figure of this name, drawn from `held`, as a data URL, and its width in pixels.
+def figure_source(name: str, *arguments: object) -> tuple[str, int] | None:
+    """The figure that the function `<name>_figure` draws, as a data URL, and its width in pixels.
 
-    It is SVG, or WebP where SVG would be large; None if nothing can be drawn.
+    It is SVG, or WebP if SVG would be large; None if there is nothing to draw.
     """
-    modules = (figures, clustering_figures, sweep_figures)
-    draw = next(found for each in modules if (found := vars(each).get(f"{name}_figure")))
-    drawn: Figure | None = draw(*held)
+    modules = (figures, clustering_figures, sweep_curves, sweep_figures)
+    draw = next(draw for module in modules if (draw := vars(module).get(f"{name}_figure")))
+    drawn: Figure | None = draw(*arguments)
     if drawn is None:
         return None
     svg, pixels = io.StringIO(), io.BytesIO()
-    # The salt makes the same figure the same text.
+    # The salt makes equal figures equal texts.
     with matplotlib.rc_context({"svg.hashsalt": "flray", "svg.fonttype": "path"}):
         drawn.savefig(svg, format="svg", metadata={"Date": None})
     kind, data = "svg+xml", re.sub(r"\s+", " ", _NEEDLESS.sub("", svg.getvalue())).encode()

@@ -9,16 +9,16 @@ from flray.records.clusterings import ClusteringRecord
 
 Matrix = NDArray[np.float64]
 
-GAP = 1.25  # centres of neighbouring clusters, in sums of their radii
+GAP = 1.25  # distance of neighbouring clusters' centres, relative to the sum of their radii
 
 
 def tree_of(clustering: ClusteringRecord) -> Matrix | None:
-    """None for a partition without a tree, and for one client."""
+    """The linkage matrix; None for a partition without a tree, and for one client."""
     return None if clustering.linkage is None or not len(clustering.linkage) else clustering.linkage
 
 
 def leaf_order(clustering: ClusteringRecord) -> Ids:
-    """Places of clients from left to right in the dendrogram; without one, cluster by cluster.
+    """Positions of clients from left to right in the dendrogram; without one, by cluster.
 
     >>> leaf_order(ClusteringRecord(np.arange(3), np.array([0, 1, 0]), np.zeros((3, 3))))
     array([0, 2, 1])
@@ -31,14 +31,14 @@ def leaf_order(clustering: ClusteringRecord) -> Ids:
 
 
 def cluster_order(clustering: ClusteringRecord) -> Ids:
-    """The leaf order if clusters lie together in it (as in a cut tree), else the nearest such."""
+    """The leaf order, changed as little as it takes to have the clients of a cluster together."""
     leaves = leaf_order(clustering)
     _, first, cluster = np.unique(clustering.labels[leaves], return_index=True, return_inverse=True)
     return leaves[np.argsort(first[cluster], kind="stable")]
 
 
 def classical_scaling(D: Matrix) -> tuple[Matrix, float]:
-    """Points in the plane with distances near D, and the share of the variance that they keep.
+    """(m, 2) points in the plane with distances near D, and the share of the variance they keep.
 
     >>> points, share = classical_scaling(np.array([[0.0, 2.0], [2.0, 0.0]]))
     >>> float(np.linalg.norm(points[0] - points[1]).round(9)), share
@@ -61,7 +61,7 @@ def _plane_of_products(G: Matrix) -> tuple[Matrix, float]:
 def principal_plane(points: Matrix) -> tuple[Matrix, float]:
     """The first two principal components, and the share of the variance that they keep."""
     centred = points - points.mean(axis=0)
-    if len(points) <= points.shape[1]:  # much cheaper than singular vectors of a model's length
+    if len(points) <= points.shape[1]:  # much cheaper than singular vectors as long as a model
         return _plane_of_products(centred @ centred.T)
     left, singular, _ = np.linalg.svd(centred, full_matrices=False)
     flat = np.zeros((len(points), 2))
@@ -71,7 +71,7 @@ def principal_plane(points: Matrix) -> tuple[Matrix, float]:
 
 
 def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
-    """Points (n, 2), the place in `clients` of each, and how they were computed."""
+    """(n, 2) points, the position in `clients` of the owner of each, and how they were computed."""
     points, owner, full = clustering.points, clustering.point_owner, clustering.projected_from
     if points is None or owner is None or (full is None and points.shape[1] < 2):
         flat, share = classical_scaling(np.asarray(clustering.D, np.float64))
@@ -88,7 +88,7 @@ def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
 
 
 def _projection_note(clustering: ClusteringRecord, num_kept: int) -> str:
-    """How the recorded points differ from those that were clustered, if they do."""
+    """How the recorded points differ from those that were clustered; "" if they do not."""
     if clustering.variance_kept is None:
         return ""
     if clustering.variance_kept < 1:
@@ -97,9 +97,9 @@ def _projection_note(clustering: ClusteringRecord, num_kept: int) -> str:
 
 
 def dendrogram_brackets(linkage: Matrix, leaves: Ids) -> Matrix:
-    """(m - 1, 4, 2): the bracket of each merge; leaf leaves[k] stands at x = k.
+    """(m - 1, 4, 2) corners of the bracket of each merge; leaf leaves[k] is at x = k.
 
-    Not scipy's `dendrogram`: that recurses, too deep for the chains of single linkage.
+    scipy's `dendrogram` recurses, too deep for the chains of single linkage.
     """
     m = len(leaves)
     x, height = np.zeros(2 * m - 1), np.zeros(2 * m - 1)
@@ -113,7 +113,7 @@ def dendrogram_brackets(linkage: Matrix, leaves: Ids) -> Matrix:
 
 
 def merge_clusters(linkage: Matrix, labels: Ids) -> list[int | None]:
-    """The cluster that each merge lies in, None where it joins clusters.
+    """The cluster that each merge is inside of, None for a merge of two clusters.
 
     >>> merge_clusters(np.array([[0, 1, 0.5, 2], [2, 3, 9.0, 3]]), np.array([4, 4, 7]))
     [4, None]
@@ -125,18 +125,20 @@ def merge_clusters(linkage: Matrix, labels: Ids) -> list[int | None]:
 
 
 def circle_layout(num_clients: int) -> Matrix:
-    """(m, 2) on one circle, clockwise from the top, neighbours about 1 apart; one in its centre."""
+    """(m, 2) positions on a circle, clockwise from the top, neighbours about 1 apart."""
     angle = 2 * np.pi * np.arange(num_clients) / num_clients
     radius = num_clients / (2 * np.pi) if num_clients > 1 else 0.0
     return radius * np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
 def cluster_layout(labels: Ids, order: Ids) -> Matrix:
-    """(m, 2) each cluster on a small circle, these on a large one in the order in which they occur
-    in `order`, places of clients; neighbours are about 1 apart."""
+    """(m, 2) positions with each cluster on a small circle, and these circles on a large one.
+
+    Clusters come in the order of their first client in `order`; neighbours are about 1 apart.
+    """
     _, first = np.unique(labels[order], return_index=True)
     members = [order[labels[order] == labels[order[k]]] for k in np.sort(first)]
-    radii = np.array([max(len(who) / (2 * np.pi), 0.5) for who in members])
+    radii = np.array([max(len(clients) / (2 * np.pi), 0.5) for clients in members])
     middle = 2 * np.pi * (np.cumsum(radii) - radii / 2) / radii.sum()
     centres = np.stack([np.sin(middle), np.cos(middle)], axis=1)
     a, b = np.triu_indices(len(members), 1)
@@ -144,6 +146,6 @@ def cluster_layout(labels: Ids, order: Ids) -> Matrix:
     needed = GAP * (radii[a] + radii[b]) / np.linalg.norm(centres[a] - centres[b], axis=1)
     centres *= needed.max(initial=0)
     positions = np.empty((len(labels), 2))
-    for who, centre in zip(members, centres, strict=True):
-        positions[who] = centre + circle_layout(len(who))
+    for clients, centre in zip(members, centres, strict=True):
+        positions[clients] = centre + circle_layout(len(clients))
     return positions

@@ -1,4 +1,7 @@
-"""A line for each round of a run in progress. Imports no pandas, which would delay a start."""
+"""Lines on the terminal for each round of a run in progress.
+
+Imports no pandas, which would delay a start.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,14 +12,15 @@ from flray.config.overrides import THRESHOLD
 from flray.records.clusterings import clustering_files, read_clustering
 from flray.reports.configuration import value_at
 
-Row = Mapping[str, Any]  # of rounds.parquet; Any: one value a column
-_LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # added to a row
+Row = Mapping[str, Any]  # a row of rounds.parquet; Any: numbers and texts
+_LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # keys added to a row
 
 
 def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML
-    """The row of a round with the range of merges of its clustering, which the run's folder keeps.
+    """The row of a round with the range of merges of its clustering, read from the run's folder.
 
-    It is no recorded column: rows of a sweep with equal clusters share a run, whatever their trees.
+    The range is not a recorded column, because rows of a sweep with equal clusters share a run even
+    if their trees differ.
     """
     files = clustering_files(run) if row.get(recorded.CLUSTERING_CLUSTERS) is not None else {}
     file = files.get(row[recorded.ROUND]) or files.get(0)
@@ -41,12 +45,12 @@ def round_line(row: Row, num_rounds: int) -> str:
     if recorded.TRAIN_LOSS in row:
         parts.append(f"loss {row[recorded.TRAIN_LOSS]:.4f}")
     if row.get(recorded.CLUSTERING_CLUSTERS) is not None:
-        found = f"clustered into {row[recorded.CLUSTERING_CLUSTERS]:g}"
+        clusters = f"clustered into {row[recorded.CLUSTERING_CLUSTERS]:g}"
         if row.get(recorded.CLUSTERING_OVERLAPPING) == 1:
-            found += " overlapping clusters"
+            clusters += " overlapping clusters"
         if row.get(recorded.CLUSTERING + recorded.ARI) is not None:
-            found += f" (ARI {row[recorded.CLUSTERING + recorded.ARI]:.2f})"
-        parts.append(found)
+            clusters += f" (ARI {row[recorded.CLUSTERING + recorded.ARI]:.2f})"
+        parts.append(clusters)
     if row.get(_LOWEST) is not None:
         parts.append(_merges(row[_LOWEST], row[_HIGHEST], row[_CUT]))
     if row.get(recorded.CLIENTS_DROPPED):
@@ -56,14 +60,14 @@ def round_line(row: Row, num_rounds: int) -> str:
 
 
 def event_line(events: Sequence[Mapping[str, Any]], t: int) -> str:  # Any: YAML
-    """What happens at the start of round t, empty where nothing does.
+    """The events at the start of round t on one line, "" if there are none.
 
     >>> event_line([{"round": 3, "kind": "leave", "clients": [4, 5]}], 3)
     'round 3 begins with: leave (clients 4, 5)'
     """
     now = [event for event in events if event["round"] == t]
-    told = [f"{e['kind']} (clients {', '.join(map(str, e['clients']))})" for e in now]
-    return f"round {t} begins with: {'; '.join(told)}" if told else ""
+    texts = [f"{e['kind']} (clients {', '.join(map(str, e['clients']))})" for e in now]
+    return f"round {t} begins with: {'; '.join(texts)}" if texts else ""
 
 
 def _merges(low: float, high: float, threshold: float | None) -> str:
@@ -72,9 +76,9 @@ def _merges(low: float, high: float, threshold: float | None) -> str:
     >>> _merges(0.5, 1.9, 3.0)
     'merges 0.5 to 1.9: the threshold 3 is above every merge, so there is one cluster'
     """
-    told = f"merges {low:.3g} to {high:.3g}"
+    text = f"merges {low:.3g} to {high:.3g}"
     if threshold is not None and threshold >= high:
-        told += f": the threshold {threshold:g} is above every merge, so there is one cluster"
+        text += f": the threshold {threshold:g} is above every merge, so there is one cluster"
     elif threshold is not None and threshold < low:
-        told += f": the threshold {threshold:g} is below every merge, so every client is alone"
-    return told
+        text += f": the threshold {threshold:g} is below every merge, so every client is alone"
+    return text

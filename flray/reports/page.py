@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a run, of several runs, of a sweep, or of all of them.
+"""One self-contained HTML page of runs and sweeps: what `flray.report` and `flray report` write.
 
 Templates define layout and wording; `page_run` and `sweep_tables` compute what templates cannot.
 """
@@ -19,29 +19,32 @@ from flray.files import write_output
 from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clustering
 from flray.records.inside import path_below
-from flray.reports import embed, page_run, sweep_figures, sweep_tables
+from flray.reports import embed, page_run, sweep_tables
+from flray.reports.clustering_figures import when
 from flray.reports.columns import column_of, with_unit
 from flray.reports.configuration import setting_text
-from flray.reports.figures import when
 from flray.reports.measures import errors_by_round, run_sheet
 from flray.reports.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
 from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
+from flray.reports.sweep_curves import curve_keys
+from flray.reports.sweep_figures import heatmap_pairs
 from flray.reports.sweeps import Sweep, left_out_note
 
 PAGE = "report.html"
 
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
-_FUNCTIONS = (  # what the templates call by name
-    *(sweep_figures.curve_keys, sweep_figures.heatmap_pairs, left_out_note, when),
+_FUNCTIONS = (  # functions that templates call by name
+    *(curve_keys, heatmap_pairs, left_out_note, when),
     *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
 )
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write one page of all runs and sweeps in and below the folders; its path.
+    """Write one page of all runs and sweeps in and below the folders; returns its path.
 
     Args:
-        out: None: report.html in the first folder.
+        folders: Folders of runs or sweeps, or folders that contain such folders.
+        out: The file to write. None: report.html in the first folder.
     """
     path = path_below(folders[0], PAGE) if out is None else out
     page = render_page(*find_runs(folders))
@@ -51,6 +54,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
+    """The HTML of a page."""
     return (
         _environment()
         .get_template("page.html")
@@ -83,14 +87,15 @@ def _environment() -> Environment:
         "leaves": leaves,
         "setting": setting_text,
         "typed": typed,
-        "yaml": lambda held: yaml.safe_dump(dict(held), sort_keys=False, allow_unicode=True),
+        "yaml": lambda config: yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
     }
     environment.tests["numeric"] = lambda text: _NUMBER.match(str(text)) is not None
     return environment
 
 
 def typed(path: Path) -> str:
-    """A path to type in a shell: relative if it lies below the current folder."""
-    absolute = path.absolute()
-    below = absolute.is_relative_to(Path.cwd())
-    return shlex.quote(str(absolute.relative_to(Path.cwd()) if below else absolute))
+    """A path to type in a shell, relative if it is below the current folder."""
+    absolute, here = path.absolute(), Path.cwd()
+    return shlex.quote(
+        str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+    )

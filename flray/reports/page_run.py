@@ -1,4 +1,4 @@
-"""What pages show of runs and templates cannot compute themselves."""
+"""Contents of pages of runs that templates cannot compute."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -17,37 +17,39 @@ from flray.reports.runs import Experiments, RunRecord, finished, without
 from flray.reports.sheets import Sheet
 from flray.reports.style import matched_colours
 
-MAX_DRAWN = 3  # clusterings of a run; of more, the first, the middle and the last
-MAX_DETAILED = 12  # runs that are shown one by one
-MAX_LINES = 20  # experiments in one figure
-# A phase that runs inside another one; its time is taken out of the other's.
+MAX_DRAWN = 3  # most clusterings of a run; of more, the first, the middle and the last
+MAX_DETAILED = 12  # most runs shown one by one
+MAX_LINES = 20  # most experiments in one figure
+# Phases inside another one, whose time includes theirs.
 _INSIDE = {"probe": "signature"}
-_NOT_TELLING = (SEED, "execution", "tracking")  # where and how a run computes, not what
+_NOT_COMPARED = (SEED, "execution", "tracking")  # keys that do not make an experiment another one
 
 
 def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
-    """The last one first, by round; of many, the first, the middle and the last."""
+    """The clusterings to draw by round, the last one first; at most MAX_DRAWN."""
     events = list(run.clusterings)
     number = min(MAX_DRAWN, len(events))
     chosen = [events[k] for k in np.linspace(0, len(events) - 1, number).astype(int)]
     return {t: read_clustering(run.clusterings[t]) for t in reversed(chosen)}
 
 
-def clusters(found: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
-    """The label of each cluster, and its members with their `accuracy` at the end, their planted
-    `group` and its `colour`."""
-    accuracy = run.last_test().set_index(CLIENT)[ACCURACY].reindex(found.clients)
-    everyone = accuracy.rename_axis(CLIENT).reset_index()
-    if found.groups is not None:
-        _, of_group = matched_colours(found.labels, found.groups)
-        colours = [to_hex(of_group[group]) for group in found.groups.tolist()]
-        everyone = everyone.assign(group=found.groups, colour=colours)
-    for label in np.unique(found.labels).tolist():
-        yield label, everyone[found.members(label)].sort_values(CLIENT)
+def clusters(clustering: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
+    """The label of each cluster, and its members: client, final accuracy, planted group, colour."""
+    accuracy = run.last_test().set_index(CLIENT)[ACCURACY].reindex(clustering.clients)
+    clients = accuracy.rename_axis(CLIENT).reset_index()
+    if clustering.groups is not None:
+        _, of_group = matched_colours(clustering.labels, clustering.groups)
+        colours = [to_hex(of_group[group]) for group in clustering.groups.tolist()]
+        clients = clients.assign(group=clustering.groups, colour=colours)
+    for label in np.unique(clustering.labels).tolist():
+        yield label, clients[clustering.members(label)].sort_values(CLIENT)
 
 
 def at_the_end(run: RunRecord) -> ClusteringRecord | None:
-    """Which client uses which model at the last evaluation; None for one model, or one each."""
+    """The models that clients used at the last evaluation as a clustering.
+
+    None if all clients share one model, or each has its own.
+    """
     last = run.last_test()
     if not 1 < last[MODEL].nunique() < len(last):
         return None
@@ -59,7 +61,8 @@ def at_the_end(run: RunRecord) -> ClusteringRecord | None:
 
 
 def ranges(clients: Ids) -> str:
-    """
+    """Ascending client ids as text, consecutive ones as a range.
+
     >>> ranges(np.array([0, 1, 2, 7, 9, 10]))
     '0–2, 7, 9–10'
     """
@@ -68,25 +71,25 @@ def ranges(clients: Ids) -> str:
 
 
 def environments(run: RunRecord) -> list[dict[str, object]]:
-    """Versions, commit and hardware of every start: of those after the first, what differs."""
+    """Versions, commit and hardware of the first start; for later starts, what differs from it."""
     starts = [run.environment, *run.environment.get("resumed", [])] if run.environment else []
     flat = [leaves({k: v for k, v in start.items() if k != "resumed"}) for start in starts]
-    told = [{k.split(".", 1)[-1]: v for k, v in each.items() if v is not None} for each in flat]
-    later = [{k: v for k, v in each.items() if told[0].get(k) != v} for each in told[1:]]
-    return told[:1] + later
+    named = [{k.split(".", 1)[-1]: v for k, v in start.items() if v is not None} for start in flat]
+    later = [{k: v for k, v in start.items() if named[0].get(k) != v} for start in named[1:]]
+    return named[:1] + later
 
 
 def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
     """The parts of bytes or seconds in each round, a column for each kind that occurs."""
     columns = [str(name) for name in rounds if str(name).startswith(f"{total}_")]
-    named = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
-    kinds = rounds[list(named)].fillna(0).rename(columns=named)
-    kept: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
-    return kept
+    names = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
+    kinds = rounds[list(names)].fillna(0).rename(columns=names)
+    occurring: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
+    return occurring
 
 
 def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of each round by phase; phases do not overlap, `other` is what none of them took."""
+    """Seconds of each round by phase; phases do not overlap, `other` is the rest of the round."""
     phases = by_kind(rounds, SECONDS)
     for inner, outer in _INSIDE.items():
         if inner in phases and outer in phases:
@@ -105,35 +108,36 @@ def sheets(experiments: Experiments) -> list[Sheet]:
 
 
 def common(experiments: Experiments) -> dict[str, str]:
-    """What was compared: data, split, model, seeds and dates."""
+    """The data, split, model, rounds, seeds and dates of compared experiments."""
     every = [run for runs in experiments.values() for run in runs]
     shown = {
         key: "; ".join(dict.fromkeys(component_text(run.config.get(key)) for run in every))
         for key in ("dataset", "split", "model", ROUNDS)
     }
     seeds = {name: ", ".join(str(r.seed) for r in runs) for name, runs in experiments.items()}
-    each = [f"{name}: {held}" for name, held in seeds.items()]
-    shown["seeds"] = "; ".join(set(seeds.values()) if len(set(seeds.values())) == 1 else each)
+    by_name = [f"{name}: {numbers}" for name, numbers in seeds.items()]
+    shown["seeds"] = "; ".join(set(seeds.values()) if len(set(seeds.values())) == 1 else by_name)
     stamps = [(run.path / "config.yaml").stat().st_mtime for run in every]
     days = sorted({f"{datetime.fromtimestamp(stamp, UTC):%Y-%m-%d}" for stamp in stamps})
     return shown | {"started": " to ".join(dict.fromkeys((days[0], days[-1])))}
 
 
 def component_text(value: object) -> str:
-    """
+    """A component with its settings.
+
     >>> component_text({"name": "iid", "clients": 5})
     'iid (clients 5)'
     """
     if not isinstance(value, Mapping):
         return str(value)
     rest = {k: v for k, v in leaves(value).items() if k != "name" and v is not None}
-    told = ", ".join(f"{key} {held}" for key, held in rest.items())
-    return f"{value.get('name', '')} ({told})" if told else str(value.get("name", ""))
+    settings = ", ".join(f"{key} {setting}" for key, setting in rest.items())
+    return f"{value.get('name', '')} ({settings})" if settings else str(value.get("name", ""))
 
 
 def differing_settings(experiments: Experiments) -> pd.DataFrame:
-    """A row for each setting that experiments do not share, a column for each experiment."""
-    configs = {name: without(runs[0].config, _NOT_TELLING) for name, runs in experiments.items()}
+    """A row for each setting that differs between experiments, a column for each experiment."""
+    configs = {name: without(runs[0].config, _NOT_COMPARED) for name, runs in experiments.items()}
     texts = {name: pd.Series(config, dtype=object).map(str) for name, config in configs.items()}
     frame = pd.DataFrame(texts).fillna("")
     return frame[frame.nunique(axis=1) > 1]

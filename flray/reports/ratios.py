@@ -1,4 +1,4 @@
-"""The ratio to a baseline such as FedAvg: run by run, then the mean over the runs."""
+"""The ratio of a number to that of a baseline such as FedAvg: paired by run, then averaged."""
 
 import math
 from collections import defaultdict
@@ -7,51 +7,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flray.columns import PARAMS_SHA256, SPLIT_SHA256
-from flray.reports.columns import known
+from flray.reports.columns import finite
 from flray.reports.runs import RunRecord, settings_text
 
-# What may differ between a run and the baseline that its ratio is taken to.
+# Keys in which a run and its baseline may differ, each with all keys below it.
 _FREE = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also", "evaluate.on")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of a run, and the round in which the baseline is read (None: the last)."""
+    """A number of a run that a ratio is taken of."""
 
     run: RunRecord
-    round: int | None
+    round: int | None  # round of the baseline's number; None: the last
     value: float
 
 
 def mean_ratio(
     ours: Sequence[Measured], key: str, baselines: Sequence[RunRecord]
 ) -> tuple[float, tuple[Path, ...]]:
-    """Mean of ours / baseline over the runs that have a baseline, and the baselines' runs.
+    """The mean of ours / baseline over the runs with a baseline, and the paths of these baselines.
 
-    A run is paired with the baseline that has the same seed, the same split and equal settings but
-    for the algorithm, and that measured `key` in the wanted round. Of several such baselines, which
-    differ in their bits at most, the choice does not depend on their folders. The mean is NaN where
-    there is no pair or a baseline is 0.
+    A run is paired with a baseline of the same seed, split and settings, except for the algorithm,
+    that measured `key` in the round. Several such baselines differ at most in their bits; the one
+    with the lowest `params_sha256` is taken, so that folders do not decide. The mean is NaN without
+    a pair, or if a baseline is 0.
     """
     by_problem: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in baselines:
         by_problem[_problem(run, key)].append(run)
     ratios, paths = [], []
-    for each in ours:
+    for number in ours:
         fitting = [
             (str(run.numbers.get(PARAMS_SHA256)), run.path, value)
-            for run in by_problem[_problem(each.run, key)]
-            if not math.isnan(value := known(run.at(each.round).get(key)))
+            for run in by_problem[_problem(number.run, key)]
+            if not math.isnan(value := finite(run.at(number.round).get(key)))
         ]
-        if fitting and math.isfinite(each.value):
+        if fitting and math.isfinite(number.value):
             _, path, base = min(fitting)
-            ratios.append(each.value / base if base else math.nan)
+            ratios.append(number.value / base if base else math.nan)
             paths.append(path)
     return sum(ratios) / len(ratios) if ratios else math.nan, tuple(paths)
 
 
 def _problem(run: RunRecord, key: str) -> str:
-    """Everything that must be equal to compare `key` of two algorithms, seed and split too."""
-    # Only numbers after fine-tuning depend on it.
+    """Everything that must be equal to compare `key` of two algorithms, with seed and split."""
+    # Only numbers measured after fine-tuning depend on it.
     fine_tuning = () if key.startswith("tuned_") else ("evaluate.fine_tune",)
     return f"{settings_text(run.config, *_FREE, *fine_tuning)} {run.numbers.get(SPLIT_SHA256)}"

@@ -1,4 +1,8 @@
-"""Run directories as tables, figures and pages read them: one record per run, finished or not."""
+"""Run directories as tables, figures and pages read them: one record per run, finished or not.
+
+`find_runs` returns the runs and sweeps to report, `collect_runs` the finished runs, also those
+inside sweeps, that may fill a published table.
+"""
 
 import json
 import os
@@ -25,30 +29,37 @@ from flray.server.summary import checked_summary, numbers_so_far
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
-# Keys that do not change the experiment; a key includes those below it.
+# Keys that do not change the experiment, each with all keys below it.
 NO_MATTER = ("execution", "tracking", "dataset.download", "on_client_failure")
 _SEED_FOLDER = re.compile(r"seed_\d+")
 
 
 @dataclass(frozen=True)
 class RunRecord:
+    """A run directory; its tables are read when they are first used.
+
+    `read_run` makes one. `numbers` are those of the summary, or of the last round so far.
+    """
+
     path: Path
-    config: Plain  # resolved: nested mappings
+    config: Plain  # resolved configuration, nested mappings
     summary: Plain | None  # None: the run is not finished
-    name: str = ""  # of the experiment, shared by its seeds
-    missing_seeds: int = 0  # runs that differ in their seed alone and failed or did not finish
+    name: str = ""  # name of the experiment, shared by its seeds
+    missing_seeds: int = 0  # runs with the same settings and another seed that did not finish
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
+        """A row for each round so far, as in rounds.parquet."""
         return RunDirectory(self.path).rounds()
 
     @cached_property
     def clients(self) -> pd.DataFrame:
+        """A row for each client and evaluation so far, as in clients.parquet."""
         return RunDirectory(self.path).clients()
 
     @cached_property
     def clusterings(self) -> Mapping[int, Path]:
-        """Files by round."""
+        """The files of clusterings by round."""
         return clustering_files(self.path)
 
     @cached_property
@@ -58,7 +69,7 @@ class RunRecord:
 
     @cached_property
     def numbers(self) -> Plain:
-        """The summary; of an unfinished run the last evaluation and totals so far."""
+        """The summary; for an unfinished run, the last evaluation and the totals so far."""
         return numbers_so_far(self.rounds) if self.summary is None else self.summary
 
     @property
@@ -71,7 +82,7 @@ class RunRecord:
 
     @property
     def folder(self) -> str:
-        """Its path relative to the folder of its experiment."""
+        """The path relative to the folder of the experiment."""
         parts = self.path.parts
         return "/".join(parts[-2:] if _SEED_FOLDER.fullmatch(parts[-1]) else parts[-1:])
 
@@ -82,27 +93,27 @@ class RunRecord:
 
     @property
     def uses_ground_truth(self) -> bool:
-        """True if the run read ground truth; for old runs, which do not record it, if it might."""
+        """True if the run read ground truth; if that is not recorded, whether it was allowed to."""
         allowed = self.config.get(recorded.USES_GROUND_TRUTH) is True
         return bool(self.numbers.get(recorded.USES_GROUND_TRUTH, allowed))
 
     def value(self, key: str) -> Any:  # Any: YAML and JSON
-        """The value of a dotted key of the configuration or of summary.KEY, None without one."""
+        """The value of a dotted key of the configuration, or of summary.KEY; None without one."""
         first, _, rest = key.partition(".")
         return (self.summary or {}).get(rest) if first == "summary" else value_at(self.config, key)
 
     def row(self, t: int | None) -> Plain:
-        """What rounds.parquet holds of round t, {} where it holds nothing."""
+        """The numbers of round t in rounds.parquet, {} without such a round."""
         row = self.rounds[self.rounds[recorded.ROUND] == t]
         return {} if row.empty else {str(k): v for k, v in row.iloc[0].dropna().items()}
 
     def at(self, t: int | None) -> Plain:
-        """What was measured in round t, {} if nothing was; None is the end of the run."""
+        """The numbers of round t, {} without such a round; None: those of the end of the run."""
         is_end = self.summary is not None and t in (None, self.summary.get(recorded.ROUNDS))
         return self.numbers if is_end else self.row(t)
 
     def evaluated(self) -> pd.DataFrame:
-        """The rounds that have an accuracy."""
+        """The rounds with an accuracy: its mean and worst decile, and the number of clusters."""
         accuracies = [recorded.ACCURACY_MEAN, recorded.ACCURACY_WORST_DECILE]
         rounds = self.rounds.reindex(columns=[recorded.ROUND, *accuracies, recorded.CLUSTERS])
         return rounds.dropna(subset=[recorded.ACCURACY_MEAN])
@@ -112,7 +123,7 @@ class RunRecord:
         return len(self.evaluated()) > 0
 
     def last_test(self) -> pd.DataFrame:
-        """A row for each client at the last evaluation on its test part."""
+        """The rows of `clients` of the last evaluation on test parts."""
         test = self.clients[self.clients[recorded.PART] == "test"]
         last: pd.DataFrame = test[test[recorded.ROUND] == test[recorded.ROUND].max()]
         return last
@@ -122,7 +133,7 @@ Experiments = Mapping[str, Sequence[RunRecord]]  # the seeds of each, by name
 
 
 def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The runs of each experiment in the order of seeds, told how many of them are missing."""
+    """The runs of each experiment in the order of seeds, with the number of unfinished ones."""
     grouped: dict[str, list[RunRecord]] = {}
     for run in runs:
         grouped.setdefault(run.name, []).append(run)
@@ -136,12 +147,21 @@ def _in_order(seeds: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def finished(experiments: Experiments) -> dict[str, list[RunRecord]]:
-    """The experiments with their finished runs only; those without one are left out."""
+    """The experiments with only their finished runs; experiments without one are left out."""
     done = {name: [r for r in runs if r.summary is not None] for name, runs in experiments.items()}
     return {name: runs for name, runs in done.items() if runs}
 
 
 def read_run(path: Path, name: str = "") -> RunRecord:
+    """The run in a folder; its summary is checked against its other files.
+
+    Args:
+        path: The run directory.
+        name: The name of its experiment in tables and figures.
+
+    Raises:
+        ExperimentError: There is no run, or its files contradict each other.
+    """
     directory = RunDirectory(path)
     if not directory.holds_run():
         raise ExperimentError(f"{path} holds no run: it has no config.yaml")
@@ -149,25 +169,35 @@ def read_run(path: Path, name: str = "") -> RunRecord:
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
-    """All runs, finished or not, and all sweeps in and below the folders."""
-    found: dict[Path, None] = {}
+    """All runs, finished or not, and all sweeps in and below the folders.
+
+    Runs of one command come in the order of the command, others in that of their paths. They are
+    named by their experiments, as in tables and pages; runs of sweeps are part of these.
+
+    Args:
+        folders: Folders of runs or sweeps, or folders that contain such folders.
+
+    Raises:
+        ExperimentError: There is neither a run nor a sweep in one of the folders.
+    """
+    paths: dict[Path, None] = {}
     for folder in folders:
         below = list(_below(folder.resolve()))
         if not below:
             raise ExperimentError(_nothing_in(folder))
-        found |= dict.fromkeys(below)
-    sweeps = [path for path in found if holds_sweep(path)]
-    runs = [path for path in found if path not in sweeps]
+        paths |= dict.fromkeys(below)
+    sweeps = [path for path in paths if holds_sweep(path)]
+    runs = [path for path in paths if path not in sweeps]
     named = zip(runs, experiment_names(runs), strict=True)
     return [read_run(path, name) for path, name in named], [read_sweep(path) for path in sweeps]
 
 
 def row_runs(sweep: Sweep) -> list[RunRecord]:
-    """The finished rows of a sweep as runs; seeds of one configuration share its settings as name.
+    """The finished rows of a sweep as runs; the settings of a configuration are its name.
 
-    A number has the name of its key in front.
+    A number is preceded by the name of its key.
     """
-    keys = {key: sweep.names.get(key, key) for key in sweep.telling}
+    keys = {key: sweep.names.get(key, key) for key in sweep.identifying}
     runs = []
     for _, row in sweep.finished.iterrows():
         texts = [
@@ -180,23 +210,42 @@ def row_runs(sweep: Sweep) -> list[RunRecord]:
     return runs
 
 
+def run_folders(folder: Path) -> dict[Path, Path | None]:
+    """The run directories in and below a folder, in the order of paths, each with its sweep.
+
+    The sweep is None for a run of its own. Of a sweep, these are the runs of its rows, without
+    those of its cache.
+    """
+    paths = [file.parent for file in sorted(folder.rglob("config.yaml"))]
+    sweeps = {path: enclosing_sweep(path.resolve()) for path in paths if holds_run(path)}
+    return {
+        path: sweep
+        for path, sweep in sweeps.items()
+        if sweep is None or sweep == path.resolve().parent.parent
+    }
+
+
 def collect_runs(folder: Path) -> list[RunRecord]:
-    """The finished runs below a folder, those of sweeps too, in the order of their paths."""
-    runs = [read_run(file.parent) for file in sorted(folder.rglob("config.yaml"))]
+    """The finished runs below a folder, also those of sweeps, in the order of their paths.
+
+    Each has the number of runs with the same settings and another seed that did not finish: rows of
+    the same configuration in its sweep, otherwise unfinished runs below the folder.
+    """
+    sweeps = run_folders(folder)
+    runs = [read_run(path) for path in sweeps]
     finished = [run for run in runs if run.summary is not None]
-    sweeps = {run.path: enclosing_sweep(run.path) for run in runs}
-    # The table of a sweep tells which of its rows did not finish.
+    # The table of a sweep has its unfinished rows; other runs are compared by their settings.
     tables = [read_sweep(path) for path in {*sweeps.values()} if path and holds_sweep(path)]
-    of_sweep = {path: n for table in tables for path, n in table.missing_by_folder.items()}
+    missing_by_folder = {k: n for table in tables for k, n in table.missing_by_folder.items()}
     done = {settings_text(run.config) for run in finished}
     unfinished = [run.config for run in runs if run.summary is None and sweeps[run.path] is None]
     lacking = {settings_text(config): settings_text(config, recorded.SEED) for config in unfinished}
-    of_settings = Counter(alike for own, alike in lacking.items() if own not in done)
+    missing_by_settings = Counter(text for run, text in lacking.items() if run not in done)
 
     def num_missing(run: RunRecord) -> int:
         if sweeps[run.path] is not None:
-            return of_sweep.get(run.path, 0)
-        return of_settings[settings_text(run.config, recorded.SEED)]
+            return missing_by_folder.get(run.path.resolve(), 0)
+        return missing_by_settings[settings_text(run.config, recorded.SEED)]
 
     return [replace(run, missing_seeds=num_missing(run)) for run in finished]
 
@@ -221,20 +270,17 @@ def experiment_names(runs: Sequence[Path]) -> list[str]:
 
 
 def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
-    """The values of a configuration by dotted key, less those keys and what is below them."""
+    """The values of a configuration by dotted key, without `keys` and all keys below them."""
     return {key: value for key, value in leaves(config).items() if not is_below(key, keys)}
 
 
 def settings_text(config: Plain, *left_out: str) -> str:
-    """The settings of an experiment but for some keys: equal experiments have equal texts."""
+    """The settings of an experiment, without `left_out`, as text: equal for equal settings."""
     return json.dumps(without(config, (*NO_MATTER, *left_out)), sort_keys=True, default=str)
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Runs and sweeps in a folder; what lies inside one is part of it.
-
-    Runs of one command come in the order in which it names them, others in that of their paths.
-    """
+    """The runs and sweeps in a folder; a folder inside one of them is part of it."""
     if holds_sweep(folder) or holds_run(folder):
         yield folder
     elif folder.is_dir():

@@ -1,4 +1,7 @@
-"""The one form of every table: a long DataFrame of numbers, and its layout."""
+"""The form of every table: a long data frame of numbers, and its layout.
+
+`flray.reports.writers` writes sheets for the terminal and as text, templates write them into pages.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flray.reports.columns import MISSING, column_of, decimals_of
+from flray.reports.columns import MISSING, Heading, column_of, decimals_of
+from flray.reports.runs import RunRecord
 
 GROUND_TRUTH, INCOMPLETE = "†", "‡"
 GROUND_TRUTH_NOTE = (
@@ -19,55 +23,50 @@ INCOMPLETE_NOTE = (
     "the number is of its other seeds."
 )
 
-Fields = dict[str, Any]  # Any: fields of a cell
-Cells = Mapping[tuple[Any, str, str], Fields]  # by row, column and source
+Fields = dict[str, Any]  # fields of a cell by the names of FIELDS; Any: see there
+Cells = Mapping[tuple[Any, str, str], Fields]  # by row, column and source; Any: an index of labels
 
 PREFIXES = {"ours": "", "paper": "paper ", "difference": "diff. ", "test": "test "}  # by source
-FIELDS = {  # of a cell, and what they hold where nothing is given
-    "value": np.nan,  # in the unit of its column, a mean over seeds
-    "error": np.nan,  # behind ±
+FIELDS = {  # fields of a cell with their defaults
+    "value": np.nan,  # mean over seeds, in the unit of its column
+    "error": np.nan,  # shown behind ±
     "seeds": (),
-    "se": np.nan,  # the recorded standard error, a mean over seeds
-    "ratio": np.nan,  # to FedAvg
-    "has_ratio": False,  # a ratio belongs here, even if there is none
+    "se": np.nan,  # recorded standard error, a mean over seeds
+    "ratio": np.nan,  # ratio to FedAvg
+    "has_ratio": False,  # True: show a ratio, MISSING if there is none
     "uses_ground_truth": False,
     "missing_seeds": 0,
-    "text": "",  # in the place of a value
+    "text": "",  # shown instead of a value
     "runs": (),
-    "baselines": (),  # the runs that the ratio is taken to
+    "baselines": (),  # runs that the ratio is taken to
 }
 
 
 @dataclass(frozen=True)
-class Heading:
-    """A column of numbers."""
-
-    key: str
-    name: str
-    group: str = ""  # above several columns
-    decimals: int = 2
-
-    @property
-    def title(self) -> str:
-        return f"{self.group} {self.name}".strip()
-
-
-@dataclass(frozen=True)
 class Sheet:
-    """A table that every writer writes."""
+    """A table that every writer writes: labels of rows, headings of columns, and cells.
+
+    A cell has up to four numbers, one per source (`ours`, `paper`, `difference`, `test`).
+
+    >>> labels = pd.DataFrame({"experiment": ["fedavg"]}, index=["fedavg"])
+    >>> cells = {("fedavg", "accuracy_mean", "ours"): {"value": 78.125, "error": 0.5}}
+    >>> sheet = sheet_of("one run", labels, ["accuracy_mean"], cells)
+    >>> next(sheet.rows())
+    ('', ['fedavg'], [{'ours': '78.12 ± 0.50'}])
+    """
 
     title: str
-    labels: pd.DataFrame  # text; its index is the rows
+    labels: pd.DataFrame  # a row of texts for each row of the table
     headings: tuple[Heading, ...]
-    cells: pd.DataFrame  # as made by `numbers`
-    blocks: tuple[str, ...] = ()  # the heading above each row; () for none
+    cells: pd.DataFrame  # as `numbers` returns it
+    blocks: tuple[str, ...] = ()  # heading above each row; (): no such headings
     notes: tuple[str, ...] = ()
-    below: pd.DataFrame = field(default_factory=pd.DataFrame)  # text
-    numbers_runs: bool = False  # cells name the runs behind them by number
+    below: pd.DataFrame = field(default_factory=pd.DataFrame)  # second table, of texts
+    numbers_runs: bool = False  # True: cells refer to the runs behind them by number
     ratio_decimals: int = 2
 
     @cached_property
-    def behind(self) -> dict[tuple[Any, Any], int]:
+    def references(self) -> dict[tuple[Any, Any], int]:
         """The distinct pairs of runs and baselines behind numbers, counted from 1."""
         pairs = zip(self.cells["runs"], self.cells["baselines"], strict=True)
         distinct = dict.fromkeys(pair for pair in pairs if pair[0]) if self.numbers_runs else ()
@@ -76,33 +75,34 @@ class Sheet:
     @property
     def runs(self) -> list[str]:
         """A line for each of [1], [2], ... with the runs behind it."""
-        joined = [[", ".join(map(str, paths)) for paths in pair] for pair in self.behind]
+        joined = [[", ".join(map(str, paths)) for paths in pair] for pair in self.references]
         return [f"{runs}; FedAvg: {base}" if base else runs for runs, base in joined]
 
     def lines(self) -> dict[tuple[Any, str], dict[str, str]]:
         """The text of every cell by source, in the order of PREFIXES."""
         decimals = {heading.key: heading.decimals for heading in self.headings}
-        found: dict[tuple[Any, str], dict[str, str]] = {
+        texts: dict[tuple[Any, str], dict[str, str]] = {
             (row, key): {} for row in self.labels.index for key in decimals
         }
         records = self.cells.to_dict("records")
         for (row, column, source), cell in zip(self.cells.index.tolist(), records, strict=True):
             sign = "+" if source == "difference" else ""
-            found[row, column][source] = self._text(cell, decimals[column], sign)
+            texts[row, column][source] = self._text(cell, decimals[column], sign)
             if source == "paper" and not cell["text"]:  # a run could fill the cell
-                found[row, column].setdefault("ours", MISSING)
+                texts[row, column].setdefault("ours", MISSING)
         return {
-            place: {source: texts[source] for source in PREFIXES if source in texts}
-            for place, texts in found.items()
+            position: {source: by_source[source] for source in PREFIXES if source in by_source}
+            for position, by_source in texts.items()
         }
 
     def rows(self, repeats: bool = False) -> Iterator[tuple[str, list[str], list[dict[str, str]]]]:
-        """For each row its block where that begins, its labels, and the lines of its cells.
+        """For each row the heading of a block that begins there, its labels, and its cells.
 
-        A line has the name of its source in front, except ours and a number that stands alone.
+        A cell is its lines by source; a line begins with the name of its source, except ours and a
+        number that stands alone.
 
         Args:
-            repeats: show the first of several labels where it repeats the one above.
+            repeats: Show the first of several labels also where it repeats the one above.
         """
         lines, above, block = self.lines(), None, ""
         for k, (row, *labels) in enumerate(self.labels.itertuples()):
@@ -131,8 +131,8 @@ class Sheet:
             text += f" n={len(cell['seeds'])}"
         if not np.isnan(cell["se"]):
             text += f" se {cell['se']:.{decimals}f}"
-        place = self.behind.get((cell["runs"], cell["baselines"]))
-        return text if place is None else f"{text} [{place}]"
+        reference = self.references.get((cell["runs"], cell["baselines"]))
+        return text if reference is None else f"{text} [{reference}]"
 
     @cached_property
     def _numbers_of_seeds_differ(self) -> bool:
@@ -146,10 +146,15 @@ def sheet_of(
     cells: Cells,
     notes: Iterable[str] = (),
 ) -> Sheet:
-    """A sheet with notes on the marks that occur in it.
+    """A sheet with notes that explain the marks that occur in it.
 
     Args:
-        columns: recorded ones by key, shown with the decimals that their values and errors need.
+        title: Title of the table, "" for none.
+        labels: A row of texts for each row of the table; its index are the rows of `cells`.
+        columns: Headings, or keys of recorded columns, whose heading and decimals follow from
+            `column_of` and the numbers.
+        cells: Fields of each number, scaled to the unit of its column.
+        notes: Sentences below the table.
     """
     frame = numbers(cells)
     headings = tuple(c if isinstance(c, Heading) else _heading(c, frame) for c in columns)
@@ -157,7 +162,7 @@ def sheet_of(
 
 
 def numbers(cells: Cells) -> pd.DataFrame:
-    """The frame of a sheet from the fields of each cell."""
+    """The cells of a sheet: a row for each number, a column for each of FIELDS."""
     frame = pd.DataFrame(
         [{**FIELDS, **cell} for cell in cells.values()],
         index=pd.MultiIndex.from_tuples(list(cells), names=["row", "column", "source"]),
@@ -167,7 +172,9 @@ def numbers(cells: Cells) -> pd.DataFrame:
 
 
 def seed_mean(values: Sequence[float]) -> Fields:
-    """The mean, and the standard deviation over seeds where there are several.
+    """The fields of a mean over seeds: `value`, and the standard deviation as `error`.
+
+    The deviation (ddof 1) is None for one seed, the mean NaN for none.
 
     >>> seed_mean([1.0, 3.0])["value"], seed_mean([1.0])["error"]
     (2.0, None)
@@ -176,8 +183,17 @@ def seed_mean(values: Sequence[float]) -> Fields:
     return {"value": float(np.mean(values)) if len(values) else np.nan, "error": spread}
 
 
+def mark_fields(runs: Sequence[RunRecord]) -> Fields:
+    """The fields that mark a number of these runs."""
+    return {
+        "uses_ground_truth": any(run.uses_ground_truth for run in runs),
+        "missing_seeds": max(run.missing_seeds for run in runs),
+    }
+
+
 def marks(uses_ground_truth: bool, missing_seeds: float) -> str:
-    """
+    """The marks behind a number.
+
     >>> marks(True, 2)
     '†‡'
     """
@@ -185,7 +201,7 @@ def marks(uses_ground_truth: bool, missing_seeds: float) -> str:
 
 
 def mark_notes(cells: pd.DataFrame) -> Iterator[str]:
-    """What the marks that occur in the cells mean."""
+    """The meaning of each mark that occurs in the cells."""
     if cells["uses_ground_truth"].any():
         yield GROUND_TRUTH_NOTE
     if (cells["missing_seeds"] > 0).any():
@@ -194,8 +210,8 @@ def mark_notes(cells: pd.DataFrame) -> Iterator[str]:
 
 def _heading(key: str, cells: pd.DataFrame) -> Heading:
     column = column_of(key)
-    own = cells[cells.index.get_level_values("column") == key]
-    decimals = decimals_of(key, own[["value", "error"]].to_numpy().flat)
+    numbers_of_key = cells[cells.index.get_level_values("column") == key][["value", "error"]]
+    decimals = decimals_of(key, numbers_of_key.to_numpy().flat)
     return Heading(key, column.short or column.title, column.group, decimals)
 
 

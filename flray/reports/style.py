@@ -1,4 +1,4 @@
-"""The style of figures: colours of categories, axes, legends, texts."""
+"""The style of all figures: colours of categories, axes, legends, texts."""
 
 import colorsys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ from flray.data.dataset import Ids
 Colour = tuple[float, float, float]
 Values = NDArray[np.float64]
 
-GREY: Colour = (0.35, 0.35, 0.35)  # what belongs to no category
-RED = "#CC3311"  # of neither a method nor a group
+GREY: Colour = (0.35, 0.35, 0.35)  # for no category
+RED = "#CC3311"  # for emphasis; no method or group has it
 # Methods: Okabe and Ito, "Color Universal Design", 2008; the hardest to see come last.
 METHODS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442"]
 # Clusters and planted groups: Paul Tol's muted scheme, which shares no colour with the methods.
@@ -28,12 +28,12 @@ GROUPS = (
     *("#882255", "#88CCEE", "#999933", "#AA4499"),
 )
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of hue that never meet again
-LOG_FROM = 20  # clusters
-LEGEND_WIDTH = 95  # characters
+LOG_FROM = 20  # clusters above which their axis is logarithmic
+LEGEND_WIDTH = 95  # characters in a line of a legend
 
 
 def palette(num_colours: int, few: Sequence[str] = METHODS) -> list[Colour]:
-    """As many different colours: those of `few`, then any hue.
+    """Distinct colours, `num_colours` of them: those of `few`, then further hues.
 
     >>> len(set(palette(8))), len(set(palette(100)))
     (8, 100)
@@ -43,7 +43,7 @@ def palette(num_colours: int, few: Sequence[str] = METHODS) -> list[Colour]:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour for each distinct name, in the order in which they come."""
+    """A colour for each distinct name, in the order of their first occurrence."""
     distinct = list(dict.fromkeys(names))
     return dict(zip(distinct, palette(len(distinct)), strict=True))
 
@@ -51,21 +51,21 @@ def colours_of(names: Iterable[str]) -> dict[str, Colour]:
 def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour], dict[int, Colour]]:
     """Colours of clusters and of planted groups; both arrays are in the same order of clients.
 
-    A cluster has the colour of the group it shares most clients with, one cluster for each group,
-    so that a partition that found the groups looks like them whatever their numbers are.
+    A cluster has the colour of the group that it shares most clients with, one cluster per group,
+    so that a partition equal to the groups has the same colours whatever the numbers are.
 
     >>> clusters, planted = matched_colours(np.array([0, 0, 1]), np.array([9, 9, 4]))
     >>> clusters[0] == planted[9], clusters[1] == planted[4]
     (True, True)
     """
-    clusters, cluster_place = np.unique(labels, return_inverse=True)
+    clusters, cluster_index = np.unique(labels, return_inverse=True)
     if groups is None:
         colours = palette(len(clusters), GROUPS)
         return dict(zip(clusters.tolist(), colours, strict=True)), {}
-    planted, group_place = np.unique(groups, return_inverse=True)
+    planted, group_index = np.unique(groups, return_inverse=True)
     colours = palette(max(len(clusters), len(planted)), GROUPS)
     shared = np.zeros((len(clusters), len(planted)), dtype=np.int64)
-    np.add.at(shared, (cluster_place, group_place), 1)
+    np.add.at(shared, (cluster_index, group_index), 1)
     matched = dict(zip(*linear_sum_assignment(shared, maximize=True), strict=True))
     spare = iter(colours[len(planted) :])
     of_cluster = {
@@ -75,9 +75,9 @@ def matched_colours(labels: Ids, groups: Ids | None) -> tuple[dict[int, Colour],
 
 
 def for_figure(text: str, length: int = 40) -> str:
-    r"""Text that fits and that matplotlib shows as it is: a dollar would begin a formula.
+    r"""Text of at most `length` characters, with dollars escaped, which would begin a formula.
 
-    Long texts lose their beginning: names tend to differ at their end.
+    Long texts lose their beginning, because names tend to differ at their end.
 
     >>> for_figure("$5"), for_figure("experiments/flt/seed=3", 8)
     ('\\$5', '…/seed=3')
@@ -87,24 +87,25 @@ def for_figure(text: str, length: int = 40) -> str:
 
 
 def spread_out(number: int, width: float) -> Values:
-    """Offsets within the width that keep dots at one place apart, the same for the same number."""
+    """Offsets within `width` that keep dots at the same position apart; not random."""
     return width * (np.arange(number, dtype=np.float64) * GOLDEN_RATIO % 1 - 0.5)
 
 
 def plain(axes: Axes) -> None:
-    """Two spines and faint lines behind the data."""
+    """Leave two spines of the axes and draw faint lines behind the data."""
     sns.despine(ax=axes)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def whole_rounds(axes: Axes) -> None:
+    """Label the x axis as rounds, with ticks at whole numbers."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def count_axis(axes: Axes) -> None:
-    """Whole numbers; many are on a logarithmic axis. Panels that share the axis count too."""
+    """Label the y axis as numbers of clusters, logarithmic if a panel that shares it has many."""
     axes.set_ylabel("clusters")
     largest = max(panel.dataLim.y1 for panel in axes.get_shared_y_axes().get_siblings(axes))
     if largest > LOG_FROM:
@@ -121,10 +122,12 @@ def line(label: str, colour: Colour | str, **style: object) -> Line2D:
 
 
 def lines(colours: Mapping[str, Colour], **style: object) -> list[Line2D]:
+    """An entry of a legend for each label."""
     return [line(label, colour, **style) for label, colour in colours.items()]
 
 
 def legend_below(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Put a legend below all panels, in as many columns as its labels fit into."""
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     columns = max(1, min(5, len(handles), LEGEND_WIDTH // (longest + 6)))
     figure.legend(

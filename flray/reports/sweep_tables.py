@@ -1,4 +1,4 @@
-"""Tables and texts of a sweep: its best configurations, all of its rows, the rows that failed."""
+"""Tables and texts of a sweep: its best configurations, all of its rows, the failed rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,41 +6,38 @@ from typing import Any
 
 import pandas as pd
 
-from flray.columns import (
-    ARI,
-    CLUSTERS,
-    ERROR,
-    FOLDER,
-    MERGE_PLACE,
-    SEED,
-    STATUS,
-    VALIDATION_LOSS_MEAN,
-)
+from flray import columns as recorded
 from flray.columns import USES_GROUND_TRUTH as USES
 from flray.reports import columns
-from flray.reports.columns import MISSING, TEST, VALIDATION, column_of, shown, value_text
+from flray.reports.columns import MISSING, TEST, VALIDATION, column_of, value_text
 from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet, marks, sheet_of
 from flray.reports.sweeps import FAILED, MISSING_ROWS, NUM_SEEDS, SPREAD, Sweep
 
-TOP = 5  # configurations
+TOP = 5  # configurations in the table of the best
 
 
 def top_sheet(sweep: Sweep) -> Sheet:
-    """The best configurations by the metric, the simplest of those about as good, the baselines."""
+    """The best configurations by the metric, the simplest one, and the baselines.
+
+    Columns are the varied keys, the metric, validation and test accuracy, clusters and ARI. Notes
+    name the metric, ties, the rule of the simplest and, for samples, the importance of keys.
+    """
     ranked = sweep.ranked.drop(sweep.baselines.index)
     listed = pd.concat([ranked.head(TOP), sweep.simplest, sweep.baselines])
     listed = listed[~listed.index.duplicated()]
     labels = pd.DataFrame({"rank": _rank_names(sweep, ranked, listed)}, listed.index)
     for key, name in sweep.names.items():
         labels[name] = [value_text(value) for value in listed[key]]
-    by_loss = (VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
-    wanted = dict.fromkeys((sweep.metric, VALIDATION, *by_loss, TEST, CLUSTERS, ARI))
+    by_loss = (recorded.VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
+    wanted = dict.fromkeys(
+        (sweep.metric, VALIDATION, *by_loss, TEST, recorded.CLUSTERS, recorded.ARI)
+    )
     keys = [column for column in wanted if column in listed and listed[column].notna().any()]
     marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
     cells = {
         (k, column, "ours"): {
-            "value": shown(column, row[column]),
-            "error": shown(column, row[column + SPREAD]),
+            "value": columns.scaled(column, row[column]),
+            "error": columns.scaled(column, row[column + SPREAD]),
             "seeds": tuple(range(int(row[NUM_SEEDS]))),
             "uses_ground_truth": column in marked and row[USES] > 0,
             "missing_seeds": row[MISSING_ROWS] if column in marked else 0,
@@ -53,7 +50,7 @@ def top_sheet(sweep: Sweep) -> Sheet:
 
 
 def _rank_names(sweep: Sweep, ranked: pd.DataFrame, listed: pd.DataFrame) -> list[str]:
-    """The rank of each listed configuration; equal ones share one."""
+    """The rank of each listed configuration; equal configurations share one."""
     ranks = sweep.ranks(ranked)
     ties = zip(ranks.items(), ranks.duplicated(keep=False), strict=True)
     names = {k: f"{rank}{' (tie)' * is_tie}" for (k, rank), is_tie in ties}
@@ -87,8 +84,8 @@ def _top_notes(sweep: Sweep) -> Iterator[str]:
 
 def mark_of(configuration: "pd.Series[Any]") -> str:
     """The marks behind a number of a configuration."""
-    found = marks(configuration[USES] > 0, configuration[MISSING_ROWS])
-    return f" {found}" if found else ""
+    text = marks(configuration[USES] > 0, configuration[MISSING_ROWS])
+    return f" {text}" if text else ""
 
 
 def measured(configuration: "pd.Series[Any]", column: str) -> str:
@@ -99,13 +96,13 @@ def measured(configuration: "pd.Series[Any]", column: str) -> str:
 
 def settings_of(sweep: Sweep, configuration: "pd.Series[Any]") -> dict[str, str]:
     """The settings that a configuration has, by key."""
-    settings = configuration.reindex([*sweep.keys, MERGE_PLACE]).dropna()
+    settings = configuration.reindex([*sweep.keys, recorded.MERGE_PLACE]).dropna()
     return {str(key): value_text(value) for key, value in settings.items()}
 
 
 def best_folder(sweep: Sweep) -> Path | None:
-    """Where the first row of the best configuration is kept."""
-    folder = sweep.rows_of(sweep.best)[FOLDER].iloc[0]
+    """The folder of the first row of the best configuration; None if it has none."""
+    folder = sweep.rows_of(sweep.best)[recorded.FOLDER].iloc[0]
     return None if pd.isna(folder) else sweep.path / str(folder)
 
 
@@ -117,26 +114,31 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
         texts[name] = [value_text(value) or MISSING for value in rows[key]]
     for key in sweep.measured:
         column = column_of(key)
-        texts[f"{column.title} {column.unit}".strip()] = [
-            columns.number_text(key, v) for v in rows[key]
-        ]
+        heading = f"{column.title} {column.unit}".strip()
+        texts[heading] = [columns.number_text(key, value) for value in rows[key]]
     incomplete = (sweep.missing_rows > 0) & rows.index.isin(sweep.finished.index)
-    statuses = zip(rows[STATUS].map(value_text), incomplete, strict=True)
-    texts[STATUS] = [f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses]
-    texts[FOLDER] = [value_text(folder) or MISSING for folder in rows[FOLDER]]
+    statuses = zip(rows[recorded.STATUS].map(value_text), incomplete, strict=True)
+    texts[recorded.STATUS] = [
+        f"{s or MISSING}{f' {INCOMPLETE}' * missing}" for s, missing in statuses
+    ]
+    texts[recorded.FOLDER] = [value_text(folder) or MISSING for folder in rows[recorded.FOLDER]]
     return pd.DataFrame(texts).set_index("row")
 
 
 def failures(sweep: Sweep) -> pd.DataFrame:
     """The message of each failed row by its settings."""
-    names, rows = _settings(sweep), sweep.rows[sweep.rows[STATUS] == FAILED]
-    told = [
+    names, rows = _settings(sweep), sweep.rows[sweep.rows[recorded.STATUS] == FAILED]
+    labels = [
         ", ".join(f"{names[k]}={value_text(row[k])}" for k in names if pd.notna(row[k]))
         for _, row in rows.iterrows()
     ]
-    return pd.DataFrame({"message": rows[ERROR].fillna("no message").to_numpy()}, index=told)
+    return pd.DataFrame(
+        {"message": rows[recorded.ERROR].fillna("no message").to_numpy()}, index=labels
+    )
 
 
 def _settings(sweep: Sweep) -> dict[str, str]:
-    """The columns that tell rows apart, by name."""
-    return sweep.names | ({SEED: SEED} if sweep.rows[SEED].notna().any() else {})
+    """The names of the columns that distinguish rows: varied keys and the seed."""
+    return sweep.names | (
+        {recorded.SEED: recorded.SEED} if sweep.rows[recorded.SEED].notna().any() else {}
+    )

@@ -1,8 +1,7 @@
-"""A sweep's folder as figures and pages read it: rows, what was varied, what was best."""
+"""The folder of a sweep as tables, figures and pages read it: rows, varied keys, best rows."""
 
-import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +12,10 @@ import yaml
 
 from flray import columns as recorded
 from flray.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
-from flray.config.deciding import leaves
 from flray.config.overrides import THRESHOLD
 from flray.files import reading
 from flray.reports.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
+from flray.reports.labels import component_name, readable_settings, short_names
 from flray.sweeps.importance import importances
 from flray.sweeps.ranking import candidates, ranks, simplest
 
@@ -25,29 +24,35 @@ Plain = Mapping[str, Any]  # Any: YAML and JSON
 SPACE = "space.yaml"
 DRAWN = frozenset(("choice", "uniform", "loguniform", "randint"))  # forms of a sampled key
 FAILED = "failed"
-NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by the scheduler, as ASHA does
+NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by a scheduler such as ASHA
 _ALWAYS = (SEED, STATUS, recorded.ERROR, recorded.RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
-# Columns of `configurations`; missing are rows that failed or did not finish.
+# Columns of `configurations`; missing rows failed or did not finish.
 NUM_SEEDS, SPREAD, MISSING_ROWS = "seeds", "_sd", "missing_rows"
 
 
 @dataclass(frozen=True)
 class Sweep:
+    """A sweep's folder: a row for each configuration and seed, and what follows from the rows.
+
+    A *configuration* is a setting of the varied `keys`; its numbers are means over its seeds.
+    `read_sweep` makes one.
+    """
+
     path: Path
-    rows: pd.DataFrame  # settings are numbers or text
-    counts: Plain  # sweep.json
-    space: Plain  # space.yaml
+    rows: pd.DataFrame  # rows.parquet; settings are numbers or texts
+    counts: Plain  # content of sweep.json
+    space: Plain  # content of space.yaml
 
     @property
     def title(self) -> str:
-        """What was varied, in words."""
-        given = self.space.get("space") or self.keys  # a baseline sets other keys too
-        varied = [key for key in self.keys if key in given and len(self.values(key)) > 1]
+        """The varied keys, in words."""
+        varied_keys = self.space.get("space") or self.keys  # a baseline sets other keys too
+        varied = [key for key in self.keys if key in varied_keys and len(self.values(key)) > 1]
         return f"Sweep over {', '.join(short_names(varied).values())}" if varied else "Sweep"
 
     @property
     def metric(self) -> str:
-        """What ranks configurations: the space's metric, else validation, else test accuracy."""
+        """The column that ranks: the space's metric, else validation, else test accuracy."""
         wanted = (self.space.get("metric", VALIDATION), VALIDATION)
         return next((str(m) for m in wanted if m in self.rows and self.rows[m].notna().any()), TEST)
 
@@ -58,10 +63,10 @@ class Sweep:
     @cached_property
     def keys(self) -> list[str]:
         """The settings that differ between rows, seeds aside."""
-        given = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
-        named = [c for c in self.rows if c in given or c == "experiment" or "." in str(c)]
-        named = [c for c in named if c not in (SEED, USES_GROUND_TRUTH)]
-        return [str(column) for column in named if self.rows[column].nunique(dropna=False) > 1]
+        listed = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
+        settings = [c for c in self.rows if c in listed or c == "experiment" or "." in str(c)]
+        settings = [c for c in settings if c not in (SEED, USES_GROUND_TRUTH)]
+        return [str(key) for key in settings if self.rows[key].nunique(dropna=False) > 1]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -69,10 +74,11 @@ class Sweep:
         return short_names(self.keys)
 
     @cached_property
-    def telling(self) -> list[str]:
-        """The keys whose values tell configurations apart; seeds share all of them.
+    def identifying(self) -> list[str]:
+        """The columns that distinguish configurations; seeds of one share all of their values.
 
-        Thresholds between the merges of a seed's own tree are alike where their places are.
+        Each seed has a tree and thresholds of its own, so that thresholds between its merges are
+        identified by their position in the tree (`merge_place`).
         """
         if recorded.MERGE_PLACE not in self.rows:
             return self.keys
@@ -94,28 +100,29 @@ class Sweep:
     def missing_rows(self) -> "pd.Series[int]":
         """For each row, how many rows of its configuration failed or did not finish."""
         is_missing = pd.Series(~self.rows.index.isin(self.finished.index), self.rows.index)
-        by = _by(self.rows, self.telling)
+        by = _by(self.rows, self.identifying)
         counts: pd.Series[int] = is_missing.groupby(by, dropna=False).transform("sum").astype(int)
         return counts
 
     @property
     def missing_by_folder(self) -> dict[Path, int]:
         """`missing_rows` by the folder of a row's run."""
-        named = zip(self.rows[FOLDER], self.missing_rows, strict=True)
-        return {self.path / str(folder): int(n) for folder, n in named if pd.notna(folder)}
+        counts = zip(self.rows[FOLDER], self.missing_rows, strict=True)
+        return {self.path / str(folder): int(n) for folder, n in counts if pd.notna(folder)}
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
-        """A row for each setting of the keys: means over `seeds` seeds, spreads in `_sd`."""
-        own = [key for key in self.keys if key not in self.telling]
+        """A row for each setting of the keys: means over `seeds` seeds, deviations in `_sd`."""
+        averages = [key for key in self.keys if key not in self.identifying]
         missing = self.missing_rows.loc[self.finished.index]
         rows = self.finished.assign(**{MISSING_ROWS: missing})
-        return averaged(rows, self.telling, [*self.measured, *own, USES_GROUND_TRUTH, MISSING_ROWS])
+        numbers = [*self.measured, *averages, USES_GROUND_TRUTH, MISSING_ROWS]
+        return averaged(rows, self.identifying, numbers)
 
     @property
     def num_tried(self) -> int:
         """How many configurations have a row."""
-        return len(self.rows.drop_duplicates(self.telling)) if self.telling else 1
+        return len(self.rows.drop_duplicates(self.identifying)) if self.identifying else 1
 
     @cached_property
     def has_seeds(self) -> bool:
@@ -123,7 +130,7 @@ class Sweep:
         return bool((self.configurations[NUM_SEEDS] > 1).any())
 
     def ranks(self, configurations: pd.DataFrame) -> "pd.Series[int]":
-        """Their ranks by the metric; those with missing rows come after complete ones."""
+        """Ranks by the metric, 1 is best; configurations with missing rows come last."""
         missing = configurations[MISSING_ROWS]
         return ranks(configurations, self.metric, missing, self.is_maximised)
 
@@ -137,13 +144,15 @@ class Sweep:
 
     @cached_property
     def best(self) -> pd.DataFrame:
-        """The configuration with the best metric, a row; none where nothing finished."""
+        """The configuration with the best metric: one row, or none if nothing finished."""
         return self.ranked.head(1)
 
     @cached_property
     def best_error(self) -> float:
-        """The standard error of the best metric: over its seeds, of one seed over its clients; NaN
-        where the clients' is not recorded."""
+        """The standard error of the best metric over its seeds; of one seed, over its clients.
+
+        NaN if the error over clients is not recorded.
+        """
         rows = self.rows_of(self.best)
         if len(rows) > 1:
             return float(rows[self.metric].to_numpy(float).std(ddof=1) / len(rows) ** 0.5)
@@ -152,8 +161,10 @@ class Sweep:
 
     @cached_property
     def simplest(self) -> pd.DataFrame:
-        """The configuration with the fewest clusters within one standard error of the best, a row;
-        none where the error or the number of clusters is not known."""
+        """The configuration with the fewest clusters within one standard error of the best.
+
+        One row, or none if the error or the number of clusters is not recorded.
+        """
         rows = self.configurations
         if self.best.empty or CLUSTERS not in rows or math.isnan(self.best_error):
             return rows[:0]
@@ -162,7 +173,7 @@ class Sweep:
 
     @property
     def num_left_out(self) -> int:
-        """Configurations that are no candidates for the best, since others are complete."""
+        """How many configurations cannot be the best, because they miss rows and others do not."""
         return int((~candidates(self.configurations[MISSING_ROWS])).sum())
 
     @cached_property
@@ -177,35 +188,35 @@ class Sweep:
         """The configurations that the space lists as baselines, such as FedAvg."""
         is_baseline = pd.Series(False, self.configurations.index)
         for sets in self._baselines:
-            own = {key: value for key, value in sets.items() if key in self.keys}
-            if own:
-                texts = self.configurations[list(own)].map(_name_of)
-                wanted = pd.Series({key: _name_of(value) for key, value in own.items()})
+            varied = {key: value for key, value in sets.items() if key in self.keys}
+            if varied:
+                texts = self.configurations[list(varied)].map(component_name)
+                wanted = pd.Series({key: component_name(value) for key, value in varied.items()})
                 is_baseline |= texts.eq(wanted).all(axis=1)
         return self.configurations[is_baseline]
 
     def rows_of(self, configuration: pd.DataFrame) -> pd.DataFrame:
-        """The rows, a seed each, that a configuration is the mean of."""
-        if not self.telling:
+        """The finished rows of a configuration, one per seed."""
+        if not self.identifying:
             return self.finished
-        return self.finished.merge(configuration[self.telling], on=self.telling)
+        return self.finished.merge(configuration[self.identifying], on=self.identifying)
 
     @cached_property
     def sampled(self) -> list[str]:
         """The keys whose values were drawn or suggested, not listed."""
-        given = self.space.get("space") or {}
-        if _name_of(self.space.get("search")) == "optuna":
-            return [key for key in self.keys if key in given]
-        forms = {key: given[key] for key in self.keys if isinstance(given.get(key), dict)}
+        space = self.space.get("space") or {}
+        if component_name(self.space.get("search")) == "optuna":
+            return [key for key in self.keys if key in space]
+        forms = {key: space[key] for key in self.keys if isinstance(space.get(key), dict)}
         return [key for key, form in forms.items() if set(form) <= DRAWN]
 
     @cached_property
     def importances(self) -> "pd.Series[float]":
-        """By name, how much of the metric's variance each key explains in a sampled sweep."""
+        """The share of the metric's variance that each key explains, by name; empty for grids."""
         if not self.sampled:
             return pd.Series(dtype=float)
         tried = self.configurations.drop(self.baselines.index)
-        keys = dict(zip(self.telling, self.names.values(), strict=True))
+        keys = dict(zip(self.identifying, self.names.values(), strict=True))
         return importances(tried[list(keys)], tried[self.metric]).rename(keys)
 
     def is_number(self, key: str) -> bool:
@@ -213,24 +224,25 @@ class Sweep:
 
     def values(self, key: str) -> list[Any]:  # Any: numbers or text
         """The distinct values of a setting: numbers ascending, text in the order of rows."""
-        found = self.rows[key].dropna().unique().tolist()
-        return sorted(found) if self.is_number(key) else found
+        values = self.rows[key].dropna().unique().tolist()
+        return sorted(values) if self.is_number(key) else values
 
     @property
     def _baselines(self) -> list[Plain]:
-        given = self.space.get("baseline") or []
-        return [given] if isinstance(given, dict) else list(given)
+        baselines = self.space.get("baseline") or []
+        return [baselines] if isinstance(baselines, dict) else list(baselines)
 
 
 def holds_sweep(path: Path) -> bool:
+    """True for the folder of a sweep that has a table."""
     files = ("sweep.json", SPACE)
     return (path / "rows.parquet").is_file() and any((path / file).is_file() for file in files)
 
 
 def enclosing_sweep(run: Path) -> Path | None:
-    """The folder of the sweep that a run is part of; it may have no table yet.
+    """The folder of the sweep that a run is part of, which may have no table yet; None: no sweep.
 
-    A user's own space.yaml beside runs makes no sweep.
+    A space.yaml alone, which a user may keep beside runs, is not a sweep.
     """
     spaces = (path for path in run.parents if (path / SPACE).is_file())
     records = ("sweep.json", "rows.parquet")
@@ -238,8 +250,9 @@ def enclosing_sweep(run: Path) -> Path | None:
 
 
 def read_sweep(path: Path) -> Sweep:
+    """The sweep in a folder; columns of rows.parquet that it lacks are added as missing."""
     with reading(path / "rows.parquet"):
-        rows = pd.read_parquet(path / "rows.parquet").apply(_settings_column)
+        rows = pd.read_parquet(path / "rows.parquet").apply(readable_settings)
     rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
     rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[recorded.RUN])
     rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)  # mean: a share
@@ -249,7 +262,12 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
-    """A row for each combination of the keys: means, spreads (ddof 1) and numbers of seeds."""
+    """A row for each combination of the keys: means, deviations (ddof 1) and numbers of seeds.
+
+    >>> rows = pd.DataFrame({"lr": [0.1, 0.1, 0.5], "accuracy_mean": [0.25, 0.75, 0.5]})
+    >>> averaged(rows, ["lr"], ["accuracy_mean"])[["accuracy_mean", "seeds"]].to_dict("list")
+    {'accuracy_mean': [0.5, 0.5], 'seeds': [2, 1]}
+    """
     grouped = rows.groupby(_by(rows, keys), dropna=False, sort=False)
     values = grouped[list(measured)]
     parts = [values.mean(), values.std().add_suffix(SPREAD), grouped.size().rename(NUM_SEEDS)]
@@ -257,23 +275,9 @@ def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -
 
 
 def left_out_note(number: int) -> str:
-    """Why configurations are no candidates for the best."""
-    counted = "1 configuration is" if number == 1 else f"{number} configurations are"
-    return f"{counted} left out of this choice: some of their rows failed or did not finish"
-
-
-def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The end of each dotted key, as long as it takes to tell them apart.
-
-    >>> short_names(["algorithm.clustering.distance.name", "train.lr", "pretrain.lr"]).values()
-    dict_values(['distance', 'train.lr', 'pretrain.lr'])
-    """
-    parts = {key: key.removesuffix(".name").split(".") for key in keys}
-    ends = [each[-1] for each in parts.values()]
-    return {
-        key: each[-1] if ends.count(each[-1]) == 1 else ".".join(each[-2:])
-        for key, each in parts.items()
-    }
+    """The reason why configurations cannot be the best."""
+    subject = "1 configuration is" if number == 1 else f"{number} configurations are"
+    return f"{subject} left out of this choice: some of their rows failed or did not finish"
 
 
 def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
@@ -281,62 +285,9 @@ def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
     return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
 
 
-def _settings_column(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Numbers as they are; other columns as numbers if all values are, else as text. Mappings are
-    labelled by the component they name and by what tells it from the others."""
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
-        return column
-    text = column.map(_text, na_action="ignore").astype(object)
-    given = text.dropna().unique().tolist()
-    if any(each.startswith("{") for each in given):
-        text = text.map(dict(zip(given, component_labels(given), strict=True)), na_action="ignore")
-    numbers = pd.to_numeric(text, errors="coerce")
-    whole = numbers.notna().sum() == text.notna().sum() > 0
-    return numbers if whole else text.where(text.notna(), None)
-
-
-def component_labels(texts: Sequence[str]) -> list[str]:
-    """Labels of components, which are given by name or as mappings in JSON: the name, and in
-    brackets the keys that others of the same name do not have or have with another value.
-
-    >>> component_labels(['{"name": "fedprox", "mu": 1}', '{"name": "fedprox", "mu": 2}', "cfl"])
-    ['fedprox (mu 1)', 'fedprox (mu 2)', 'cfl']
-    """
-    fields = [_fields(text) for text in texts]
-    names = short_names(list(dict.fromkeys(key for each in fields for key in each)))
-    labels = []
-    for text, own in zip(texts, fields, strict=True):
-        alike = [each for each in fields if each.get("name") == own.get("name")]
-        telling = [k for k in own if any(k not in e or e[k] != own[k] for e in alike)]
-        told = ", ".join(f"{names[key]} {own[key]}" for key in telling)
-        parts = [str(own["name"])] * ("name" in own) + [f"({told})"] * bool(told)
-        labels.append(" ".join(parts) or text)
-    return labels
-
-
-def _fields(text: str) -> Plain:
-    """The keys and values of a component; any other text is its name."""
-    try:
-        held = json.loads(text)
-    except ValueError:  # a name, or a message that begins with a bracket
-        held = text
-    return leaves(held) if isinstance(held, dict) else {"name": text}
-
-
-def _text(value: Hashable) -> str:
-    if isinstance(value, str) and value.startswith('"') and value.endswith('"'):
-        return str(json.loads(value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _name_of(value: Any) -> str:  # Any: YAML
-    """The name of a component that is given by its name or as a mapping."""
-    return str(value.get("name")) if isinstance(value, dict) else str(value)
-
-
 def _read_mapping(path: Path) -> Plain:
     if not path.is_file():
         return {}
     with reading(path):
-        held = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    return held if isinstance(held, dict) else {}
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    return content if isinstance(content, dict) else {}

@@ -12,15 +12,22 @@ from rich.text import Text
 from flray.reports.columns import COLUMNS, MISSING, column_of
 from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet
 
-MAX_WIDTH = 21  # of a column in the terminal
-MAX_LABEL = 16  # of a lone column of names; longer ones are folded
+MAX_WIDTH = 21  # characters of a column in the terminal
+MAX_LABEL = 16  # characters of a single column of labels; longer ones are folded
 
 Format = Literal["rich", "md", "latex", "csv"]
 
 _STYLE = {"ours": "bold", "paper": "dim", "difference": "", "test": "italic"}
 
 
+def render_sheet(sheet: Sheet, form: Format) -> RenderableType:
+    """The sheet in one of the formats; text, except for `rich`."""
+    writers = {"rich": to_rich, "md": to_markdown, "latex": to_latex, "csv": to_csv}
+    return writers[form](sheet)
+
+
 def to_rich(sheet: Sheet) -> RenderableType:
+    """A table for the terminal, with what is below it, its notes and its runs."""
     grid = RichTable(
         title=sheet.title or None,
         title_justify="left",
@@ -30,9 +37,9 @@ def to_rich(sheet: Sheet) -> RenderableType:
         show_edge=False,
     )
     to_right = not any(heading.group for heading in sheet.headings)
-    alone = to_right and len(sheet.labels.columns) == 1
+    is_narrow = to_right and len(sheet.labels.columns) == 1
     for name in sheet.labels:
-        grid.add_column(str(name), max_width=MAX_LABEL if alone else None, overflow="fold")
+        grid.add_column(str(name), max_width=MAX_LABEL if is_narrow else None, overflow="fold")
     for heading in sheet.headings:
         title = f"{heading.group}\n{heading.name}" if heading.group else heading.name
         # Wider cells are wrapped, so that four such columns fit into 100 characters.
@@ -52,12 +59,23 @@ def to_rich(sheet: Sheet) -> RenderableType:
         parts.append(ranks)
     parts += [Text(note, style="dim") for note in sheet.notes]
     parts += [Text("runs", style="bold")] * bool(sheet.runs)
-    parts += [Text(f"[{k}] {text}") for k, text in enumerate(sheet.runs, start=1)]
+    parts += [Text(f"[{k}] {run}") for k, run in enumerate(sheet.runs, start=1)]
     return Group(*parts)
 
 
 def to_markdown(sheet: Sheet) -> str:
-    """A pipe table; the lines of a cell are separated by <br>, ours is bold."""
+    """A pipe table; the lines of a cell are separated by <br>, our numbers are bold.
+
+    >>> from flray.reports.sheets import sheet_of
+    >>> labels = pd.DataFrame({"experiment": ["fedavg"]}, index=["fedavg"])
+    >>> cells = {("fedavg", "ari", "ours"): {"value": 0.5}}
+    >>> print(to_markdown(sheet_of("", labels, ["ari"], cells, ["a note"])), end="")
+    | experiment | ARI |
+    | --- | --- |
+    | fedavg | **0.50** |
+    <BLANKLINE>
+    - a note
+    """
     head = [*map(str, sheet.labels), *(heading.title for heading in sheet.headings)]
     title = [f"**{sheet.title}**", ""] if sheet.title else []
     out = [*title, *_pipes([head, ["---"] * len(head)])]
@@ -105,23 +123,33 @@ def to_latex(sheet: Sheet) -> str:
         multicolumn_format="l",
     )
     comments = [*sheet.notes, *("; ".join(row) for row in sheet.below.to_numpy())]
-    comments += [f"[{k}] {behind}" for k, behind in enumerate(sheet.runs, start=1)]
+    comments += [f"[{k}] {run}" for k, run in enumerate(sheet.runs, start=1)]
     return text + "".join(f"% {comment}\n" for comment in comments)
 
 
 def to_csv(sheet: Sheet) -> str:
-    """A line for each row: its labels, then each number and, where there are any, its error."""
+    """A line for each row: its labels, then each number and, if a column has any, its error.
+
+    Numbers are not rounded. If cells have seeds, a column has their number.
+
+    >>> from flray.reports.sheets import sheet_of
+    >>> labels = pd.DataFrame({"experiment": ["fedavg"]}, index=["fedavg"])
+    >>> cells = {("fedavg", "ari", "ours"): {"value": 0.5, "error": 0.125, "seeds": (0, 1)}}
+    >>> print(to_csv(sheet_of("", labels, ["ari"], cells)), end="")
+    experiment,seeds,ARI,ARI ±
+    fedavg,2,0.5,0.125
+    """
     frame = sheet.labels.copy()
     numbers = sheet.cells.reset_index("source", drop=True)
     seeds = numbers["seeds"].map(len).groupby("row").max()
     if (seeds > 0).any():
         frame["seeds"] = seeds
     for heading in sheet.headings:
-        own, column = numbers.xs(heading.key, level="column"), column_of(heading.key)
-        title = column.label if heading.key in COLUMNS else heading.title
-        frame[title] = own["value"]
-        if own["error"].notna().any():
-            frame[f"{title} ±"] = own["error"]
+        column = numbers.xs(heading.key, level="column")
+        title = column_of(heading.key).label if heading.key in COLUMNS else heading.title
+        frame[title] = column["value"]
+        if column["error"].notna().any():
+            frame[f"{title} ±"] = column["error"]
     return frame.to_csv(index=False)
 
 

@@ -1,8 +1,8 @@
-"""Lightning's loggers as flray opens them.
+"""Lightning's loggers for W&B, TensorBoard and MLflow, as flray opens them.
 
-W&B does not get environment variables, command line, host name, hardware, installed packages, code,
-commit or console output; what remains is its own version, Python's and the platform
-(`linux-x86_64`), and for a table the folder in which wandb keeps its copy (WANDB_DATA_DIR).
+W&B receives no environment variables, command line, host name, hardware, installed packages, code,
+commit or console output. It receives its own version, that of Python, the platform
+(`linux-x86_64`) and, for a table, the folder of wandb's copy (WANDB_DATA_DIR).
 """
 
 import logging
@@ -19,21 +19,21 @@ from flray.config.deciding import Config, leaves
 from flray.config.tracking import MLflow, TensorBoard, Wandb
 from flray.errors import ExperimentError
 
-# Opens a logger for a configuration; the id is that of the tracker's run that goes on, or None.
+# Opens a logger: (configuration, id of the tracker's run to continue or None) to logger.
 OpenLogger = Callable[[Config, str | None], Logger]
 
-SETTINGS: dict[str, Any] = {  # Any: settings of wandb, most of them for what stays on this machine
+SETTINGS: dict[str, Any] = {  # Any: settings of wandb; most keep facts of the machine private
     "console": "off",
     "host": "",
-    "program": "flray",  # else the path of what was called
+    "program": "flray",  # instead of the path of the program
     "save_code": False,
     "silent": True,
     "symlink": False,
-    "x_disable_machine_info": True,  # and commit, command line, paths
+    "x_disable_machine_info": True,  # also commit, command line and paths
     "x_disable_stats": True,
     "x_save_requirements": False,
-    "init_timeout": 20.0,  # seconds for the server to answer; then the run is offline
-    "finish_timeout": 30.0,  # seconds for the last uploads
+    "init_timeout": 20.0,  # seconds to wait for the server; after that the run is offline
+    "finish_timeout": 30.0,  # seconds to wait for the last uploads
     "finish_timeout_raises": True,
 }
 _log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 class WandbRounds(WandbLogger):
     """Lightning's W&B logger with the round as W&B's step.
 
-    Lightning lets W&B count the steps, which begin at 0 in every part of a run that is kept
-    offline: parts of a resumed run would overlap. A step that W&B has closed becomes the next one,
-    because W&B ignores values for it.
+    Lightning lets W&B count the steps. They begin at 0 in every part of a run that is kept offline,
+    so that the parts of a resumed run would overlap. W&B ignores values of steps that it has
+    closed; they are logged in the next step.
     """
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -57,12 +57,15 @@ class WandbRounds(WandbLogger):
 def logger_opener(
     tracking: object, folder: Path, name: str, group: str | None
 ) -> OpenLogger | None:
-    """A function that opens the logger of a run; None if nothing is tracked. Starts nothing.
+    """A function that opens the logger of a run; None if nothing is tracked.
+
+    Nothing is started here, but a missing package or key of W&B is an `ExperimentError`.
 
     Args:
-        folder: of the run; W&B and TensorBoard keep their files below it.
-        name: of the run in W&B and MLflow.
-        group: of the run in W&B, unless the experiment names one.
+        tracking: One of the classes of `flray.config.tracking`.
+        folder: Folder of the run; W&B and TensorBoard keep their files below it.
+        name: Name of the run in W&B and MLflow.
+        group: Group of the run in W&B, unless the experiment names one.
     """
     if isinstance(tracking, TensorBoard):
         return partial(_open_tensorboard, folder)
@@ -84,17 +87,20 @@ def logger_opener(
 
 
 def chosen_mode(tracking: Wandb) -> str:
-    """The mode that was asked for, or else online where there is a key; never asks for one."""
-    asked = tracking.mode or os.environ.get("WANDB_MODE")
-    if asked not in (None, "online"):
-        return asked
+    """W&B's mode: the configured one, else WANDB_MODE, else online if there is a key.
+
+    Never prompts for a key.
+    """
+    mode = tracking.mode or os.environ.get("WANDB_MODE")
+    if mode not in (None, "online"):
+        return mode
     wandb = _imported("wandb")
     try:
-        wandb.setup(wandb.Settings(silent=True))  # or `login` would ask the server who this is
+        wandb.setup(wandb.Settings(silent=True))  # otherwise `login` asks the server for the user
         has_key = wandb.login(prompt=False, verify=False)
     except wandb.errors.Error as error:
         raise ExperimentError(f"tracking: W&B cannot be used: {in_a_line(error)}") from error
-    if asked == "online" and not has_key:  # W&B would ask for it in the middle of a run
+    if mode == "online" and not has_key:  # W&B would prompt for it in the middle of a run
         raise ExperimentError(
             "tracking is online but there is no key of W&B: `wandb login`, set WANDB_API_KEY or "
             "choose tracking.mode=offline"
@@ -103,11 +109,12 @@ def chosen_mode(tracking: Wandb) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
+    """The message of an error on one line; its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _open_tensorboard(folder: Path, config: Config, _id: str | None) -> Logger:
-    logging.getLogger("tensorboardX").setLevel(logging.ERROR)  # else a line for every NaN
+    logging.getLogger("tensorboardX").setLevel(logging.ERROR)  # no warning for every NaN
     logger = TensorBoardLogger(
         folder,
         name="",
@@ -121,7 +128,7 @@ def _open_tensorboard(folder: Path, config: Config, _id: str | None) -> Logger:
 
 def _open_mlflow(experiment: str, uri: str, name: str, config: Config, id: str | None) -> Logger:
     logger = MLFlowLogger(experiment, name, tracking_uri=uri, run_id=id)
-    if id is None:  # MLflow refuses to change them
+    if id is None:  # MLflow does not allow to change them later
         logger.log_hyperparams(leaves(config))
     return logger
 
@@ -131,17 +138,17 @@ def _open_wandb(wandb: Any, choices: dict[str, Any], config: Config, id: str | N
     init = partial(wandb.init, id=id, config=dict(config), settings=settings)
     try:
         run = init(**choices)
-    except Exception as error:  # whatever its server or its service may raise
+    except Exception as error:  # its server and its service raise errors of many classes
         if choices["mode"] != "online":
             raise
         _log.warning("W&B does not answer (%s): the run is kept offline", in_a_line(error))
-        wandb.teardown()  # its service holds on to the id of the run that failed
+        wandb.teardown()  # otherwise its service keeps the id of the failed run
         run = init(**choices | {"mode": "offline"})
     return WandbRounds(experiment=run)
 
 
 def _imported(package: str) -> Any:  # Any: a module
-    # Else W&B's reports of its own errors keep a process from ending: 20 s without a network.
+    # Without a network, W&B's reports of its own errors delay the end of a process by 20 s.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         return import_module(package)

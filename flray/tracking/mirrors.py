@@ -1,4 +1,7 @@
-"""Mirrors of run directories in W&B, TensorBoard and MLflow: never the only copy of a result."""
+"""Mirrors of run directories in W&B, TensorBoard and MLflow.
+
+A mirror is never the only copy of a result, and a tracker that fails never stops a run.
+"""
 
 import json
 import logging
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd  # whose import delays a start
 
 Draw = Callable[[Path], Sequence[Path]]  # the figures of a run directory, as PNG files
-CLOSE_TIMEOUT_S = 60.0  # for all that is still to be logged when a run ends
+CLOSE_TIMEOUT_S = 60.0  # longest wait, when a run ends, for the rest to be logged
 _SECRET = re.compile(r"(?i)(^|[_-])(api_?key|key|token|passw(or)?d|secret|credentials?)s?$")
 _log = logging.getLogger(__name__)
 
@@ -48,10 +51,18 @@ def tracked(
     draw: Draw = no_figures,
     group: str | None = None,
 ) -> Iterator[Callable[[RoundRow], None]]:
-    """What to call after each round, so that the tracker of the experiment gets it too.
+    """A context whose value is to be called with the row of each round.
 
-    When the block ends and the run is done, everything follows that the directory holds and the
-    tracker has not got: an empty block mirrors a run that was finished elsewhere.
+    It calls `on_round` and logs the row with the tracker of the experiment. When the block ends and
+    the run is done, everything in the directory that was not logged yet is logged; an empty block
+    mirrors a run that was finished elsewhere.
+
+    Args:
+        experiment: Its `tracking` chooses the tracker.
+        out: The run directory.
+        on_round: Called first with each row.
+        draw: Draws the figures of a run directory for W&B.
+        group: Group of the run in W&B, unless the experiment names one.
     """
     tracking, plain = experiment.settings.tracking, experiment.plain
     name = f"{plain['algorithm']['name']} {plain['dataset']['name']} seed {plain['seed']}"
@@ -61,7 +72,8 @@ def tracked(
         return
     mark_file = out / f"{type(tracking).__name__.lower()}.json"
 
-    def open_recorded(id: str | None) -> Logger:  # config.yaml has the block that was chosen
+    def open_recorded(id: str | None) -> Logger:
+        # config.yaml has the block size, which is chosen when the run starts.
         return open_logger(without_secrets(RunDirectory(out).config()), id)
 
     tracker = Tracker(mark_file, open_recorded)
@@ -85,11 +97,16 @@ def tracked(
 def track_table(
     tracking: object, folder: Path, name: str, frame: "pd.DataFrame", config: Config
 ) -> None:
-    """Log the table of a sweep, in a W&B run of its own that belongs to the sweep's group.
+    """Log the table of a sweep, in a W&B run of its own in the group of the sweep's trials.
+
+    Does nothing for other trackers.
 
     Args:
-        folder: of the sweep, whose name is the group of its trials too.
-        config: the configuration to record for the sweep, such as its space.
+        tracking: One of the classes of `flray.config.tracking`.
+        folder: Folder of the sweep; its name is the name of the run and of the group.
+        name: Name of the table.
+        frame: The table.
+        config: Configuration to record with it, such as the space.
     """
     open_logger = logger_opener(tracking, folder, folder.name, folder.name)
     if isinstance(tracking, Wandb) and open_logger is not None:
@@ -99,7 +116,7 @@ def track_table(
 
 
 def tracking_remarks(experiment: Experiment) -> Iterator[str]:
-    """What will happen to what is tracked, where it is not sent at once."""
+    """A remark for the user if the run will be kept offline because there is no key of W&B."""
     tracking = experiment.settings.tracking
     if isinstance(tracking, Wandb) and tracking.mode is None and chosen_mode(tracking) == "offline":
         yield (
@@ -109,14 +126,17 @@ def tracking_remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def without_secrets(config: Any) -> Any:  # Any: nested mappings, lists and plain values
-    """The configuration less every key that looks like a secret.
+    """The configuration without keys that look like secrets.
 
     >>> without_secrets({"seed": 1, "dataset": [{"api_key": "x", "keys": 2, "tokenizer": "bpe"}]})
     {'seed': 1, 'dataset': [{'tokenizer': 'bpe'}]}
     """
     if isinstance(config, Mapping):
-        shown = {key: value for key, value in config.items() if not _SECRET.search(str(key))}
-        return {key: without_secrets(value) for key, value in shown.items()}
+        return {
+            key: without_secrets(value)
+            for key, value in config.items()
+            if not _SECRET.search(str(key))
+        }
     if isinstance(config, list | tuple):
         return [without_secrets(value) for value in config]
     return config
@@ -124,22 +144,22 @@ def without_secrets(config: Any) -> Any:  # Any: nested mappings, lists and plai
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a tracker is: a resumed run goes on in the same run and logs no round twice."""
+    """How far a tracker is, so that a resumed run continues there and logs no round twice."""
 
-    id: str | None = None  # of the run in W&B or MLflow
-    round: int = 0  # the last one that was logged
-    is_complete: bool = False  # summary, clusterings and figures of that round are logged too
+    id: str | None = None  # id of the run in W&B or MLflow
+    round: int = 0  # last round that was logged
+    is_complete: bool = False  # True: summary, clusterings and figures are logged too
 
 
 class Tracker:
     """The mirror of a run directory in a logger, which a thread opens, fills and closes.
 
     Every method returns at once, except `close`, which waits a bounded time. An error of the logger
-    is a warning after which nothing more is logged. A tracker that is never used writes nothing.
+    is logged as a warning, and nothing more is sent. A tracker that is never used writes nothing.
 
     Args:
-        mark_file: in the run directory, for the `Mark`.
-        open_logger: gets the id of the mark.
+        mark_file: File of the `Mark` in the run directory.
+        open_logger: Opens the logger; called with the id of the mark.
     """
 
     def __init__(self, mark_file: Path, open_logger: Callable[[str | None], Logger]) -> None:
@@ -154,7 +174,7 @@ class Tracker:
 
     @property
     def is_complete(self) -> bool:
-        """True if an earlier process has logged everything and nothing came since."""
+        """True if an earlier process has logged everything and nothing was added since."""
         return self._mark.is_complete and self._thread.ident is None
 
     def round(self, row: RoundRow) -> None:
@@ -163,11 +183,11 @@ class Tracker:
 
     def finish(
         self,
-        summary: Mapping[str, Any],
+        summary: Mapping[str, Any],  # Any: JSON
         figures: Sequence[Path],
         tables: Mapping[str, "pd.DataFrame"],
     ) -> None:
-        """Log the summary, in W&B also figures and tables, in the step of the last round."""
+        """Log the summary in the step of the last round; with W&B also figures and tables."""
 
         def log(logger: Logger) -> None:
             step = self._mark.round
@@ -176,7 +196,7 @@ class Tracker:
                     logger.log_table(name, dataframe=frame, step=step)
                 for path in figures:
                     logger.log_image(f"figures/{path.stem}", [str(path)], step=step)
-                logger.experiment.log({}, commit=True)  # a row that is open overwrites the summary
+                logger.experiment.log({}, commit=True)  # an open row would overwrite the summary
                 logger.experiment.summary.update(dict(summary))
             else:
                 values = {f"summary_{name}": value for name, value in _numbers(summary).items()}
@@ -186,7 +206,7 @@ class Tracker:
         self._ask(log)
 
     def close(self, status: str) -> None:
-        """End with status "success" or "failed", or leave the thread if that takes too long."""
+        """End with status "success" or "failed"; give up after CLOSE_TIMEOUT_S."""
         if self._thread.ident is None:
             return
         self._ask(lambda logger: logger.finalize(status))
@@ -201,16 +221,16 @@ class Tracker:
             self._thread.start()
 
     def _work(self) -> None:
-        """Do what is asked in order, until something fails."""
-        setattr(rank_zero_only, "rank", 0)  # noqa: B010  # else only one task of a SLURM job logs
+        """Open the logger and run the jobs in order, until one fails."""
+        setattr(rank_zero_only, "rank", 0)  # noqa: B010  # every task of a SLURM job logs
         try:
             logger = self._open_logger(self._mark.id)
             self._write(replace(self._mark, id=str(logger.version)))
-            # What an earlier process recorded and could not log.
+            # Rounds that an earlier process recorded and could not log.
             self._log_rows(logger, RunDirectory(self._mark_file.parent).rows(self._mark.round))
             while (job := self._jobs.get()) is not None:
                 job(logger)
-        except Exception as error:  # noqa: BLE001  # of three libraries and their servers
+        except Exception as error:  # noqa: BLE001  # three libraries and their servers
             self._warn(in_a_line(error))
 
     def _warn(self, reason: str) -> None:
@@ -238,7 +258,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _tables(clusterings: Mapping[int, ClusteringRecord]) -> dict[str, "pd.DataFrame"]:
-    """The clients of each clustering with their clusters, and groups if they are known."""
+    """A table of each clustering: clients, their clusters and, if there are any, their groups."""
     import pandas as pd
 
     frames = {

@@ -14,8 +14,14 @@ from scipy.spatial.distance import pdist, squareform
 import flray.reports
 from flray.errors import ExperimentError
 from flray.records.clusterings import ClusteringRecord, read_clusterings, write_clustering
-from flray.reports.clustering_figures import distance_figure, embedding_figure, graph_figure
-from flray.reports.figures import accuracy_figure, clients_figure, write_figures
+from flray.reports.clustering_figures import (
+    CLUSTERING_FIGURES,
+    distance_figure,
+    embedding_figure,
+    graph_figure,
+)
+from flray.reports.figure_files import write_figures
+from flray.reports.figures import accuracy_figure, clients_figure
 from flray.reports.geometry import (
     circle_layout,
     classical_scaling,
@@ -539,8 +545,10 @@ def is_image(path):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    for kind in ("accuracy", "clients", "distance", "embedding", "graph"):
-        monkeypatch.setattr(f"flray.reports.figures.{kind}_figure", lambda *_: Figure((1, 1)))
+    for kind in ("accuracy", "clients"):
+        monkeypatch.setattr(f"flray.reports.figure_files.{kind}_figure", lambda *_: Figure((1, 1)))
+    for kind in CLUSTERING_FIGURES:
+        monkeypatch.setitem(CLUSTERING_FIGURES, kind, lambda *_: Figure((1, 1)))
 
 
 class TestFiles:
@@ -551,7 +559,7 @@ class TestFiles:
 
     @pytest.mark.slow
     def test_a_clustering_has_three_figures(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("flray.reports.figures.DPI", 30)
+        monkeypatch.setattr("flray.reports.figure_files.DPI", 30)
         runs = {
             "FL+HC / seed 1": write_run(tmp_path / "a", [1]),
             "plain": write_run(tmp_path / "b", (), algorithm="fedavg"),

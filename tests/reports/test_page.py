@@ -43,9 +43,8 @@ from flray.reports.page import render_page
 from flray.reports.page_run import by_kind, seconds_by_phase
 from flray.reports.runs import RunRecord, find_runs
 from flray.reports.style import for_figure
+from flray.reports.sweep_curves import curve_figure, curve_keys
 from flray.reports.sweep_figures import (
-    curve_figure,
-    curve_keys,
     heatmap_figure,
     heatmap_pairs,
     importance_figure,

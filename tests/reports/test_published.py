@@ -1,17 +1,68 @@
-"""The papers' tables: numbers typed from the papers, names, and the check seen to fail."""
+"""The papers' tables: numbers typed from the papers, names, and a check of files seen to fail."""
 
 import copy
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import yaml
 
 from flray.errors import ExperimentError
-from flray.reports.published import check_tables, find_table, load_tables
-from flray.reports.published.costs import Cost
-from flray.reports.published.tables import FOLDER, Published, Table, parse_table
+from flray.reports.published import find_table, load_tables
+from flray.reports.published.layout import Published, TableColumn, TableRow
+from flray.reports.published.tables import FOLDER, Cost, Table, parse_table
 
 TABLES = load_tables()
+# What can be printed at all: the variance of numbers in 0..100 is at most 50².
+RANGES = {
+    "percent": (0, 100),
+    "percent²": (0, 2500),
+    "fraction": (0, 1),
+    "rounds": (1, 10_000),
+    "Mb": (0, 1e6),
+}
+LARGEST_RATIO = 100
+
+
+def check_tables(tables: Mapping[str, Table]) -> list[str]:
+    """The faults of tables, a line each: cells missing or twice, numbers that cannot be."""
+    return [fault for table in tables.values() for fault in faults_of(table)]
+
+
+def faults_of(table: Table) -> list[str]:
+    keys, titles = [c.key for c in table.columns], [row.title for row in table.rows]
+    faults = []
+    for kind, names in (("column", keys), ("row", titles)):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        faults += [f"{table.key}: {kind} {name!r} is there twice" for name in twice]
+        faults += [f"{table.key}: no {kind}s"] * (not names)
+    if table.cost.steps is None and not table.cost.note:
+        faults.append(f"{table.key}: neither a cost in costs.yaml nor a reason why there is none")
+    for row in table.rows:
+        extras = [key for key in row.cells if key not in keys]
+        faults += [f"{row.title!r} has {extra!r}, which is no column" for extra in extras]
+        for column in table.columns:
+            where = f"{table.key}: row {row.title!r}, column {column.key!r}"
+            if column.key not in row.cells:
+                faults.append(f"{where} is missing; an empty cell is written as null")
+            else:
+                faults += [f"{where}: {fault}" for fault in implausible(column, row)]
+    return faults
+
+
+def implausible(column: TableColumn, row: TableRow) -> list[str]:
+    if column.unit == "formula":
+        return []
+    low, high = RANGES[column.unit]
+    ranges = {"value": (low, high), "spread": (0, high - low), "ratio": (0, LARGEST_RATIO)}
+    numbers = {name: getattr(row.cells[column.key], name) for name in ranges}
+    return [
+        f"{name} must be a number in {least:g}..{most:g} ({column.unit}), got {numbers[name]!r}"
+        for name, (least, most) in ranges.items()
+        if numbers[name] is not None
+        and not (isinstance(numbers[name], int | float) and least <= numbers[name] <= most)
+    ]
 
 
 def cell(key: str, labels: tuple[str, ...], column: str, block: str = "") -> Published:

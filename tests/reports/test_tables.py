@@ -22,11 +22,10 @@ from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.models.lenet5 import LeNet5
 from flray.reports.published import find_table, load_tables
-from flray.reports.published.costs import Cost
+from flray.reports.published.filling import fill
 from flray.reports.published.matching import holds
-from flray.reports.published.tables import parse_table, resolved_match
-from flray.reports.published_cells import fill
-from flray.reports.published_sheet import rank, render
+from flray.reports.published.sheet import rank, render
+from flray.reports.published.tables import Cost, parse_table, resolved_match
 from flray.reports.runs import collect_runs
 from flray.reports.sheets import numbers
 from flray.reports.writers import Format
@@ -193,33 +192,23 @@ def test_a_run_fills_its_row_and_no_other(write: Write, tmp_path: Path) -> None:
     assert not places(filled("flhc.5", tmp_path))
 
 
-@pytest.mark.parametrize(
-    "difference",
-    [
-        "rounds=20",
-        "participation=0.1",
-        "train.epochs=1",
-        "train.lr=0.01",
-        "train.optimizer=adam",
-        "split.clients=50",
-        "split.holdout=20",
-        "dataset.name=mnist_writers",
-        "split.name=iid",
-        "model.name=mlp200",
-        "algorithm.name=fedavg",
-        "algorithm.rounds_before=5",
-        "algorithm.clustering.distance.name=matching",
-        "algorithm.clustering.embed.name=pca",
-        "algorithm.clustering.partition.number=4",
-        "evaluate.target=0.8",
-        "events=[{at: 5}]",
-    ],
+DIFFERENCES = (
+    *("rounds=20", "participation=0.1", "train.epochs=1", "train.lr=0.01", "train.optimizer=adam"),
+    *("split.clients=50", "split.holdout=20", "dataset.name=mnist_writers", "split.name=iid"),
+    *("model.name=mlp200", "algorithm.name=fedavg", "algorithm.rounds_before=5"),
+    *("algorithm.clustering.distance.name=matching", "algorithm.clustering.embed.name=pca"),
+    *("algorithm.clustering.partition.number=4", "evaluate.target=0.8", "events=[{at: 5}]"),
 )
-def test_a_run_with_other_settings_fills_nothing(
-    write: Write, tmp_path: Path, difference: str
-) -> None:
-    write("a", FLHC, [difference])
-    assert not places(filled("flhc.4", tmp_path))
+
+
+def test_a_run_with_other_settings_fills_nothing(write: Write, tmp_path: Path) -> None:
+    for number, difference in enumerate(DIFFERENCES):
+        write(str(number), FLHC, [difference])
+    cells = filled("flhc.4", tmp_path)
+    assert not places(cells)
+    assert not places(cells, "test")
+    write("same", FLHC, [])
+    assert places(filled("flhc.4", tmp_path))
 
 
 @pytest.mark.parametrize("free", ["train.momentum=0.5", "algorithm.clustering.signature=weights"])
@@ -402,60 +391,50 @@ SOLO = ["algorithm=local", "participation=1", "rounds=50", "train.epochs=1", "ev
 SOLO += ["evaluate.fine_tune=null"]
 
 
-@pytest.mark.parametrize(
-    ("key", "name", "overrides", "cell", "value"),
-    [
-        ("flis.1", "cifar10_dc", [], ("FLIS (DC)", "label_skew_20"), 60),
-        ("flis.1", "cifar10_hc", ["split.share=0.3"], ("FLIS (HC)", "label_skew_30"), 60),
-        ("flis.1", "cifar10_dc", ["algorithm=fedavg"], ("FedAvg", "label_skew_20"), 50),
-        (
-            "flis.1",
-            "cifar10_dc",
-            ["algorithm=per_fedavg", "train.lr=0.001"],
-            ("PerFedAvg", "label_skew_20"),
-            60,
-        ),
-        ("flis.1", "cifar10_dc", ["algorithm=cfl"], ("CFL", "label_skew_20"), 40),
-        ("flis.1", "cifar10_dc", SOLO, ("SOLO", "label_skew_20"), 40),
-        (
-            "flis.2",
-            "cifar10_dc",
-            ["split={name: dirichlet, clients: 100, alpha: 0.1, server: 2500}"],
-            ("FLIS (DC)", "dirichlet_0.1"),
-            60,
-        ),
-        ("flis.4", "cifar10_unseen", [], ("FLIS (DC)", "label_skew_20"), 70),
-        ("flis.4", "cifar10_unseen", ["algorithm=scaffold"], ("SCAFFOLD", "label_skew_20"), 50),
-        ("flis.4", "cifar10_unseen", ["algorithm=local"], ("SOLO", "label_skew_20"), 70),
-    ],
-)
-def test_flis_as_flray_resolves_it_fills_its_cells(
-    write: Write,
-    tmp_path: Path,
-    key: str,
-    name: str,
-    overrides: list[str],
-    cell: tuple[str, str],
-    value: float,
-) -> None:
-    """The global methods show one model on all test data, CFL and SOLO models on the clients' own
-    as they are, the others models after fine-tuning."""
-    plain = read_yaml(EXPERIMENTS / "flis" / f"{name}.yaml")
+# Table, experiment file and overrides of a run, and the method, partition and value of its cell.
+DIRICHLET = "split={name: dirichlet, clients: 100, alpha: 0.1, server: 2500}"
+PER_FEDAVG = ["algorithm=per_fedavg", "train.lr=0.001"]
+FLIS_RUNS = [
+    ("flis.1", "cifar10_dc", [], ("FLIS (DC)", "label_skew_20"), 60),
+    ("flis.1", "cifar10_hc", ["split.share=0.3"], ("FLIS (HC)", "label_skew_30"), 60),
+    ("flis.1", "cifar10_dc", ["algorithm=fedavg"], ("FedAvg", "label_skew_20"), 50),
+    ("flis.1", "cifar10_dc", PER_FEDAVG, ("PerFedAvg", "label_skew_20"), 60),
+    ("flis.1", "cifar10_dc", ["algorithm=cfl"], ("CFL", "label_skew_20"), 40),
+    ("flis.1", "cifar10_dc", SOLO, ("SOLO", "label_skew_20"), 40),
+    ("flis.2", "cifar10_dc", [DIRICHLET], ("FLIS (DC)", "dirichlet_0.1"), 60),
+    ("flis.4", "cifar10_unseen", [], ("FLIS (DC)", "label_skew_20"), 70),
+    ("flis.4", "cifar10_unseen", ["algorithm=scaffold"], ("SCAFFOLD", "label_skew_20"), 50),
+    ("flis.4", "cifar10_unseen", ["algorithm=local"], ("SOLO", "label_skew_20"), 70),
+]
+
+
+def test_flis_as_flray_resolves_it_fills_its_cells(write: Write, tmp_path: Path) -> None:
+    """Each run fills one cell of one table, alone. The global methods show one model on all test
+    data, CFL and SOLO models on the clients' own as they are, the others models after fine-tuning.
+    """
     accuracies = {
         "accuracy_mean": 0.4,
         "global_accuracy_mean": 0.5,
         "tuned_accuracy_mean": 0.6,
         "tuned_holdout_accuracy_mean": 0.7,
     }
-    write("a", parse_experiment(override(plain, overrides)).plain, [], **accuracies)
-    for each in ("flis.1", "flis.2", "flis.3", "flis.4"):
-        cells, rows = filled(each, tmp_path), find_table(each).rows
-        found = {
-            (rows[r].method, rows[r].settings["partition"], column) for r, column in places(cells)
+    expected: dict[str, dict[tuple[str, ...], tuple[float, tuple[Path]]]] = {}
+    for number, (key, name, overrides, cell, value) in enumerate(FLIS_RUNS):
+        plain = override(read_yaml(EXPERIMENTS / "flis" / f"{name}.yaml"), overrides)
+        path = write(str(number), parse_experiment(plain).plain, [], **accuracies)
+        expected.setdefault(key, {})[(*cell, "CIFAR-10")] = (pytest.approx(value), (path,))
+    runs = collect_runs(tmp_path / "runs")
+    for key in ("flis.1", "flis.2", "flis.3", "flis.4"):
+        cells, rows = fill(find_table(key), runs), find_table(key).rows
+        shown = {
+            (rows[r].method, rows[r].settings["partition"], column): (
+                number["value"],
+                number["runs"],
+            )
+            for r, column in places(cells)
+            for number in [ours(cells, r, column)]
         }
-        assert found == ({(*cell, "CIFAR-10")} if each == key else set())
-        for place in places(cells):
-            assert ours(cells, *place)["value"] == pytest.approx(value)
+        assert shown == expected.get(key, {})
 
 
 @pytest.mark.parametrize(("algorithm", "key"), [("flis_hc", "last_trained"), ("fedavg", "global")])
@@ -821,7 +800,7 @@ def swept(write: Write) -> None:
 
 
 def text_of(form: Format, key: str, tmp_path: Path) -> str:
-    return str(render(find_table(key), collect_runs(tmp_path / "runs"), form))
+    return str(render(find_table(key), filled(key, tmp_path), form))
 
 
 @pytest.mark.usefixtures("swept")

@@ -19,7 +19,7 @@ from flray.clustering import STAGES
 from flray.config.overrides import THRESHOLD, with_value
 from flray.reports.configuration import value_at
 from flray.reports.published import find_table, load_tables
-from flray.reports.published_cells import fits
+from flray.reports.published.filling import fits
 from flray.reports.runs import RunRecord
 from flray.sweeps.forms import BetweenMerges, Grid
 from flray.sweeps.keys import canonical

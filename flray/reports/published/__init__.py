@@ -1,5 +1,5 @@
-"""What the papers printed: their tables as YAML, read in one shape."""
+"""Tables of the papers as YAML, and which runs fill which of their cells."""
 
-from flray.reports.published.tables import Table, check_tables, find_table, load_tables
+from flray.reports.published.tables import Table, find_table, load_tables
 
-__all__ = ["Table", "check_tables", "find_table", "load_tables"]
+__all__ = ["Table", "find_table", "load_tables"]

@@ -1,4 +1,4 @@
-"""Which run belongs in which cell of a published table, as the table's YAML says under `match`.
+"""Which run belongs in which cell of a published table: the section `match` of its YAML.
 
 docs/adding_a_table.md lists its keys. What a paper leaves open is no condition: runs that differ in
 it compete for the cell.
@@ -8,10 +8,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from flray.reports.published.tables import Column, Row
+from flray.reports.published.layout import TableColumn, TableRow
 
 Conditions = Mapping[str, Any]  # Any: YAML; by dotted key of the config, or summary.KEY
 
@@ -20,19 +19,25 @@ _OPERATORS = ("any", "at_least", "by_column", "mentions")
 
 @dataclass(frozen=True)
 class Metric:
-    """Which number of a run a cell shows."""
+    """The number of a run that a cell shows."""
 
-    key: str  # of summary.json
-    scale: float = 100.0  # from fractions to what the paper prints
-    se: str | None = None  # the key of its standard error
-    select: str | None = None  # what the papers' way of selecting looks at; None: the metric itself
-    baseline: str | None = None  # the key of FedAvg's round that the ratio is taken to
+    key: str  # column of summary.json
+    scale: float = 100.0  # from the recorded fraction to the unit that the paper prints
+    se: str | None = None  # key of its standard error
+    select: str | None = None  # key that the papers select runs by; None: the number itself
+    baseline: str | None = None  # key of FedAvg's number that the ratio is taken to
     baseline_round: Literal["after_clustering", "last"] = "last"
 
 
 @dataclass(frozen=True)
 class Matcher:
-    """The section `match` of a table."""
+    """The section `match` of a table: conditions on runs, and the numbers that cells show.
+
+    >>> column, row = TableColumn("MNIST", "MNIST", entry="MNIST"), TableRow((), "", "Mine", {}, {})
+    >>> matcher = Matcher(columns={"MNIST": {"dataset.name": "mnist"}}, runs={"rounds": 100})
+    >>> matcher.conditions(row, column)
+    {'rounds': 100, 'dataset.name': 'mnist'}
+    """
 
     runs: Conditions = field(default_factory=dict)
     columns: Mapping[str, Conditions] = field(default_factory=dict)  # by column entry
@@ -44,18 +49,18 @@ class Matcher:
     method_numbers: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     round: str | None = None  # the setting of a row that is the round to read
 
-    def conditions(self, row: "Row", column: "Column") -> dict[str, Any]:
-        """Every condition on a run for this cell.
+    def conditions(self, row: TableRow, column: TableColumn) -> dict[str, Any]:
+        """The conditions on a run for this cell, by dotted key.
 
-        Those of its method replace those of its settings, these those of its statistic, these those
-        of its column, these those of `runs`.
+        In ascending priority they come from `runs`, the cell's column, its statistic, the settings
+        of its row and its method.
         """
         merged = {**self.runs, **self.columns.get(column.entry, {})}
         merged |= self.statistics.get(column.statistic, {})
-        for name, said in self.settings.items():
+        for name, target in self.settings.items():
             if name in row.settings:
-                key, names = (said["key"], said["names"]) if isinstance(said, dict) else (said, {})
-                merged[key] = names.get(row.settings[name], row.settings[name])
+                rule = target if isinstance(target, dict) else {"key": target, "names": {}}
+                merged[rule["key"]] = rule["names"].get(row.settings[name], row.settings[name])
         if self.round is not None:
             merged["rounds"] = {"at_least": row.settings[self.round]}
         merged |= self.methods.get(row.method or "", {})
@@ -65,12 +70,14 @@ class Matcher:
         }
         return {key: wanted for key, wanted in chosen.items() if _operator(wanted) != "any"}
 
-    def metric(self, row: "Row", column: "Column") -> Metric | None:
-        own = self.method_numbers.get(row.method or "", {})
-        said = own.get(column.statistic, self.numbers.get(column.statistic))
-        return None if said is None else Metric(**said)
+    def metric(self, row: TableRow, column: TableColumn) -> Metric | None:
+        """The number that a cell shows; None where no run records it."""
+        numbers = {**self.numbers, **self.method_numbers.get(row.method or "", {})}
+        fields = numbers.get(column.statistic)
+        return None if fields is None else Metric(**fields)
 
-    def round_of(self, row: "Row") -> int | None:
+    def round_of(self, row: TableRow) -> int | None:
+        """The round whose numbers the cells of a row show; None: the last."""
         return None if self.round is None else row.settings[self.round]
 
 
@@ -81,9 +88,7 @@ def holds(value: Any, wanted: Any) -> bool:  # Any: configuration, YAML
     (True, True, True)
     """
     if isinstance(wanted, list):
-        return any(
-            value == each if isinstance(each, list) else holds(value, each) for each in wanted
-        )
+        return any(value == w if isinstance(w, list) else holds(value, w) for w in wanted)
     match _operator(wanted):
         case "mentions":
             return re.search(wanted["mentions"], str(value), re.IGNORECASE) is not None
@@ -99,13 +104,13 @@ def holds(value: Any, wanted: Any) -> bool:  # Any: configuration, YAML
 def condition_text(wanted: Any) -> str:  # Any: YAML
     """A condition in words.
 
-    >>> [condition_text(each) for each in (5, [None, 0], {"at_least": 3}, [["identity"]])]
+    >>> [condition_text(wanted) for wanted in (5, [None, 0], {"at_least": 3}, [["identity"]])]
     ['5', 'null or 0', 'at least 3', '[identity]']
     """
     if isinstance(wanted, list):
         return " or ".join(
-            f"[{', '.join(map(str, each))}]" if isinstance(each, list) else condition_text(each)
-            for each in wanted
+            f"[{', '.join(map(str, value))}]" if isinstance(value, list) else condition_text(value)
+            for value in wanted
         )
     name = _operator(wanted)
     if name is None:
@@ -114,7 +119,7 @@ def condition_text(wanted: Any) -> str:  # Any: YAML
 
 
 def _operator(wanted: Any) -> str | None:  # Any: YAML
-    """The word of a condition that is not a plain value, None for one that is."""
+    """The operator of a condition, None for a plain value."""
     if not isinstance(wanted, dict):
         return None
     (name,) = wanted

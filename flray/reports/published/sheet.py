@@ -1,4 +1,4 @@
-"""A paper's table with our numbers in it, and how the methods rank in both."""
+"""A published table with our numbers beside the paper's, and the ranks of methods in both."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,10 @@ from scipy.stats import spearmanr
 
 from flray.columns import ROBUSTNESS_SE
 from flray.reports.columns import MISSING
+from flray.reports.published.filling import LEFT_OUT, VARIED
 from flray.reports.published.tables import Table
-from flray.reports.published_cells import LEFT_OUT, VARIED, fill
-from flray.reports.runs import RunRecord
-from flray.reports.sheets import Heading, Sheet, mark_notes
-from flray.reports.writers import Format, to_latex, to_markdown, to_rich
+from flray.reports.sheets import Sheet, mark_notes
+from flray.reports.writers import Format, render_sheet
 
 FEWEST_FOR_CORRELATION = 3  # methods
 STANDARD_ERRORS = {  # what is behind `se`, by its key in summary.json
@@ -23,22 +22,18 @@ STANDARD_ERRORS = {  # what is behind `se`, by its key in summary.json
 }
 
 
-def render(table: Table, runs: Sequence[RunRecord], form: Format) -> RenderableType:
-    """The table filled with the runs, in one of the formats; all but `rich` are text."""
-    cells = fill(table, runs)
-    if form == "csv":
-        return to_csv(table, cells)
-    sheet = published_sheet(table, cells)
-    return {"rich": to_rich, "md": to_markdown, "latex": to_latex}[form](sheet)
+def render(table: Table, cells: pd.DataFrame, form: Format) -> RenderableType:
+    """The table with the cells that `fill` returned; text, except for the format `rich`."""
+    return to_csv(table, cells) if form == "csv" else render_sheet(_sheet(table, cells), form)
 
 
-def published_sheet(table: Table, cells: pd.DataFrame) -> Sheet:
+def _sheet(table: Table, cells: pd.DataFrame) -> Sheet:
     return Sheet(
         title=f"{table.key} · {table.paper}, Table {table.number}. {table.caption}",
         labels=pd.DataFrame([row.labels for row in table.rows], columns=list(table.row_headings)),
-        headings=tuple(Heading(c.key, c.name, c.group, c.decimals) for c in table.columns),
+        headings=table.columns,
         cells=cells,
-        blocks=tuple(row.block for row in table.rows) if any(r.block for r in table.rows) else (),
+        blocks=tuple(row.block for row in table.rows),
         notes=tuple(_notes(table, cells)),
         below=_below(rank(table, cells)),
         numbers_runs=True,
@@ -47,26 +42,27 @@ def published_sheet(table: Table, cells: pd.DataFrame) -> Sheet:
 
 
 def rank(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
-    """A row for each place (row number, column key) that ours and the paper's both fill.
+    """The ranks of methods, by row number and column key, in cells with both numbers.
 
     `ours` and `paper` are the ranks (1 is best) among the methods of a `comparison`: one column of
-    a block, or one row where methods are columns; `spearman` is their correlation, NaN where it has
-    none. Comparisons have two methods or more; tables of settings of one method have none.
+    a block, or one row where methods are columns. `spearman` is their correlation, NaN if it is
+    undefined. A comparison has at least two methods; tables of settings of one method have none.
     """
     compared = pd.DataFrame(_compared(table), columns=["row", "column", "comparison", "method"])
     values = cells["value"].unstack("source").reindex(columns=["ours", "paper"]).dropna()
-    found = compared.set_index(["row", "column"]).join(values, how="inner")
+    cells_of_both = compared.set_index(["row", "column"]).join(values, how="inner")
+    comparison = cells_of_both["comparison"]
     lower = {column.key for column in table.columns if column.lower_is_better}
-    signs = [1.0 if key in lower else -1.0 for _, key in found.index]
-    groups = found[["ours", "paper"]].mul(signs, axis=0).groupby(found["comparison"], sort=False)
-    agreed = {name: _correlation(own) for name, own in groups}
+    signs = [1.0 if key in lower else -1.0 for _, key in cells_of_both.index]
+    groups = cells_of_both[["ours", "paper"]].mul(signs, axis=0).groupby(comparison, sort=False)
+    agreement = {name: _correlation(numbers) for name, numbers in groups}
     ranked = groups.rank(method="min").astype(int)
-    found = found.assign(**ranked, spearman=found["comparison"].map(agreed))
-    return found[groups["ours"].transform("size") > 1]
+    ranked = cells_of_both.assign(**ranked, spearman=comparison.map(agreement))
+    return ranked[groups["ours"].transform("size") > 1]
 
 
 def _compared(table: Table) -> Iterator[tuple[int, str, str, str]]:
-    """Row, column, title of the comparison and method of each cell of a method, in order."""
+    """Row number, column key, title of the comparison and method of each cell, in order."""
     if table.is_formulas or table.has_ratios:
         return
     methods_are_columns = all(row.method is None for row in table.rows)
@@ -80,20 +76,20 @@ def _compared(table: Table) -> Iterator[tuple[int, str, str, str]]:
                     yield r, column.key, title, row.method or ""
 
 
-def _correlation(own: pd.DataFrame) -> float | None:
-    """Spearman's; None for fewer than three, or where one of them does not vary."""
-    if len(own) < FEWEST_FOR_CORRELATION or (own.nunique() == 1).any():
+def _correlation(numbers: pd.DataFrame) -> float | None:
+    """Spearman's; None for fewer than three methods, or where one source does not vary."""
+    if len(numbers) < FEWEST_FOR_CORRELATION or (numbers.nunique() == 1).any():
         return None
-    return float(spearmanr(own["ours"], own["paper"]).statistic)
+    return float(spearmanr(numbers["ours"], numbers["paper"]).statistic)
 
 
 def _below(ranked: pd.DataFrame) -> pd.DataFrame:
     """A line of text for each comparison."""
     texts = []
-    for title, own in ranked.groupby("comparison", sort=False):
-        best = own.sort_values("ours", kind="stable")
+    for title, methods in ranked.groupby("comparison", sort=False):
+        best = methods.sort_values("ours", kind="stable")
         pairs = zip(best["method"], best["ours"], best["paper"], strict=True)
-        spearman = own["spearman"].iloc[0]
+        spearman = best["spearman"].iloc[0]
         shown = MISSING if pd.isna(spearman) else f"{spearman:.2f}"
         texts.append((title, ", ".join(f"{name} {a}/{b}" for name, a, b in pairs), shown))
     return pd.DataFrame(texts, columns=["compared in", "ranks, ours/paper", "Spearman"])
@@ -112,8 +108,8 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
             "paper's; [k] are the runs listed below."
         )
     if ours["se"].notna().any():
-        places = itertools.product(table.rows, table.columns)
-        metrics = filter(None, (table.match.metric(row, column) for row, column in places))
+        cells_of = itertools.product(table.rows, table.columns)
+        metrics = filter(None, (table.match.metric(row, column) for row, column in cells_of))
         yield f"se is {', '.join(dict.fromkeys(STANDARD_ERRORS[m.se] for m in metrics if m.se))}."
     if len(test):
         varied = sorted({key for keys in test[VARIED] for key in keys})
@@ -136,8 +132,8 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
         )
     if ours["ratio"].notna().any():
         yield "(x) ours is the mean over seeds of the ratio to FedAvg with the same seed and split."
-    for said in filter(None, (table.metric, table.note)):
-        yield f"Paper: {said}."
+    for note in filter(None, (table.metric, table.note)):
+        yield f"Paper: {note}."
     for note in dict.fromkeys(row.note for row in table.rows if row.note):
         rows = dict.fromkeys(", ".join(row.labels) for row in table.rows if row.note == note)
         yield f"Paper, {'; '.join(rows)}: {note}."
@@ -145,15 +141,15 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
 
 def _of_source(cells: pd.DataFrame, source: str) -> pd.DataFrame:
     """The cells of a source by row and column."""
-    found: pd.DataFrame = cells[cells.index.get_level_values("source") == source]
-    return found.droplevel("source")
+    selected: pd.DataFrame = cells[cells.index.get_level_values("source") == source]
+    return selected.droplevel("source")
 
 
 def to_csv(table: Table, cells: pd.DataFrame) -> str:
-    """A line for each cell, empty fields for what is missing; several runs are joined by `;`."""
-    places = [(r, column) for r in range(len(table.rows)) for column in table.columns]
-    index = pd.MultiIndex.from_tuples([(r, column.key) for r, column in places])
-    ours, paper, apart, test = (
+    """A line for each cell, with empty fields where numbers are missing and runs joined by `;`."""
+    order = [(r, column) for r in range(len(table.rows)) for column in table.columns]
+    index = pd.MultiIndex.from_tuples([(r, column.key) for r, column in order])
+    ours, paper, difference, test = (
         _of_source(cells, source).reindex(index)
         for source in ("ours", "paper", "difference", "test")
     )
@@ -161,10 +157,10 @@ def to_csv(table: Table, cells: pd.DataFrame) -> str:
     frame = pd.DataFrame(
         {
             "table": table.key,
-            "block": [table.rows[r].block for r, _ in places],
-            "row": [", ".join(table.rows[r].labels) for r, _ in places],
-            "column": [column.key for _, column in places],
-            "unit": [column.unit for _, column in places],
+            "block": [table.rows[r].block for r, _ in order],
+            "row": [", ".join(table.rows[r].labels) for r, _ in order],
+            "column": [column.key for _, column in order],
+            "unit": [column.unit for _, column in order],
             "ours": ours["value"],
             "std": ours["error"],
             "seeds": ours["seeds"].map(len, na_action="ignore").astype("Int64"),
@@ -173,7 +169,7 @@ def to_csv(table: Table, cells: pd.DataFrame) -> str:
             "paper": paper["value"].astype(object).where(paper["text"] == "", paper["text"]),
             "paper_spread": paper["error"],
             "paper_ratio": paper["ratio"],
-            "difference": apart["value"],
+            "difference": difference["value"],
             "rank": ranked["ours"].astype("Int64"),
             "paper_rank": ranked["paper"].astype("Int64"),
             "spearman": ranked["spearman"],
