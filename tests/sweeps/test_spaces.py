@@ -32,7 +32,27 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tune_spaces").rglob("*.yaml"))
 OF_TABLES = [path for path in FILES if re.fullmatch(r"\w+_table\d+", path.stem)]
 # On downloaded data, without a table of a paper to fill.
-BESIDE = ("flis_baselines", "repa_correlation", "repa_mnist", "repa_pipelines")
+BESIDE = (
+    "flhc_figure5",
+    "flhc_figures",
+    "flhc_iid",
+    "flhc_iid_metrics",
+    "flhc_pixels",
+    "flhc_writers",
+    "flhc_writers_metrics",
+    "flis_baselines",
+    "flis_beta",
+    "flis_curves",
+    "flis_svhn_recut",
+    "flt_cifar10_signatures",
+    "flt_samples",
+    "flt_writers",
+    "repa_correlation",
+    "repa_mild_drift",
+    "repa_mnist",
+    "repa_pipelines",
+    "repa_writers",
+)
 COMPARISONS = [path for path in FILES if path.stem in BESIDE]
 OF_PARAMETERS = [path for path in FILES if path not in [*OF_TABLES, *COMPARISONS]]
 EMBEDDED = {"digits", "synthetic"}
