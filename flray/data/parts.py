@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +10,13 @@ from numpy.typing import NDArray
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import smooth_images
 from flray.data.dealing import server_images, whole_share
-from flray.data.options import PartOptions
 from flray.data.split import Split
 from flray.data.testing import tested_images
 from flray.errors import ExperimentError
 from flray.randomness import generator
+
+if TYPE_CHECKING:
+    from flray.data.splits.options import PartOptions
 
 # (view, rows of dataset.images) -> these images in that view
 Render = Callable[[int, Ids], NDArray[np.uint8]]
@@ -22,8 +25,6 @@ Render = Callable[[int, Ids], NDArray[np.uint8]]
 @dataclass(frozen=True)
 class Deal:
     """What a split decides: the images of each client, before they are cut into parts.
-
-    A split of your own returns `cut_parts(Deal(...), dataset, self, seed)`.
 
     >>> deal = Deal(owned=[np.array([0, 1]), np.array([2])], groups=np.array([0, 1]))
     >>> [len(images) for images in deal.owned]
@@ -47,7 +48,7 @@ class Parts:
     test: list[Ids]
 
 
-def cut_parts(deal: Deal, dataset: Dataset, options: PartOptions, seed: int) -> Split:
+def cut_parts(deal: Deal, dataset: Dataset, options: "PartOptions", seed: int) -> Split:
     """The split of a deal: parts cut, test images found, (view, image, label) triples numbered."""
     _check_nobody_empty(deal.owned, "was dealt no data")
     parts = _cut_owned(deal.owned, len(dataset.labels), options, seed)
@@ -78,7 +79,7 @@ def num_cut(num_images: int, share: float, num_left: int) -> int:
     return min(max(whole_share(num_images, share), 1), max(num_left - 1, 0))
 
 
-def _cut_owned(owned: list[Ids], num_images: int, options: PartOptions, seed: int) -> Parts:
+def _cut_owned(owned: list[Ids], num_images: int, options: "PartOptions", seed: int) -> Parts:
     # Each image is in one part for all its owners, so that where clients share images
     # (label_groups with overlap) nobody trains on what another one validates on.
     tested = np.zeros(num_images, bool)

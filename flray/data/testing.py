@@ -5,16 +5,20 @@ split says otherwise (`iid` by source: label and source; `by_writer`: the writer
 kind]` counts a client's training images; `images[kind]` are the test images of that kind.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from flray.data.dataset import Ids
 from flray.data.dealing import gather_pieces, largest_remainder
-from flray.data.options import PartOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
+if TYPE_CHECKING:
+    from flray.data.splits.options import PartOptions
 
-def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
+
+def tested_images(options: "PartOptions", trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
     """The test images of each client, by the rule `options.test` names.
 
     Args:

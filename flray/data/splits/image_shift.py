@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from flray.data.checks import check_at_least, check_positive, check_share
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import images_by_label, images_to_deal, largest_remainder
-from flray.data.options import SplitOptions
-from flray.data.parts import Deal, Render, cut_parts
+from flray.data.parts import Deal, Render
 from flray.data.pipelines import NEED_COLOUR, PIPELINES, Pipeline, apply_pipeline
-from flray.data.split import Split
+from flray.data.splits.options import SplitOptions
 from flray.data.splits.pathological import balanced_label_sets
 from flray.errors import ExperimentError
 from flray.randomness import generator
@@ -74,9 +73,6 @@ class ImageShift(SplitOptions):
                 f"form {self.form} needs at least {least} pipelines, all different; "
                 f"got {list(self.pipelines)}"
             )
-
-    def split(self, dataset: Dataset, seed: int) -> Split:
-        return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """The images of each client, and the view in which it sees them."""

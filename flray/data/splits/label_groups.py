@@ -15,9 +15,8 @@ from flray.data.dealing import (
     images_by_label,
     images_to_deal,
 )
-from flray.data.options import SplitOptions, TestRule
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -58,7 +57,7 @@ class LabelGroups(SplitOptions):
         if self.overlap and self.scenario != "ring":
             raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         groups = consecutive_groups(self.clients, self.groups)
         order = generator(seed, "split.labels").permutation(dataset.num_classes)
         sets = label_sets(order, self.groups, int(self.scenario == "ring"))
@@ -72,7 +71,7 @@ class LabelGroups(SplitOptions):
             slices = deal_label(images, int(slots.max()) + 1, label, rng)
             pieces += [(i, slices[slot][:most]) for i, slot in zip(holders, slots, strict=True)]
         owned = gather_pieces(self.clients, pieces)
-        return cut_parts(Deal(owned, groups=groups), dataset, self, seed)
+        return Deal(owned, groups=groups)
 
     def _slots(self, holders: Ids, groups: Ids) -> Ids:
         """Which slice of a label each of its clients gets."""
