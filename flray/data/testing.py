@@ -46,8 +46,13 @@ def tested_images(options: "PartOptions", trained: Ids, images: list[Ids], seed:
 def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
     """Divide the images of each kind among the clients that train on it, by training counts.
 
-    Disjoint, and every image of a kind somebody trains on is given out. A client that rounding
-    leaves with nothing shares one image of the kind it trains on most.
+    Slices are disjoint, and every image of a kind somebody trains on is given out. A client that
+    rounding leaves with nothing shares one image of the kind it trains on most.
+
+    >>> trained = np.array([[10, 0], [30, 5]])  # client 0 trains on kind 0 only
+    >>> slices = proportional_slices(trained, [np.arange(8), np.arange(8, 12)], seed=0)
+    >>> [len(ids) for ids in slices]
+    [2, 10]
     """
     slices: list[tuple[int, Ids]] = []
     for kind, ids in enumerate(images):

@@ -24,17 +24,10 @@ from flray.data.events import Timeline
 from flray.data.parts import Deal
 from flray.data.splits.options import PartOptions
 from flray.errors import ExperimentError
-from flray.measures.label_similarity import (
-    CORRELATION_GROUP,
-    CORRELATION_NOTE,
-    cosines,
-    pair_correlation,
-)
+from flray.measures.label_similarity import correlation_column, cosines, pair_correlation
 from flray.measures.measure import ClusteringContext, Measure, Measurement, Numbers, RunData
 from flray.models.bank import load_params
 from flray.randomness import generator
-
-_correlation = partial(Column, group=CORRELATION_GROUP, note=CORRELATION_NOTE, is_main=True)
 
 
 @dataclass(frozen=True)
@@ -47,8 +40,8 @@ class Drift(Measure):
     """
 
     columns: ClassVar[Mapping[str, Column]] = {
-        DRIFT_CORRELATION: _correlation("correlation with drift", "drift"),
-        DATA_CORRELATION: _correlation("correlation with both", "both"),
+        DRIFT_CORRELATION: correlation_column("correlation with drift", "drift"),
+        DATA_CORRELATION: correlation_column("correlation with both", "both"),
     }
 
     encoder: Encoder  # Encoder that embeds the images, trained centrally

@@ -1,4 +1,4 @@
-"""The `evaluate` part of an experiment: when models are judged, on what, and how."""
+"""The `evaluate` part of an experiment: when models are evaluated, on which data, and how."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,7 +89,7 @@ class Evaluation:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What each client's model is judged on."""
+        """The parts of the data that each client's model is evaluated on."""
         return ("test", "validation", "global") if self.on == "global" else ("test", "validation")
 
     @property
@@ -104,7 +104,7 @@ class Evaluation:
         return tuple(MEASURES[name]() if set_ is True else set_ for name, set_ in chosen.items())
 
     def tuning(self, training: Training) -> Training | None:
-        """How models are fine-tuned in an experiment that trains so; None: they are not."""
+        """How models are fine-tuned in an experiment with this training; None: they are not."""
         if self.fine_tune is None:
             return None
         lr = training.lr if self.fine_tune.lr is None else self.fine_tune.lr

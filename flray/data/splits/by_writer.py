@@ -55,6 +55,7 @@ class ByWriter(PartOptions):
         return cut_parts(deal, dataset, options, seed)
 
     def _writers(self, source: Ids, name: str, seed: int) -> Ids:
+        """The writers that become clients, ascending; drawn if `clients` is given."""
         writers, num_images = np.unique(source, return_counts=True)
         eligible = writers[num_images >= self.min_samples]
         num_needed = 1 if self.clients is None else self.clients

@@ -53,6 +53,7 @@ class Iid(SplitOptions):
         return Deal(gather_pieces(self.clients, pieces), groups=groups, kinds=kinds)
 
     def _deal(self, images: Ids, num_clients: int, rng: np.random.Generator) -> list[Ids]:
+        """Deal evenly, then keep `samples_per_client` of each hand."""
         hands = deal_evenly(images, num_clients, rng)
         if self.samples_per_client is None:
             return hands

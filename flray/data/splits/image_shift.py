@@ -97,6 +97,7 @@ class ImageShift(SplitOptions):
         return np.resize(choices, self.clients)
 
     def _deal(self, pool: Ids, dataset: Dataset, seed: int) -> list[Ids]:
+        """The images of each client by the rule `labels`, drawn again where a class runs out."""
         num, classes = self.samples_per_client, dataset.num_classes
         if num * self.clients > len(pool):
             raise ExperimentError(
@@ -150,7 +151,16 @@ def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Ge
 
 
 def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> list[Ids]:
-    """Deal every client its count of each label; counts (clients, labels)."""
+    """Deal every client its count of each label.
+
+    Args:
+        counts: (clients, labels), whose columns sum to at most the images of the label.
+
+    >>> rng = np.random.default_rng(0)
+    >>> hands = deal_counts([np.arange(5), np.arange(5, 9)], np.array([[2, 1], [3, 0]]), rng)
+    >>> [len(hand) for hand in hands]
+    [3, 3]
+    """
     slices = [
         np.split(rng.permutation(images), np.cumsum(column))[: len(counts)]
         for images, column in zip(by_label, counts.T, strict=True)
@@ -159,6 +169,8 @@ def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> l
 
 
 def _renderer(dataset: Dataset, seed: int) -> Render:
+    """The function that applies the first and then the second pipeline of a view."""
+
     def render(view: int, rows: Ids) -> NDArray[np.uint8]:
         second, first = divmod(view, len(PIPELINES))
         images = apply_pipeline(PIPELINES[first], dataset.images[rows], rows, seed)
@@ -168,6 +180,7 @@ def _renderer(dataset: Dataset, seed: int) -> Render:
 
 
 def _check_colours(pipelines: tuple[Pipeline, ...], dataset: Dataset) -> None:
+    """Refuse pipelines that need colours for images without."""
     colourful = [name for name in pipelines if name in NEED_COLOUR]
     channels = dataset.image_shape[0]
     if colourful and channels != _COLOURS:

@@ -74,13 +74,14 @@ class LabelGroups(SplitOptions):
         return Deal(owned, groups=groups)
 
     def _slots(self, holders: Ids, groups: Ids) -> Ids:
-        """Which slice of a label each of its clients gets."""
+        """The number of the slice of a label that each of its clients gets."""
         if not self.overlap:
             return np.arange(len(holders))
         first_of_group = np.searchsorted(groups, groups[holders])
         return holders - first_of_group
 
     def _most_per_label(self, num_labels: int) -> int | None:
+        """Most images of one label that a client holds; None: no limit."""
         if self.samples_per_client is None:
             return None
         check_at_least(self, num_labels, "samples_per_client")

@@ -84,7 +84,13 @@ class PartOptions:
 
 @dataclass(frozen=True)
 class SplitOptions(PartOptions):
-    """Options of splits with a given number of clients."""
+    """Options of splits with a given number of clients.
+
+    >>> from flray.data.splits.iid import Iid
+    >>> Iid(clients=0)
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: clients must be at least 1, got 0
+    """
 
     clients: int = field(kw_only=True)  # Number of clients M
 

@@ -53,11 +53,13 @@ class Pathological(SplitOptions):
         return Deal(deal(pool, dataset, rng))
 
     def _deal_labels(self, pool: Ids, dataset: Dataset, rng: np.random.Generator) -> list[Ids]:
+        """Give each client its labels, and split the images of a label among its clients."""
         chosen = balanced_label_sets(self.clients, self.labels_per_client, dataset.num_classes, rng)
         holders = ((rng.permutation(np.flatnonzero(column)), rng) for column in chosen.T)
         return deal_labels(images_by_label(dataset, pool), self.clients, holders)
 
     def _deal_shards(self, pool: Ids, dataset: Dataset, rng: np.random.Generator) -> list[Ids]:
+        """Sort the images by label, cut them into equal shards and deal these at random."""
         shuffled = rng.permutation(pool)
         by_label = shuffled[np.argsort(dataset.labels[shuffled], kind="stable")]
         num_shards = self.clients * self.labels_per_client
