@@ -99,9 +99,8 @@ class Evaluation:
         >>> [type(measure).__name__ for measure in Evaluation(similarity=True).measures]
         ['LabelSets', 'PlantedGroups', 'LabelSimilarity']
         """
-        settings = {name: getattr(self, name, True) for name in MEASURES}
-        chosen = {name: setting for name, setting in settings.items() if setting}
-        return tuple(MEASURES[name]() if set_ is True else set_ for name, set_ in chosen.items())
+        settings = [(kind, getattr(self, name, True)) for name, kind in MEASURES.items()]
+        return tuple(kind() if value is True else value for kind, value in settings if value)
 
     def tuning(self, training: Training) -> Training | None:
         """How models are fine-tuned in an experiment with this training; None: they are not."""
