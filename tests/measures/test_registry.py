@@ -1,6 +1,7 @@
 """The registry of measures: names, columns, and the way of a new measure into a run."""
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ def test_columns_belong_to_one_measure_and_stand_with_their_note() -> None:
     kinds = measures.MEASURES.values()
     assert sum(len(kind.columns) for kind in kinds) == len(measures.MEASURE_COLUMNS)
     notes = [column.note for column in measures.MEASURE_COLUMNS.values()]
-    changes = sum(a != b for a, b in zip(notes, notes[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(notes))
     assert changes == len(set(notes)) - 1
 
 
