@@ -81,7 +81,7 @@ class Drift(Measure):
     def between_clients(self, split: PartOptions, dataset: Dataset, seed: int) -> Matrix:
         """(M, M) similarity of the clients' ways to see images; 1: the same."""
         rows = np.sort(generator(seed, "drift").permutation(len(dataset.labels))[: self.images])
-        view_of_client, views = _views(split.deal(dataset, seed), dataset, rows)
+        view_of_client, views = _views(split.deal(dataset, seed), rows)
         device = torch.device(server_device())
         module = self.encoder.module(self.encoder.kind()).to(device)
         load_params(module, self.encoder.load_or_train(str(device)))
@@ -94,10 +94,9 @@ class Drift(Measure):
         return similarity
 
 
-def _views(deal: Deal, dataset: Dataset, rows: Ids) -> tuple[Ids, list[NDArray[np.uint8]]]:
+def _views(deal: Deal, rows: Ids) -> tuple[Ids, list[NDArray[np.uint8]]]:
     """(M,) the view that each client has, and the same images in each of the V views."""
-    if deal.views is None or deal.render is None:
-        return np.zeros(len(deal.owned), np.int64), [dataset.images[rows]]
+    assert deal.render is not None  # as there are views, which `prepare` has checked
     views, view_of_client = np.unique(deal.views, return_inverse=True)
     return view_of_client, [deal.render(int(view), rows) for view in views]
 
