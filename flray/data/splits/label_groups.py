@@ -69,7 +69,8 @@ class LabelGroups(SplitOptions):
             slots = self._slots(holders, groups)
             rng = generator(seed, "split.deal", label)
             slices = deal_label(images, int(slots.max()) + 1, label, rng)
-            pieces += [(i, slices[slot][:most]) for i, slot in zip(holders, slots, strict=True)]
+            slots_of_holders = zip(holders.tolist(), slots.tolist(), strict=True)
+            pieces += [(i, slices[slot][:most]) for i, slot in slots_of_holders]
         owned = gather_pieces(self.clients, pieces)
         return Deal(owned, groups=groups)
 
