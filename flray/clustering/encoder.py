@@ -228,6 +228,7 @@ class Encoder:
     def _best_epoch(
         self, dataset: Dataset, device: torch.device, on_epoch: OnEpoch, progress: Progress | None
     ) -> Params:
+        """Train for all epochs that remain; the params of the epoch that was best by validation."""
         module = self.module(_kind_of(dataset)).to(device)
         examples = self.examples(dataset.images, dataset.labels, device)
         run = EncoderRun(module, torch.optim.Adam(module.parameters(), lr=self.lr), device)

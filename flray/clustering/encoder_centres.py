@@ -27,7 +27,7 @@ from flray.client.embedding import (
 from flray.client.encoder_training import run_epoch
 from flray.clustering.checks import require_at_least
 from flray.clustering.encoder import Encoder, ImageKind, server_device
-from flray.clustering.encoder_training import same_bits
+from flray.clustering.encoder_training import EncoderRun, same_bits
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS
 from flray.data.datasets.downloaded import FashionMnist
@@ -74,6 +74,7 @@ class EncoderCentres:
             )
 
     def require(self, fed: Federation) -> None:
+        """Refuse `k: label_count` without permission to read the ground truth."""
         if self.k == "label_count":
             fed.require_ground_truth(GROUND_TRUTH)
 
@@ -93,6 +94,7 @@ class EncoderCentres:
         return points_of(centres), params
 
     def _num_centres(self, fed: Federation, cohort: Cohort) -> dict[int, int]:
+        """k of each client."""
         if self.k == "label_count":
             num_labels = (fed.oracle.label_counts(cohort.clients) > 0).sum(1)
             return {int(i): int(k) for i, k in zip(cohort.clients, num_labels, strict=True)}
@@ -133,17 +135,16 @@ class EncoderCentres:
         module = copy.deepcopy(module).to(device)
         load_params(module, params)
         examples = self.encoder.examples(images, labels, device)
-        optimizer = torch.optim.Adam(module.parameters(), lr=self.encoder.lr)
+        run = EncoderRun(module, torch.optim.Adam(module.parameters(), lr=self.encoder.lr), device)
         with same_bits(torch_seed(fed.seed, "fine-tune", cohort.t), device):
             for epoch in range(self.epochs):
                 order = fed.generator("fine-tune batches", cohort.t, epoch).permutation(len(images))
-                batches = torch.split(torch.from_numpy(order).to(device), self.encoder.batch_size)
                 lr = self.encoder.training(self.epochs).lr_at(epoch)
-                run_epoch(module, optimizer, examples, batches, lr)
+                run.train_epoch(examples, order, self.encoder.batch_size, lr)
         return {name: leaf.cpu().clone() for name, leaf in params_of(module).items()}
 
     def _count_steps(self, fed: Federation, clients: list[int]) -> None:
-        """Of the clients' own fine-tuning: in the total, and in a count of their own."""
+        """Count the steps of the clients' fine-tuning, in the total and in their own column."""
         if self.fine_tune in ("sequential", "independent"):
             batches = np.ceil(fed.num_examples[clients] / self.encoder.batch_size)
             steps = self.epochs * int(batches.sum())

@@ -145,6 +145,7 @@ class LabelCounts:
     """
 
     def require(self, fed: Federation) -> None:
+        """Refuse an experiment without permission to read the ground truth."""
         fed.require_ground_truth(GROUND_TRUTH)
 
     def __call__(self, related: Related) -> Partition:

@@ -185,6 +185,7 @@ class Pipeline:
         return nearest_cluster(self.distance, means, new)
 
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
+        """Run the stages after the signature."""
         embedded: Points = self.embed(points, fed.seed)
         distance: Matrix = self.distance(embedded)
         stage = getattr(self.distance, "stage", self.distance)  # of a sweep's cache: what it keeps

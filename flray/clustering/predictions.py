@@ -23,6 +23,7 @@ class PublicPredictions:
     kind: PredictionKind = "hard"
 
     def require(self, fed: Federation) -> None:
+        """Refuse an experiment whose server has no public examples."""
         fed.require_public()
 
     def __call__(

@@ -17,7 +17,7 @@ from flray.data.splits.pathological import Pathological
 from flray.data.splits.power_law_groups import PowerLawGroups
 from flray.data.splits.rotation import Rotation
 
-# A dataset is a dataclass whose fields are its configuration, with load() -> Dataset.
+# A dataset is a frozen dataclass whose fields are its keys in YAML, with load() -> Dataset.
 DATASETS: dict[str, type] = {
     "digits": Digits,
     "synthetic": Synthetic,
@@ -36,7 +36,7 @@ DATASETS: dict[str, type] = {
     "usps": Usps,
 }
 
-# A split is a dataclass whose fields are its configuration, with split(dataset, seed) -> Split.
+# A split is one with split(dataset, seed) -> Split.
 SPLITS: dict[str, type] = {
     "iid": Iid,
     "pathological": Pathological,

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flray.data.dataset import Dataset, Ids
-from flray.data.options import PartOptions, SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
+
+if TYPE_CHECKING:
+    from flray.data.splits.options import PartOptions, SplitOptions
 
 
 def largest_remainder(total: int, weights: Ids) -> Ids:
@@ -33,7 +36,7 @@ def whole_share(total: int, share: float) -> int:
     return math.floor(round(total * share, 9))
 
 
-def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
+def server_images(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
     """Images for the server, equally many of each class; the first classes take the rest.
 
     Empty if the server makes its own images (`server_from: synthetic`).
@@ -57,12 +60,12 @@ def server_images(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
     return np.sort(np.concatenate(drawn))
 
 
-def images_of_clients(dataset: Dataset, options: PartOptions, seed: int) -> Ids:
+def images_of_clients(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
     """Rows of the training images that clients may hold: all but the server's."""
     return np.setdiff1d(dataset.train_ids, server_images(dataset, options, seed))
 
 
-def images_to_deal(dataset: Dataset, options: SplitOptions, seed: int) -> Ids:
+def images_to_deal(dataset: Dataset, options: "SplitOptions", seed: int) -> Ids:
     """As `images_of_clients`, for a known number of clients that must each get some."""
     pool = images_of_clients(dataset, options, seed)
     if len(pool) < options.clients:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from flray.data.checks import check_at_least, check_literals
-from flray.data.dataset import Dataset, Ids
+from flray.data.dataset import Ids
 from flray.data.split import Split
 from flray.errors import ExperimentError
 
@@ -147,34 +147,6 @@ def make_timeline(split: Split, events: Sequence[Event]) -> Timeline:
     return Timeline(tuple(zip(worlds, phases, strict=True)))
 
 
-def with_global_test(timeline: Timeline, dataset: Dataset) -> Timeline:
-    """The timeline whose phases have all test images of the dataset as their global test set.
-
-    Test images that nobody holds with the dataset's own label are added at the end of the table of
-    examples, so all other examples keep their ids.
-    """
-    split = timeline.at(1)
-    base = int(max(split.labels.max(), dataset.labels.max())) + 1
-    old = split.image_ids * base + split.labels
-    tested = dataset.test_ids * base + dataset.labels[dataset.test_ids]
-    table = _grown(old, tested)
-    order = np.argsort(table)
-    image_ids, labels = np.divmod(table, base)
-    global_test = np.sort(order[np.searchsorted(table, tested, sorter=order)])
-    phases = (
-        replace(
-            phase,
-            image_ids=image_ids,
-            labels=labels,
-            global_test=global_test,
-            num_global_only=len(table) - len(old),
-        )
-        for _, phase in timeline.phases
-    )
-    rounds = (first for first, _ in timeline.phases)
-    return Timeline(tuple(zip(rounds, phases, strict=True)))
-
-
 def _check_fits(event: Event, num_clients: int, num_labels: int) -> None:
     """Refuse clients and labels that the split does not have."""
     for client in event.clients:
@@ -241,7 +213,7 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
     num_labels = len(hands[0].labels)
     old = split.image_ids * num_labels + split.labels
     keys = {hand: _keys(split, hand) for hand in hands if hand.is_changed}
-    table = _grown(old, np.concatenate([old[:0], *(key for k in keys.values() for key in k)]))
+    table = grown_table(old, np.concatenate([old[:0], *(key for k in keys.values() for key in k)]))
     order = np.argsort(table)
 
     def examples(hand: _Hand) -> list[Ids]:
@@ -278,10 +250,10 @@ def _keys(split: Split, hand: _Hand) -> list[Ids]:
     return [split.image_ids[ids] * len(now) + now[split.labels[ids]] for ids in _parts(split, hand)]
 
 
-def _grown(table: Ids, used: Ids) -> Ids:
+def grown_table(table: Ids, used: Ids) -> Ids:
     """The table with the numbers it lacks at its end, in the order in which they are used first.
 
-    >>> _grown(np.array([5, 3]), np.array([9, 3, 4, 9])).tolist()
+    >>> grown_table(np.array([5, 3]), np.array([9, 3, 4, 9])).tolist()
     [5, 3, 9, 4]
     """
     new, first = np.unique(used, return_index=True)

@@ -1,7 +1,8 @@
-"""Cutting what each client was dealt into training, validation and test examples."""
+"""From a deal to a split: the parts of each client are cut and their examples are numbered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +10,13 @@ from numpy.typing import NDArray
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import smooth_images
 from flray.data.dealing import server_images, whole_share
-from flray.data.options import PartOptions
 from flray.data.split import Split
 from flray.data.testing import tested_images
 from flray.errors import ExperimentError
 from flray.randomness import generator
+
+if TYPE_CHECKING:
+    from flray.data.splits.options import PartOptions
 
 # (view, rows of dataset.images) -> these images in that view
 Render = Callable[[int, Ids], NDArray[np.uint8]]
@@ -21,9 +24,10 @@ Render = Callable[[int, Ids], NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class Deal:
-    """What a split decides: the images of each client, before they are cut into parts.
+    """The images of each of M clients, before they are cut into parts: what a split decides.
 
-    A split of your own returns `cut_parts(Deal(...), dataset, self, seed)`.
+    A client may see its images with other labels (`label_maps`), and in other ways than the dataset
+    has them (`views`). An image may belong to several clients; it is in the same part for all.
 
     >>> deal = Deal(owned=[np.array([0, 1]), np.array([2])], groups=np.array([0, 1]))
     >>> [len(images) for images in deal.owned]
@@ -40,15 +44,28 @@ class Deal:
 
 @dataclass(frozen=True)
 class Parts:
-    """Rows of dataset.images, per client."""
+    """The parts of each client, as rows of dataset.images."""
 
     train: list[Ids]
     validation: list[Ids]
     test: list[Ids]
 
 
-def cut_parts(deal: Deal, dataset: Dataset, options: PartOptions, seed: int) -> Split:
-    """The split of a deal: parts cut, test images found, (view, image, label) triples numbered."""
+def cut_parts(deal: Deal, dataset: Dataset, options: "PartOptions", seed: int) -> Split:
+    """The split of a deal.
+
+    Shares of each client's images become its validation and, with `test: own_split`, its test part;
+    otherwise test images are found in the dataset's test part. Distinct (view, image, label) are
+    the examples of the split. Refuses a deal that leaves a client without training data.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> from flray.data.splits.options import PartOptions
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()
+    >>> deal = Deal([np.arange(50), np.arange(50, 200)])
+    >>> split = cut_parts(deal, dataset, PartOptions(test="own_split"), seed=0)
+    >>> [[len(part[i]) for part in (split.train, split.validation, split.test)] for i in (0, 1)]
+    [[35, 5, 10], [105, 15, 30]]
+    """
     _check_nobody_empty(deal.owned, "was dealt no data")
     parts = _cut_owned(deal.owned, len(dataset.labels), options, seed)
     _check_nobody_empty(parts.train, "has no training data left after the cut")
@@ -78,7 +95,8 @@ def num_cut(num_images: int, share: float, num_left: int) -> int:
     return min(max(whole_share(num_images, share), 1), max(num_left - 1, 0))
 
 
-def _cut_owned(owned: list[Ids], num_images: int, options: PartOptions, seed: int) -> Parts:
+def _cut_owned(owned: list[Ids], num_images: int, options: "PartOptions", seed: int) -> Parts:
+    """Cut validation and, with `test: own_split`, test images off what clients were dealt."""
     # Each image is in one part for all its owners, so that where clients share images
     # (label_groups with overlap) nobody trains on what another one validates on.
     tested = np.zeros(num_images, bool)
@@ -187,6 +205,7 @@ def _with_made_server_images(split: Split, dataset: Dataset, num: int, seed: int
 
 
 def _check_nobody_empty(images: list[Ids], complaint: str) -> None:
+    """Refuse a deal in which a client has no images."""
     empty = [client for client, ids in enumerate(images) if len(ids) == 0]
     if empty:
         raise ExperimentError(

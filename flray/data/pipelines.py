@@ -74,6 +74,7 @@ def _identity(x: Pixels) -> Pixels:
 
 
 def _blur(x: Pixels) -> Pixels:
+    """Gaussian blur over 5 x 5 pixels, mirrored at the edges."""
     away = np.arange(_BLUR_SIZE) - _BLUR_SIZE // 2
     weights = np.exp(-(away**2) / (2 * _BLUR_SIGMA**2))
     weights = (weights / weights.sum()).astype(np.float32)
@@ -92,7 +93,7 @@ def _smooth(x: Pixels, weights: Pixels, axis: int) -> Pixels:
 
 
 def _luminance(x: Pixels) -> Pixels:
-    """(n, 1, height, width)"""
+    """(n, 1, height, width) the brightness of each pixel."""
     if x.shape[1] == 1:
         return x
     red, green, blue = _LUMA
@@ -126,6 +127,7 @@ def _hue(x: Pixels) -> Pixels:
 
 
 def _brightness_contrast(x: Pixels) -> Pixels:
+    """Brighter by a factor, then more contrast around the mean brightness of the image."""
     bright = np.clip(_STRONGER * x, 0, 1)
     mean = _luminance(bright).mean(axis=(1, 2, 3), keepdims=True, dtype=np.float64)
     contrasty: Pixels = _STRONGER * bright + (1 - _STRONGER) * mean.astype(np.float32)
@@ -133,15 +135,18 @@ def _brightness_contrast(x: Pixels) -> Pixels:
 
 
 def _solarize(x: Pixels) -> Pixels:
+    """Invert the bright pixels."""
     return np.where(x >= _SOLARIZE_FROM, 1 - x, x)
 
 
 def _posterize(x: Pixels) -> Pixels:
+    """Keep the two highest bits of each byte."""
     kept = np.rint(x * 255).astype(np.uint8) & np.uint8(_POSTERIZE_MASK)
     return kept.astype(np.float32) / np.float32(255)
 
 
 def _noise(x: Pixels, rows: Ids, seed: int) -> Pixels:
+    """Add normal noise, a function of the seed and the row of the image."""
     drawn = [
         generator(seed, "pipeline.noise", int(row)).standard_normal(x.shape[1:], dtype=np.float32)
         for row in rows

@@ -41,6 +41,7 @@ class Examples:
 
     @property
     def device(self) -> torch.device:
+        """The device of images, ids and labels."""
         return self.images.device
 
     def batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,6 +71,7 @@ class Examples:
 
 
 def _rows(images: Tensor, ids: Tensor) -> Tensor:
+    """Images (..., channels, height, width) of ids (...)."""
     return images.index_select(0, ids.flatten()).view(*ids.shape, *images.shape[1:])
 
 

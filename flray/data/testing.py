@@ -5,16 +5,20 @@ split says otherwise (`iid` by source: label and source; `by_writer`: the writer
 kind]` counts a client's training images; `images[kind]` are the test images of that kind.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from flray.data.dataset import Ids
 from flray.data.dealing import gather_pieces, largest_remainder
-from flray.data.options import PartOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
+if TYPE_CHECKING:
+    from flray.data.splits.options import PartOptions
 
-def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
+
+def tested_images(options: "PartOptions", trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
     """The test images of each client, by the rule `options.test` names.
 
     Args:
@@ -42,8 +46,13 @@ def tested_images(options: PartOptions, trained: Ids, images: list[Ids], seed: i
 def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]:
     """Divide the images of each kind among the clients that train on it, by training counts.
 
-    Disjoint, and every image of a kind somebody trains on is given out. A client that rounding
-    leaves with nothing shares one image of the kind it trains on most.
+    Slices are disjoint, and every image of a kind somebody trains on is given out. A client that
+    rounding leaves with nothing shares one image of the kind it trains on most.
+
+    >>> trained = np.array([[10, 0], [30, 5]])  # client 0 trains on kind 0 only
+    >>> slices = proportional_slices(trained, [np.arange(8), np.arange(8, 12)], seed=0)
+    >>> [len(ids) for ids in slices]
+    [2, 10]
     """
     slices: list[tuple[int, Ids]] = []
     for kind, ids in enumerate(images):

@@ -8,7 +8,7 @@ not name the network; here it is one that was trained centrally and clusters nob
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,27 +22,12 @@ from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.parts import Deal
+from flray.data.splits.options import PartOptions
 from flray.errors import ExperimentError
-from flray.measures.label_similarity import (
-    CORRELATION_GROUP,
-    CORRELATION_NOTE,
-    cosines,
-    pair_correlation,
-)
+from flray.measures.label_similarity import correlation_column, cosines, pair_correlation
 from flray.measures.measure import ClusteringContext, Measure, Measurement, Numbers, RunData
 from flray.models.bank import load_params
 from flray.randomness import generator
-
-_correlation = partial(Column, group=CORRELATION_GROUP, note=CORRELATION_NOTE, is_main=True)
-
-
-@runtime_checkable
-class Views(Protocol):
-    """A split whose clients see images in ways of their own."""
-
-    def deal(self, dataset: Dataset, seed: int) -> Deal:
-        """The deal of this seed, with `views` and `render`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,8 +40,8 @@ class Drift(Measure):
     """
 
     columns: ClassVar[Mapping[str, Column]] = {
-        DRIFT_CORRELATION: _correlation("correlation with drift", "drift"),
-        DATA_CORRELATION: _correlation("correlation with both", "both"),
+        DRIFT_CORRELATION: correlation_column("correlation with drift", "drift"),
+        DATA_CORRELATION: correlation_column("correlation with both", "both"),
     }
 
     encoder: Encoder  # Encoder that embeds the images, trained centrally
@@ -66,7 +51,8 @@ class Drift(Measure):
         check_at_least(self, 1, "images")
 
     def prepare(self, data: RunData) -> Timeline:
-        if not isinstance(data.split, Views) or data.has_events:
+        deal = data.split.deal(data.dataset, data.seed) if hasattr(data.split, "deal") else None
+        if deal is None or deal.views is None or data.has_events:
             raise ExperimentError(
                 "evaluate.drift compares how clients see the same images all the time: it needs "
                 "the split image_shift or rotation and no events; or set it to null"
@@ -92,10 +78,10 @@ class Drift(Measure):
             DATA_CORRELATION: pair_correlation(sent, both),
         }
 
-    def between_clients(self, split: Views, dataset: Dataset, seed: int) -> Matrix:
+    def between_clients(self, split: PartOptions, dataset: Dataset, seed: int) -> Matrix:
         """(M, M) similarity of the clients' ways to see images; 1: the same."""
         rows = np.sort(generator(seed, "drift").permutation(len(dataset.labels))[: self.images])
-        view_of_client, views = _views(split, dataset, rows, seed)
+        view_of_client, views = _views(split.deal(dataset, seed), rows)
         device = torch.device(server_device())
         module = self.encoder.module(self.encoder.kind()).to(device)
         load_params(module, self.encoder.load_or_train(str(device)))
@@ -108,13 +94,10 @@ class Drift(Measure):
         return similarity
 
 
-def _views(
-    split: Views, dataset: Dataset, rows: Ids, seed: int
-) -> tuple[Ids, list[NDArray[np.uint8]]]:
+def _views(deal: Deal, rows: Ids) -> tuple[Ids, list[NDArray[np.uint8]]]:
     """(M,) the view that each client has, and the same images in each of the V views."""
-    deal = split.deal(dataset, seed)
-    if deal.views is None or deal.render is None:
-        return np.zeros(len(deal.owned), np.int64), [dataset.images[rows]]
+    assert deal.views is not None  # checked by `prepare`
+    assert deal.render is not None  # as there are views
     views, view_of_client = np.unique(deal.views, return_inverse=True)
     return view_of_client, [deal.render(int(view), rows) for view in views]
 

@@ -6,6 +6,7 @@ Radovič, Pejović: REPA, arXiv 2309.14088, Fig. 1 (correlation) and eq. 7, Fig.
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,15 +24,18 @@ from flray.columns import (
 from flray.data.dataset import Ids
 from flray.measures.measure import ClusteringContext, Measure, Numbers
 
-CORRELATION_GROUP = "correlation with"
-CORRELATION_NOTE = (
-    "Correlation (REPA, Fig. 1): of the cosine of two clients' signatures with how alike their "
-    "labels are, their ways to see images, or both."
+correlation_column = partial(
+    Column,
+    group="correlation with",
+    note="Correlation (REPA, Fig. 1): of the cosine of two clients' signatures with how alike "
+    "their labels are, their ways to see images, or both.",
+    is_main=True,
 )
-_GROUP = "uniformity"
-_NOTE = (
-    "Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one cluster are; for as "
-    "many random clusters, and for k-means of the labels themselves."
+_column = partial(
+    Column,
+    group="uniformity",
+    note="Uniformity (REPA, eq. 7, Fig. 2): how alike the labels of clients in one cluster are; "
+    "for as many random clusters, and for k-means of the labels themselves.",
 )
 
 
@@ -46,18 +50,10 @@ class LabelSimilarity(Measure):
     """
 
     columns: ClassVar[Mapping[str, Column]] = {
-        LABEL_CORRELATION: Column(
-            "correlation with labels",
-            "labels",
-            group=CORRELATION_GROUP,
-            note=CORRELATION_NOTE,
-            is_main=True,
-        ),
-        UNIFORMITY: Column("uniformity (eq. 7)", " ", group=_GROUP, note=_NOTE, is_main=True),
-        UNIFORMITY_RANDOM: Column(
-            "uniformity of random clusters", "(random)", group=_GROUP, note=_NOTE
-        ),
-        UNIFORMITY_LABELS: Column("uniformity by labels", "(of labels)", group=_GROUP, note=_NOTE),
+        LABEL_CORRELATION: correlation_column("correlation with labels", "labels"),
+        UNIFORMITY: _column("uniformity (eq. 7)", " ", is_main=True),
+        UNIFORMITY_RANDOM: _column("uniformity of random clusters", "(random)"),
+        UNIFORMITY_LABELS: _column("uniformity by labels", "(of labels)"),
     }
 
     def __call__(self, context: ClusteringContext) -> Numbers:

@@ -1,4 +1,4 @@
-"""How good are the models and the partition: numbers a table can be built from.
+"""Scores of clients' models and of partitions.
 
 Everything is a fraction, every variance has ddof 0; tables turn them into percent and percent².
 """
@@ -27,10 +27,10 @@ from flray.data.dataset import Ids
 
 @dataclass(frozen=True)
 class ClientScores:
-    """What each client's model got right on the client's own examples.
+    """Number of examples that each client's model classifies correctly, and its loss on them.
 
     A client without examples has no accuracy: it is left out on construction, of `clients` too,
-    so that the arrays stay aligned and no mean ever meets a NaN made by 0 / 0.
+    so that the arrays stay aligned and no mean contains a NaN from 0 / 0.
 
     >>> correct, total, loss = np.array([3, 0]), np.array([4, 0]), np.array([0.5, np.nan])
     >>> ClientScores(np.array([8, 9]), correct, total, loss).clients
@@ -66,7 +66,7 @@ class ClientScores:
 def summarise(
     scores: ClientScores, num_examples: int, target: float | None = None
 ) -> dict[str, float]:
-    """One evaluation in a few numbers.
+    """The columns of one evaluation: accuracy and loss over clients.
 
     Args:
         num_examples: distinct examples behind the scores. Clients of a group may share test

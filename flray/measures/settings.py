@@ -1,4 +1,4 @@
-"""The `evaluate` part of an experiment: when models are judged, on what, and how."""
+"""The `evaluate` part of an experiment: when models are evaluated, on which data, and how."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,7 +89,7 @@ class Evaluation:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What each client's model is judged on."""
+        """The parts of the data that each client's model is evaluated on."""
         return ("test", "validation", "global") if self.on == "global" else ("test", "validation")
 
     @property
@@ -99,12 +99,11 @@ class Evaluation:
         >>> [type(measure).__name__ for measure in Evaluation(similarity=True).measures]
         ['LabelSets', 'PlantedGroups', 'LabelSimilarity']
         """
-        settings = {name: getattr(self, name, True) for name in MEASURES}
-        chosen = {name: setting for name, setting in settings.items() if setting}
-        return tuple(MEASURES[name]() if set_ is True else set_ for name, set_ in chosen.items())
+        settings = [(kind, getattr(self, name, True)) for name, kind in MEASURES.items()]
+        return tuple(kind() if value is True else value for kind, value in settings if value)
 
     def tuning(self, training: Training) -> Training | None:
-        """How models are fine-tuned in an experiment that trains so; None: they are not."""
+        """How models are fine-tuned in an experiment with this training; None: they are not."""
         if self.fine_tune is None:
             return None
         lr = training.lr if self.fine_tune.lr is None else self.fine_tune.lr

@@ -15,7 +15,8 @@ from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
 from flray.data.dataset import Dataset
-from flray.data.events import Timeline, make_timeline, with_global_test
+from flray.data.events import Timeline, make_timeline
+from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.execution.federation import cohort_size

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.data.datasets.synthetic import Synthetic
-from flray.data.events import Event, Timeline, make_timeline, with_global_test
+from flray.data.events import Event, Timeline, make_timeline
+from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.data.splits.label_groups import LabelGroups
 from flray.data.splits.label_swap import LabelSwap

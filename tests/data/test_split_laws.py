@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from flray.data import SPLITS
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import Synthetic
-from flray.data.options import PartOptions
 from flray.data.pipelines import PIPELINES
 from flray.data.split import Split
 from flray.data.splits.by_writer import ByWriter
@@ -20,6 +19,7 @@ from flray.data.splits.image_shift import ImageShift
 from flray.data.splits.label_groups import LabelGroups
 from flray.data.splits.label_skew import LabelSkew
 from flray.data.splits.label_swap import LabelSwap
+from flray.data.splits.options import PartOptions
 from flray.data.splits.pathological import Pathological
 from flray.data.splits.power_law_groups import PowerLawGroups
 from flray.data.splits.rotation import Rotation

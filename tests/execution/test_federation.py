@@ -9,7 +9,8 @@ import torch
 
 from flray.config.experiment import parse_experiment
 from flray.data.datasets.synthetic import Synthetic
-from flray.data.events import make_timeline, with_global_test
+from flray.data.events import make_timeline
+from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.engines.training import plain_gradient
 from flray.execution.executor import Inline

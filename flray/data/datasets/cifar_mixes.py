@@ -78,7 +78,12 @@ class Cifar20(_Cifar100Options):
 
 
 def classes_of(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
-    """The images of some classes in their order, which are numbered from 0 in the order given."""
+    """The images of these classes in their order; the classes are numbered from 0 as given.
+
+    >>> from flray.data.datasets.digits import Digits
+    >>> classes_of(Digits(size=8).load(), (7, 3)).num_classes
+    2
+    """
     number = np.full(dataset.num_classes, -1)
     number[list(classes)] = np.arange(len(classes))
     kept = np.flatnonzero(number[dataset.labels] >= 0)

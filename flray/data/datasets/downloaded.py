@@ -27,7 +27,7 @@ class Published:
     torchvision_class: str
     files: str  # below FLRAY_DATA; braces hold alternatives, as in a shell
     num_classes: int
-    standard: Normalization  # mean and standard deviation of its training images
+    standard: Normalization | None  # of its training images. None: it is measured
     choice: str = "train"  # the argument that asks torchvision for one of both parts
     parts: tuple[object, object] = (True, False)  # its values for the training and the test part
 
@@ -45,10 +45,12 @@ class TorchvisionOptions(PixelOptions):
 
     def load(self) -> Dataset:
         """Read the dataset from FLRAY_DATA, downloading it first if `download` is set."""
-        rows = self.read(self.published.files)
-        return join_rows(
-            self.published.name, rows, self.published.num_classes, self, self.published.standard
-        )
+        return self.join(self.read(self.published.files), self.published.num_classes)
+
+    def join(self, rows: list[LabelledImages], num_classes: int) -> Dataset:
+        """The dataset of training rows and test rows."""
+        standard = self.published.standard or measured(rows[0].images)
+        return join_rows(self.published.name, rows, num_classes, self, standard)
 
     def read(self, files: str, **arguments: Any) -> list[LabelledImages]:  # Any: torchvision's own
         """Training rows and test rows as torchvision has them."""
@@ -120,7 +122,13 @@ class Svhn(TorchvisionOptions):
     """73,257 + 26,032 digits of house numbers, the cropped ones (Netzer et al. 2011)."""
 
     published = Published(
-        *("svhn", "SVHN", "{train,test}_32x32.mat", 10, SVHN_STANDARD), "split", ("train", "test")
+        "svhn",
+        "SVHN",
+        "{train,test}_32x32.mat",
+        10,
+        SVHN_STANDARD,
+        choice="split",
+        parts=("train", "test"),
     )
     # Scale of pixels; standard is the choice of FLIS, the only paper with SVHN
     normalize: Normalize = "standard"
@@ -137,13 +145,12 @@ class Emnist(TorchvisionOptions):
     `byclass`: all 62, as often as they were written; `letters`: 26, capital and small alike.
     """
 
-    # Neither classes nor mean of the table hold for all variants: `load` does not use them.
     published = Published(
         "emnist",
         "EMNIST",
         "EMNIST/raw/emnist-VARIANT-{train,test}-{images-idx3,labels-idx1}-ubyte",
-        0,
-        MNIST_STANDARD,
+        _EMNIST_CLASSES["balanced"],
+        standard=None,
     )
     # Which EMNIST: balanced (47 classes), byclass (62) or letters (26)
     variant: Literal["balanced", "byclass", "letters"] = "balanced"
@@ -156,5 +163,4 @@ class Emnist(TorchvisionOptions):
             LabelledImages(part.images.transpose(0, 2, 1), np.asarray(part.labels) - first)
             for part in self.read(files, split=self.variant)
         ]
-        num_classes = _EMNIST_CLASSES[self.variant]
-        return join_rows("emnist", rows, num_classes, self, measured(rows[0].images))
+        return self.join(rows, _EMNIST_CLASSES[self.variant])

@@ -21,9 +21,11 @@ _CLASSES, _SIZE = 62, 28
 
 @dataclass(frozen=True)
 class Femnist(PixelOptions):
-    """62 classes; the source of an image is its writer, numbered as they come in the files.
+    """Handwritten digits and letters of 62 classes; the source of an image is its writer.
 
-    Pixels are kept as LEAF has them: paper is 1 and ink 0, where MNIST and EMNIST have ink 1.
+    Reads femnist/train/*.json and femnist/test/*.json below FLRAY_DATA. Writers are numbered in the
+    order of the files. Pixels are kept as LEAF has them: paper is 1 and ink 0, where MNIST and
+    EMNIST have ink 1.
     """
 
     # Read only this many files of train and of test, the first ones. None: all; FLT: 2
@@ -48,6 +50,7 @@ class Femnist(PixelOptions):
         return replace(dataset, source=np.concatenate(source))
 
     def _writers(self, part: str) -> list["_Writer"]:
+        """The writers of all files of a part, train or test."""
         files = sorted((data_folder() / "femnist" / part).glob("*.json"), key=_natural)
         if not files:
             raise not_found(
@@ -60,6 +63,8 @@ class Femnist(PixelOptions):
 
 @dataclass(frozen=True)
 class _Writer:
+    """The images of one person in one part."""
+
     name: str
     images: NDArray[np.uint8]  # (n, 28, 28)
     labels: Ids  # (n,)

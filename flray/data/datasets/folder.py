@@ -71,7 +71,18 @@ def join_rows(
     pixels: PixelOptions,
     standard: Normalization,
 ) -> Dataset:
-    """The dataset of training rows and test rows; `standard` is its own mean and std."""
+    """The dataset of training rows and test rows.
+
+    Args:
+        rows: the training rows, then the test rows.
+        pixels: the normalization and augmentation that the user asks for.
+        standard: the dataset's own mean and std, for `normalize: standard`.
+
+    >>> part = LabelledImages(np.zeros((3, 8, 8), np.uint8), [0, 1, 1])
+    >>> zero = Normalization((0.0,), (1.0,))
+    >>> join_rows("tiny", [part, part], 2, PixelOptions(), zero).images.shape
+    (6, 1, 8, 8)
+    """
     train, test = rows
     return Dataset(
         name=name,

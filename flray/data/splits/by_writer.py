@@ -7,9 +7,9 @@ import numpy as np
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import images_of_clients, known_source
-from flray.data.options import PartOptions, TestRule
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
+from flray.data.splits.options import PartOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -40,18 +40,22 @@ class ByWriter(PartOptions):
         if self.clients is not None:
             self.check_somebody_trains(self.clients)
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         source = known_source(dataset, "split by_writer")
         pool = images_of_clients(dataset, self, seed)
         writers = self._writers(source[pool], dataset.name, seed)
         self.check_somebody_trains(len(writers))
         owned = [pool[source[pool] == writer] for writer in writers]
-        if self.test != "own_split" or not has_own_tests(writers, source[dataset.test_ids]):
-            return cut_parts(Deal(owned), dataset, self, seed)
-        rule = replace(self, test="all_of_labels")
-        return cut_parts(Deal(owned, kinds=source), dataset, rule, seed)
+        is_own = self.test == "own_split" and has_own_tests(writers, source[dataset.test_ids])
+        return Deal(owned, kinds=source if is_own else None)
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        deal = self.deal(dataset, seed)
+        options = self if deal.kinds is None else replace(self, test="all_of_labels")
+        return cut_parts(deal, dataset, options, seed)
 
     def _writers(self, source: Ids, name: str, seed: int) -> Ids:
+        """The writers that become clients, ascending; drawn if `clients` is given."""
         writers, num_images = np.unique(source, return_counts=True)
         eligible = writers[num_images >= self.min_samples]
         num_needed = 1 if self.clients is None else self.clients

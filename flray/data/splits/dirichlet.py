@@ -8,9 +8,8 @@ import numpy as np
 from flray.data.checks import check_at_least, check_positive
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import gather_pieces, images_by_label, images_to_deal
-from flray.data.options import SplitOptions, TestRule
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -40,7 +39,7 @@ class Dirichlet(SplitOptions):
         check_positive("alpha", self.alpha)
         check_at_least(self, 1, "min_samples", "max_tries")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         pool = images_to_deal(dataset, self, seed)
         if self.min_samples * self.clients > len(pool):
             raise ExperimentError(
@@ -53,7 +52,7 @@ class Dirichlet(SplitOptions):
             rng = generator(seed, "split.deal", attempt)
             owned = deal_by_dirichlet(by_label, self.clients, self.alpha, rng)
             if min(len(ids) for ids in owned) >= self.min_samples:
-                return cut_parts(Deal(owned), dataset, self, seed)
+                return Deal(owned)
         raise ExperimentError(
             f"no Dirichlet draw of {self.max_tries} (max_tries) gave every client min_samples "
             f"{self.min_samples} images (alpha {self.alpha}, {self.clients} clients, "

@@ -7,9 +7,8 @@ import numpy as np
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import deal_evenly, gather_pieces, images_to_deal, known_source
-from flray.data.options import SplitOptions
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -34,13 +33,11 @@ class Iid(SplitOptions):
         super().__post_init__()
         check_at_least(self, 1, "samples_per_client")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         pool = images_to_deal(dataset, self, seed)
         if self.by_source:
-            deal = self._deal_by_source(pool, dataset, seed)
-        else:
-            deal = Deal(self._deal(pool, self.clients, generator(seed, "split.deal")))
-        return cut_parts(deal, dataset, self, seed)
+            return self._deal_by_source(pool, dataset, seed)
+        return Deal(self._deal(pool, self.clients, generator(seed, "split.deal")))
 
     def _deal_by_source(self, pool: Ids, dataset: Dataset, seed: int) -> Deal:
         source = known_source(dataset, "by_source")
@@ -56,6 +53,7 @@ class Iid(SplitOptions):
         return Deal(gather_pieces(self.clients, pieces), groups=groups, kinds=kinds)
 
     def _deal(self, images: Ids, num_clients: int, rng: np.random.Generator) -> list[Ids]:
+        """Deal evenly, then keep `samples_per_client` of each hand."""
         hands = deal_evenly(images, num_clients, rng)
         if self.samples_per_client is None:
             return hands

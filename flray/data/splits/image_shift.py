@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from flray.data.checks import check_at_least, check_positive, check_share
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import images_by_label, images_to_deal, largest_remainder
-from flray.data.options import SplitOptions
-from flray.data.parts import Deal, Render, cut_parts
+from flray.data.parts import Deal, Render
 from flray.data.pipelines import NEED_COLOUR, PIPELINES, Pipeline, apply_pipeline
-from flray.data.split import Split
+from flray.data.splits.options import SplitOptions
 from flray.data.splits.pathological import balanced_label_sets
 from flray.errors import ExperimentError
 from flray.randomness import generator
@@ -75,9 +74,6 @@ class ImageShift(SplitOptions):
                 f"got {list(self.pipelines)}"
             )
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
-        return cut_parts(self.deal(dataset, seed), dataset, self, seed)
-
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """The images of each client, and the view in which it sees them."""
         _check_colours(self.pipelines, dataset)
@@ -101,6 +97,7 @@ class ImageShift(SplitOptions):
         return np.resize(choices, self.clients)
 
     def _deal(self, pool: Ids, dataset: Dataset, seed: int) -> list[Ids]:
+        """The images of each client by the rule `labels`, drawn again where a class runs out."""
         num, classes = self.samples_per_client, dataset.num_classes
         if num * self.clients > len(pool):
             raise ExperimentError(
@@ -154,7 +151,16 @@ def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Ge
 
 
 def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> list[Ids]:
-    """Deal every client its count of each label; counts (clients, labels)."""
+    """Deal every client its count of each label.
+
+    Args:
+        counts: (clients, labels), whose columns sum to at most the images of the label.
+
+    >>> rng = np.random.default_rng(0)
+    >>> hands = deal_counts([np.arange(5), np.arange(5, 9)], np.array([[2, 1], [3, 0]]), rng)
+    >>> [len(hand) for hand in hands]
+    [3, 3]
+    """
     slices = [
         np.split(rng.permutation(images), np.cumsum(column))[: len(counts)]
         for images, column in zip(by_label, counts.T, strict=True)
@@ -163,6 +169,8 @@ def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> l
 
 
 def _renderer(dataset: Dataset, seed: int) -> Render:
+    """The function that applies the first and then the second pipeline of a view."""
+
     def render(view: int, rows: Ids) -> NDArray[np.uint8]:
         second, first = divmod(view, len(PIPELINES))
         images = apply_pipeline(PIPELINES[first], dataset.images[rows], rows, seed)
@@ -172,6 +180,7 @@ def _renderer(dataset: Dataset, seed: int) -> Render:
 
 
 def _check_colours(pipelines: tuple[Pipeline, ...], dataset: Dataset) -> None:
+    """Refuse pipelines that need colours for images without."""
     colourful = [name for name in pipelines if name in NEED_COLOUR]
     channels = dataset.image_shape[0]
     if colourful and channels != _COLOURS:

@@ -15,9 +15,8 @@ from flray.data.dealing import (
     images_by_label,
     images_to_deal,
 )
-from flray.data.options import SplitOptions, TestRule
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -58,7 +57,7 @@ class LabelGroups(SplitOptions):
         if self.overlap and self.scenario != "ring":
             raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         groups = consecutive_groups(self.clients, self.groups)
         order = generator(seed, "split.labels").permutation(dataset.num_classes)
         sets = label_sets(order, self.groups, int(self.scenario == "ring"))
@@ -70,20 +69,20 @@ class LabelGroups(SplitOptions):
             slots = self._slots(holders, groups)
             rng = generator(seed, "split.deal", label)
             slices = deal_label(images, int(slots.max()) + 1, label, rng)
-            pieces += [
-                (int(i), slices[slot][:most]) for i, slot in zip(holders, slots, strict=True)
-            ]
+            slots_of_holders = zip(holders.tolist(), slots.tolist(), strict=True)
+            pieces += [(i, slices[slot][:most]) for i, slot in slots_of_holders]
         owned = gather_pieces(self.clients, pieces)
-        return cut_parts(Deal(owned, groups=groups), dataset, self, seed)
+        return Deal(owned, groups=groups)
 
     def _slots(self, holders: Ids, groups: Ids) -> Ids:
-        """Which slice of a label each of its clients gets."""
+        """The number of the slice of a label that each of its clients gets."""
         if not self.overlap:
             return np.arange(len(holders))
         first_of_group = np.searchsorted(groups, groups[holders])
         return holders - first_of_group
 
     def _most_per_label(self, num_labels: int) -> int | None:
+        """Most images of one label that a client holds; None: no limit."""
         if self.samples_per_client is None:
             return None
         check_at_least(self, num_labels, "samples_per_client")

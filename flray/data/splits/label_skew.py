@@ -7,9 +7,8 @@ import numpy as np
 
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import deal_labels, images_by_label, images_to_deal
-from flray.data.options import SplitOptions, TestRule
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -33,7 +32,7 @@ class LabelSkew(SplitOptions):
         if not 0 < self.share <= 1:
             raise ExperimentError(f"share must be in (0, 1], got {self.share}")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         pool = images_to_deal(dataset, self, seed)
         labels_each = max(round(self.share * dataset.num_classes), 1)
         rng = generator(seed, "split.labels")
@@ -43,7 +42,7 @@ class LabelSkew(SplitOptions):
             for label in range(dataset.num_classes)
         )
         owned = deal_labels(images_by_label(dataset, pool), self.clients, holders)
-        return cut_parts(Deal(owned), dataset, self, seed)
+        return Deal(owned)
 
 
 def skewed_label_sets(

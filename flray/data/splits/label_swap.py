@@ -7,9 +7,8 @@ import numpy as np
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import consecutive_groups, deal_evenly, images_to_deal
-from flray.data.options import SplitOptions
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -37,7 +36,7 @@ class LabelSwap(SplitOptions):
         super().__post_init__()
         check_at_least(self, 1, "groups")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         groups = consecutive_groups(self.clients, self.groups)
         if 2 * self.groups > dataset.num_classes:
             raise ExperimentError(
@@ -50,8 +49,7 @@ class LabelSwap(SplitOptions):
         maps = swap_maps(labels[: 2 * self.groups].reshape(-1, 2), dataset.num_classes)
         pool = images_to_deal(dataset, self, seed)
         owned = deal_evenly(pool, self.clients, generator(seed, "split.deal"))
-        deal = Deal(owned, groups=groups, label_maps=maps[groups])
-        return cut_parts(deal, dataset, self, seed)
+        return Deal(owned, groups=groups, label_maps=maps[groups])
 
 
 def swap_maps(pairs: Ids, num_classes: int) -> Ids:

@@ -8,9 +8,8 @@ import numpy as np
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import deal_labels, images_by_label, images_to_deal, largest_remainder
-from flray.data.options import SplitOptions
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -42,7 +41,7 @@ class Pathological(SplitOptions):
         super().__post_init__()
         check_at_least(self, 1, "labels_per_client")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         if self.labels_per_client > dataset.num_classes:
             raise ExperimentError(
                 f"labels_per_client must be at most the {dataset.num_classes} classes of "
@@ -51,14 +50,16 @@ class Pathological(SplitOptions):
         pool = images_to_deal(dataset, self, seed)
         rng = generator(seed, "split.deal")
         deal = self._deal_labels if self.variant == "exact" else self._deal_shards
-        return cut_parts(Deal(deal(pool, dataset, rng)), dataset, self, seed)
+        return Deal(deal(pool, dataset, rng))
 
     def _deal_labels(self, pool: Ids, dataset: Dataset, rng: np.random.Generator) -> list[Ids]:
+        """Give each client its labels, and split the images of a label among its clients."""
         chosen = balanced_label_sets(self.clients, self.labels_per_client, dataset.num_classes, rng)
         holders = ((rng.permutation(np.flatnonzero(column)), rng) for column in chosen.T)
         return deal_labels(images_by_label(dataset, pool), self.clients, holders)
 
     def _deal_shards(self, pool: Ids, dataset: Dataset, rng: np.random.Generator) -> list[Ids]:
+        """Sort the images by label, cut them into equal shards and deal these at random."""
         shuffled = rng.permutation(pool)
         by_label = shuffled[np.argsort(dataset.labels[shuffled], kind="stable")]
         num_shards = self.clients * self.labels_per_client

@@ -9,9 +9,8 @@ import numpy as np
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import consecutive_groups, images_to_deal
-from flray.data.options import SplitOptions, TestRule
-from flray.data.parts import Deal, cut_parts
-from flray.data.split import Split
+from flray.data.parts import Deal
+from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -39,7 +38,7 @@ class PowerLawGroups(SplitOptions):
         super().__post_init__()
         check_at_least(self, 1, "groups")
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
         groups = consecutive_groups(self.clients, self.groups)
         group_of_image = classes_in_order(dataset.num_classes, self.groups)[dataset.labels]
         pool = images_to_deal(dataset, self, seed)
@@ -55,7 +54,7 @@ class PowerLawGroups(SplitOptions):
             sizes = power_law_sizes(len(images), num_clients)
             owned += np.split(shuffled, np.cumsum(sizes)[:-1])
         kinds = group_of_image if self.test == "all_of_labels" else None
-        return cut_parts(Deal(owned, groups=groups, kinds=kinds), dataset, self, seed)
+        return Deal(owned, groups=groups, kinds=kinds)
 
 
 def classes_in_order(num_classes: int, num_groups: int) -> Ids:

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import consecutive_groups, deal_evenly, images_to_deal
-from flray.data.options import SplitOptions
-from flray.data.parts import Deal, cut_parts
+from flray.data.parts import Deal
 from flray.data.pipelines import quarter_turns
-from flray.data.split import Split
+from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -39,9 +38,6 @@ class Rotation(SplitOptions):
             raise ExperimentError(
                 f"degrees must be different angles, one a group; got {list(self.degrees)}"
             )
-
-    def split(self, dataset: Dataset, seed: int) -> Split:
-        return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """The images of each client, and the view in which its group sees them."""

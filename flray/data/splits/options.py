@@ -1,0 +1,100 @@
+"""The options that all splits share, and how a deal becomes a split."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flray.data.checks import check_at_least, check_literals, check_share
+from flray.data.dataset import Dataset
+from flray.data.parts import Deal, cut_parts
+from flray.data.split import Split
+from flray.errors import ExperimentError
+
+TestRule = Literal["own_split", "proportional", "all_of_labels"]
+ServerSource = Literal["train", "test", "synthetic"]
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """Options of all splits: how what each client was dealt is cut into parts.
+
+    A split is a frozen dataclass that inherits from this class, or from `SplitOptions`, and defines
+    `deal`; its fields are its keys in YAML.
+
+    >>> from flray.data.datasets.synthetic import Synthetic
+    >>> @dataclass(frozen=True)
+    ... class OddAndEven(PartOptions):
+    ...     def deal(self, dataset, seed):
+    ...         return Deal(owned=[dataset.train_ids[::2], dataset.train_ids[1::2]])
+    >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()
+    >>> OddAndEven(validation=0.2).split(dataset, seed=0).num_train_examples
+    array([80, 80])
+    """
+
+    validation: float = 0.1  # Share of a client's data that is its validation part
+    # Test examples of a client. own_split: cut from its own data; proportional: test images with
+    # the labels it trains on, in the same proportions; all_of_labels: all test images of these
+    # labels
+    test: TestRule = "proportional"
+    # Share of a client's data that is its test part, with test: own_split
+    test_fraction: float = 0.2
+    # Test images per client with test: proportional, shared between clients. None: every test image
+    # belongs to one client
+    test_size: int | None = None
+    server: int = 0  # Number of public images held by the server, balanced over classes if possible
+    # Source of the public images. train: drawn at random, held by no client. test: the last ones of
+    # each class, as FLIS's code takes them; they stay in the test sets, so whatever uses them has
+    # seen test images. synthetic: made by the server from random numbers, without any image of the
+    # dataset
+    server_from: ServerSource = "train"
+    holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+        check_share("validation", self.validation)
+        check_share("test_fraction", self.test_fraction)
+        check_at_least(self, 0, "server", "holdout")
+        check_at_least(self, 1, "test_size")
+        if self.test == "own_split" and self.validation + self.test_fraction >= 1:
+            raise ExperimentError(
+                f"validation + test_fraction must be below 1, or nothing is left to train on; "
+                f"got {self.validation} + {self.test_fraction}"
+            )
+        if self.test_size is not None and self.test != "proportional":
+            raise ExperimentError(
+                f"test_size only means something with test: proportional, got test: {self.test}; "
+                f"leave test_size out"
+            )
+
+    def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """The images of each client, a function of the seed; what every split has to define."""
+        raise NotImplementedError
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        """Deal the images of a dataset to clients, and cut what each was dealt into parts."""
+        return cut_parts(self.deal(dataset, seed), dataset, self, seed)
+
+    def check_somebody_trains(self, num_clients: int) -> None:
+        """Refuse a split in which all clients are held out."""
+        if self.holdout >= num_clients:
+            raise ExperimentError(
+                f"holdout must be smaller than clients, or nobody trains; "
+                f"got holdout {self.holdout} of {num_clients} clients"
+            )
+
+
+@dataclass(frozen=True)
+class SplitOptions(PartOptions):
+    """Options of splits with a given number of clients.
+
+    >>> from flray.data.splits.iid import Iid
+    >>> Iid(clients=0)
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: clients must be at least 1, got 0
+    """
+
+    clients: int = field(kw_only=True)  # Number of clients M
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "clients")
+        super().__post_init__()
+        self.check_somebody_trains(self.clients)
