@@ -84,17 +84,10 @@ class RecordedGradient:
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
     """The batch of one step of one client, with the second where the step takes two."""
-    first = unpadded_batch(plan, (step, 0), module, examples)
-    return replace(first, second=second_batch(plan, step, module, examples))
-
-
-def second_batch(
-    plan: IndexPlan, step: int, module: nn.Module, examples: Examples
-) -> LocalBatch | None:
-    """The second batch of a step, or None if the steps of the plan take one."""
-    if plan.batches_per_step == 1:
-        return None
-    return unpadded_batch(plan, (step, 1), module, examples)
+    first, *second = (
+        unpadded_batch(plan, (step, b), module, examples) for b in range(plan.batches_per_step)
+    )
+    return replace(first, second=second[0]) if second else first
 
 
 def unpadded_batch(

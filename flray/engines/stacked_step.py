@@ -1,10 +1,9 @@
 """One local step of many stacked clients: batches gathered, gradient computed, models moved."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -94,9 +93,9 @@ class Step:
         self.trained = {name: self.w[name] for name in trainable(stacked.module)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
-        self.hook: StackedHook | None = None
-        if self.written is None or gradient is not plain_gradient:
-            self.hook = StackedHook(gradient, stacked)
+        self.gradient = gradient
+        self.has_hook = self.written is None or gradient is not plain_gradient
+        if self.has_hook:
             self.w0 = self._slots(like.w0, num_slots)
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
@@ -108,7 +107,7 @@ class Step:
 
     def _layers_move(self, training: Training) -> bool:
         """True if each layer moves while the gradient passes."""
-        if self.hook is not None or training.optimizer != "sgd" or training.weight_decay:
+        if self.has_hook or training.optimizer != "sgd" or training.weight_decay:
             return False
         # With momentum, torch's optimiser moves all leaves in a few kernels of a GPU.
         return not training.momentum or self.examples.device.type == "cpu"
@@ -128,7 +127,7 @@ class Step:
         _fill(self.w, block.w0)
         if self.descent is not None:
             self.descent.velocity.clear()
-        if self.hook is not None:
+        if self.has_hook:
             _fill(self.w0, block.w0)
             _fill(self.memo, block.memo)
         self.plan = plan
@@ -148,11 +147,28 @@ class Step:
         self.number += num_steps
 
     def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
-        assert self.hook is not None  # or the step has targets
         w0 = {name: self.w0[name] for name in self.trained}
-        direction, loss = self.hook(self.trained, w0, self.memo, batches)
+        try:
+            direction, loss = vmap(self._direction_of_client)(self.trained, w0, self.memo, batches)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            first_line = str(error).split("\n")[0]
+            raise ExperimentError(
+                f"engine vectorized cannot run {type(self.stacked.module).__name__}: {first_line} "
+                "Choose execution.engine=loop"
+            ) from error
         self._move_along(direction)
-        return loss
+        return cast(Tensor, loss)
+
+    def _direction_of_client(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
+    ) -> tuple[Params, Tensor]:
+        """The direction of the hook and the loss of the step, of one client inside `vmap`."""
+        first, *second = (LocalBatch(*batch) for batch in batches)
+        batch = replace(first, second=second[0]) if second else first
+        grad = RecordedGradient(self.stacked.gradient_at)
+        return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
         assert self.written is not None  # or there is a hook
@@ -178,7 +194,7 @@ class Step:
             x, y = (t.view(*ids.shape, *t.shape[2:]) for t in (x, y))  # (steps, slots, b, B, ...)
             layer_keys = self._layer_keys(keys, ids.shape[-1])
             targets: list[Targets] | list[None] = [None] * len(ids)
-            if self.hook is None and self.written is not None:
+            if self.written is not None and not self.has_hook:
                 targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype)
             for s, targets_of_step in enumerate(targets):
                 yield (
@@ -209,12 +225,12 @@ class Step:
         A hook may ask for a loss that is not written out, which draws from the keys.
         """
         layer_keys = dropout_keys(self.stacked.module, keys)
-        if self.hook is not None or self.written is None or keys.device.type == "cpu":
+        if self.has_hook or self.written is None or keys.device.type == "cpu":
             return layer_keys
         return self.written.drawn(layer_keys, self.w, batch_size)
 
 
-def train_slots(step: "TakesSteps", block: Block, plan: StackedPlan, into: BlockResult) -> None:
+def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
     """Train the clients of a block and write their models and losses into `into`."""
     num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
     if not num_steps.all():  # such clients keep their models
@@ -233,24 +249,6 @@ def train_slots(step: "TakesSteps", block: Block, plan: StackedPlan, into: Block
             _copy_rows(into.params[name], leaf.detach(), torch.from_numpy(slots).to(leaf.device))
     totals = step.total_loss[: len(num_steps)].cpu().numpy()
     into.loss[:] = totals / np.maximum(num_steps, 1)
-
-
-class TakesSteps(Protocol):
-    """A `Step`, or the CUDA graph of one."""
-
-    @property
-    def w(self) -> Params:
-        """Models, leaves (slots, ...)."""
-        ...
-
-    @property
-    def total_loss(self) -> Tensor:
-        """(slots,) the losses summed over the steps so far."""
-        ...
-
-    def start(self, block: Block, plan: StackedPlan) -> None: ...
-
-    def advance(self, num_steps: int) -> None: ...
 
 
 def _copy_rows(into: Tensor, leaf: Tensor, slots: Tensor) -> None:
@@ -280,40 +278,3 @@ def _elementwise_optimizer(
             "element by element; known: SGD, Adam, AdamW; choose execution.engine=loop"
         )
     return optimizer
-
-
-@dataclass(frozen=True)
-class StackedHook:
-    """The algorithm's hook, written for one client, over all slots at once."""
-
-    gradient: Gradient
-    stacked: StackedModule
-
-    @cached_property
-    def _all_clients(self) -> Callable[..., tuple[Params, Tensor]]:
-        stacked: Callable[..., tuple[Params, Tensor]] = vmap(self._one_client)
-        return stacked
-
-    def __call__(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
-    ) -> tuple[Params, Tensor]:
-        """Directions (slots, ...) to move along, and the losses (slots,) of the step."""
-        try:
-            return self._all_clients(w, w0, memo, batches)
-        except RuntimeError as error:
-            if "vmap" not in str(error):
-                raise
-            first_line = str(error).split("\n")[0]
-            raise ExperimentError(
-                f"engine vectorized cannot run {type(self.stacked.module).__name__}: {first_line} "
-                "Choose execution.engine=loop"
-            ) from error
-
-    def _one_client(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
-    ) -> tuple[Params, Tensor]:
-        first, *second = (LocalBatch(*batch) for batch in batches)
-        batch = replace(first, second=second[0]) if second else first
-        grad = RecordedGradient(self.stacked.gradient_at)
-        direction = self.gradient(grad, w, batch, w0, memo)
-        return direction, grad.first_loss

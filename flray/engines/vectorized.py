@@ -11,7 +11,7 @@ from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
 from flray.engines.stacked_plan import StackedPlan
-from flray.engines.stacked_step import StackedModule, Step, TakesSteps, train_slots
+from flray.engines.stacked_step import StackedModule, Step, train_slots
 from flray.engines.tracing import write_out
 from flray.engines.training import Gradient, Training
 from flray.errors import ExperimentError
@@ -82,7 +82,8 @@ class Vectorized:
             clients = slice(first, first + size)
             part = block.part(clients)
             plan = StackedPlan.of(part, size, self.examples.device)
-            train_slots(self._step(training, gradient, part), part, plan, result.part(clients))
+            step = self._step(training, gradient, part, size)
+            train_slots(step, part, plan, result.part(clients))
 
         parts = range(0, len(block.plans), size)
         if self.threads == 1 or len(parts) == 1:
@@ -93,17 +94,15 @@ class Vectorized:
                 list(pool.map(train_part, parts))
         return result
 
-    def _step(self, training: Training, gradient: Gradient, block: Block) -> TakesSteps:
-        if self.in_tiles:
-            return Step(self.stacked, training, gradient, block, self.tile)
+    def _step(self, training: Training, gradient: Gradient, block: Block, size: int) -> Step:
         if self.examples.device.type == "cpu":
-            return Step(self.stacked, training, gradient, block, self.num_slots)
+            return Step(self.stacked, training, gradient, block, size)
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
         key = (training, *hook, tuple((n, leaf.shape[1:]) for n, leaf in block.memo.items()))
         if key not in self.graphs:
             stacked = self._with_patches_that_fit(training)
-            self.graphs[key] = GraphedStep(Step(stacked, training, gradient, block, self.num_slots))
+            self.graphs[key] = GraphedStep(stacked, training, gradient, block, size)
         return self.graphs[key]
 
     def _with_patches_that_fit(self, training: Training) -> StackedModule:
