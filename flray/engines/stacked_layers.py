@@ -239,10 +239,7 @@ def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:
     """dy matrix^T as (matrix dy^T)^T, which moves the small factor instead of the weights.
 
     A transposed second factor is also what oneDNN takes over on some CPUs, with threads of its own.
-    A GPU reads either factor as it lies.
     """
-    if dy.device.type == "cuda":
-        return torch.bmm(dy, matrix.transpose(1, 2))
     product = torch.bmm(matrix, dy.transpose(1, 2).contiguous())
     return product.transpose(1, 2).contiguous()
 

@@ -75,7 +75,8 @@ class Step:
 
     The number of the next step is read from the device, so that a CUDA graph can be replayed. The
     algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
-    hook; and plain SGD needs no optimiser either: each layer moves while the gradient passes.
+    hook; and SGD without weight decay needs no optimiser either: each layer moves while the
+    gradient passes.
     """
 
     def __init__(
@@ -100,17 +101,10 @@ class Step:
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
         self.descent: Descent | None = None
-        if self._layers_move(training):
+        if not self.has_hook and training.optimizer == "sgd" and not training.weight_decay:
             self.descent = Descent(training.lr, training.momentum)
         else:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
-
-    def _layers_move(self, training: Training) -> bool:
-        """True if each layer moves while the gradient passes."""
-        if self.has_hook or training.optimizer != "sgd" or training.weight_decay:
-            return False
-        # With momentum, torch's optimiser moves all leaves in a few kernels of a GPU.
-        return not training.momentum or self.examples.device.type == "cpu"
 
     def _slots(self, leaves: Params, num_slots: int) -> Params:
         """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
@@ -126,7 +120,8 @@ class Step:
         """Put the models of a block into the slots, and begin with its first step."""
         _fill(self.w, block.w0)
         if self.descent is not None:
-            self.descent.velocity.clear()
+            for v in self.descent.velocity.values():
+                v.zero_()
         if self.has_hook:
             _fill(self.w0, block.w0)
             _fill(self.memo, block.memo)
