@@ -66,7 +66,12 @@ class BatchLoss(nn.Module):
 
 @dataclass
 class RecordedGradient:
-    """The function `grad` that a hook calls; it records the losses of its calls."""
+    """The function `grad` that a gradient hook calls; it records the losses of its calls.
+
+    >>> grad = RecordedGradient(lambda w, batch: ({"w": 2 * w["w"]}, torch.tensor(0.5)))
+    >>> grad({"w": torch.tensor([3.0])}, None), grad.first_loss
+    ({'w': tensor([6.])}, tensor(0.5000))
+    """
 
     gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]]
     losses: list[Tensor] = field(default_factory=list)

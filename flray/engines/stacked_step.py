@@ -77,6 +77,13 @@ class Step:
     algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
     hook; and SGD without weight decay needs no optimiser either: each layer moves while the
     gradient passes.
+
+    A step is used in this order: `start` with a block, then `advance` as often as steps are left.
+    Between two calls of `advance`, `w` and `total_loss` may be read.
+
+    Args:
+        like: a block whose models and memo have the shapes of all later ones.
+        num_slots: clients of the largest block.
     """
 
     def __init__(
@@ -181,7 +188,11 @@ class Step:
         self.optimizer.step()
 
     def _batches(self, steps: Tensor) -> Iterator[tuple[tuple[StackedBatch, ...], Targets | None]]:
-        """The batches of each step and, without a hook, the targets of the first."""
+        """The batches of each step and, without a hook, the targets of the first.
+
+        Args:
+            steps: numbers of the steps, on the device.
+        """
         tensors = [t.index_select(1, steps).transpose(0, 1) for t in self.plan.tensors]
         size = self._steps_gathered(tensors[0][0].numel())
         for ids, mask, keys in zip(*(torch.split(t, size) for t in tensors), strict=True):
@@ -226,7 +237,11 @@ class Step:
 
 
 def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
-    """Train the clients of a block and write their models and losses into `into`."""
+    """Train the clients of a block and write their models and losses into `into`.
+
+    A client is read out after its last step, so clients with more steps do not change it. Clients
+    without steps keep their models and have loss 0.
+    """
     num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
     if not num_steps.all():  # such clients keep their models
         for name, leaf in block.w0.items():

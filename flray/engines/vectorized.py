@@ -25,7 +25,12 @@ PATCHES_ON_GPU = 4 << 30
 
 
 def refusal(module: LightningModule) -> str | None:
-    """Why this module cannot be stacked, or None if it can."""
+    """The reason why this module cannot be stacked, or None if it can.
+
+    >>> from pytorch_lightning import LightningModule
+    >>> refusal(LightningModule())
+    'it does not define example_losses(batch) -> (B,)'
+    """
     if not hasattr(module, "example_losses"):
         return "it does not define example_losses(batch) -> (B,)"
     for name, layer in module.named_modules():
@@ -37,6 +42,7 @@ def refusal(module: LightningModule) -> str | None:
 
 
 def check_stackable(module: LightningModule) -> None:
+    """Raise an `ExperimentError` with the reason if this module cannot be stacked."""
     if reason := refusal(module):
         raise ExperimentError(
             f"engine vectorized cannot run {type(module).__name__}: {reason}; "
@@ -52,6 +58,12 @@ class Vectorized:
     `num_slots` models is recorded once as a CUDA graph and replayed. On a CPU a module that can be
     written out (`write_out`) is trained in tiles of a few slots, `threads` of them at a time: the
     number of threads changes no bit.
+
+    Args:
+        module: must define `example_losses(batch)` and have no layers with running statistics;
+            `refusal` returns the reason why a module cannot be stacked.
+        num_slots: clients of the largest block.
+        threads: tiles trained at a time, on a CPU.
     """
 
     def __init__(
@@ -117,7 +129,9 @@ class Vectorized:
 
 
 def tile_size(num_params: int, num_slots: int) -> int:
-    """Slots in a tile, by model and block alone; the tiles of a block are equally full.
+    """The number of slots in a tile, which follows from model and block alone.
+
+    The tiles of a block are equally full, and the models of one should fit into a core's cache.
 
     >>> tile_size(159_010, 20), tile_size(159_010, 17), tile_size(1_663_370, 20), tile_size(10, 50)
     (5, 5, 1, 13)

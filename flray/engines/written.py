@@ -43,7 +43,18 @@ class Targets:
 
 @dataclass(frozen=True)
 class Written:
-    """A module's loss over stacked clients, with its gradient."""
+    """A module's loss over stacked clients, with its gradient: layers, then cross-entropy.
+
+    Leaves have the names and shapes of the module's parameters, with a leading client axis K.
+
+    >>> from flray.engines.tracing import write_out
+    >>> from flray.models.mlp200 import Mlp200
+    >>> module = Mlp200((1, 8, 8), 10)
+    >>> written = write_out(module, "example_losses")
+    >>> w = {name: p.detach().expand(2, *p.shape) for name, p in module.named_parameters()}
+    >>> written.outputs(w, torch.zeros(2, 5, 1, 8, 8)).shape
+    torch.Size([2, 5, 10])
+    """
 
     layers: tuple[Layer, ...]
     num_classes: int
@@ -114,7 +125,13 @@ class Written:
         return [Targets(*of_step) for of_step in zip(steps.share, steps.labels, strict=True)]
 
     def losses(self, w: Params, keys: Params, x: Tensor, targets: Targets, sink: Sink) -> Tensor:
-        """(K,) the clients' mean losses; their gradients go into the sink."""
+        """(K,) the clients' mean losses; the gradients of their parameters go to the sink.
+
+        Args:
+            w: leaves (K, ...).
+            keys: keys or masks of the dropout layers, by name of the key buffer.
+            x: images (K, B, channels, height, width).
+        """
         y, saved = x.permute(0, 1, 3, 4, 2), []
         for layer in self.layers:
             y, needed = layer.forward(w, keys, y)
