@@ -95,11 +95,10 @@ def _stacked_outputs(host: Host) -> StackedOutputs | None:
     module = host.module
     if refusal(module) or not hasattr(module, "losses"):
         return None
-    written = host.written_forward
+    if host.written_forward is not None:
+        return host.written_forward.outputs
     if host.examples.device.type == "cpu":
-        return None if written is None else written.outputs
-    if written is not None and written.is_dense:
-        return written.outputs
+        return None
     return vmap(lambda w, x: functional_call(module, w, (x,)))
 
 

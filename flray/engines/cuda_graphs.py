@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from flray.engines.engine import Block
 from flray.engines.stacked_plan import StackedPlan
 from flray.engines.stacked_step import Step
-from flray.models.bank import Params
 
 GRAPH_STEPS = 20  # in one CUDA graph
 
 
-class GraphedStep:
+class GraphedStep(Step):
     """Steps recorded as CUDA graphs, so that the CPU launches one graph instead of many kernels.
 
     One graph has a single step, another GRAPH_STEPS of them with the gathering of their batches;
@@ -23,27 +21,24 @@ class GraphedStep:
     and again if a later plan has more steps.
     """
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
-
-    @property
-    def w(self) -> Params:
-        return self.step.w
-
-    @property
-    def total_loss(self) -> Tensor:
-        return self.step.total_loss
+    single: torch.cuda.CUDAGraph | None = None
+    several: torch.cuda.CUDAGraph | None = None
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        if not hasattr(self, "single") or plan.num_steps > self.buffers.num_steps:
+        """As `Step.start`; the plan is copied to where the graphs read it."""
+        if self.single is None or plan.num_steps > self.buffers.num_steps:
             self._record(block, plan)
-        self.step.start(block, self.buffers)
-        for value in self._optimizer_state():
-            value.zero_()  # as at the first step
+        super().start(block, self.buffers)
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        for value in (value for state in states for value in state.values()):
+            if isinstance(value, torch.Tensor):
+                value.zero_()  # as at the first step
         for buffer, values in zip(self.buffers.tensors, plan.tensors, strict=True):
             buffer[:, : plan.num_steps].copy_(values)
 
     def advance(self, num_steps: int) -> None:
+        """As `Step.advance`, by replaying graphs."""
+        assert self.single is not None  # since `start`
         if self.several is not None:
             for _ in range(num_steps // GRAPH_STEPS):
                 self.several.replay()
@@ -54,19 +49,19 @@ class GraphedStep:
     def _record(self, block: Block, plan: StackedPlan) -> None:
         ids, mask, keys = (t.clone() for t in plan.tensors)
         self.buffers = StackedPlan(ids, mask, keys, plan.last_step)
-        self.step.start(block, self.buffers)
+        super().start(block, self.buffers)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):  # allocates workspaces and the optimiser's state
-                self.step.number.zero_()
-                self.step.advance(1)
+                self.number.zero_()
+                super().advance(1)
         torch.cuda.current_stream().wait_stream(side)
-        if self.step.optimizer is not None:
-            for state in self.step.optimizer.state.values():
+        if self.optimizer is not None:
+            for state in self.optimizer.state.values():
                 if "step" in state:  # Adam's bias correction loses 5 digits to a float32 counter
                     state["step"] = state["step"].double()
-        self.step.number.zero_()
+        self.number.zero_()
         with _no_garbage_collection():
             self.single = self._recorded(1)
             self.several = self._recorded(GRAPH_STEPS) if plan.num_steps >= GRAPH_STEPS else None
@@ -74,14 +69,8 @@ class GraphedStep:
     def _recorded(self, num_steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.step.advance(num_steps)
+            super().advance(num_steps)
         return graph
-
-    def _optimizer_state(self) -> list[Tensor]:
-        if self.step.optimizer is None:
-            return []
-        states = self.step.optimizer.state.values()
-        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 @contextmanager

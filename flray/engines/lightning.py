@@ -15,12 +15,11 @@ from torch import Tensor
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
 from flray.engines.loop import train_one_by_one
-from flray.engines.losses import BatchLoss, RecordedGradient, second_batch, unpadded_batch
+from flray.engines.losses import BatchLoss, RecordedGradient, step_batch, unpadded_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, LocalBatch, Training
 from flray.models.bank import Params, trainable
 from flray.models.classifier import Batch
-from flray.models.dropout import dropout_keys
 
 MakeCallback = Callable[[], Callback]
 
@@ -54,13 +53,13 @@ class Lightning:
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
         device = self.examples.device
-        package = lightning_of(self.module)
-        trainer = package.trainer(
+        make_trainer, make_environment = lightning_of(self.module)
+        trainer = make_trainer(
             max_epochs=training.epochs,
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             callbacks=[*(make() for make in self.callbacks), local],
-            plugins=[package.environment()],
+            plugins=[make_environment()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -78,21 +77,17 @@ class Lightning:
         self.module.to(device)  # Lightning leaves a module on the CPU
 
 
-@dataclass(frozen=True)
-class Package:
-    """A package of Lightning: there are two, whose Trainers refuse each other's modules."""
+def lightning_of(
+    module: LightningModule,
+) -> tuple[Callable[..., Trainer], Callable[[], LightningEnvironment]]:
+    """Trainer and environment of the package that a module's class comes from.
 
-    trainer: Callable[..., Trainer]
-    environment: Callable[[], LightningEnvironment]
-
-
-def lightning_of(module: LightningModule) -> Package:
-    """The package that a module's class comes from: `pytorch_lightning`, or `lightning`."""
+    There are two, `pytorch_lightning` and `lightning`, whose Trainers refuse each other's modules.
+    """
     if isinstance(module, LightningModule):
-        return Package(Trainer, LightningEnvironment)
+        return Trainer, LightningEnvironment
     fabric = importlib.import_module("lightning.fabric.plugins.environments")
-    trainer = importlib.import_module("lightning.pytorch").Trainer
-    return Package(trainer, fabric.LightningEnvironment)
+    return importlib.import_module("lightning.pytorch").Trainer, fabric.LightningEnvironment
 
 
 @dataclass
@@ -130,11 +125,8 @@ class LocalEquation(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        x, y = batch
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        key = torch.tensor(int(self.plan.keys[step, 0]), device=x.device)
-        second = second_batch(self.plan, step, pl_module, self.examples)
-        self.batch = LocalBatch(x, y, None, dropout_keys(pl_module, key), second)
+        self.batch = step_batch(self.plan, step, pl_module, self.examples)
         for name, layer_key in self.batch.keys.items():
             pl_module.get_buffer(name).copy_(layer_key)
 

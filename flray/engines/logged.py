@@ -14,10 +14,17 @@ Logged = dict[str, list[float | Tensor]]  # by name, one value per call
 
 @contextmanager
 def logged(module: LightningModule) -> Iterator[Logged]:
-    """Collect what the module logs in this block.
+    """Collect the values that the module logs inside the `with` block.
 
     Lightning's own `log` is called too where a Trainer is attached, for callbacks that monitor a
     value; without one it would only warn, once per client and round.
+
+    >>> module = LightningModule()
+    >>> with logged(module) as values:
+    ...     module.log("accuracy", 0.5)
+    ...     module.log("accuracy", 0.7)
+    >>> values
+    {'accuracy': [0.5, 0.7]}
     """
     values: Logged = {}
     original = module.log

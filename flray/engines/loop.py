@@ -36,14 +36,14 @@ class Loop:
         self, plan: IndexPlan, w0: Params, memo: Params, training: Training, gradient: Gradient
     ) -> float:
         """Train the module in place; returns the mean loss over the steps."""
-        parameters = trainable(self.module)
+        batch_loss, parameters = BatchLoss(self.module), trainable(self.module)
         optimizer, schedule = training.make_scheduled(self.module, parameters)
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
         # The module's own params, by name: they share its memory, so steps are seen in them.
         w = {name: p.detach() for name, p in parameters.items()}
         for step in range(plan.num_steps):
             batch = step_batch(plan, step, self.module, self.examples)
-            grad = RecordedGradient(BatchLoss(self.module).gradient_at)
+            grad = RecordedGradient(batch_loss.gradient_at)
             direction = gradient(grad, w, batch, w0, memo)
             total += grad.first_loss
             for name, p in parameters.items():

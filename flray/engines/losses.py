@@ -66,7 +66,12 @@ class BatchLoss(nn.Module):
 
 @dataclass
 class RecordedGradient:
-    """The function `grad` that a hook calls; it records the losses of its calls."""
+    """The function `grad` that a gradient hook calls; it records the losses of its calls.
+
+    >>> grad = RecordedGradient(lambda w, batch: ({"w": 2 * w["w"]}, torch.tensor(0.5)))
+    >>> grad({"w": torch.tensor([3.0])}, None), grad.first_loss
+    ({'w': tensor([6.])}, tensor(0.5000))
+    """
 
     gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]]
     losses: list[Tensor] = field(default_factory=list)
@@ -84,17 +89,10 @@ class RecordedGradient:
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
     """The batch of one step of one client, with the second where the step takes two."""
-    first = unpadded_batch(plan, (step, 0), module, examples)
-    return replace(first, second=second_batch(plan, step, module, examples))
-
-
-def second_batch(
-    plan: IndexPlan, step: int, module: nn.Module, examples: Examples
-) -> LocalBatch | None:
-    """The second batch of a step, or None if the steps of the plan take one."""
-    if plan.batches_per_step == 1:
-        return None
-    return unpadded_batch(plan, (step, 1), module, examples)
+    first, *second = (
+        unpadded_batch(plan, (step, b), module, examples) for b in range(plan.batches_per_step)
+    )
+    return replace(first, second=second[0]) if second else first
 
 
 def unpadded_batch(

@@ -61,7 +61,16 @@ def num_parts(inputs: Tensor, dy: Tensor) -> int:
 
 
 def sum_of_products(inputs: Tensor, dy: Tensor, parts: int) -> Tensor:
-    """inputs^T dy as (K, n, m), its sums over rows taken in `parts`, which divide the rows."""
+    """inputs^T dy as (K, n, m), its sums over rows taken in `parts`, which divide the rows.
+
+    >>> sum_of_products(torch.ones(1, 4, 2), torch.ones(1, 4, 3), parts=2)
+    tensor([[[4., 4., 4.],
+             [4., 4., 4.]]])
+
+    Args:
+        inputs: (K, rows, n).
+        dy: (K, rows, m).
+    """
     if parts == 1:
         return torch.bmm(inputs.transpose(1, 2), dy)
     num_clients, num_rows = inputs.shape[:2]
@@ -238,11 +247,8 @@ def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:
 def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:
     """dy matrix^T as (matrix dy^T)^T, which moves the small factor instead of the weights.
 
-    A transposed second factor is also what oneDNN takes over on some CPUs, with threads of its own.
-    A GPU reads either factor as it lies.
+    On some CPUs oneDNN takes over products with a transposed second factor, with its own threads.
     """
-    if dy.device.type == "cuda":
-        return torch.bmm(dy, matrix.transpose(1, 2))
     product = torch.bmm(matrix, dy.transpose(1, 2).contiguous())
     return product.transpose(1, 2).contiguous()
 
@@ -253,7 +259,12 @@ def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
 
 
 def _patches(x: Tensor, kernel: tuple[int, int]) -> Tensor:
-    """(K, B, out rows, out columns, kernel x channels): what a kernel sees at each pixel."""
+    """(K, B, out rows, out columns, kernel x channels): what a kernel sees at each pixel.
+
+    >>> _patches(torch.arange(9.0).view(1, 1, 3, 3, 1), (2, 2))[0, 0, 0]
+    tensor([[0., 1., 3., 4.],
+            [1., 2., 4., 5.]])
+    """
     num, batch, rows, columns, channels = x.shape
     shape = (num, batch, rows - kernel[0] + 1, columns - kernel[1] + 1)
     image, row, column = rows * columns * channels, columns * channels, channels

@@ -1,10 +1,9 @@
 """One local step of many stacked clients: batches gathered, gradient computed, models moved."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -76,7 +75,15 @@ class Step:
 
     The number of the next step is read from the device, so that a CUDA graph can be replayed. The
     algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
-    hook; and plain SGD needs no optimiser either: each layer moves while the gradient passes.
+    hook; and SGD without weight decay needs no optimiser either: each layer moves while the
+    gradient passes.
+
+    A step is used in this order: `start` with a block, then `advance` as often as steps are left.
+    Between two calls of `advance`, `w` and `total_loss` may be read.
+
+    Args:
+        like: a block whose models and memo have the shapes of all later ones.
+        num_slots: clients of the largest block.
     """
 
     def __init__(
@@ -94,24 +101,17 @@ class Step:
         self.trained = {name: self.w[name] for name in trainable(stacked.module)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
-        self.hook: StackedHook | None = None
-        if self.written is None or gradient is not plain_gradient:
-            self.hook = StackedHook(gradient, stacked)
+        self.gradient = gradient
+        self.has_hook = self.written is None or gradient is not plain_gradient
+        if self.has_hook:
             self.w0 = self._slots(like.w0, num_slots)
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
         self.descent: Descent | None = None
-        if self._layers_move(training):
+        if not self.has_hook and training.optimizer == "sgd" and not training.weight_decay:
             self.descent = Descent(training.lr, training.momentum)
         else:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
-
-    def _layers_move(self, training: Training) -> bool:
-        """True if each layer moves while the gradient passes."""
-        if self.hook is not None or training.optimizer != "sgd" or training.weight_decay:
-            return False
-        # With momentum, torch's optimiser moves all leaves in a few kernels of a GPU.
-        return not training.momentum or self.examples.device.type == "cpu"
 
     def _slots(self, leaves: Params, num_slots: int) -> Params:
         """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
@@ -127,8 +127,9 @@ class Step:
         """Put the models of a block into the slots, and begin with its first step."""
         _fill(self.w, block.w0)
         if self.descent is not None:
-            self.descent.velocity.clear()
-        if self.hook is not None:
+            for v in self.descent.velocity.values():
+                v.zero_()
+        if self.has_hook:
             _fill(self.w0, block.w0)
             _fill(self.memo, block.memo)
         self.plan = plan
@@ -148,11 +149,28 @@ class Step:
         self.number += num_steps
 
     def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
-        assert self.hook is not None  # or the step has targets
         w0 = {name: self.w0[name] for name in self.trained}
-        direction, loss = self.hook(self.trained, w0, self.memo, batches)
+        try:
+            direction, loss = vmap(self._direction_of_client)(self.trained, w0, self.memo, batches)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            first_line = str(error).split("\n")[0]
+            raise ExperimentError(
+                f"engine vectorized cannot run {type(self.stacked.module).__name__}: {first_line} "
+                "Choose execution.engine=loop"
+            ) from error
         self._move_along(direction)
-        return loss
+        return cast(Tensor, loss)
+
+    def _direction_of_client(
+        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
+    ) -> tuple[Params, Tensor]:
+        """The direction of the hook and the loss of the step, of one client inside `vmap`."""
+        first, *second = (LocalBatch(*batch) for batch in batches)
+        batch = replace(first, second=second[0]) if second else first
+        grad = RecordedGradient(self.stacked.gradient_at)
+        return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
         assert self.written is not None  # or there is a hook
@@ -170,7 +188,11 @@ class Step:
         self.optimizer.step()
 
     def _batches(self, steps: Tensor) -> Iterator[tuple[tuple[StackedBatch, ...], Targets | None]]:
-        """The batches of each step and, without a hook, the targets of the first."""
+        """The batches of each step and, without a hook, the targets of the first.
+
+        Args:
+            steps: numbers of the steps, on the device.
+        """
         tensors = [t.index_select(1, steps).transpose(0, 1) for t in self.plan.tensors]
         size = self._steps_gathered(tensors[0][0].numel())
         for ids, mask, keys in zip(*(torch.split(t, size) for t in tensors), strict=True):
@@ -178,7 +200,7 @@ class Step:
             x, y = (t.view(*ids.shape, *t.shape[2:]) for t in (x, y))  # (steps, slots, b, B, ...)
             layer_keys = self._layer_keys(keys, ids.shape[-1])
             targets: list[Targets] | list[None] = [None] * len(ids)
-            if self.hook is None and self.written is not None:
+            if self.written is not None and not self.has_hook:
                 targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype)
             for s, targets_of_step in enumerate(targets):
                 yield (
@@ -209,13 +231,17 @@ class Step:
         A hook may ask for a loss that is not written out, which draws from the keys.
         """
         layer_keys = dropout_keys(self.stacked.module, keys)
-        if self.hook is not None or self.written is None or keys.device.type == "cpu":
+        if self.has_hook or self.written is None or keys.device.type == "cpu":
             return layer_keys
         return self.written.drawn(layer_keys, self.w, batch_size)
 
 
-def train_slots(step: "TakesSteps", block: Block, plan: StackedPlan, into: BlockResult) -> None:
-    """Train the clients of a block and write their models and losses into `into`."""
+def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
+    """Train the clients of a block and write their models and losses into `into`.
+
+    A client is read out after its last step, so clients with more steps do not change it. Clients
+    without steps keep their models and have loss 0.
+    """
     num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
     if not num_steps.all():  # such clients keep their models
         for name, leaf in block.w0.items():
@@ -233,24 +259,6 @@ def train_slots(step: "TakesSteps", block: Block, plan: StackedPlan, into: Block
             _copy_rows(into.params[name], leaf.detach(), torch.from_numpy(slots).to(leaf.device))
     totals = step.total_loss[: len(num_steps)].cpu().numpy()
     into.loss[:] = totals / np.maximum(num_steps, 1)
-
-
-class TakesSteps(Protocol):
-    """A `Step`, or the CUDA graph of one."""
-
-    @property
-    def w(self) -> Params:
-        """Models, leaves (slots, ...)."""
-        ...
-
-    @property
-    def total_loss(self) -> Tensor:
-        """(slots,) the losses summed over the steps so far."""
-        ...
-
-    def start(self, block: Block, plan: StackedPlan) -> None: ...
-
-    def advance(self, num_steps: int) -> None: ...
 
 
 def _copy_rows(into: Tensor, leaf: Tensor, slots: Tensor) -> None:
@@ -280,40 +288,3 @@ def _elementwise_optimizer(
             "element by element; known: SGD, Adam, AdamW; choose execution.engine=loop"
         )
     return optimizer
-
-
-@dataclass(frozen=True)
-class StackedHook:
-    """The algorithm's hook, written for one client, over all slots at once."""
-
-    gradient: Gradient
-    stacked: StackedModule
-
-    @cached_property
-    def _all_clients(self) -> Callable[..., tuple[Params, Tensor]]:
-        stacked: Callable[..., tuple[Params, Tensor]] = vmap(self._one_client)
-        return stacked
-
-    def __call__(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
-    ) -> tuple[Params, Tensor]:
-        """Directions (slots, ...) to move along, and the losses (slots,) of the step."""
-        try:
-            return self._all_clients(w, w0, memo, batches)
-        except RuntimeError as error:
-            if "vmap" not in str(error):
-                raise
-            first_line = str(error).split("\n")[0]
-            raise ExperimentError(
-                f"engine vectorized cannot run {type(self.stacked.module).__name__}: {first_line} "
-                "Choose execution.engine=loop"
-            ) from error
-
-    def _one_client(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
-    ) -> tuple[Params, Tensor]:
-        first, *second = (LocalBatch(*batch) for batch in batches)
-        batch = replace(first, second=second[0]) if second else first
-        grad = RecordedGradient(self.stacked.gradient_at)
-        direction = self.gradient(grad, w, batch, w0, memo)
-        return direction, grad.first_loss

@@ -137,7 +137,7 @@ class _Translation:
                 return None
             layers.extend(layer)
             before = node
-        return self._written(_pooled_before_relu(layers))
+        return self._written(layers)
 
     def _written(self, layers: list[Layer]) -> Written | None:
         weighted = [layer for layer in layers if isinstance(layer, Linear | Convolution)]
@@ -260,12 +260,3 @@ def _is_cross_entropy(node: fx.Node, logits: fx.Node, y: fx.Node) -> bool:
     options = {**defaults, "label_smoothing": 0.0, **node.kwargs}
     plain = options == {**defaults, "label_smoothing": 0.0, "reduction": "none"}
     return node.target is F.cross_entropy and node.args == (logits, y) and plain
-
-
-def _pooled_before_relu(layers: list[Layer]) -> list[Layer]:
-    """Relu of a maximum is the maximum of relus, gradients too, and has fewer elements."""
-    ordered = list(layers)
-    for n in range(len(ordered) - 1):
-        if isinstance(ordered[n], Relu) and isinstance(ordered[n + 1], MaxPool):
-            ordered[n], ordered[n + 1] = ordered[n + 1], ordered[n]
-    return ordered

@@ -207,7 +207,12 @@ def plain_gradient(
 
 @dataclass(frozen=True)
 class OnlyLeaves:
-    """The plain gradient of the leaves of these names, and zero for all others."""
+    """A gradient hook: the plain gradient of the leaves of these names, zero for all others.
+
+    >>> w = {"body": torch.ones(2), "head": torch.ones(2)}
+    >>> OnlyLeaves(frozenset({"head"}))(lambda w, batch: w, w, None, w, {})
+    {'body': tensor([0., 0.]), 'head': tensor([1., 1.])}
+    """
 
     names: frozenset[str]
 

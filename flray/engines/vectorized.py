@@ -11,7 +11,7 @@ from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
 from flray.engines.stacked_plan import StackedPlan
-from flray.engines.stacked_step import StackedModule, Step, TakesSteps, train_slots
+from flray.engines.stacked_step import StackedModule, Step, train_slots
 from flray.engines.tracing import write_out
 from flray.engines.training import Gradient, Training
 from flray.errors import ExperimentError
@@ -25,7 +25,12 @@ PATCHES_ON_GPU = 4 << 30
 
 
 def refusal(module: LightningModule) -> str | None:
-    """Why this module cannot be stacked, or None if it can."""
+    """The reason why this module cannot be stacked, or None if it can.
+
+    >>> from pytorch_lightning import LightningModule
+    >>> refusal(LightningModule())
+    'it does not define example_losses(batch) -> (B,)'
+    """
     if not hasattr(module, "example_losses"):
         return "it does not define example_losses(batch) -> (B,)"
     for name, layer in module.named_modules():
@@ -37,6 +42,7 @@ def refusal(module: LightningModule) -> str | None:
 
 
 def check_stackable(module: LightningModule) -> None:
+    """Raise an `ExperimentError` with the reason if this module cannot be stacked."""
     if reason := refusal(module):
         raise ExperimentError(
             f"engine vectorized cannot run {type(module).__name__}: {reason}; "
@@ -52,6 +58,12 @@ class Vectorized:
     `num_slots` models is recorded once as a CUDA graph and replayed. On a CPU a module that can be
     written out (`write_out`) is trained in tiles of a few slots, `threads` of them at a time: the
     number of threads changes no bit.
+
+    Args:
+        module: must define `example_losses(batch)` and have no layers with running statistics;
+            `refusal` returns the reason why a module cannot be stacked.
+        num_slots: clients of the largest block.
+        threads: tiles trained at a time, on a CPU.
     """
 
     def __init__(
@@ -82,7 +94,8 @@ class Vectorized:
             clients = slice(first, first + size)
             part = block.part(clients)
             plan = StackedPlan.of(part, size, self.examples.device)
-            train_slots(self._step(training, gradient, part), part, plan, result.part(clients))
+            step = self._step(training, gradient, part, size)
+            train_slots(step, part, plan, result.part(clients))
 
         parts = range(0, len(block.plans), size)
         if self.threads == 1 or len(parts) == 1:
@@ -93,17 +106,15 @@ class Vectorized:
                 list(pool.map(train_part, parts))
         return result
 
-    def _step(self, training: Training, gradient: Gradient, block: Block) -> TakesSteps:
-        if self.in_tiles:
-            return Step(self.stacked, training, gradient, block, self.tile)
+    def _step(self, training: Training, gradient: Gradient, block: Block, size: int) -> Step:
         if self.examples.device.type == "cpu":
-            return Step(self.stacked, training, gradient, block, self.num_slots)
+            return Step(self.stacked, training, gradient, block, size)
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
         key = (training, *hook, tuple((n, leaf.shape[1:]) for n, leaf in block.memo.items()))
         if key not in self.graphs:
             stacked = self._with_patches_that_fit(training)
-            self.graphs[key] = GraphedStep(Step(stacked, training, gradient, block, self.num_slots))
+            self.graphs[key] = GraphedStep(stacked, training, gradient, block, size)
         return self.graphs[key]
 
     def _with_patches_that_fit(self, training: Training) -> StackedModule:
@@ -118,7 +129,9 @@ class Vectorized:
 
 
 def tile_size(num_params: int, num_slots: int) -> int:
-    """Slots in a tile, by model and block alone; the tiles of a block are equally full.
+    """The number of slots in a tile, which follows from model and block alone.
+
+    The tiles of a block are equally full, and the models of one should fit into a core's cache.
 
     >>> tile_size(159_010, 20), tile_size(159_010, 17), tile_size(1_663_370, 20), tile_size(10, 50)
     (5, 5, 1, 13)

@@ -43,7 +43,18 @@ class Targets:
 
 @dataclass(frozen=True)
 class Written:
-    """A module's loss over stacked clients, with its gradient."""
+    """A module's loss over stacked clients, with its gradient: layers, then cross-entropy.
+
+    Leaves have the names and shapes of the module's parameters, with a leading client axis K.
+
+    >>> from flray.engines.tracing import write_out
+    >>> from flray.models.mlp200 import Mlp200
+    >>> module = Mlp200((1, 8, 8), 10)
+    >>> written = write_out(module, "example_losses")
+    >>> w = {name: p.detach().expand(2, *p.shape) for name, p in module.named_parameters()}
+    >>> written.outputs(w, torch.zeros(2, 5, 1, 8, 8)).shape
+    torch.Size([2, 5, 10])
+    """
 
     layers: tuple[Layer, ...]
     num_classes: int
@@ -53,7 +64,10 @@ class Written:
     def in_layout(self, name: str, leaf: Tensor) -> Tensor:
         """Empty memory of the shape of a leaf (K, ...), in the order in which products read it."""
         kind = self.weights.get(name)
-        return leaf if kind is None else kind.leaf(kind.matrix(leaf).contiguous(), leaf)
+        if kind is None:
+            return leaf
+        matrix = torch.empty_like(kind.matrix(leaf), memory_format=torch.contiguous_format)
+        return kind.leaf(matrix, leaf)
 
     @property
     def is_dense(self) -> bool:
@@ -100,7 +114,10 @@ class Written:
 
     def outputs(self, w: Params, x: Tensor) -> Tensor:
         """Logits (K, B, classes) of images (K, B, channels, height, width), without dropout."""
-        return self._forward(w, {}, x)[0]
+        y = x.permute(0, 1, 3, 4, 2)
+        for layer in self.layers:
+            y, _ = layer.forward(w, {}, y)
+        return y
 
     def targets(self, y: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Targets]:
         """The targets of each step, from labels and mask (steps, K, B)."""
@@ -108,23 +125,24 @@ class Written:
         return [Targets(*of_step) for of_step in zip(steps.share, steps.labels, strict=True)]
 
     def losses(self, w: Params, keys: Params, x: Tensor, targets: Targets, sink: Sink) -> Tensor:
-        """(K,) the clients' mean losses; their gradients go into the sink."""
-        logits, saved = self._forward(w, keys, x)
-        log_p = torch.log_softmax(logits, -1)
+        """(K,) the clients' mean losses; the gradients of their parameters go to the sink.
+
+        Args:
+            w: leaves (K, ...).
+            keys: keys or masks of the dropout layers, by name of the key buffer.
+            x: images (K, B, channels, height, width).
+        """
+        y, saved = x.permute(0, 1, 3, 4, 2), []
+        for layer in self.layers:
+            y, needed = layer.forward(w, keys, y)
+            saved.append(needed)
+        log_p = torch.log_softmax(y, -1)
         loss = (log_p * targets.labels).sum((1, 2)).neg_()
         dy: Tensor | None = log_p.exp_().mul_(targets.share).sub_(targets.labels)
         first = next(n for n, layer in enumerate(self.layers) if hasattr(layer, "weight"))
         for n in range(len(self.layers) - 1, first - 1, -1):
             dy = self.layers[n].backward(w, saved[n], cast(Tensor, dy), sink, n > first)
         return loss
-
-    def _forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, list[Any]]:
-        y = x.permute(0, 1, 3, 4, 2)
-        saved = []
-        for layer in self.layers:
-            y, kept = layer.forward(w, keys, y)
-            saved.append(kept)
-        return y, saved
 
 
 @dataclass

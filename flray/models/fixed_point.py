@@ -21,10 +21,9 @@ Weights = NDArray[np.float64]
 FIXED_POINT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 61)}
 LARGEST_EXPONENT = 100  # of a scale: leaves below 2^-70 are summed with fewer bits
 SLACK = 1.001  # factor of a bound: weights that differ by rounding alone must not change a scale
-# Elements multiplied at a time, so that a CPU does it in its cache.
-ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 27
+# Elements multiplied at a time: few, so that a CPU does it in its cache, many for a GPU.
+ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 26
 LEAST_ROWS = 4  # multiplied at a time
-ELEMENTS_OF_SUMS = 1 << 26  # multiplied for several sums at a time, on a GPU
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Terms:
         device = next(iter(models.values())).device
         weights = weights.to(device)  # (L, terms), one copy for all leaves
         positions = torch.from_numpy(np.concatenate(self.positions)).to(device)
-        sum_up = several_sums if device.type == "cuda" and len(sizes) > 1 else sums_one_by_one
+        sum_up = sums_one_by_one if device.type == "cpu" else several_sums
         return {
             name: sum_up(models[name], positions, scaled.to(models[name].dtype), sizes)
             for name, scaled in zip(self.exponents, weights, strict=True)
@@ -93,7 +92,7 @@ class Terms:
 def sums_one_by_one(
     leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]
 ) -> Tensor:
-    """(V, ...) integers: the sums over the models of a leaf (K, ...), each a sum over few chunks.
+    """(V, ...) integers: the sums over the models of a leaf (K, ...), one after another.
 
     positions and weights (terms,) are those of all sums, of which the v-th has sizes[v].
 
@@ -103,8 +102,7 @@ def sums_one_by_one(
     """
     kind, _ = FIXED_POINT[leaf.dtype]
     sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-    elements = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
-    length = max(LEAST_ROWS, elements // max(1, leaf.shape[1:].numel()))
+    length = max(LEAST_ROWS, ELEMENTS_ON_CPU // max(1, leaf.shape[1:].numel()))
     terms = zip(torch.split(positions, list(sizes)), torch.split(weights, list(sizes)), strict=True)
     for total, (rows, factors) in zip(sums, terms, strict=True):
         for start in range(0, len(rows), length):
@@ -114,9 +112,9 @@ def sums_one_by_one(
 
 
 def several_sums(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """As `sums_one_by_one`, with few calls for many short sums, which suits a GPU."""
+    """As `sums_one_by_one`, all together in few calls, which suits a GPU."""
     kind, _ = FIXED_POINT[leaf.dtype]
-    length = max(LEAST_ROWS, ELEMENTS_OF_SUMS // max(1, leaf.shape[1:].numel()))  # terms at a time
+    length = max(LEAST_ROWS, ELEMENTS_ON_GPU // max(1, leaf.shape[1:].numel()))  # terms at a time
     sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
     into = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(leaf.device)
     for start in range(0, len(into), length):

@@ -11,21 +11,23 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import Tensor
-from torch.nn import functional as F
 
 from flray.models.bank import ModelBank
-from flray.models.classifier import Batch
+from flray.models.classifier import Batch, Classifier
 from flray.models.supervised_ae import SupervisedAe
 
 EMBEDDER = "embedder."  # prefix of the leaves that only describe clients
 
 
-class RepaNet(LightningModule):
+class RepaNet(Classifier):
     """Logits of the classifier as output; `encode` gives the latents that clients are described by.
 
     `sae` and `ae` have an encoder of their own, with a decoder; `clf` is the classifier's encoder.
+
+    >>> net = RepaNet((3, 32, 32), 10, latent=16)
+    >>> net(torch.zeros(2, 3, 32, 32)).shape, net.encode(torch.zeros(2, 3, 32, 32)).shape
+    (torch.Size([2, 10]), torch.Size([2, 16]))
     """
 
     def __init__(
@@ -56,10 +58,6 @@ class RepaNet(LightningModule):
         """(B, E) φ(x)"""
         return (self.embedder or self.classifier).encode(x)
 
-    def losses(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Of the classifier, which is what models are judged by."""
-        return F.cross_entropy(output, labels, reduction="none")
-
     def classifier_losses(self, batch: Batch) -> Tensor:
         """(B,) cross-entropy alone, for training after the clustering."""
         return self.classifier.example_losses(batch)
@@ -68,9 +66,6 @@ class RepaNet(LightningModule):
         """(B,) losses of classifier and encoder; they share no parameter."""
         losses = self.classifier_losses(batch)
         return losses if self.embedder is None else losses + self.embedder.example_losses(batch)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.example_losses(batch).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """For use outside flray, and for `train.optimizer: module`."""

@@ -24,7 +24,12 @@ THIN = 8  # channels that are flattened
 
 
 class ResidualConvAe(Autoencoder):
-    """Images to their reconstruction; height and width must be multiples of 4."""
+    """Images to their reconstruction; height and width must be multiples of 4.
+
+    >>> import torch
+    >>> ResidualConvAe((3, 32, 32), latent=16).encode(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 16])
+    """
 
     def __init__(
         self,

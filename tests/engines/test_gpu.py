@@ -100,7 +100,7 @@ def test_steps_of_large_convolutions_are_not_written_out(monkeypatch) -> None:
     monkeypatch.setattr(vectorized, "PATCHES_ON_GPU", 0)
     differentiated = Vectorized(module, examples, SLOTS)
     again = differentiated.train(block, training, hook)
-    steps = [graph.step for e in (written, differentiated) for graph in e.graphs.values()]
+    steps = [step for engine in (written, differentiated) for step in engine.graphs.values()]
     assert [step.written is not None for step in steps] == [True, False]
     assert largest_gap(found.params, again.params) < 1e-10
 

@@ -199,7 +199,7 @@ def test_parts_of_a_sum_add_up_to_the_whole() -> None:
 @pytest.mark.parametrize("at_a_time", [1, 20, 1 << 20])
 def test_several_sums_are_the_sums_one_by_one(dtype, at_a_time, monkeypatch) -> None:
     """As a GPU takes them: sums of 0 to 6 terms of 7 models."""
-    monkeypatch.setattr(fixed_point, "ELEMENTS_OF_SUMS", at_a_time)
+    monkeypatch.setattr(fixed_point, "ELEMENTS_ON_GPU", at_a_time)
     draw = np.random.default_rng(3)
     sizes = [3, 0, 6, 1]
     places = tuple(draw.permutation(7)[:size] for size in sizes)
