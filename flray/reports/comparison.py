@@ -78,7 +78,10 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURAC
 
 
 def paired_tests(experiments: Experiments) -> list[str]:
-    """Notes with tests of the differences to the reference, for experiments with enough seeds."""
+    """Notes with tests of the differences to the reference, for experiments with enough seeds.
+
+    Differences are those of test accuracy, in percent, paired by seed.
+    """
     reference, notes = reference_of(experiments), []
     for name in experiments:
         pairs = _differences(experiments[name], experiments[reference])

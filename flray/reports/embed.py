@@ -19,6 +19,10 @@ def figure_source(name: str, *arguments: object) -> tuple[str, int] | None:
     """The figure that the function `<name>_figure` draws, as a data URL, and its width in pixels.
 
     It is SVG, or WebP if SVG would be large; None if there is nothing to draw.
+
+    Args:
+        name: Name of a function of this package's figures, without `_figure`.
+        arguments: Arguments of that function.
     """
     modules = (figures, clustering_figures, sweep_curves, sweep_figures)
     draw = next(draw for module in modules if (draw := vars(module).get(f"{name}_figure")))

@@ -26,6 +26,13 @@ def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
     """Draw all figures of the experiments as PNG files in a folder; returns their paths.
 
     Figures of clusterings are those of the first seed of each experiment.
+
+    Args:
+        experiments: The runs of each experiment by name; names begin the files of clusterings.
+        folder: Where to write; created if it does not exist.
+
+    Raises:
+        ValueError: Figures of two experiments would have the same file name.
     """
     stems = {name: file_name(name) for name, runs in experiments.items() if runs[0].clusterings}
     alike = [name for name in stems if Counter(stems.values())[stems[name]] > 1]

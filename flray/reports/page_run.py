@@ -101,7 +101,7 @@ def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def sheets(experiments: Experiments) -> list[Sheet]:
-    """The tables of the finished runs."""
+    """The tables of the finished runs: the comparison, and those of clusterings if any."""
     done = finished(experiments)
     made = (comparison_sheet, clustering_sheet, experiments_sheet) if done else ()
     return [sheet for make in made if (sheet := make(done)) is not None]

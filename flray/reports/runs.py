@@ -133,7 +133,10 @@ Experiments = Mapping[str, Sequence[RunRecord]]  # the seeds of each, by name
 
 
 def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The runs of each experiment in the order of seeds, with the number of unfinished ones."""
+    """The runs of each experiment in the order of seeds, with the number of unfinished ones.
+
+    Experiments come in the order of their first run.
+    """
     grouped: dict[str, list[RunRecord]] = {}
     for run in runs:
         grouped.setdefault(run.name, []).append(run)
@@ -172,7 +175,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
     """All runs, finished or not, and all sweeps in and below the folders.
 
     Runs of one command come in the order of the command, others in that of their paths. They are
-    named by their experiments, as in tables and pages; runs of sweeps are part of these.
+    named after their experiments. Runs of a sweep are not listed: they are rows of the sweep.
 
     Args:
         folders: Folders of runs or sweeps, or folders that contain such folders.

@@ -34,7 +34,7 @@ REFERENCES = {recorded.UNIFORMITY_LABELS: "--", recorded.UNIFORMITY_RANDOM: ":"}
 
 
 def curve_keys(sweep: Sweep) -> list[str]:
-    """The numeric settings with enough values to be an axis."""
+    """The varied keys that are numbers with enough values to be an axis, at least MIN_CURVE."""
     return [k for k in sweep.keys if sweep.is_number(k) and len(sweep.values(k)) >= MIN_CURVE]
 
 

@@ -69,7 +69,16 @@ def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
 
 
 def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
-    """Test accuracy by two settings; a cell is the best configuration over all other settings."""
+    """Test accuracy by two settings; a cell is the best configuration over all other settings.
+
+    Cells are annotated with accuracy, marks and number of clusters if there are few. The best is
+    chosen by the metric of the sweep, not by the test accuracy shown.
+
+    Args:
+        sweep: The sweep.
+        across: The key whose values are columns.
+        down: The key whose values are rows.
+    """
     best = sweep.ranked.dropna(subset=[across, down]).drop_duplicates([across, down])
     column = TEST if TEST in sweep.measured else sweep.metric
     is_percent, heights = column_of(column).scale > 1, column_of(column).scale * best[column]
@@ -107,7 +116,10 @@ def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
 
 
 def overview_figure(sweep: Sweep) -> Figure:
-    """The accuracy of every configuration by each setting; best ringed, baselines dashed."""
+    """The accuracy of every configuration by each setting; best ringed, baselines dashed.
+
+    Names of a setting that need ground truth are marked.
+    """
     column = TEST if TEST in sweep.measured else sweep.metric
     tried = sweep.configurations.drop(sweep.baselines.index)
     keys = [key for key in sweep.keys if tried[key].nunique() > 1]

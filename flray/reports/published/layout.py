@@ -41,7 +41,11 @@ class TableColumn(Heading):
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row with its printed cells."""
+    """A row with its printed cells.
+
+    >>> TableRow(("L1", "comp."), "MNIST", None, {}, {}).title
+    'MNIST, L1, comp.'
+    """
 
     labels: tuple[str, ...]  # as printed, below the table's `row_headings`
     block: str  # heading above several rows, "" without one

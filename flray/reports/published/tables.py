@@ -77,7 +77,7 @@ class Table:
 
 @functools.cache
 def load_tables() -> Mapping[str, Table]:
-    """All tables by key, papers in alphabetical order."""
+    """All tables by key, papers in alphabetical order; files are read once per process."""
     costs = _read("costs.yaml")["tables"]
     files = [path.name for path in sorted(FOLDER.glob("*_table*.yaml"))]
     raws = {".".join(_FILE.findall(name)[0]): _read(name) for name in files}
@@ -107,6 +107,11 @@ def resolved_match(key: str, raws: Mapping[str, Raw]) -> Raw:
     """The section `match` of a table, on top of that of the table that `like` names.
 
     A part of it that is null is left out, together with that part of the other table.
+
+    >>> first = {"match": {"runs": {"rounds": 50, "seed": 0}, "round": "rounds"}}
+    >>> second = {"match": {"like": "p.1", "runs": {"rounds": 20}, "round": None}}
+    >>> resolved_match("p.2", {"p.1": first, "p.2": second})
+    {'runs': {'rounds': 20, 'seed': 0}}
     """
     match = dict(raws[key].get("match", {}))
     if "like" not in match:
@@ -133,7 +138,13 @@ def find_table(name: str) -> Table:
 
 
 def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
-    """The table of a file's content; cells that the file lacks are left out."""
+    """The table of a file's content; cells that the file lacks are left out.
+
+    Args:
+        key: Paper and number, as in flhc.4.
+        raw: The content of the file, in the format of docs/adding_a_table.md.
+        cost: What it takes to run the table.
+    """
     columns = tuple(_column(column) for column in raw["columns"])
     settings = raw.get("settings", {})
     return Table(
