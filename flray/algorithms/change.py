@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.clustering.update import updates
 from flray.data.dataset import Ids
 from flray.execution.federation import Federation
 from flray.execution.trained import Trained
@@ -76,7 +77,11 @@ class Dynamic:
         if self.flags == "events":
             raised[np.intersect1d(fed.changed, fed.clients)] = True
             return Flags(raised, last)
-        now = trained.loss if self.flags == "loss" else update_norms(trained, bank)
+        if self.flags == "loss":
+            now = trained.loss
+        else:  # ||w_k - w0_k||
+            moved = updates(trained, bank.params, bank.owner[trained.clients])
+            now = moved.double().norm(dim=1).cpu().numpy()
         before = np.maximum(last[trained.clients], self.floor)
         raised[trained.clients] |= now > self.jump * before  # never at first: NaN compares False
         last[trained.clients] = now
@@ -86,18 +91,6 @@ class Dynamic:
         """True if clients are clustered again after round t. l. 23: sum_i δ_i > λ or t mod τ = 0"""
         enough = int(flags.raised.sum()) > self.more_than
         return enough or (self.every is not None and t % self.every == 0)
-
-
-def update_norms(trained: Trained, bank: ModelBank) -> Series:
-    """(K,) ||w_k - w0_k|| of the trained clients."""
-    w0 = bank.of_clients(trained.clients)
-    squares = sum(
-        (leaf - w0[name]).flatten(1).double().square().sum(1)
-        for name, leaf in trained.params.items()
-    )
-    assert not isinstance(squares, int)  # a model has leaves
-    norms: Series = squares.sqrt().cpu().numpy()
-    return norms
 
 
 def part_of(clients: Ids, part: int, num_parts: int, order: np.random.Generator) -> Ids:

@@ -204,11 +204,11 @@ class Flt:
         heard, memory = self.clustering.observe(fed, state.bank, Cohort(fed.t, new), state.memory)
         if not heard.num_clients:
             return state
-        known = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
-        means = known.cluster_means(state.labels[known.clients])
+        placed = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
+        means = placed.cluster_means(state.labels[placed.clients])
         clusters = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
-        state = place(state, new, lambda _: (heard.clients, clusters), known.clients)
-        centres = known.updated_by(heard.of(fed.clients))
+        state = place(state, new, lambda _: (heard.clients, clusters), placed.clients)
+        centres = placed.updated_by(heard.of(fed.clients))
         relation = _with_newcomers(state.relation, state.labels, heard.clients, centres.clients)
         return replace(state, relation=relation, centres=centres, memory=memory)
 

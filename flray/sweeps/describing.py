@@ -66,9 +66,9 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
 
     An algorithm of the user's own, named with a colon, may return metrics of its own.
     """
-    metric, known = space.options.metric, summary_names()
-    if metric not in known and not any(":" in e.algorithm.name for e in experiments):
-        raise ExperimentError(f"unknown metric {metric!r}; known: {', '.join(known)}")
+    metric, names = space.options.metric, summary_names()
+    if metric not in names and not any(":" in e.algorithm.name for e in experiments):
+        raise ExperimentError(f"unknown metric {metric!r}; known: {', '.join(names)}")
     has_validation = any(e.plain["split"].get("validation", True) for e in experiments)
     is_needed = space.is_scheduled or isinstance(space.options.search, OptunaSearch)
     if is_needed and "validation_" in metric and not has_validation:

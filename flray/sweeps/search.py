@@ -30,15 +30,17 @@ class RowSearch(Searcher):
     A trial has one known row, or the rows of all seeds of one suggestion.
     """
 
-    def __init__(self, known: Sequence[SweepRow], suggestions: "Suggestions | None" = None) -> None:
+    def __init__(
+        self, pending: Sequence[SweepRow], suggestions: "Suggestions | None" = None
+    ) -> None:
         super().__init__()
-        self.known = deque(known)
+        self.pending = deque(pending)
         self._suggestions = suggestions
 
     def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
         """The rows of the next trial as its configuration; FINISHED once there are no more."""
-        if self.known:
-            return {"rows": [self.known.popleft()]}
+        if self.pending:
+            return {"rows": [self.pending.popleft()]}
         rows = self._suggestions.ask(trial_id) if self._suggestions else []
         return {"rows": rows} if rows else Searcher.FINISHED
 
@@ -99,11 +101,11 @@ class Suggestions:
     def learn(self, values: Mapping[int, float]) -> None:
         """Tell Optuna of the suggestions so far whose rows all have a value, by their numbers."""
         for rows in self._suggested.values():
-            known = [values[row.number] for row in rows if row.number in values]
-            if len(known) == len(self._seeds):
+            measured = [values[row.number] for row in rows if row.number in values]
+            if len(measured) == len(self._seeds):
                 chosen = rows[0].chosen
                 params = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
-                mean = sum(known) / len(known)
+                mean = sum(measured) / len(measured)
                 self._study.add_trial(
                     create_trial(params=params, distributions=self._distributions, value=mean)
                 )

@@ -1,7 +1,7 @@
 """A pipeline whose signatures and stages are taken from the cache, or computed and put there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,20 @@ from flray.sweeps.keys import digest, state_digest
 OBSERVATION = "observation"  # kind of cache entry: the signatures of clients
 
 
+def with_stored_stages(pipeline: Pipeline, plain: Plain, cache: Cache, prefix: str) -> Pipeline:
+    """The pipeline with signatures and stages of the cache; one with own methods stays as it is.
+
+    Args:
+        plain: configuration of the pipeline.
+        prefix: key of everything that led to the models that clients start from.
+    """
+    methods = ("observe", "decide", "place")
+    if any(getattr(type(pipeline), name) is not getattr(Pipeline, name) for name in methods):
+        return pipeline
+    stages = {stage.name: getattr(pipeline, stage.name) for stage in fields(Pipeline)}
+    return StoredPipeline(**stages, plain=plain, cache=cache, prefix=prefix)
+
+
 @dataclass(frozen=True)
 class StoredPipeline(Pipeline):
     """A pipeline that computes nothing twice; it replaces the pipeline of an algorithm in a trial.
@@ -33,9 +47,9 @@ class StoredPipeline(Pipeline):
     cost is counted in `fed.meter`, whoever computed them.
     """
 
-    plain: Plain = field(default_factory=dict)  # configuration of the pipeline
+    plain: Plain = field(kw_only=True)
     cache: Cache = field(kw_only=True)
-    prefix: str = field(kw_only=True)  # key of everything that led to the models
+    prefix: str = field(kw_only=True)
     keys: dict[int, str] = field(default_factory=dict)  # of points that were observed, by id()
 
     def observe(

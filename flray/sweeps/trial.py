@@ -54,7 +54,7 @@ from flray.sweeps.groups import (
 )
 from flray.sweeps.keys import branch_key, canonical, digest, prefix_key, run_key, state_digest
 from flray.sweeps.rows import SweepRow
-from flray.sweeps.stages import StoredPipeline
+from flray.sweeps.stages import with_stored_stages
 from flray.tracking.mirrors import Draw, no_figures
 
 OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
@@ -218,12 +218,8 @@ class Trial:
         fed = self.fed.during(n) if n else self.fed
         fed = replace(fed, meter=Meter())
         algorithm: Branching[Any] = self.experiment.algorithm.build()
-        pipeline = StoredPipeline(
-            **vars(algorithm.clustering),
-            plain=self.row.plain["algorithm"]["clustering"],
-            cache=self.cache,
-            prefix=self.prefix.key,
-        )
+        plain = self.row.plain["algorithm"]["clustering"]
+        pipeline = with_stored_stages(algorithm.clustering, plain, self.cache, self.prefix.key)
         stored = replace(algorithm, clustering=pipeline)  # type: ignore[type-var]  # a dataclass
         if n == 0:
             return stored.init(fed), fed.meter

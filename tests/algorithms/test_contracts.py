@@ -67,7 +67,7 @@ class TestEveryAlgorithm:
             assert copy is gradient
 
     def test_runs_learns_and_reports(self, name, tiny_run) -> None:
-        result = tiny_run(*named(name), "rounds=4", "participation=1")
+        result = tiny_run(*named(name), "rounds=6", "participation=1", "evaluate.every=6")
         losses = result.rounds["train_loss"]
         assert losses.iloc[-1] < losses.iloc[0]
         assert result.summary["accuracy_mean"] > 0.15

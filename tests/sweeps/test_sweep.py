@@ -196,7 +196,7 @@ def test_a_sweep_that_is_done_runs_nothing_again(swept, monkeypatch) -> None:
     result, _ = swept
     stamps = {p: p.stat().st_mtime_ns for p in result.path.glob("runs/*/*")}
     asked = []
-    monkeypatch.setattr(_Sweep, "_fit", lambda _, search, __: asked.extend(search.known))
+    monkeypatch.setattr(_Sweep, "_fit", lambda _, search, __: asked.extend(search.pending))
     again = run_sweep(SPACE, result.path, resume=True)
     assert [row.number for row in asked] == [NUM_ROWS, NUM_ROWS + 1]  # failures are tried again
     assert stamps == {p: p.stat().st_mtime_ns for p in result.path.glob("runs/*/*")}
