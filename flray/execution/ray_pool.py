@@ -159,13 +159,15 @@ class RayPool:
                 continue
             wanted = 1 if waiting else len(running)  # no job waits for an actor: wait for all
             ended, _ = ray.wait(list(running), num_returns=wanted, timeout=POLL_S)
-            over = {ref: running.pop(ref) for ref in ended or self._hanging(running, kind)}
-            for ref, now in over.items():
-                outputs[now.job] = self._result(ref, now.host, timeout=None if ended else 0)
+            finished = {ref: running.pop(ref) for ref in ended or self._hanging(running, kind)}
+            for ref, handed in finished.items():
+                outputs[handed.job] = self._result(ref, handed.host, timeout=None if ended else 0)
                 if ended:
-                    self.patience.learn(kind, monotonic() - now.since)
-            if self.shares_gpu and any(_is_of_host(outputs[now.job]) for now in over.values()):
-                waiting.extendleft(now.job for now in running.values())
+                    self.patience.learn(kind, monotonic() - handed.since)
+            if self.shares_gpu and any(
+                _is_of_host(outputs[handed.job]) for handed in finished.values()
+            ):
+                waiting.extendleft(handed.job for handed in running.values())
                 running.clear()
                 self._replace_all()
         return [outputs[k] for k in range(len(jobs))]
@@ -173,7 +175,7 @@ class RayPool:
     def _idle_hosts(self, running: dict[Ref, Running]) -> list[int]:
         """The hosts that are ready and run no job; an actor that waits for a machine is not."""
         self._note_starts(0.0)
-        busy = {now.host for now in running.values()} | self.starting.keys()
+        busy = {handed.host for handed in running.values()} | self.starting.keys()
         return [host for host in range(len(self.actors)) if host not in busy]
 
     def _note_starts(self, timeout: float) -> None:
@@ -184,7 +186,7 @@ class RayPool:
     def _hanging(self, running: dict[Ref, Running], kind: str) -> list[Ref]:
         """Jobs that take far longer than others did: their actors are stopped or stuck."""
         latest = monotonic() - self.patience.of(kind)
-        return [ref for ref, now in running.items() if now.since < latest]
+        return [ref for ref, handed in running.items() if handed.since < latest]
 
     def _sent(self, bank: Params, num_jobs: int) -> Params | Ref:
         """The bank in the object store: what is evaluated is what the next round starts from.
