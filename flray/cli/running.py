@@ -85,8 +85,9 @@ def _run_in_order(display: "Display", _at_a_time: int, should_stop: ShouldStop) 
 def _run_one(run: CampaignRun, display: "Display", should_stop: ShouldStop) -> bool:
     """Run in this process or, on Ray, in a keeper; True when it is done."""
     resume = display.campaign.resume
+    is_finished = RunDirectory(run.out).is_finished(run.experiment.plain)
     with display.progress(run) as show:
-        if _is_on_ray(run):
+        if _is_on_ray(run) and not is_finished:
             watcher = Watcher(show, display.print, should_stop, display.campaign.write)
             summary = run_kept(run.experiment, run.out, resume, watcher, display.url)
         else:

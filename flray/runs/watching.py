@@ -90,7 +90,7 @@ class Watcher:
 def run_kept(
     experiment: Experiment, out: Path, resume: bool, watcher: Watcher, mirror: str | None = None
 ) -> RoundRow | None:
-    """Run an experiment on Ray in a keeper, watch it, and return its summary; None if stopped.
+    """Run what is left of an experiment on Ray in a keeper; its summary, or None if stopped.
 
     A keeper that is killed is replaced, a few times. Raises `Detached` when the watcher leaves.
 
@@ -100,8 +100,6 @@ def run_kept(
     """
     directory = RunDirectory(out)
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
-    if directory.is_finished(experiment.plain):
-        return checked_summary(directory)
     check_free(out)
     for restart in range(MOST_RESTARTS + 1):
         process = start_keeper(experiment, out, mirror)
