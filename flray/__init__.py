@@ -37,6 +37,8 @@ def run(
 ) -> "Result | Results":
     """Run an experiment, or several, and return the results.
 
+    Rounds are mirrored to the tracker of the experiment, if it has one (`tracking`).
+
     With `seeds=3`, or a list of names or mappings in the place of a component, as in
     `algorithm=["fedavg", {"name": "flhc", "rounds_before": 3}]`, several experiments run one after
     another.
@@ -61,6 +63,19 @@ def run(
     Raises:
         ExperimentError: The experiment is wrong, or `out` holds another run.
         ClientFailure: A client failed and `on_client_failure` is `raise`.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> results = run(
+    ...     {"dataset": {"name": "digits", "size": 8}, "model": "mlp200"},
+    ...     out=folder.name,
+    ...     split={"name": "label_swap", "clients": 4, "groups": 2},
+    ...     algorithm=["fedavg", "local"],
+    ...     rounds=1,
+    ... )
+    >>> list(results), results["local"].summary["clusters"]  # a model for each client
+    (['fedavg', 'local'], 4)
+    >>> folder.cleanup()
     """
     import tempfile
 
@@ -220,6 +235,11 @@ def from_tensors(
 
     Returns:
         A dataset for `flray.run(dataset=...)`, or for `load()` of a dataset class of your own.
+
+    >>> import numpy as np
+    >>> data = from_tensors(np.zeros((6, 8, 8), np.uint8), [0, 1, 2, 0, 1, 2], name="mine")
+    >>> data.name, data.image_shape, data.num_classes
+    ('mine', (1, 8, 8), 3)
     """
     from flray.data.tensors import from_tensors as made
 

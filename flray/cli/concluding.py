@@ -22,14 +22,13 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
         url: where their folder has a copy.
     """
     done = [read_run(path, name) for path, name in runs.items()]
-    console.print(to_rich(comparison_sheet(by_experiment(done))))
-    clusterings = clustering_sheet(by_experiment(done))
-    if clusterings is not None:
-        console.print(to_rich(clusterings))
+    experiments = by_experiment(done)
+    for sheet in filter(None, (comparison_sheet(experiments), clustering_sheet(experiments))):
+        console.print(to_rich(sheet))
     for run in done:
         console.print(f"{run.name}: {run.path}", soft_wrap=True, markup=False)
     root = common_folder([run.path for run in done])
-    drawn = write_figures(by_experiment(done), root / "figures")
+    drawn = write_figures(experiments, root / "figures")
     for line in (
         f"{counted(len(drawn), 'figure')}: {root / 'figures'}",
         f"a page of it: flray report {shlex.quote(url or str(root))}",

@@ -1,6 +1,5 @@
 """`flray run` and `flray attach`: runs in order or side by side, shown round by round."""
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,15 +58,12 @@ def run_all(
     with noticing_sigterm(console.print) as is_ending:
         try:
             is_done = run_them(display, at_a_time, lambda: is_ending() or perf_counter() > deadline)
-        except Detached:
-            return
+        except Detached as detached:
+            return display.print(str(detached))
         except KeyboardInterrupt:
             display.show_stopped("interrupted")
             raise click.Abort from None
-    if is_done:
-        display.show_results()
-    else:
-        display.show_stopped("stopped")
+    return display.show_results() if is_done else display.show_stopped("stopped")
 
 
 def _is_on_ray(run: CampaignRun) -> bool:
@@ -81,20 +77,17 @@ def _run_in_order(display: "Display", _at_a_time: int, should_stop: ShouldStop) 
             return False
         display.show_title(f"{run.name}", f" · seed {run.experiment.settings.seed} · {run.out}")
         display.show_remarks([run])
-        try:
-            if not _run_one(run, display, should_stop):
-                return False
-        except Detached:
-            display.print(_detached_line(run.out))
-            raise
+        if not _run_one(run, display, should_stop):
+            return False
     return True
 
 
 def _run_one(run: CampaignRun, display: "Display", should_stop: ShouldStop) -> bool:
     """Run in this process or, on Ray, in a keeper; True when it is done."""
     resume = display.campaign.resume
+    is_finished = RunDirectory(run.out).is_finished(run.experiment.plain)
     with display.progress(run) as show:
-        if _is_on_ray(run):
+        if _is_on_ray(run) and not is_finished:
             watcher = Watcher(show, display.print, should_stop, display.campaign.write)
             summary = run_kept(run.experiment, run.out, resume, watcher, display.url)
         else:
@@ -194,10 +187,6 @@ def remarks_on(run: CampaignRun) -> list[str]:
     return [*remarks(run.experiment), *tracking_remarks(run.experiment)]
 
 
-def _detached_line(out: Path) -> str:
-    return f"detached; the run goes on; watch it with: flray attach {shlex.quote(str(out))}"
-
-
 def attach_to(out: Path, console: Console) -> None:
     """Watch a run by its directory until it ends; then print its table, or how to go on.
 
@@ -225,8 +214,8 @@ def attach_to(out: Path, console: Console) -> None:
         show(row)
     try:
         Watcher(show, say).watch(out, lambda: holder(out) is not None)
-    except Detached:
-        return say(_detached_line(out))
+    except Detached as detached:
+        return say(str(detached))
     root, name, num_left = campaign_of(out)
     if checked_summary(directory) is None:
         return say(f"nobody runs {out}; go on with: {resume_command(root)}")

@@ -93,8 +93,8 @@ def _start() -> subprocess.Popen[bytes]:
 def keep(draw: Callable[[Path], Sequence[Path]]) -> None:
     """Wait for a request on standard input and drive its run, until it is done or stopped.
 
-    Connects to Ray first. An empty request means that nobody needs this keeper. Errors end up in
-    the log of the run, where the terminal finds them (`watching.raise_error_of`).
+    Connects to Ray first. Without a request it ends, because nobody needs it. Errors end up in the
+    log of the run, where the terminal finds them (`watching.raise_error_of`).
 
     Args:
         draw: the figures of a run directory, which W&B gets.
@@ -108,10 +108,10 @@ def keep(draw: Callable[[Path], Sequence[Path]]) -> None:
             connection.enter_context(connected())
         except ExperimentError as error:
             refused = error
-        text = sys.stdin.buffer.read()
-        if not text:
-            return  # nobody needs this keeper
-        request: Request = pickle.loads(text)  # of the terminal that started this process
+        try:  # what the terminal sends that started this process
+            request: Request = pickle.load(sys.stdin.buffer)
+        except (EOFError, pickle.UnpicklingError):
+            return  # nobody needs this keeper, or the terminal was interrupted
         os.chdir(request.working_folder)
         _write_into(request.out / LOG)
         if refused is not None:

@@ -4,6 +4,7 @@ Whoever watches reads the run directory only, so several may watch, come and go.
 """
 
 import pickle
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -33,7 +34,7 @@ RoundRow = dict[str, Any]  # Any: one value a column
 
 
 class Detached(Exception):
-    """The watcher leaves, the run goes on."""
+    """The watcher leaves, the run goes on; the message tells how to come back."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +73,24 @@ class Watcher:
                     is_asked = True
                 sleep(POLL_S)
             except KeyboardInterrupt:
-                if self._chooses_to_stop():
+                if self._chooses_to_stop(out):
                     ask_to_stop(out)
                     self.say("stopping after the round in progress")
 
-    def _chooses_to_stop(self) -> bool:
+    def _chooses_to_stop(self, out: Path) -> bool:
         """Ask the user; True to stop the run, False to stay."""
         self.say("Enter: stay · s and Enter: stop the run · Ctrl-C again: detach, the run goes on")
         try:
             return input().strip().lower().startswith("s")
         except (KeyboardInterrupt, EOFError):
-            raise Detached from None
+            attach = f"flray attach {shlex.quote(str(out))}"
+            raise Detached(f"detached; the run goes on; watch it with: {attach}") from None
 
 
 def run_kept(
     experiment: Experiment, out: Path, resume: bool, watcher: Watcher, mirror: str | None = None
 ) -> RoundRow | None:
-    """Run an experiment on Ray in a keeper, watch it, and return its summary; None if stopped.
+    """Run what is left of an experiment on Ray in a keeper; its summary, or None if stopped.
 
     A keeper that is killed is replaced, a few times. Raises `Detached` when the watcher leaves.
 
@@ -98,8 +100,6 @@ def run_kept(
     """
     directory = RunDirectory(out)
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
-    if directory.is_finished(experiment.plain):
-        return checked_summary(directory)
     check_free(out)
     for restart in range(MOST_RESTARTS + 1):
         process = start_keeper(experiment, out, mirror)

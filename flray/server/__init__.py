@@ -1,1 +1,1 @@
-"""The server: the one round loop, evaluation, checkpoints."""
+"""The server: the round loop, evaluation and summary of a run, and the server as a Ray actor."""

@@ -119,7 +119,12 @@ def evaluate(
 
 
 def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids) -> ClientScores:
-    """Scores of the clients on the same examples; each distinct model predicts them once."""
+    """Scores of the clients on the same examples; each distinct model predicts them once.
+
+    Args:
+        bank: `bank.owner[i]` is the row of client i.
+        examples: ids of the examples that all of them are scored on.
+    """
     rows, model = np.unique(bank.owner[clients], return_inverse=True)
     answers = score(fed, bank, [ScoreJob(int(u), examples) for u in rows])
     correct = np.array([answer.correct.sum() for answer in answers], np.int64)[model]
@@ -130,10 +135,13 @@ def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids
 def score_clients(
     fed: Federation, bank: ModelBank, clients: Ids, part: tuple[Ids, ...]
 ) -> ClientScores:
-    """Scores of the clients on their part (validation or test); part is indexed by client id.
+    """Scores of the clients on their own examples.
 
     An example that several clients with the same model share is predicted once. Holdout clients are
     scored apart: the size of a batch changes last bits, and they must change nothing for others.
+
+    Args:
+        part: ids of validation or test examples, by client id.
     """
     is_holdout = np.isin(clients, fed.holdout).tolist()
     groups: dict[tuple[int, bool], list[int]] = {}
