@@ -62,9 +62,13 @@ _Loader.add_implicit_resolver(_FLOAT, _NUMBER, list("-+0123456789."))
 
 
 def parse_yaml(text: str) -> Any:  # Any: YAML
-    """The value that a text describes; raises `yaml.YAMLError` if it is not YAML as above.
+    """The value that a text describes.
 
-    Keys are text; values are text, numbers, true, false, null, lists and mappings.
+    Keys are text; values are text, numbers, true, false, null, lists and mappings. Nothing is
+    executed: tags of Python objects are refused.
+
+    Raises:
+        yaml.YAMLError: if it is not YAML as above; the message is one line with the position.
 
     >>> parse_yaml("{on: relation, keep: yes, shuffle: True, lr: 1e-3}")
     {'on': 'relation', 'keep': 'yes', 'shuffle': True, 'lr': 0.001}
@@ -109,7 +113,11 @@ def read_mapping(path: Path, where: str) -> Plain:
     secrets of the environment into a run directory: a colon or `${` inside `${...}` is refused.
 
     Args:
+        path: of the file, relative to the current folder.
         where: what the file is, for messages.
+
+    Raises:
+        ExperimentError: if there is no such file, or if it is not a YAML mapping.
     """
     from omegaconf import OmegaConf  # whose import delays `flray --help`
     from omegaconf.errors import OmegaConfBaseException
