@@ -13,7 +13,7 @@ import yaml
 
 from flray.config.shipped import find_file
 from flray.errors import ExperimentError
-from flray.values import shown
+from flray.values import shown, texts_in
 
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
@@ -130,7 +130,8 @@ def read_mapping(path: Path, where: str) -> Plain:
         )
     try:
         plain = parse_yaml(read_text(file))
-        _refuse_resolvers(plain)
+        for text in filter(_RESOLVER.search, texts_in(plain)):
+            raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(text)}")
         if isinstance(plain, dict):
             plain = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
@@ -138,15 +139,6 @@ def read_mapping(path: Path, where: str) -> Plain:
     if not isinstance(plain, dict | None):
         raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
     return cast(Plain, plain or {})
-
-
-def _refuse_resolvers(plain: Any) -> None:  # Any: YAML
-    """Refuse texts with a `${...}` that is not the name of a key."""
-    if isinstance(plain, dict | list):
-        for child in plain.values() if isinstance(plain, dict) else plain:
-            _refuse_resolvers(child)
-    elif isinstance(plain, str) and _RESOLVER.search(plain):
-        raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(plain)}")
 
 
 def _measure(value: Any, measured: dict[int, tuple[int, int]]) -> tuple[int, int]:
