@@ -8,9 +8,9 @@ import re
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 from flray.errors import ExperimentError
+from flray.values import texts_in
 
 # Files that folders of runs and sweeps have together; such a folder may be somebody else's.
 _SIGNS = (
@@ -97,10 +97,8 @@ def require_own_module(name: str, folder: Path | None = None) -> None:
         )
 
 
-def require_own_modules(plain: Any, folder: Path) -> None:  # Any: YAML
+def require_own_modules(plain: object, folder: Path) -> None:
     """Refuse such names anywhere in the configuration of a folder, as `require_own_module` does."""
-    if isinstance(plain, dict | list):
-        for child in plain.values() if isinstance(plain, dict) else plain:
-            require_own_modules(child, folder)
-    elif isinstance(plain, str) and _NAME.fullmatch(plain):
-        require_own_module(plain, folder)
+    for text in texts_in(plain):
+        if _NAME.fullmatch(text):
+            require_own_module(text, folder)

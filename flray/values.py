@@ -3,6 +3,7 @@
 import hashlib
 import re
 import reprlib
+from collections.abc import Iterator
 from typing import Annotated
 
 UNBOUNDED = "unbounded"
@@ -24,6 +25,19 @@ def shown(value: object) -> str:
     ("'l2'", 80)
     """
     return _short.repr(value)
+
+
+def texts_in(plain: object) -> Iterator[str]:
+    """Every text among the values of nested mappings and lists.
+
+    >>> list(texts_in({"dataset": "digits", "algorithm": [{"name": "flhc"}, 3]}))
+    ['digits', 'flhc']
+    """
+    if isinstance(plain, dict | list):
+        for child in plain.values() if isinstance(plain, dict) else plain:
+            yield from texts_in(child)
+    elif isinstance(plain, str):
+        yield plain
 
 
 def file_name(text: str) -> str:

@@ -32,7 +32,7 @@ from flray.config.parameters import (
     values_of,
 )
 from flray.config.reading import YAML_FILES, Plain, read_mapping
-from flray.config.reference import RENAMED
+from flray.config.reference import RENAMED, keys_meant
 from flray.errors import ExperimentError, one_line_message
 from flray.values import LARGEST_COUNT, LARGEST_WHOLE, shown
 from flray.wording import suggestion
@@ -192,12 +192,12 @@ def bind(
     parameters = {
         name: p for name, p in signature(target).parameters.items() if name not in injected
     }
-    for key in given:
-        if key not in parameters:
-            raise ExperimentError(
-                f"unknown key {shown(_join(where, key))}{_meant(str(key), parameters)}; "
-                f"known here: {', '.join(sorted(parameters)) or 'none'}"
-            )
+    for key in (key for key in given if key not in parameters):
+        path = _join(where, key)
+        raise ExperimentError(
+            f"unknown key {shown(path)}{_meant(path, parameters)}; "
+            f"known here: {', '.join(sorted(parameters)) or 'none'}"
+        )
     kept = {} if base is None else values_of(base)
     exclusive: tuple[str, ...] = getattr(target, "exclusive", ())
     if any(given.get(name) is not None for name in exclusive):
@@ -217,12 +217,17 @@ def bind(
     return arguments
 
 
-def _meant(key: str, parameters: Collection[str]) -> str:
-    """The new name of a renamed key, or the most similar parameter, as a remark in brackets."""
+def _meant(path: str, parameters: Collection[str]) -> str:
+    """The key that an unknown one may stand for, as a remark in brackets; "" if none is close.
+
+    A renamed key, one that other tools have, one that lacks its section, or a similar parameter.
+    """
+    key = path.rpartition(".")[2]
     renamed = RENAMED.get(key)
     if renamed is not None and renamed in parameters:
         return f" (it is now called {renamed!r})"
-    return suggestion(key, parameters)
+    meant = [name for name in keys_meant(path) if name != path]
+    return f" (did you mean {' or '.join(meant)}?)" if meant else suggestion(key, parameters)
 
 
 def bind_dataclass(target: type, given: object, where: str) -> tuple[Any, Plain]:

@@ -17,7 +17,6 @@ from flray.config.objects import object_component
 from flray.config.overrides import with_value
 from flray.config.parameters import Registry
 from flray.config.reading import Plain, read_mapping
-from flray.config.reference import SYNONYMS, keys_meant
 from flray.config.shipped import require_file
 from flray.config.tracking import TRACKING, NoTracking
 from flray.data import DATASETS, SPLITS
@@ -157,7 +156,6 @@ def parse_experiment(plain: Plain) -> Experiment:
         for kind, registry in COMPONENTS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in COMPONENTS}
-    _refuse_misnamed(rest)
     settings, plain_rest = bind_dataclass(Settings, rest, "")
     for kind in ("dataset", "split", "algorithm"):
         parts[kind].build()  # its own checks, now rather than after the data was loaded
@@ -174,23 +172,6 @@ def parse_encoder(plain: Plain) -> Encoder:
 def is_list_of_components(given: object) -> bool:
     """True for a list of names and mappings, which means one experiment for each."""
     return isinstance(given, list) and all(isinstance(item, str | dict) for item in given)
-
-
-def _refuse_misnamed(settings: Plain) -> None:
-    """Name the key that was meant by one that other tools have, or that lacks its section."""
-    fields = Settings.__dataclass_fields__
-    names = [str(key) for key in settings if key not in fields]
-    for section, values in settings.items():
-        for key in values if section in fields and isinstance(values, dict) else ():
-            synonym = SYNONYMS.get(key, "")
-            if synonym.startswith(f"{section}.") and synonym != f"{section}.{key}":
-                names.append(f"{section}.{key}")
-    for name in names:
-        if meant := [key for key in keys_meant(name) if key != name]:
-            raise ExperimentError(
-                f"unknown key {name!r} (did you mean {' or '.join(meant)}?); `flray keys` shows "
-                "every key"
-            )
 
 
 def evaluated_together(experiments: Sequence[Experiment]) -> list[Experiment]:

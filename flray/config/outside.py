@@ -50,6 +50,12 @@ def import_class(kind: str, name: str) -> type:
     Raises:
         ExperimentError: if the name cannot or must not be imported, or if the class lacks
             something that components of its kind have.
+
+    >>> import_class("distance", "flray.clustering.distances:L2").__name__
+    'L2'
+    >>> import_class("distance", "subprocess:Popen")
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: distance 'subprocess:Popen' is not imported: it belongs to ...
     """
     module_name, _, attribute = name.partition(":")
     expected = "expected `package.module:Name`, importable from the current folder or installed"
@@ -71,7 +77,16 @@ def import_class(kind: str, name: str) -> type:
 
 
 def require_interface(kind: str, name: str, cls: object) -> type:
-    """The class itself; refused if it lacks what a class of its kind must define."""
+    """The class itself; refused if it lacks what a class of its kind must define.
+
+    Args:
+        kind: one of METHODS or BASES.
+        name: how the user named the class, for messages.
+
+    >>> require_interface("embed", "my:Wrong", dict)
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: embed 'my:Wrong' cannot be used as a embed: it has no __call__...
+    """
     if not inspect.isclass(cls):
         raise ExperimentError(f"{kind} {shown(name)} must be a class, got {shown(cls)}")
     faults = [

@@ -22,6 +22,10 @@ def override(plain: Plain, overrides: Sequence[str]) -> Plain:
     A partition's threshold and number exclude each other: one that is set here unsets the other
     where that is not set here too.
 
+    Args:
+        plain: keys and values of an experiment, which are not changed.
+        overrides: texts like `train.lr=0.1`; of equal keys the last counts.
+
     >>> override({"algorithm": "fedprox"}, ["algorithm.mu=0.1"])
     {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
     >>> override({"partition": {"threshold": 3.0}}, ["partition.number=auto"])

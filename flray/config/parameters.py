@@ -20,7 +20,11 @@ Values = dict[str, Any]  # Any: of whatever type the parameter has
 
 @dataclasses.dataclass(frozen=True)
 class ComponentHint:
-    """The annotation of a field that names a component: `Annotated[Any, kind, registry, ...]`."""
+    """The annotation of a field that names a component: `Annotated[Any, kind, registry, ...]`.
+
+    >>> ComponentHint.of(Annotated[Any, "embed", {"none": dict}])
+    ComponentHint(kind='embed', registry={'none': <class 'dict'>}, injected=())
+    """
 
     kind: str
     registry: Registry
@@ -28,12 +32,10 @@ class ComponentHint:
 
     @staticmethod
     def of(hint: Any) -> "ComponentHint | None":  # Any: an annotation
-        """The component that an annotation, or a member of a union, describes; else None."""
-        for member in members_of(hint):
-            args = get_args(member)
-            if get_origin(member) is Annotated and args[1] != UNBOUNDED:
-                return ComponentHint(*args[1:])
-        return None
+        """The component that an annotation describes; None for other annotations."""
+        args = get_args(hint)
+        is_component = get_origin(hint) is Annotated and args[1] != UNBOUNDED
+        return ComponentHint(*args[1:]) if is_component else None
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:  # Any: annotations
@@ -75,7 +77,10 @@ def defaults_of(target: Target) -> Values:
 
 
 def is_component(value: object) -> bool:
-    """True if an object tells its configuration: a dataclass, a class or a partial of a class."""
+    """True if the configuration of an object can be read from it.
+
+    That is so for instances of dataclasses, for classes and for partials of classes.
+    """
     return dataclasses.is_dataclass(value) or isinstance(value, functools.partial | type)
 
 
@@ -87,7 +92,11 @@ def class_of(component: object) -> Target:
 
 
 def name_of(target: Target, registry: Registry) -> str:
-    """The registered name of a class, or `package.module:Name`."""
+    """The registered name of a class, or `package.module:Name` if it is not registered.
+
+    >>> name_of(ComponentHint, {"hint": ComponentHint}), name_of(ComponentHint, {})
+    ('hint', 'flray.config.parameters:ComponentHint')
+    """
     for name, registered in registry.items():
         if registered is target:
             return name
@@ -95,7 +104,14 @@ def name_of(target: Target, registry: Registry) -> str:
 
 
 def values_of(component: object) -> Values:
-    """The configuration of a component by parameter; a class and a partial have their defaults."""
+    """The configuration of a component by parameter.
+
+    An instance has the values of its fields, a class its defaults, a partial its keywords over the
+    defaults of its class.
+
+    >>> values_of(functools.partial(ComponentHint, kind="embed"))
+    {'injected': (), 'kind': 'embed'}
+    """
     if isinstance(component, functools.partial):
         return defaults_of(component.func) | component.keywords
     if isinstance(component, type):
@@ -105,14 +121,24 @@ def values_of(component: object) -> Values:
 
 
 def plain_fields(target: Target, values: Values, injected: tuple[str, ...] = ()) -> Values:
-    """The values of parameters as YAML has them, in the order of the parameters."""
+    """The values of parameters as YAML has them, in the order of the parameters.
+
+    Args:
+        values: by parameter; parameters without a value are left out.
+        injected: parameters that no YAML names.
+    """
     hints = hints_of(target)
     names = [name for name in signature(target).parameters if name not in injected]
     return {name: plain(values[name], hints.get(name, Any)) for name in names if name in values}
 
 
 def plain(value: Any, hint: Any = Any) -> Any:  # Any: of whatever type the annotation says
-    """A value as YAML has it, which binds to an equal value; components have their names."""
+    """A value as YAML has it, which binds to an equal value; components have their names.
+
+    >>> from flray.models.mixing import Aggregation
+    >>> plain((1, 2)), plain(Aggregation(server_lr=0.5))["server_lr"]
+    ([1, 2], 0.5)
+    """
     component = ComponentHint.of(hint)
     if component is not None and is_component(value):
         target = class_of(value)

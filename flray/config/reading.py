@@ -13,7 +13,7 @@ import yaml
 
 from flray.config.shipped import find_file
 from flray.errors import ExperimentError
-from flray.values import shown
+from flray.values import shown, texts_in
 
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
@@ -62,9 +62,13 @@ _Loader.add_implicit_resolver(_FLOAT, _NUMBER, list("-+0123456789."))
 
 
 def parse_yaml(text: str) -> Any:  # Any: YAML
-    """The value that a text describes; raises `yaml.YAMLError` if it is not YAML as above.
+    """The value that a text describes.
 
-    Keys are text; values are text, numbers, true, false, null, lists and mappings.
+    Keys are text; values are text, numbers, true, false, null, lists and mappings. Nothing is
+    executed: tags of Python objects are refused.
+
+    Raises:
+        yaml.YAMLError: if it is not YAML as above; the message is one line with the position.
 
     >>> parse_yaml("{on: relation, keep: yes, shuffle: True, lr: 1e-3}")
     {'on': 'relation', 'keep': 'yes', 'shuffle': True, 'lr': 0.001}
@@ -109,7 +113,11 @@ def read_mapping(path: Path, where: str) -> Plain:
     secrets of the environment into a run directory: a colon or `${` inside `${...}` is refused.
 
     Args:
+        path: of the file, relative to the current folder.
         where: what the file is, for messages.
+
+    Raises:
+        ExperimentError: if there is no such file, or if it is not a YAML mapping.
     """
     from omegaconf import OmegaConf  # whose import delays `flray --help`
     from omegaconf.errors import OmegaConfBaseException
@@ -122,7 +130,8 @@ def read_mapping(path: Path, where: str) -> Plain:
         )
     try:
         plain = parse_yaml(read_text(file))
-        _refuse_resolvers(plain)
+        for text in filter(_RESOLVER.search, texts_in(plain)):
+            raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(text)}")
         if isinstance(plain, dict):
             plain = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
@@ -130,15 +139,6 @@ def read_mapping(path: Path, where: str) -> Plain:
     if not isinstance(plain, dict | None):
         raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
     return cast(Plain, plain or {})
-
-
-def _refuse_resolvers(plain: Any) -> None:  # Any: YAML
-    """Refuse texts with a `${...}` that is not the name of a key."""
-    if isinstance(plain, dict | list):
-        for child in plain.values() if isinstance(plain, dict) else plain:
-            _refuse_resolvers(child)
-    elif isinstance(plain, str) and _RESOLVER.search(plain):
-        raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(plain)}")
 
 
 def _measure(value: Any, measured: dict[int, tuple[int, int]]) -> tuple[int, int]:

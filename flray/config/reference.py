@@ -100,7 +100,11 @@ def components(kind: str) -> list[Described]:
 
 
 def names(kind: str) -> list[str]:
-    """The registered names of a kind of component."""
+    """The registered names of a kind of component, one of REGISTRIES, sorted.
+
+    >>> names("tracking")
+    ['mlflow', 'none', 'tensorboard', 'wandb']
+    """
     return sorted(_registry(kind))
 
 
@@ -137,7 +141,11 @@ def keys_meant(given: str) -> list[str]:
 
 @cache
 def every_key() -> tuple[Key, ...]:
-    """The keys of experiments with any registered component; one with several defaults repeats."""
+    """The keys of experiments with any registered component, with their dotted names.
+
+    A key that several components share, such as `algorithm.rounds_before`, is repeated for each
+    different default.
+    """
     every = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
     every += experiment_keys()
     prefixes = {kind: kind for kind in COMPONENTS}
@@ -149,11 +157,12 @@ def every_key() -> tuple[Key, ...]:
 
 
 def component_keys(described: Described) -> list[Key]:
-    """The keys of a component, with those of its mappings."""
+    """The keys of a component, each mapping followed by the keys below it with dotted names."""
     return list(_with_those_below(described.keys))
 
 
 def _with_those_below(keys: Sequence[Key]) -> Iterator[Key]:
+    """The keys, each mapping followed by the keys below it."""
     for key in keys:
         yield key
         if key.below is not None:

@@ -22,7 +22,10 @@ from flray.values import shown
 
 @dataclass(frozen=True)
 class NamedExperiment:
-    """One of the experiments that a command runs; those that differ in seed share a name."""
+    """One of the experiments that a command runs.
+
+    Experiments that differ only in the seed share a name; results are averaged over them.
+    """
 
     name: str
     experiment: Experiment

@@ -57,7 +57,11 @@ def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
 
 
 def is_space(path: Path) -> bool:
-    """True for a YAML file of a space, which names an experiment, rather than one itself."""
+    """True for the YAML file of a space, which names an experiment; False for an experiment.
+
+    >>> is_space(require_file("flhc_table4", SPACES)), is_space(require_file("demo/flhc"))
+    (True, False)
+    """
     if path.suffix not in (_SUFFIX, ".yml") or not os.path.isfile(path):
         return False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -74,7 +78,7 @@ def names(kind: str) -> list[str]:
 
 
 def demo_files() -> list[Path]:
-    """The experiments that `flray run` compares when it is given none."""
+    """The experiments that `flray run` compares when it is given none, by name."""
     return sorted((_PACKAGE / EXPERIMENTS / "demo").glob(f"*{_SUFFIX}"))
 
 

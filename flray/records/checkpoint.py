@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from flray.errors import ExperimentError
 from flray.files import reading, replace_file, replace_text
-from flray.records.encoding import Arrays, Json, KnownTensors, classes_in, decode, encode
+from flray.records.encoding import Arrays, Json, TensorCache, classes_in, decode, encode
 from flray.records.row_sources import CHUNK_BYTES, RowSources, as_rows, rows_to_write
 
 FORMAT = 3
@@ -117,7 +117,7 @@ class CheckpointStore:
         self._packages = {OWN_PACKAGE, *packages}
         self._bound_to = bound_to
         self._saved = _Saved()
-        self._known = KnownTensors()
+        self._tensors = TensorCache()
 
     def save(self, t: int, state: object, extra: Mapping[str, object] | None = None) -> None:
         """Write what changed since the last save; on failure the checkpoints before stay intact.
@@ -133,8 +133,8 @@ class CheckpointStore:
         self, t: int, state: object, extra: Mapping[str, object] | None = None
     ) -> Snapshot:
         """What `write` needs, copied from the device; tensors of the host are not copied."""
-        state_tree, arrays = encode(state, known=self._known)
-        self._known.forget_unused()
+        state_tree, arrays = encode(state, cache=self._tensors)
+        self._tensors.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
         self._require_trusted([state_tree, extra_tree])
         trees = {"format": FORMAT, "round": t, "state": state_tree, "extra": extra_tree}

@@ -113,6 +113,12 @@ def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_late
         arrays: the fields of `ClusteringRecord` by name; those that are None there are left out.
         num_later: how many clusterings of the same round came after it. Those that were not the
             last are kept as round_<t>_<num_later>.npz, which `read_clusterings` leaves out.
+
+    >>> from tempfile import mkdtemp
+    >>> run, two = Path(mkdtemp()), np.arange(2)
+    >>> write_clustering(run / FOLDER, 3, {"clients": two, "labels": two, "D": np.eye(2)})
+    >>> {t: record.counted for t, record in read_clusterings(run).items()}
+    {3: '2 clusters'}
     """
     _checked(arrays)
 

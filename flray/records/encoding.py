@@ -29,7 +29,7 @@ DTYPES = frozenset(
 )
 
 
-class KnownTensors:
+class TensorCache:
     """Arrays of tensors that were encoded before, which need not be copied to the host again.
 
     It keeps references to the tensors, so that no other one can have their id.
@@ -51,14 +51,14 @@ class KnownTensors:
 
 
 def encode(
-    value: object, path: str = "state", known: KnownTensors | None = None
+    value: object, path: str = "state", cache: TensorCache | None = None
 ) -> tuple[Json, Arrays]:
     """The tree of `value` and its arrays by path, in C order on the CPU, uncopied where possible.
 
     Args:
         value: dataclasses, dicts with str keys, lists, tuples, tensors, arrays and plain values.
         path: where the value lies, which begins the paths of its arrays.
-        known: tensors that need not be copied from a device again.
+        cache: tensors that need not be copied from a device again.
 
     Raises:
         TypeError: if the value contains anything else; the message has the path.
@@ -71,10 +71,10 @@ def encode(
     if type(value) is float:
         return (value if math.isfinite(value) else {"float": str(value)}), {}
     if isinstance(value, np.ndarray | np.generic) or type(value) is Tensor:
-        kind, array = _as_array(value, path, known)
+        kind, array = _as_array(value, path, cache)
         return {kind: path}, {path: array}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):  # no named tuples
-        children, arrays = _encode_children(dict(enumerate(value)), path, known)
+        children, arrays = _encode_children(dict(enumerate(value)), path, cache)
         items = list(children.values())
         return (items if type(value) is list else {"tuple": items}), arrays
     if type(value) is dict:
@@ -84,12 +84,12 @@ def encode(
                     f"cannot checkpoint the dict at {path}: its keys must be str, got {key!r} "
                     f"({type(key).__name__}), which JSON would turn into a str"
                 )
-        children, arrays = _encode_children(value, path, known)
+        children, arrays = _encode_children(value, path, cache)
         return {"dict": children}, arrays
     if is_dataclass(value) and not isinstance(value, type):
         name = _dataclass_name(type(value), path)
         values = {f.name: getattr(value, f.name) for f in fields(value)}
-        children, arrays = _encode_children(values, path, known)
+        children, arrays = _encode_children(values, path, cache)
         return {"dataclass": name, "fields": children}, arrays
     raise TypeError(
         f"cannot checkpoint a {type(value).__name__} at {path}: state is made of dataclasses, "
@@ -129,7 +129,7 @@ def decode(tree: Json, arrays: Mapping[str, Array], device: str = "cpu") -> Any:
 
 
 def _encode_children(
-    children: Mapping[Any, object], path: str, known: KnownTensors | None
+    children: Mapping[Any, object], path: str, cache: TensorCache | None
 ) -> tuple[dict[str, Json], Arrays]:
     """The trees of values by key, and all their arrays."""
     trees: dict[str, Json] = {}
@@ -137,13 +137,13 @@ def _encode_children(
     for key, child in children.items():
         # JSON pointer's escapes: {"a/b": x} and {"a": {"b": x}} must not share a path.
         step = str(key).replace("~", "~0").replace("/", "~1")
-        trees[key], below = encode(child, f"{path}/{step}", known)
+        trees[key], below = encode(child, f"{path}/{step}", cache)
         arrays |= below
     return trees, arrays
 
 
 def _as_array(
-    value: Tensor | Array | np.generic, path: str, known: KnownTensors | None
+    value: Tensor | Array | np.generic, path: str, cache: TensorCache | None
 ) -> tuple[str, Array]:
     kind = "scalar" if isinstance(value, np.generic) else "array"
     if isinstance(value, Tensor):
@@ -154,7 +154,7 @@ def _as_array(
         if kind == "bfloat16":
             value = value.detach().view(torch.int16).numpy(force=True)
         else:
-            value = known.array_of(value) if known else value.numpy(force=True)
+            value = cache.array_of(value) if cache else value.numpy(force=True)
     elif isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         raise TypeError(f"cannot checkpoint a {type(value).__name__} at {path}: use a plain array")
     array = np.asarray(value, order="C")

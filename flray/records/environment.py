@@ -39,7 +39,8 @@ def _own_commit() -> str | None:
 def commit(package: Path) -> str | None:
     """The commit of the checkout a package lies at the top of, with "-dirty" if files changed.
 
-    A package installed into an environment inside somebody else's checkout has none.
+    None if there is no git or no checkout, and for a package that is installed into an environment
+    inside somebody else's checkout.
     """
     if _git(package, "rev-parse", "--show-prefix") != f"{package.name}/":
         return None

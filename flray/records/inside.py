@@ -27,7 +27,10 @@ def path_below(root: Path, name: str) -> Path:
 def refuse_links_out(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it: records would be written there.
 
-    Links inside `wandb/` are W&B's own, which writes each run into a new folder.
+    Links inside `wandb/` are made by W&B, which writes each run into a new folder.
+
+    Raises:
+        ExperimentError: with the link and where it leads.
     """
     root = folder.resolve()
     for parent, folders, files in os.walk(root):

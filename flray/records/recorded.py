@@ -196,8 +196,8 @@ class RunRecords:
             raise ValueError(f"{self.path} holds a finished run: its records are final")
         self._begin_configurations(after_round + 1)
         self._scores.truncate(after_round)
-        for path in self.path.glob(f"*{TEMPORARY}"):  # of a write that was cut short
-            path.unlink(missing_ok=True)
+        for path in self.path.glob(f"{self._rounds.name}.*{TEMPORARY}"):
+            path.unlink(missing_ok=True)  # of a write that was cut short
         tables.remove_later_files(self._clusterings, "npz", after_round)
         if not self._rounds.exists():
             return

@@ -29,6 +29,13 @@ class ScoreFiles:
     Args:
         folder: of the files while the run goes on.
         path: of the table of a finished run.
+
+    >>> from tempfile import mkdtemp
+    >>> files = ScoreFiles(Path(mkdtemp()), Path(mkdtemp()) / "clients.parquet")
+    >>> scores = ClientScores(np.array([0, 2]), np.array([3, 4]), np.array([4, 4]), np.zeros(2))
+    >>> files.append(1, "test", scores, model=np.zeros(3, np.int64))
+    >>> files.table(is_final=False)["accuracy"].to_pylist(), files.num_evaluations(1, False)
+    ([0.75, 1.0], 1)
     """
 
     def __init__(self, folder: Path, path: Path) -> None:

@@ -15,7 +15,14 @@ _ROUND = re.compile(r"round_(\d+).*")
 
 
 def write(path: Path, table: pa.Table) -> None:
-    """Put a table, with checksums of its pages, in the place of `path`."""
+    """Put a table, with checksums of its pages, in the place of `path`.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "rounds.parquet"
+    >>> write(path, of_rows([{"round": 1}, {"round": 2, "train_loss": 0.5}]))
+    >>> read(path)["train_loss"].to_pylist()
+    [None, 0.5]
+    """
     replace_file(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
 
 

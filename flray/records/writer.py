@@ -26,6 +26,14 @@ class RoundWriter:
     whatever reason, writes all complete rounds.
 
     An error of a write is raised by a later call of `add` or on leaving the context.
+
+    >>> from tempfile import mkdtemp
+    >>> run = RunDirectory(mkdtemp())
+    >>> run.start({"rounds": 1}, environment={}, split_digest="abc")
+    >>> with RoundWriter(run, run.store()) as writer:
+    ...     writer.add({ROUND: 1}, records=[], state={"w": 1.0})
+    >>> run.rounds()[ROUND].tolist(), run.store().load_latest().state
+    ([1], {'w': 1.0})
     """
 
     def __init__(self, directory: RunDirectory, store: CheckpointStore) -> None:

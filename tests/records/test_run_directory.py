@@ -273,12 +273,14 @@ def test_an_interrupted_append_never_leaves_half_a_file(run):
 
 def test_leftovers_of_a_kill_are_not_read(run):
     record(run, 0)
-    (run.path / "rounds.parquet.tmp").write_bytes(b"half")
+    (run.path / "rounds.parquet.7.tmp").write_bytes(b"half")
     (run.checkpoints / "clients" / "round_000001_test.parquet.tmp").write_bytes(b"half")
     assert len(run.rounds()) == 1
     assert len(run.clients()) == 2
     record(run, 1)
     assert len(run.rounds()) == 2
+    run.truncate(0)
+    assert not list(run.path.glob("*.tmp"))
 
 
 def test_names_of_folders_add_no_columns(tmp_path):
