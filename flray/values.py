@@ -56,12 +56,14 @@ def file_name(text: str) -> str:
 def require_at_least(component: object, **least: float) -> None:
     """Refuse fields of a component that are smaller than their least value, or not a number.
 
+    None, and words such as auto, are allowed where a field may be one.
+
     >>> from types import SimpleNamespace
-    >>> require_at_least(SimpleNamespace(mu=-1.0, rounds=5), rounds=0, mu=0)
+    >>> require_at_least(SimpleNamespace(mu=-1.0, rounds="auto"), rounds=0, mu=0)
     Traceback (most recent call last):
     ValueError: mu must be >= 0, got -1.0
     """
     for name, smallest in least.items():
         value = getattr(component, name)
-        if not value >= smallest:
+        if isinstance(value, int | float) and not value >= smallest:
             raise ValueError(f"{name} must be >= {smallest}, got {value}")

@@ -60,20 +60,6 @@ def require_distances(distance: Matrix, points: Points, stage: object) -> None:
             )
 
 
-def require_at_least(stage: object, least: int, *fields: str) -> None:
-    """Raise if one of a stage's numbers is below `least`; None and words such as auto are allowed.
-
-    >>> from types import SimpleNamespace
-    >>> require_at_least(SimpleNamespace(number="auto", k=0), 1, "number", "k")
-    Traceback (most recent call last):
-    ValueError: k must be >= 1, got 0
-    """
-    for field in fields:
-        value = getattr(stage, field)
-        if isinstance(value, int) and value < least:
-            raise ValueError(f"{field} must be >= {least}, got {value}")
-
-
 def require_relation(related: Related, who: str) -> Matrix:
     """R (m, m), for a partition that needs one; raises if nothing was related.
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from flray.clustering.checks import require_at_least, require_finite
+from flray.clustering.checks import require_finite
 from flray.clustering.points import Points
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Umap:
     seed: int | None = 42  # Seed of UMAP; 42 is FLT's. None: the seed of the run
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "n_components")
-        require_at_least(self, 2, "n_neighbors")
+        require_at_least(self, n_components=1)
+        require_at_least(self, n_neighbors=2)
         if not 0 <= self.min_dist <= 1:
             raise ValueError(f"min_dist must lie between 0 and 1, got {self.min_dist}")
 
@@ -123,7 +124,7 @@ class Pca:
     n_components: int = 2  # Number of principal components
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "n_components")
+        require_at_least(self, n_components=1)
 
     def __call__(self, points: Points, seed: int) -> Points:
         """Points (P, min(n_components, P, e)).

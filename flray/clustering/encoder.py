@@ -21,7 +21,6 @@ from pytorch_lightning import LightningModule
 
 from flray.client.embedding import PixelScale, rescaled
 from flray.client.encoder_training import EncoderTraining
-from flray.clustering.checks import require_at_least
 from flray.clustering.encoder_cache import EncoderCache, class_of, described, path_of
 from flray.clustering.encoder_training import (
     EncoderRun,
@@ -38,7 +37,7 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
-from flray.values import FROM_DATASET, Seed
+from flray.values import FROM_DATASET, Seed, require_at_least
 
 FORMAT = 2  # of training and files: raise it when the same configuration gives other params
 
@@ -87,8 +86,8 @@ class Encoder:
     seed: Seed = 0  # Seed of the training
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "epochs", "batch_size")
-        require_at_least(self, 0, "halve_every", "seed")
+        require_at_least(self, epochs=1, batch_size=1)
+        require_at_least(self, halve_every=0, seed=0)
         if not self.lr > 0:
             raise ValueError(f"lr must be > 0, got {self.lr}")
         if not 0 <= self.validation < 1:

@@ -24,8 +24,6 @@ from flray.client.embedding import (
     SendData,
     TellImageShape,
 )
-from flray.client.encoder_training import run_epoch
-from flray.clustering.checks import require_at_least
 from flray.clustering.encoder import Encoder, ImageKind, server_device
 from flray.clustering.encoder_training import EncoderRun, same_bits
 from flray.clustering.points import Points
@@ -36,6 +34,7 @@ from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
 from flray.models.conv_ae import ConvAe
 from flray.randomness import torch_seed
+from flray.values import require_at_least
 
 FineTune = Literal["none", "sequential", "independent", "central"]
 
@@ -67,7 +66,7 @@ class EncoderCentres:
     epochs: int = 5  # Epochs J of fine-tuning
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "k")
+        require_at_least(self, k=1)
         if self.epochs < 1:
             raise ValueError(
                 f"epochs must be >= 1, got {self.epochs}; fine_tune: none does without"

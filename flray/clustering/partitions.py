@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from flray.clustering.checks import require_at_least, require_at_most_clients, require_relation
+from flray.clustering.checks import require_at_most_clients, require_relation
 from flray.clustering.points import Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
 from flray.execution.federation import GROUND_TRUTH, Federation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class KMeans:
     n_init: int = 10  # Random starts, of which the best is kept
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "number", "n_init")
+        require_at_least(self, number=1, n_init=1)
 
     def __call__(self, related: Related) -> Partition:
         related.points.one_each("kmeans")
@@ -96,7 +97,7 @@ class Hdbscan:
     min_cluster_size: int = 5  # Fewest clients of a cluster; smaller if there are fewer clients
 
     def __post_init__(self) -> None:
-        require_at_least(self, 2, "min_cluster_size")
+        require_at_least(self, min_cluster_size=2)
 
     def __call__(self, related: Related) -> Partition:
         num_clients = related.points.num_clients
@@ -127,7 +128,7 @@ class Random:
     number: int  # Number of clusters
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "number")
+        require_at_least(self, number=1)
 
     def __call__(self, related: Related) -> Partition:
         require_at_most_clients(self.number, related)

@@ -7,11 +7,11 @@ Smith (ICML 2021, arXiv 2103.00697). Bases differ between clients, and so do the
 from dataclasses import dataclass
 
 from flray.client.embedding import ProjectCentres
-from flray.clustering.checks import require_at_least
 from flray.clustering.encoder_centres import points_of
 from flray.clustering.points import Points
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PcaCentres:
     k: int = 5  # Number of centres per client
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "components", "k")
+        require_at_least(self, components=1, k=1)
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
