@@ -142,11 +142,14 @@ def line_federation(
     )
 
 
-def with_members(fed: Federation, members: Sequence[int], t: int = 1) -> Federation:
-    """The federation of a round t in which only these clients are there."""
+def with_members(
+    fed: Federation, members: Sequence[int], t: int = 1, holdout: Sequence[int] = ()
+) -> Federation:
+    """The federation of a round t in which only these clients are there, and holdout clients."""
     split = fed.timeline.at(1)
-    absent = np.setdiff1d(np.arange(split.num_clients), members)
-    return replace(fed, timeline=Timeline(((1, replace(split, absent=absent)),)), t=t)
+    absent = np.setdiff1d(np.arange(split.num_clients), [*members, *holdout])
+    split = replace(split, absent=absent, holdout=np.array(holdout, np.int64))
+    return replace(fed, timeline=Timeline(((1, split),)), t=t)
 
 
 TINY: dict[str, Any] = {

@@ -32,7 +32,7 @@ from flray.engines.training import Gradient, Training
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.answers import Judgement, Predictions
 from flray.execution.asking import ask
-from flray.execution.cohort import Cohort, cohort_size, nobody, sample_cohort
+from flray.execution.cohort import Cohort, nobody, sample_cohort
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.meter import Meter
 from flray.execution.population import Population
@@ -59,7 +59,6 @@ __all__ = [
     "Oracle",
     "Predictions",
     "Share",
-    "cohort_size",
     "nobody",
     "sample_cohort",
 ]

@@ -25,8 +25,8 @@ from flray.columns import (
 )
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
+from flray.execution.cohort import cohort_size
 from flray.execution.executor import Inline
-from flray.execution.federation import cohort_size
 from flray.forecast.sampling import Rate, Sampling
 from flray.measures.settings import Evaluation
 from flray.records.run_directory import RunDirectory

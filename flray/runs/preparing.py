@@ -19,7 +19,7 @@ from flray.data.events import Timeline, make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.errors import ExperimentError
-from flray.execution.federation import cohort_size
+from flray.execution.cohort import cohort_size
 from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
 from flray.measures.measure import RunData

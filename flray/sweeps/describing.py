@@ -9,7 +9,7 @@ from flray.config.experiment import Experiment, parse_experiment
 from flray.data.events import Timeline, make_timeline
 from flray.engines.plan import num_local_steps
 from flray.errors import ExperimentError
-from flray.execution.federation import cohort_size, sample_cohort
+from flray.execution.cohort import cohort_size, sample_cohort
 from flray.runs.preparing import deal
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches

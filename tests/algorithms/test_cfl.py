@@ -13,7 +13,7 @@ from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.records.clusterings import read_clusterings
 
-from scenarios import line_federation
+from scenarios import line_federation, with_members
 
 pytestmark = pytest.mark.slow
 
@@ -110,12 +110,12 @@ class TestWhoWasNotThere:
     """Client 7 (y = 9) and client 2 (y = 3) come down the tree of splits, two levels."""
 
     def split_without(self, *clients: int) -> CflState:
-        fed = replace(line(), clients=np.setdiff1d(np.arange(8), clients))
+        fed = with_members(line(), np.setdiff1d(np.arange(8), clients).tolist())
         return rounds(SPLITTING, fed, 12)[-1].state
 
     def test_holdout_clients_are_placed_and_change_nothing(self) -> None:
         there = np.array([0, 1, 3, 4, 5, 6])
-        fed = replace(line(), clients=there, holdout=np.array([2, 7]))
+        fed = with_members(line(), there.tolist(), holdout=[2, 7])
         with_them = rounds(SPLITTING, fed, 12)[-1].state
         without = self.split_without(2, 7)
         assert without.labels[[2, 7]].tolist() == [-1, -1]

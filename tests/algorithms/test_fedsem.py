@@ -171,8 +171,8 @@ class TestHoldout:
     def test_they_are_placed_once_and_change_nothing(self) -> None:
         """Client 0 wants 9 as client 2 wants 8; it trains once from the model before round 1."""
         others = np.arange(1, 5)
-        without = rounds(FedSem(number=3), replace(line(), clients=others), 3)
-        fed = replace(line(), clients=others, holdout=np.array([0]))
+        without = rounds(FedSem(number=3), with_members(line(), others.tolist()), 3)
+        fed = with_members(line(), others.tolist(), holdout=[0])
         states = rounds(FedSem(number=3), fed, 3)
         assert [int(s.labels[0]) for s in states[:1]] == [-1]
         assert all(s.labels[0] == states[1].labels[2] for s in states[1:])
@@ -190,7 +190,7 @@ class TestHoldout:
             return run(self, task, bank, job)
 
         monkeypatch.setattr(Inline, "_run", run_or_fail)
-        fed = replace(line(), clients=np.arange(1, 5), holdout=np.array([0]))
+        fed = with_members(line(), range(1, 5), holdout=[0])
         states = rounds(FedSem(number=3), replace(fed, on_client_failure="drop"), 2)
         assert failures
         assert states[1].labels[0] == -1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flray.execution.federation import cohort_size
+from flray.execution.cohort import cohort_size
 
 
 @pytest.mark.parametrize("percent", range(1, 101))

@@ -33,7 +33,7 @@ class Placing:
     def __init__(self, place) -> None:
         self.place, self.asked = place, []
 
-    def assign(self, state, clients, fed):
+    def nearest_clusters(self, state, clients, fed):
         self.asked = clients.tolist()
         assert fed.num_steps(clients, fed.training).all()
         pairs = [divmod(i - 4, OPTIONS.draws) for i in clients.tolist()]

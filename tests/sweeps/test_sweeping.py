@@ -47,7 +47,10 @@ def said(tmp_path, monkeypatch):
             return SweepResult(folder, report, table)
 
         monkeypatch.setattr(sweeping, "run_sweep", run or pretend)
-        monkeypatch.setattr(sweeping, "_show_top", lambda *_: None)  # of files, which are not there
+        # The sheet of the best rows reads files, which are not there
+        monkeypatch.setattr(sweeping, "read_sweep", lambda _: None)
+        monkeypatch.setattr(sweeping, "top_sheet", lambda _: None)
+        monkeypatch.setattr(sweeping, "to_rich", lambda _: "")
         text = StringIO()
         console = Console(file=text, width=200, highlight=False)
         space = str(tmp_path / "space.yaml")
