@@ -50,7 +50,7 @@ def said(tmp_path, monkeypatch):
         # The sheet of the best rows reads files, which are not there
         monkeypatch.setattr(sweeping, "read_sweep", lambda _: None)
         monkeypatch.setattr(sweeping, "top_sheet", lambda _: None)
-        monkeypatch.setattr(sweeping, "to_rich", lambda _: "")
+        monkeypatch.setattr(sweeping, "to_rich", lambda _: "the best rows")
         text = StringIO()
         console = Console(file=text, width=200, highlight=False)
         space = str(tmp_path / "space.yaml")
@@ -66,10 +66,11 @@ def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
         "0/3 rows done · 2 running",
         "2/3 rows done (1 shared) · 1 running · best validation_accuracy_mean 0.9000 · 0:00 left",
     ]
-    assert lines[3:7] == [
+    assert lines[3:8] == [
         "3 rows: 1 done, 1 shared, 1 failed",
         "1,000 client steps trained where 2,500 would have been (2.5 times fewer)",
         "best validation_accuracy_mean 0.9000 (rows [0, 1]): train.lr=0.1",
+        "the best rows",
         "1 failed (row 2): no luck",
     ]
 
