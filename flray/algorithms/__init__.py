@@ -1,8 +1,12 @@
 """Algorithms: one paper, one file."""
 
 from flray.algorithms.cfl import Cfl
+from flray.algorithms.ditto import Ditto
+from flray.algorithms.fedamp import FedAmp
 from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedbn import FedBn
 from flray.algorithms.fednova import FedNova
+from flray.algorithms.fedper import FedPer
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.fedsem import FedSem
 from flray.algorithms.flhc import Flhc
@@ -14,14 +18,19 @@ from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
 from flray.algorithms.pca_km_hc import PcaKmHc
 from flray.algorithms.per_fedavg import PerFedAvg
+from flray.algorithms.pfedme import PFedMe
 from flray.algorithms.repa import Repa
 from flray.algorithms.scaffold import Scaffold
 from flray.algorithms.wd import Wd
 
 ALGORITHMS: dict[str, type] = {
     "cfl": Cfl,
+    "ditto": Ditto,
+    "fedamp": FedAmp,
     "fedavg": FedAvg,
+    "fedbn": FedBn,
     "fednova": FedNova,
+    "fedper": FedPer,
     "fedprox": FedProx,
     "fedsem": FedSem,
     "flhc": Flhc,
@@ -33,6 +42,7 @@ ALGORITHMS: dict[str, type] = {
     "local": Local,
     "pca_km_hc": PcaKmHc,
     "per_fedavg": PerFedAvg,
+    "pfedme": PFedMe,
     "repa": Repa,
     "scaffold": Scaffold,
     "wd": Wd,

@@ -1,0 +1,119 @@
+"""FedAMP: clients hear those whose models are like their own.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID Data.
+AAAI 2021, arXiv 2007.03797. Algorithm 1 with the attention A(x) = 1 - exp(-x / σ).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flray.algorithms.algorithm import Outcome
+from flray.data.dataset import Ids
+from flray.engines.training import LocalBatch
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params, num_bytes
+from flray.models.client_table import ClientTable
+
+
+@dataclass(frozen=True)
+class FedAmpState:
+    """State of FedAMP: the model w_k of each client that has trained."""
+
+    models: ClientTable
+
+
+@dataclass(frozen=True)
+class FedAmp:
+    """Alg. 1: u_k = ξ_kk w_k + Σ_j ξ_kj w_j, then w_k <- argmin F_k(w) + λ/(2α) ||w - u_k||².
+
+    ξ_kj = α A'(||w_k - w_j||²) with A'(x) = exp(-x / σ) / σ, and ξ_kk makes the row sum to 1. λ = 0
+    is Local. A client that has never trained has the initial model.
+
+    >>> FedAmp(alpha=0.5, sigma=1.0).attention(np.array([[0.0, 0.0], [0.0, 0.0]])).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+
+    alpha: float = 0.1  # Step α of the server, which scales the attention
+    sigma: float = 1.0  # Squared distance σ at which attention has fallen to 1/e
+    lam: float = 1.0  # Weight λ of the distance to u_k
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "sigma"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if self.lam < 0:
+            raise ValueError(f"lam must be >= 0, got {self.lam}")
+
+    def init(self, fed: Federation) -> Outcome[FedAmpState]:
+        return Outcome(FedAmpState(ClientTable.empty(fed.initial, fed.num_clients)))
+
+    def cohort(self, state: FedAmpState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))
+
+    def attention(self, squared: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(K, K) ξ from squared distances (K, K); rows sum to 1."""
+        xi: NDArray[np.float64] = self.alpha * np.exp(-squared / self.sigma) / self.sigma
+        np.fill_diagonal(xi, 0.0)
+        own = 1 - xi.sum(1)
+        if len(own) and own.min() < 0:
+            raise ExperimentError(
+                f"fedamp: a client's own model would have the weight {own.min():.3g} in its "
+                f"attention over {len(own)} clients; lower algorithm.alpha or raise "
+                "algorithm.sigma"
+            )
+        return xi + np.diag(own)
+
+    def gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        g = grad(w, batch)
+        # Eq. 4: grad F_k(w) + λ/α (w - u_k)
+        pull = self.lam / self.alpha
+        return {name: g[name] + pull * (w[name] - memo[f"u/{name}"]) for name in g}
+
+    def round(self, state: FedAmpState, cohort: Cohort, fed: Federation) -> Outcome[FedAmpState]:
+        w = state.models.of_clients(cohort.clients)
+        u = _mixed(w, self.attention(_squared_distances(w)))
+        memo = {f"u/{name}": leaf for name, leaf in u.items()}
+        trained = fed.train(state.models.bank(cohort.clients), cohort, self.gradient, memo)
+        size = num_bytes(fed.initial, 1)
+        down, up = len(cohort.clients), len(trained.clients)
+        fed.meter.count_transfer("model", down=down * size, up=up * size)  # u_k down, w_k up
+        models = state.models.updated(trained.clients, trained.params)
+        return Outcome(FedAmpState(models), trained.metrics())
+
+    def deploy(self, state: FedAmpState, clients: Ids, fed: Federation) -> ModelBank:
+        return state.models.bank(clients)
+
+    def partition(self, state: FedAmpState) -> Ids:
+        """One cluster: who hears whom is a matter of degree."""
+        return np.zeros(len(state.models.block_of), np.int64)
+
+
+def _squared_distances(w: Params) -> NDArray[np.float64]:
+    """(K, K) squared L2 distances of stacked models, in float64."""
+    total = 0.0
+    for leaf in w.values():
+        flat = leaf.flatten(1).double()
+        total = total + torch.cdist(flat, flat).square()
+    squared: NDArray[np.float64] = torch.as_tensor(total).cpu().numpy()
+    return squared
+
+
+def _mixed(w: Params, xi: NDArray[np.float64]) -> Params:
+    """u, leaves (K, ...): row k is Σ_j ξ_kj w_j."""
+    weights = torch.from_numpy(xi)
+    return {
+        name: (weights.to(leaf.device) @ leaf.flatten(1).double()).to(leaf).view(leaf.shape)
+        for name, leaf in w.items()
+    }

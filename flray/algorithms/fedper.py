@@ -1,0 +1,29 @@
+"""FedPer: the first layers are one global model, the last ones each client's own.
+
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers. 2019,
+arXiv 1912.00818. Algorithms 1 and 2. Base and personalization layers are trained together.
+"""
+
+from dataclasses import dataclass
+
+from flray.algorithms.partly_shared import PartlyShared
+from flray.execution.federation import Federation
+from flray.models.bank import last_layers
+
+
+@dataclass(frozen=True)
+class FedPer(PartlyShared):
+    """Clients average the base layers W_B and keep the last K_P layers W_P for themselves.
+
+    >>> sorted(last_layers(["body.weight", "body.bias", "head.weight", "head.bias"], 1))
+    ['head.bias', 'head.weight']
+    """
+
+    private_layers: int = 1  # Number K_P of last layers that a client keeps; 0 is FedAvg
+
+    def __post_init__(self) -> None:
+        if self.private_layers < 0:
+            raise ValueError(f"private_layers must be >= 0, got {self.private_layers}")
+
+    def private_leaves(self, fed: Federation) -> frozenset[str]:
+        return last_layers(fed.initial, self.private_layers)

@@ -1,0 +1,120 @@
+"""pFedMe: personal models by a proximal step, and a global model that follows them.
+
+Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020, arXiv
+2006.08848. Algorithm 1; beta is `aggregate.server_lr`, eta is `train.lr`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flray.algorithms.algorithm import Outcome
+from flray.data.dataset import Ids
+from flray.engines.training import LocalBatch
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+from flray.models.client_table import ClientTable
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class PFedMeState:
+    """State of pFedMe: the global model w and the personal models theta_k."""
+
+    bank: ModelBank  # w, one row
+    personal: ClientTable  # theta_k of the clients that have trained
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """Alg. 1: each local step solves for θ near w and moves w towards it.
+
+    θ(w) = argmin f(θ; batch) + λ/2 ||θ - w||² by `inner_steps` steps of size `inner_lr`, then
+    w <- w - η λ (w - θ). It is computed as a displacement d = θ - w, so that one inner step of size
+    1/λ (a power of two) is FedAvg's step to the last bit. The personal model of a client is one
+    proximal pass over its data from the w_k that it trained.
+
+    >>> import torch
+    >>> w = {"w": torch.tensor([2.0])}
+    >>> method = PFedMe(lam=2.0, inner_steps=1, inner_lr=0.5)
+    >>> method.gradient(lambda at, batch: at, w, None, w, {})["w"]  # f = w²/2: that of FedAvg, 2
+    tensor([2.])
+    """
+
+    lam: float = 15.0  # Weight λ of the distance between θ and w
+    inner_steps: int = 5  # Steps K that solve for θ on a batch
+    inner_lr: float = 0.05  # Size of these steps
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "inner_lr"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps must be >= 1, got {self.inner_steps}")
+
+    def init(self, fed: Federation) -> Outcome[PFedMeState]:
+        table = ClientTable.empty(fed.initial, fed.num_clients)
+        return Outcome(PFedMeState(fed.initial_bank(), table))
+
+    def cohort(self, state: PFedMeState, t: int, fed: Federation) -> Cohort:
+        return Cohort(t, fed.sample(t, fed.clients))
+
+    def displacement(
+        self, grad: Callable[[Params, LocalBatch], Params], w: Params, batch: LocalBatch
+    ) -> Params:
+        """θ - w after the inner steps, from θ = w."""
+        g = grad(w, batch)
+        d = {name: -self.inner_lr * g[name] for name in g}
+        for _ in range(self.inner_steps - 1):
+            g = grad({name: w[name] + d[name] for name in d}, batch)
+            # Eq. 7: θ <- θ - η_p (grad f(θ) + λ (θ - w))
+            d = {name: d[name] - self.inner_lr * (g[name] + self.lam * d[name]) for name in d}
+        return d
+
+    def gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        d = self.displacement(grad, w, batch)
+        # Alg. 1 l. 8: w <- w - η λ (w - θ)
+        return {name: -self.lam * d[name] for name in d}
+
+    def proximal_gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        g = grad(w, batch)
+        return {name: g[name] + self.lam * (w[name] - w0[name]) for name in g}
+
+    def round(self, state: PFedMeState, cohort: Cohort, fed: Federation) -> Outcome[PFedMeState]:
+        # Alg. 1 l. 11: w <- (1 - β) w + β mean of w_k
+        joint = Relation.joint(fed.num_clients)
+        trained = fed.train(state.bank, cohort, self.gradient)
+        fed.count_models(state.bank, cohort, trained)
+        bank = fed.mix(joint, trained, state.bank)
+        table = self._personal(state.personal, trained.clients, trained.params, cohort, fed)
+        return Outcome(PFedMeState(bank, table), trained.metrics())
+
+    def _personal(
+        self, table: ClientTable, clients: Ids, w_k: Params, cohort: Cohort, fed: Federation
+    ) -> ClientTable:
+        """θ_k: one pass of proximal steps over the client's data, from w_k."""
+        training = replace(fed.training, lr=self.inner_lr, epochs=1, momentum=0.0)
+        models = table.updated(clients, w_k).bank(clients)
+        asked = replace(cohort, clients=clients)
+        theta = fed.train(models, asked, self.proximal_gradient, training=training)
+        return table.updated(theta.clients, theta.params)
+
+    def deploy(self, state: PFedMeState, clients: Ids, fed: Federation) -> ModelBank:
+        """θ_k, and w for clients that have never trained."""
+        return replace(state.personal, default=state.bank.params).bank(clients)
+
+    def partition(self, state: PFedMeState) -> Ids:
+        return state.bank.owner
