@@ -1,13 +1,16 @@
 """Algorithms: one paper, one file."""
 
 from flray.algorithms.cfl import Cfl
+from flray.algorithms.clove import Clove
 from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedamp import FedAmp
 from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedbabu import FedBabu
 from flray.algorithms.fedbn import FedBn
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedper import FedPer
 from flray.algorithms.fedprox import FedProx
+from flray.algorithms.fedrep import FedRep
 from flray.algorithms.fedsem import FedSem
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flis_dc import FlisDc
@@ -16,6 +19,7 @@ from flray.algorithms.flt import Flt
 from flray.algorithms.ifca import Ifca
 from flray.algorithms.lg_fedavg import LgFedAvg
 from flray.algorithms.local import Local
+from flray.algorithms.pacfl import Pacfl
 from flray.algorithms.pca_km_hc import PcaKmHc
 from flray.algorithms.per_fedavg import PerFedAvg
 from flray.algorithms.pfedme import PFedMe
@@ -25,13 +29,16 @@ from flray.algorithms.wd import Wd
 
 ALGORITHMS: dict[str, type] = {
     "cfl": Cfl,
+    "clove": Clove,
     "ditto": Ditto,
     "fedamp": FedAmp,
     "fedavg": FedAvg,
+    "fedbabu": FedBabu,
     "fedbn": FedBn,
     "fednova": FedNova,
     "fedper": FedPer,
     "fedprox": FedProx,
+    "fedrep": FedRep,
     "fedsem": FedSem,
     "flhc": Flhc,
     "flis_dc": FlisDc,
@@ -40,6 +47,7 @@ ALGORITHMS: dict[str, type] = {
     "ifca": Ifca,
     "lg_fedavg": LgFedAvg,
     "local": Local,
+    "pacfl": Pacfl,
     "pca_km_hc": PcaKmHc,
     "per_fedavg": PerFedAvg,
     "pfedme": PFedMe,

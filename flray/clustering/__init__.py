@@ -10,6 +10,7 @@ from flray.clustering.predictions import PublicPredictions
 from flray.clustering.relations import Kernel, NoRelation, Similarity, Threshold
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
 from flray.clustering.statistics import Statistics
+from flray.clustering.subspace import PrincipalAngles, Subspace
 from flray.clustering.update import Update, Weights
 
 SIGNATURES: dict[str, type] = {
@@ -17,6 +18,7 @@ SIGNATURES: dict[str, type] = {
     "pca_centres": PcaCentres,
     "predictions": PublicPredictions,
     "statistics": Statistics,
+    "subspace": Subspace,
     "update": Update,
     "weights": Weights,
 }
@@ -34,6 +36,7 @@ DISTANCES: dict[str, type] = {
     "l2": L2,
     "matching": Matching,
     "min_pair": MinPair,
+    "principal_angles": PrincipalAngles,
     "wasserstein": Wasserstein,
 }
 RELATIONS: dict[str, type] = {

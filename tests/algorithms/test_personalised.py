@@ -2,6 +2,8 @@
 
 import pytest
 
+from flray import load
+
 
 def sha(result) -> str:
     return result.summary["params_sha256"]
@@ -64,3 +66,29 @@ def test_pfedme_without_lambda_never_moves_the_global_model(tiny_run) -> None:
 def test_fedamp_without_pull_is_local(tiny_run) -> None:
     assert sha(tiny_run("algorithm={name: fedamp, lam: 0}")) == sha(tiny_run("algorithm=local"))
     assert sha(tiny_run("algorithm={name: fedamp, lam: 1}")) != sha(tiny_run("algorithm=local"))
+
+
+def test_fedbabu_without_frozen_layers_is_fedavg(tiny_run, known_run) -> None:
+    assert sha(tiny_run("algorithm={name: fedbabu, frozen_layers: 0}")) == sha(known_run())
+
+
+def test_fedbabu_keeps_the_bits_of_the_head(tiny_run) -> None:
+    first, last = (
+        load(tiny_run("algorithm=fedbabu", f"rounds={t}", "train.momentum=0.9").path).model(0)
+        for t in (1, 3)
+    )
+    before, after = first.state_dict(), last.state_dict()
+    body, *_, weight, bias = before
+    assert before[weight].equal(after[weight])
+    assert before[bias].equal(after[bias])
+    assert not before[body].equal(after[body])
+
+
+def test_fedrep_without_epochs_of_the_head_is_fedbabu(tiny_run) -> None:
+    fedrep = tiny_run("algorithm={name: fedrep, head_epochs: 0, body_epochs: 1}", "train.epochs=1")
+    assert sha(fedrep) == sha(tiny_run("algorithm=fedbabu", "train.epochs=1"))
+
+
+def test_fedrep_without_epochs_of_the_body_sends_nothing(tiny_run) -> None:
+    fedrep = tiny_run("algorithm={name: fedrep, head_epochs: 1, body_epochs: 0}")
+    assert fedrep.summary["bytes_up"] == 0

@@ -1,0 +1,43 @@
+"""FedBABU: only the body is trained and averaged; the head stays as it was drawn.
+
+Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image Classification.
+ICLR 2022, arXiv 2106.06042. Algorithm 1.
+
+Clients personalise the model by fine-tuning: `evaluate.fine_tune` shows what it becomes.
+"""
+
+from dataclasses import dataclass, replace
+
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.engines.training import OnlyLeaves
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, last_layers
+from flray.models.mixing import Relation
+
+
+@dataclass(frozen=True)
+class FedBabu(FedAvg):
+    """Alg. 1: FedAvg of the body; the head has the bits of its initialisation in every round."""
+
+    frozen_layers: int = 1  # Number of last layers, the head, that are not trained; 0 is FedAvg
+
+    def __post_init__(self) -> None:
+        if self.frozen_layers < 0:
+            raise ValueError(f"frozen_layers must be >= 0, got {self.frozen_layers}")
+
+    def require(self, fed: Federation) -> None:
+        last_layers(fed.initial, self.frozen_layers)  # refuses more layers than the model has
+
+    def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
+        head = last_layers(fed.initial, self.frozen_layers)
+        if not head:
+            return super().round(state, cohort, fed)
+        body = {n: leaf for n, leaf in state.bank.params.items() if n not in head}
+        trained = fed.train(state.bank, cohort, OnlyLeaves(frozenset(body)))
+        sent = ModelBank(body, state.bank.owner)
+        fed.count_models(sent, cohort, trained)
+        # Mixing equal heads would round them, so they take no part in it
+        mixed = fed.mix(Relation.joint(fed.num_clients), trained, sent)
+        bank = replace(state.bank, params=state.bank.params | mixed.params)
+        return Outcome(FedAvgState(bank), trained.metrics())

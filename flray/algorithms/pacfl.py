@@ -1,0 +1,42 @@
+"""PACFL: one clustering before training, by the principal angles between clients' data.
+
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin: Efficient Distribution Similarity
+Identification in Clustered Federated Learning via Principal Angles Between Client Data Subspaces.
+AAAI 2023, arXiv 2209.10526. Algorithm 1.
+
+Deviates from the authors' code, which takes the smallest angle between two singular vectors
+(`distance.form: entries`), makes one decomposition a label (`signature.per_label`), and judges
+each client by the model that it trained last (`evaluate.last_trained`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from flray.algorithms.flhc import Flhc
+from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.pipeline import Pipeline
+from flray.clustering.subspace import PrincipalAngles, Subspace
+
+
+@dataclass(frozen=True)
+class SubspaceClustering(Pipeline):
+    """U_i, smallest principal angles, average linkage until β degrees."""
+
+    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Subspace)
+    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=PrincipalAngles)
+    partition: Annotated[Any, "partition", PARTITIONS] = field(
+        default_factory=lambda: Hierarchical("average", threshold=10.0)
+    )
+
+
+@dataclass(frozen=True)
+class Pacfl(Flhc):
+    """Alg. 1: clusters before the first round, then FedAvg in each of them from one initial model.
+
+    The share ρ of all clients trains in a round, whatever their clusters.
+    """
+
+    rounds_before: int = 0  # Rounds of FedAvg before the clustering; 0 in the paper
+    # How clients are clustered; `partition.threshold` is β, in degrees
+    clustering: SubspaceClustering = field(default_factory=SubspaceClustering)

@@ -1,0 +1,51 @@
+"""What a client tells of its data in PACFL: the directions in which its inputs lie."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flray.client.host import Host
+from flray.client.tasks import ClientsJob
+from flray.data.dataset import Ids
+from flray.models.bank import Params
+
+Basis = NDArray[np.float32]  # (p, d)
+
+
+@dataclass(frozen=True)
+class DescribeSubspace:
+    """The first p left singular vectors of a client's inputs in round t, as rows (p, d).
+
+    The sign of a singular vector is free: the largest of its entries is made positive, so that
+    results do not depend on the library.
+    """
+
+    p: int
+    per_label: bool
+    t: int
+
+    def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[Basis]:
+        return [self._basis(host, host.timeline.at(self.t).trained_on(int(i))) for i in job.clients]
+
+    def _basis(self, host: Host, ids: Ids) -> Basis:
+        x, y = host.examples.batch(torch.from_numpy(ids).to(host.examples.device))
+        inputs, labels = x.flatten(1).double().cpu(), y.cpu()
+        if not self.per_label:
+            return singular_vectors(inputs, self.p)
+        parts = [inputs[labels == label] for label in torch.unique(labels)]
+        return np.concatenate([singular_vectors(part, self.p) for part in parts])
+
+
+def singular_vectors(inputs: torch.Tensor, p: int) -> Basis:
+    """(min(p, n, d), d) the first right singular vectors of inputs (n, d).
+
+    >>> singular_vectors(torch.tensor([[0.0, -3.0], [0.0, -1.0]]), 1).round(5)
+    array([[0., 1.]], dtype=float32)
+    """
+    _, _, vectors = torch.linalg.svd(inputs, full_matrices=False)
+    kept = vectors[:p]
+    largest = kept.gather(1, kept.abs().argmax(1, keepdim=True))
+    basis: Basis = (kept * largest.sign()).float().numpy() + 0.0  # no -0.0
+    return basis

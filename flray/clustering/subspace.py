@@ -1,0 +1,90 @@
+"""Signature `subspace` and distance `principal_angles`: clients by the directions of their inputs.
+
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin: Efficient Distribution Similarity
+Identification in Clustered Federated Learning via Principal Angles Between Client Data Subspaces.
+AAAI 2023, arXiv 2209.10526.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from flray.client.subspace import DescribeSubspace
+from flray.clustering.checks import require_finite
+from flray.clustering.distances import mirrored
+from flray.clustering.encoder_centres import points_of
+from flray.clustering.points import Matrix, Points
+from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank, Params
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """U_i, the first p left singular vectors of a client's inputs X_i (d, n_i); nothing is trained.
+
+    Points (m p, d), orthonormal for each client; fewer for a client with fewer examples. With
+    `per_label` a client sends p vectors for each label that it holds, as the authors' code does.
+    """
+
+    p: int = 3  # Number of singular vectors
+    per_label: bool = False  # One set of vectors for each label of a client, which reads labels
+
+    def __post_init__(self) -> None:
+        if self.p < 1:
+            raise ValueError(f"p must be >= 1, got {self.p}")
+
+    def __call__(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
+    ) -> tuple[Points, Params]:
+        bases = fed.map(DescribeSubspace(self.p, self.per_label, cohort.t), cohort)
+        fed.meter.count_transfer("signature", up=sum(basis.nbytes for basis in bases.values()))
+        return points_of(bases), memory
+
+
+@dataclass(frozen=True)
+class PrincipalAngles:
+    """Angles in degrees between the subspaces that clients' points span.
+
+    `smallest`: the smallest principal angle, arccos of the largest singular value of U_iᵀ U_j, as
+    the paper's Eq. 2. `trace`: Eq. 3, the sum of the angles between vectors of one rank. `entries`:
+    the smallest angle between two vectors, what the authors' code computes, which depends on the
+    signs of singular vectors.
+
+    >>> import torch
+    >>> e1, e2, e3 = torch.eye(3)
+    >>> U, V = torch.stack([e1, e2]), torch.stack([(e1 + e2) / 2**0.5, e3])
+    >>> two = Points(np.arange(2), torch.cat([U, V]), np.array([0, 0, 1, 1]))
+    >>> [PrincipalAngles(form)(two)[0, 1].round(3) for form in ("smallest", "trace", "entries")]
+    [np.float64(0.0), np.float64(135.0), np.float64(45.0)]
+    """
+
+    euclidean: ClassVar[bool] = False
+
+    # Which angle between two subspaces is their distance
+    form: Literal["smallest", "trace", "entries"] = "smallest"
+
+    def __call__(self, points: Points) -> Matrix:
+        require_finite(points)
+        values = points.array()
+        bases = [values[points.owner == c] for c in range(points.num_clients)]  # (p, d) each
+        distance = np.zeros((len(bases), len(bases)))
+        for i, basis in enumerate(bases):
+            for j in range(i):
+                distance[i, j] = distance[j, i] = self._between(basis, bases[j])
+        return mirrored(distance)
+
+    def _between(self, basis: Matrix, other: Matrix) -> float:
+        products = basis @ other.T  # (p, q) cosines
+        if self.form == "smallest":
+            # sin is exact for small angles, where cos is not; scipy does the same
+            return float(np.rad2deg(_smallest_angle(basis, other)))
+        if self.form == "trace":
+            return float(np.rad2deg(np.arccos(np.clip(np.diag(products), -1, 1))).sum())
+        return float(np.rad2deg(np.arccos(np.clip(products, -1, 1))).min())
+
+
+def _smallest_angle(basis: Matrix, other: Matrix) -> float:
+    from scipy.linalg import subspace_angles
+
+    return float(subspace_angles(basis.T, other.T).min())

@@ -1,0 +1,67 @@
+"""Clustered methods since 2021: identities, planted groups, equality with libraries."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import subspace_angles
+
+from flray.algorithms.clove import best_number
+from flray.clustering.points import Points
+from flray.clustering.subspace import PrincipalAngles
+
+
+def sha(result) -> str:
+    return result.summary["params_sha256"]
+
+
+def _bases(num: int, p: int = 3, d: int = 8) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [np.linalg.qr(rng.normal(size=(d, p)))[0].T for _ in range(num)]
+
+
+def _points(bases: list[np.ndarray]) -> Points:
+    owner = np.repeat(np.arange(len(bases)), [len(basis) for basis in bases])
+    return Points(np.arange(len(bases)), torch.from_numpy(np.concatenate(bases)), owner)
+
+
+def test_smallest_principal_angle_is_scipys() -> None:
+    bases = _bases(4)
+    D = PrincipalAngles()(_points(bases))
+    for i in range(4):
+        for j in range(i):
+            expected = np.rad2deg(subspace_angles(bases[i].T, bases[j].T).min())
+            assert D[i, j] == pytest.approx(expected)
+
+
+def test_the_smallest_angle_depends_on_the_subspace_alone() -> None:
+    bases = _bases(2)
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    turned = [bases[0], turn @ bases[1]]
+    assert PrincipalAngles()(_points(bases)) == pytest.approx(PrincipalAngles()(_points(turned)))
+    entries = PrincipalAngles("entries")
+    assert entries(_points(bases))[0, 1] != pytest.approx(entries(_points(turned))[0, 1])
+
+
+def test_pacfl_with_the_largest_angle_is_fedavg_and_with_none_is_local(tiny_run, known_run) -> None:
+    one = "algorithm={name: pacfl, clustering: {partition: {linkage: average, threshold: 90}}}"
+    assert sha(tiny_run(one)) == sha(known_run())
+    each = "algorithm={name: pacfl, clustering: {partition: {linkage: average, threshold: 0}}}"
+    assert sha(tiny_run(each, "participation=1")) == sha(
+        tiny_run("algorithm=local", "participation=1")
+    )
+
+
+def test_clove_with_one_model_is_fedavg(tiny_run, known_run) -> None:
+    assert sha(tiny_run("algorithm={name: clove, number: 1}")) == sha(known_run())
+
+
+@pytest.mark.parametrize("algorithm", ["{name: clove, number: 2}", "pacfl"])
+def test_groups_with_labels_of_their_own_are_found(tiny_run, algorithm) -> None:
+    split = "split={name: label_groups, clients: 8, groups: 2}"
+    result = tiny_run(f"algorithm={algorithm}", split, "rounds=4", "participation=1")
+    assert result.summary["ari"] == 1.0
+
+
+def test_more_clusters_must_have_a_better_silhouette() -> None:
+    losses = np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0], [1.0, 0.1], [0.0, 1.1], [1.1, 0.0]])
+    assert best_number(losses, largest=5) == 2
