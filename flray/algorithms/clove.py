@@ -83,7 +83,9 @@ class Clove:
         if self.number == 1:
             clusterings: tuple[Clustering, ...] = ()
         elif state.is_settled:
-            state, clusterings = self._with_newcomers(state, cohort.clients, fed), ()
+            new = cohort.clients[state.chosen[cohort.clients] < 0]
+            self._count(state.bank, len(new), len(new), fed)
+            state, clusterings = self._with_newcomers(state, new, fed), ()
         else:
             state, clusterings = self._clustered(state, cohort, fed)
         asked = cohort.clients[state.chosen[cohort.clients] >= 0]
@@ -99,6 +101,7 @@ class Clove:
         """The model that each client was given last; who was never asked is compared now."""
         there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
         if state.centres is not None:
+            fed.count_placing(state.bank, there)
             state = self._with_newcomers(state, there, fed)
         return replace(state.bank, owner=np.maximum(state.chosen, 0))
 
@@ -108,18 +111,21 @@ class Clove:
     def _losses(self, bank: ModelBank, clients: Ids, fed: Federation) -> tuple[Ids, Losses]:
         """(m,) clients that answered and have examples, and (m, K) their losses of all models."""
         judgement = fed.judge(bank, Cohort(fed.t, clients), "train")
-        down = len(clients) * (bank.num_rows - 1) * bank.bytes_per_model  # one counts as training's
-        up = judgement.loss.size * LOSS_BYTES
-        fed.meter.count_transfer("losses", down=down, up=up)
         answered = judgement.best >= 0
         losses = judgement.loss[answered]
         return judgement.clients[answered], np.sqrt(losses) if self.is_rooted else losses
+
+    def _count(self, bank: ModelBank, num_asked: int, num_heard: int, fed: Federation) -> None:
+        """Count models sent to each client asked, beside the one it trains, and losses received."""
+        down = num_asked * (bank.num_rows - 1) * bank.bytes_per_model
+        fed.meter.count_transfer("losses", down=down, up=num_heard * bank.num_rows * LOSS_BYTES)
 
     def _clustered(
         self, state: CloveState, cohort: Cohort, fed: Federation
     ) -> tuple[CloveState, tuple[Clustering, ...]]:
         """Cluster the cohort by its loss vectors and give each cluster a model."""
         clients, losses = self._losses(state.bank, cohort.clients, fed)
+        self._count(state.bank, len(cohort.clients), len(clients), fed)
         if not len(clients):
             return state, ()
         points = Points.vectors(clients, torch.from_numpy(losses))
@@ -160,7 +166,6 @@ class Clove:
         if not len(new) or state.centres is None or state.judged is None:
             return state
         answered, losses = self._losses(state.judged, new, fed)
-        fed.count_placing(state.judged, answered)
         centres = state.centres.array()  # (C, K)
         nearest = ((losses[:, None] - centres) ** 2).sum(2).argmin(1) if len(losses) else answered
         chosen = state.chosen.copy()

@@ -40,7 +40,7 @@ class FedAmp:
 
     alpha: float = 0.1  # Step α of the server, which scales the attention
     sigma: float = 1.0  # Squared distance σ at which attention has fallen to 1/e
-    lam: float = 1.0  # Weight λ of the distance to u_k
+    lam: float = 0.1  # Weight λ of the distance to u_k
 
     def __post_init__(self) -> None:
         for name in ("alpha", "sigma"):

@@ -10,6 +10,9 @@ from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
 
 
+PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
+
+
 def sha(result) -> str:
     return result.summary["params_sha256"]
 
@@ -55,7 +58,7 @@ def test_clove_with_one_model_is_fedavg(tiny_run, known_run) -> None:
     assert sha(tiny_run("algorithm={name: clove, number: 1}")) == sha(known_run())
 
 
-@pytest.mark.parametrize("algorithm", ["{name: clove, number: 2}", "pacfl"])
+@pytest.mark.parametrize("algorithm", ["{name: clove, number: 2}", PACFL])
 def test_groups_with_labels_of_their_own_are_found(tiny_run, algorithm) -> None:
     split = "split={name: label_groups, clients: 8, groups: 2}"
     result = tiny_run(f"algorithm={algorithm}", split, "rounds=4", "participation=1")

@@ -33,6 +33,7 @@ FITTING = {
         NUMBER % 2,
         "algorithm.clustering.signature.statistics=[mean, quantiles, std, skewness, kurtosis]",
     ],
+    "fedrep": ["algorithm.head_epochs=1"],
     "cfl": ["algorithm={name: cfl, rounds_before: 1, mean_norm: 9, max_norm: 0}"],  # splits early
     "flis_dc": ["split.server=30", "algorithm.beta=0.2"],
     "flis_hc": ["split.server=30", "algorithm.clustering.partition.threshold=0.9"],
@@ -40,7 +41,8 @@ FITTING = {
 
 
 # A step of Per-FedAvg takes two batches, of which one sample makes one.
-STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0}
+# Ditto trains twice, pFedMe once more for one of two epochs.
+STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5}
 PASSES_BEFORE = {"flis_hc": 1}  # in which everybody trains and which are not rounds
 
 
@@ -169,8 +171,8 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 
 # What a newcomer costs beside the model it is given: a signature, by which the server places it, or
 # all models, among which it chooses. The other methods have one model for everybody who comes.
-PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pca_km_hc", "repa", "wd"}
-PLACED_BY_CHOICE = {"flis_dc", "flis_hc", "ifca"}
+PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pacfl", "pca_km_hc", "repa", "wd"}
+PLACED_BY_CHOICE = {"clove", "flis_dc", "flis_hc", "ifca"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
