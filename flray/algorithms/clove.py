@@ -21,6 +21,7 @@ from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
+from flray.values import require_at_least
 
 LOSS_BYTES = 4  # of one loss, sent as a number
 BETTER = 1.1  # by which the silhouette of more clusters must beat that of fewer (authors' code)
@@ -58,14 +59,11 @@ class Clove:
     gradient = staticmethod(plain_gradient)
 
     def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(f"number must be >= 1, got {self.number}")
+        require_at_least(self, number=1, settle_after=0)
         if isinstance(self.clusters, int) and not 1 <= self.clusters <= self.number:
             raise ValueError(
                 f"clusters must be between 1 and number ({self.number}), got {self.clusters}"
             )
-        if self.settle_after < 0:
-            raise ValueError(f"settle_after must be >= 0, got {self.settle_after}")
 
     def require(self, fed: Federation) -> None:
         if self.number > 1:

@@ -14,6 +14,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ class Ditto:
     gradient = staticmethod(plain_gradient)
 
     def __post_init__(self) -> None:
-        if self.lam < 0:
-            raise ValueError(f"lam must be >= 0, got {self.lam}")
-        if self.own_epochs is not None and self.own_epochs < 1:
-            raise ValueError(f"own_epochs must be >= 1, got {self.own_epochs}")
+        require_at_least(self, lam=0)
+        if self.own_epochs is not None:
+            require_at_least(self, own_epochs=1)
 
     def init(self, fed: Federation) -> Outcome[DittoState]:
         table = ClientTable.empty(fed.initial, fed.num_clients)

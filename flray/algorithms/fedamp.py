@@ -18,6 +18,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, num_bytes
 from flray.models.client_table import ClientTable
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class FedAmp:
         for name in ("alpha", "sigma"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        if self.lam < 0:
-            raise ValueError(f"lam must be >= 0, got {self.lam}")
+        require_at_least(self, lam=0)
 
     def init(self, fed: Federation) -> Outcome[FedAmpState]:
         return Outcome(FedAmpState(ClientTable.empty(fed.initial, fed.num_clients)))
@@ -102,12 +102,10 @@ class FedAmp:
 
 def _squared_distances(w: Params) -> NDArray[np.float64]:
     """(K, K) squared L2 distances of stacked models, in float64."""
-    total = 0.0
-    for leaf in w.values():
-        flat = leaf.flatten(1).double()
-        total = total + torch.cdist(flat, flat).square()
-    squared: NDArray[np.float64] = torch.as_tensor(total).cpu().numpy()
-    return squared
+    flat = (leaf.flatten(1).double() for leaf in w.values())
+    squared = torch.stack([torch.cdist(rows, rows).square() for rows in flat]).sum(0)
+    distances: NDArray[np.float64] = squared.cpu().numpy()
+    return distances
 
 
 def _mixed(w: Params, xi: NDArray[np.float64]) -> Params:

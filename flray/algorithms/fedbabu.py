@@ -14,6 +14,7 @@ from flray.engines.training import OnlyLeaves
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class FedBabu(FedAvg):
     frozen_layers: int = 1  # Number of last layers, the head, that are not trained; 0 is FedAvg
 
     def __post_init__(self) -> None:
-        if self.frozen_layers < 0:
-            raise ValueError(f"frozen_layers must be >= 0, got {self.frozen_layers}")
+        require_at_least(self, frozen_layers=0)
 
     def require(self, fed: Federation) -> None:
         last_layers(fed.initial, self.frozen_layers)  # refuses more layers than the model has

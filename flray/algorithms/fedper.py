@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from flray.algorithms.partly_shared import PartlyShared
 from flray.execution.federation import Federation
 from flray.models.bank import last_layers
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
 class FedPer(PartlyShared):
     """Clients average the base layers W_B and keep the last K_P layers W_P for themselves.
+
+        algorithm: {name: fedper, private_layers: 1}
 
     >>> sorted(last_layers(["body.weight", "body.bias", "head.weight", "head.bias"], 1))
     ['head.bias', 'head.weight']
@@ -22,8 +25,7 @@ class FedPer(PartlyShared):
     private_layers: int = 1  # Number K_P of last layers that a client keeps; 0 is FedAvg
 
     def __post_init__(self) -> None:
-        if self.private_layers < 0:
-            raise ValueError(f"private_layers must be >= 0, got {self.private_layers}")
+        require_at_least(self, private_layers=0)
 
     def private_leaves(self, fed: Federation) -> frozenset[str]:
         return last_layers(fed.initial, self.private_layers)

@@ -16,6 +16,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import last_layers
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,7 @@ class FedRep(PartlyShared):
     body_epochs: int = 1  # Epochs of the body per round
 
     def __post_init__(self) -> None:
-        for name, least in (("head_layers", 1), ("head_epochs", 0), ("body_epochs", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        require_at_least(self, head_layers=1, head_epochs=0, body_epochs=0)
 
     def private_leaves(self, fed: Federation) -> frozenset[str]:
         return last_layers(fed.initial, self.head_layers)

@@ -12,15 +12,14 @@ each client by the model that it trained last (`evaluate.last_trained`).
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from flray.algorithms.flhc import Flhc
+from flray.algorithms.flhc import Flhc, UpdateClustering
 from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.pipeline import Pipeline
 from flray.clustering.subspace import PrincipalAngles, Subspace
 
 
 @dataclass(frozen=True)
-class SubspaceClustering(Pipeline):
+class SubspaceClustering(UpdateClustering):
     """U_i, smallest principal angles, average linkage until β degrees."""
 
     signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Subspace)

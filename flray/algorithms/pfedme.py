@@ -14,6 +14,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,7 @@ class PFedMe:
     inner_lr: float = 0.05  # Size of these steps
 
     def __post_init__(self) -> None:
-        for name in ("lam", "inner_lr"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be >= 1, got {self.inner_steps}")
+        require_at_least(self, lam=0, inner_lr=0, inner_steps=1)
 
     def init(self, fed: Federation) -> Outcome[PFedMeState]:
         table = ClientTable.empty(fed.initial, fed.num_clients)

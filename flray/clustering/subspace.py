@@ -17,6 +17,7 @@ from flray.clustering.encoder_centres import points_of
 from flray.clustering.points import Matrix, Points
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,7 @@ class Subspace:
     per_label: bool = False  # One set of vectors for each label of a client, which reads labels
 
     def __post_init__(self) -> None:
-        if self.p < 1:
-            raise ValueError(f"p must be >= 1, got {self.p}")
+        require_at_least(self, p=1)
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params

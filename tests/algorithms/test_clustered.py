@@ -9,7 +9,6 @@ from flray.algorithms.clove import best_number
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
 
-
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
 
 

@@ -140,7 +140,7 @@ def test_holdout_clients_and_newcomers_have_the_initial_first_layers(tiny_run) -
     state = state_of(result)
     bank = LgFedAvg(1).deploy(state, np.arange(6), fed)
     (holdout,) = fed.holdout
-    trained: Ids = state.local.clients
+    trained: Ids = state.private.clients
     assert holdout not in trained
     assert 3 <= len(trained) <= 5
     last = {bank.row(int(u))["layers.4.weight"].numpy().tobytes() for u in bank.owner}
