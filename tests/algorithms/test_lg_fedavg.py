@@ -160,8 +160,8 @@ def test_a_dropped_client_keeps_its_layers(tiny_run, fails_in_training) -> None:
     twice = state_of(result)
     kept, moved = (
         [torch.equal(one, two) for one, two in zip(
-            once.local.of_clients(np.array([i])).values(),
-            twice.local.of_clients(np.array([i])).values(),
+            once.private.of_clients(np.array([i])).values(),
+            twice.private.of_clients(np.array([i])).values(),
             strict=True,
         )]
         for i in (3, 4)
