@@ -35,7 +35,9 @@ Clustered = TypeVar("Clustered", bound=ClusteredState)
 def cluster(
     algorithm: Branching[State], bank: ModelBank, fed: Federation, clients: Ids | None = None
 ) -> Outcome[State]:
-    """Collect signatures, cluster the clients and build the state after it. Not a round.
+    """Collect signatures, cluster the clients and return the state after the clustering.
+
+    This is not a round: `round` calls it after round `rounds_before`, or `init` before round 1.
 
     Args:
         clients: those that are asked for a signature. None: all that may train.
@@ -88,8 +90,8 @@ def place(
     Args:
         clusters_of: the method's own rule; returns the clients that answered, in ascending order,
             and their clusters. Not called without clients to place.
-        members: clients whose model a newcomer may get; of its cluster's, the first. None: all
-            that had a cluster before.
+        members: clients whose models newcomers may get: a newcomer gets the model of the first
+            member of its cluster. None: all clients that had a cluster before.
     """
     new = unplaced(state.labels, clients)
     if not len(new):

@@ -27,7 +27,10 @@ from flray.values import require_at_least
 
 @dataclass(frozen=True)
 class UpdateClustering(Pipeline):
-    """P, the hyper-parameters of the clustering: Δ, L2, Ward until 3.0 (the paper's, for MNIST)."""
+    """The five stages of FL+HC, which Alg. 1 calls P, with the paper's values for MNIST.
+
+    Signature: the update Δ; distance: L2; partition: Ward linkage up to the threshold 3.0.
+    """
 
     partition: Annotated[Any, "partition", PARTITIONS] = field(
         default_factory=lambda: Hierarchical(threshold=3.0)
@@ -38,19 +41,20 @@ class UpdateClustering(Pipeline):
 class FlhcState:
     """State of FL+HC: the joint model, after the clustering a model per cluster."""
 
-    bank: ModelBank  # one row, then one a cluster
+    bank: ModelBank  # before the clustering one row, after it one row per cluster
     labels: Ids  # (M,) the cluster of each client; -1: not placed
-    # For those who come later, where there may be any: w of the clustering, mean Δ of clusters.
-    joint: ModelBank | None = None
-    means: Points | None = None
+    # To place clients that were not clustered; None if all clients were clustered
+    joint: ModelBank | None = None  # the joint model w at the clustering
+    means: Points | None = None  # the mean update Δ of each cluster
 
 
 @dataclass(frozen=True)
 class Flhc:
     """Alg. 1: FedAvg, one clustering of all clients by their updates, FedAvg in each cluster.
 
-    After `rounds_before` rounds every client trains once from the joint model, which is not a round
-    and is counted as a signature; agglomerative clustering of these updates gives the clusters.
+    After `rounds_before` rounds every client trains once from the joint model. This training is not
+    a round; its bytes are counted as those of signatures. Agglomerative clustering of the updates
+    gives the clusters.
     Every cluster then starts from the joint model and samples, trains and averages its own clients.
 
     A client that joins later is placed at the end of its first round: it trains once from the
@@ -69,7 +73,8 @@ class Flhc:
     # Clients of a cluster that train in a round. of_all: the share ρ of all clients, at most the
     # whole cluster; of_cluster: the share ρ of the cluster
     cohort_size: Literal["of_all", "of_cluster"] = "of_all"
-    # Start clusters from the mean of the models that their members trained to be clustered
+    # Start each cluster from the weighted mean of the models that its members trained for the
+    # clustering. false: from the joint model
     keep_pass: bool = False
 
     def __post_init__(self) -> None:
@@ -89,12 +94,14 @@ class Flhc:
     gradient = staticmethod(plain_gradient)  # l. 30: w <- w - η ∇L(w; b)
 
     def cohort(self, state: FlhcState, t: int, fed: Federation) -> Cohort:
-        # l. 14, 19-20: m <- max(α K, 1) clients of each cluster, K the number of all clients
-        m = fed.cohort_size if self.cohort_size == "of_all" else None
-        return Cohort(t, fed.sample_clusters(t, state.labels, m))
+        # l. 14, 19-20: m <- max(α K, 1) clients of each cluster; α is our `participation` ρ, K the
+        # number of clients that may train. None: max(ρ |cluster|, 1) clients of each cluster.
+        size = fed.cohort_size if self.cohort_size == "of_all" else None
+        return Cohort(t, fed.sample_clusters(t, state.labels, size))
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
-        # l. 24, in each cluster: w_{c,t+1} <- sum_{k in K_c} n_k / n w^k_{t+1}
+        # l. 24: w_{c,t+1} <- sum_k n_k / n w^k_{t+1} over the cohort's clients k in cluster c,
+        # where n is the sum of their n_k
         clusters = Relation.of_clusters(state.labels)
         bank, trained = fed.average(clusters, state.bank, cohort, self.gradient)
         metrics = trained.metrics()
@@ -118,7 +125,7 @@ class Flhc:
     ) -> FlhcState:
         labels = labels_of(clustering, fed.num_clients)  # l. 10: C <- HC(Δw, P)
         state = FlhcState(bank.split(labels), labels)  # l. 12: w_{c,0} <- w
-        deltas = clustering.signatures  # l. 7-9: Δw^k of every client, which is not a round
+        deltas = clustering.signatures  # l. 7-9: Δw^k of every client that was clustered
         if self.keep_pass:
             state = replace(state, bank=_with_pass(state, deltas, fed))
         if len(clustering.clients) == fed.num_clients:
@@ -143,13 +150,13 @@ class Flhc:
 
 
 def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:
-    """The bank in which each cluster has made one step: w_c + sum_{k in K_c} n_k / n Δw^k."""
+    """The bank after each cluster's model moved by its mean update: w_c + sum_k n_k / n Δw^k."""
     labels = state.labels[deltas.clients]
     _, first = np.unique(labels, return_index=True)
     rows = torch.from_numpy(state.bank.owner[deltas.clients[first]])
     means = deltas.cluster_means(labels, fed.weights()[deltas.clients])  # (C, p)
     params = {name: leaf.clone() for name, leaf in state.bank.params.items()}
-    leaves = [params[name] for name in sorted(params)]  # as updates are flattened
+    leaves = [params[name] for name in sorted(params)]  # in the order of `flatten` (update.py)
     parts = torch.split(means, [leaf[0].numel() for leaf in leaves], dim=1)
     for leaf, part in zip(leaves, parts, strict=True):
         leaf[rows] += part.view(len(rows), *leaf.shape[1:])

@@ -25,7 +25,7 @@ class SubspaceClustering(UpdateClustering):
     signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Subspace)
     distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=PrincipalAngles)
     partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: Hierarchical("average", threshold=10.0)
+        default_factory=lambda: Hierarchical(linkage="average", threshold=10.0)
     )
 
 

@@ -96,10 +96,10 @@ def read_campaign(arguments: Sequence[str], out: Path | None, resume: bool) -> C
         name: override(read_yaml(path), overrides) for name, path in zip(names, files, strict=True)
     }
     named = named_experiments(plain)
-    together = evaluated_together([entry.experiment for entry in named])
+    experiments = evaluated_together([entry.experiment for entry in named])
     runs = tuple(
         CampaignRun(entry.name, experiment, root / entry.folder if len(named) > 1 else root)
-        for entry, experiment in zip(named, together, strict=True)
+        for entry, experiment in zip(named, experiments, strict=True)
     )
     return Campaign(root, tuple(overrides), runs, resume, changed)
 

@@ -83,7 +83,7 @@ def sweep(
     metavar="EXPERIMENT.yaml|SPACE.yaml|CLUSTER.yaml... [key=value]...",
 )
 def check(arguments: tuple[str, ...]) -> None:
-    """Would these run? Deals the data and builds the model, but trains nothing.
+    """Would these run? Deals the data, builds the model and trains one batch.
 
     \b
     flray check experiments/flhc/*.yaml

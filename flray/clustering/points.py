@@ -30,7 +30,8 @@ class Points:
 
     clients: Ids  # (m,) ascending
     values: Tensor  # (P, e) on any device
-    owner: Ids  # (P,) positions in `clients`, ascending
+    # (P,) owner[p] is the position in `clients` of the client that sent row p; ascending
+    owner: Ids
 
     def __post_init__(self) -> None:
         if not np.array_equal(np.unique(self.owner), np.arange(len(self.clients))):

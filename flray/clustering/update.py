@@ -56,8 +56,8 @@ def probe(fed: Federation, bank: ModelBank, cohort: Cohort, epochs: int | None =
         epochs: None: `train.epochs`.
     """
     training = fed.training if epochs is None else replace(fed.training, epochs=epochs)
-    passing = Cohort(cohort.t, cohort.clients, is_probe=True)
-    trained = fed.train(bank, passing, plain_gradient, training=training)
+    probe_cohort = Cohort(cohort.t, cohort.clients, is_probe=True)
+    trained = fed.train(bank, probe_cohort, plain_gradient, training=training)
     exchanged = len(cohort.clients) * bank.bytes_per_model
     fed.meter.count_transfer("signature", down=exchanged, up=exchanged)
     return trained

@@ -1,4 +1,4 @@
-"""The way of a question to clients: blocks, attempts, and the clients to blame for failures."""
+"""How a task is sent to clients: in blocks, repeated, and split to find the client that fails."""
 
 from collections.abc import Callable, Sequence
 

@@ -91,8 +91,8 @@ class Share:
     """
 
     clients: Ids  # clients that train here
-    after: int  # round up to which all clients are evaluated here
-    trained: list[Trained] = field(default_factory=list)  # of all rounds until somebody clears it
+    after: int  # all clients are evaluated here up to this round, later only `clients`
+    trained: list[Trained] = field(default_factory=list)  # of every round since it was cleared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class Federation(Population):
         if self.share is not None:
             job = job.part(np.flatnonzero(np.isin(cohort.clients, self.share.clients)))
         self._count_labels_read(job.clients)
-        if bank.num_rows > len(job.clients):  # what is sent follows the cohort
+        if bank.num_rows > len(job.clients):  # send only the rows that the cohort uses
             bank = bank.of_some(job.clients)
             job = replace(job, rows=bank.owner[job.clients])
         kept = self.executor.trainings_kept
@@ -421,7 +421,8 @@ class Federation(Population):
     def count_models(self, bank: ModelBank, cohort: Cohort, trained: Trained) -> None:
         """Count a model sent to each client of the cohort, and one received from each heard."""
         down = len(cohort.clients)
-        up = len(trained.clients) if self.share is None else down  # of a part nobody is dropped
+        # With a share, the clients that other runs train count as if they had answered.
+        up = len(trained.clients) if self.share is None else down
         size = bank.bytes_per_model
         self.meter.count_transfer("model", down=down * size, up=up * size)
 

@@ -71,7 +71,7 @@ class Population:
 
     @property
     def cohort_size(self) -> int:
-        """max(rho K, 1), where K is the number of clients that may train."""
+        """max(ρ N, 1), rounded down, where N is the number of clients that may train."""
         return cohort_size(len(self.clients), self.participation)
 
     def num_steps(self, clients: Ids, training: Training) -> Ids:
@@ -97,7 +97,7 @@ class Population:
         return sample_cohort(members, size, self.seed, t)
 
     def sample_clusters(self, t: int, labels: Ids, size: int | None = None) -> Ids:
-        """A sample of each cluster; labels (M,) of all clients, of which -1 are in none.
+        """The cohort with a sample of each cluster, ascending; labels (M,), -1: in no cluster.
 
         Args:
             size: number of clients of each cluster, by default max(rho |cluster|, 1).

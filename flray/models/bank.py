@@ -142,7 +142,7 @@ class ModelBank:
     """
 
     params: Params  # leaves (U, ...), by name
-    owner: Ids  # (M,) the row of each client
+    owner: Ids  # (M,) owner[i] is the row of `params` that client i uses
 
     @property
     def num_rows(self) -> int:
@@ -166,7 +166,9 @@ class ModelBank:
         return {name: rows_of(leaf, rows) for name, leaf in self.params.items()}
 
     def split(self, kinds: Ids) -> "ModelBank":
-        """The same models, with a row for each pair of kind and row: clusters that start equal.
+        """A bank with a row of its own for each pair (kind, row) that some client has.
+
+        After a clustering each cluster has a copy of the joint model, which it trains alone.
 
         >>> bank = ModelBank({"w": torch.tensor([[1.0]])}, np.zeros(3, np.int64))
         >>> bank.split(kinds=np.array([0, 1, 0])).owner

@@ -56,8 +56,8 @@ class Relation:
     array([1., 0., 1.])
     """
 
-    rows: Weights  # (V, M) the distinct rows
-    of: Ids  # (M,) the number of each client's row
+    rows: Weights  # (V, M) the distinct rows of strengths
+    of: Ids  # (M,) of[i] is the position in `rows` of the row of client i
 
     @classmethod
     def joint(cls, num_clients: int) -> "Relation":
@@ -126,8 +126,8 @@ def mixing_row(
     (array([1., 2.]), array([], dtype=float64))
 
     Args:
-        relation: (M,) strengths, n_j included.
-        previous: row of the model in the bank before.
+        relation: (M,) one row of a `Relation`: strengths, already multiplied by n_j.
+        previous: row that the model has in the bank before the round.
         cohort: clients heard this round, in the order of their trained models.
     """
     heard = np.flatnonzero(relation[cohort])
@@ -139,9 +139,10 @@ def mixing_row(
     total = a.sum() + b.sum()
     if len(heard) == 0 or total == 0:
         return MixingRow(heard[:0], a[:0], np.array([previous]), np.ones(1))
-    step = aggregation.server_lr
-    a, b = step * a / total, step * b / total
-    b[previous] += 1 - step
+    # w' = w + server_lr (mean - w): the mean has the weight server_lr, the old model the rest
+    server_lr = aggregation.server_lr
+    a, b = server_lr * a / total, server_lr * b / total
+    b[previous] += 1 - server_lr
     kept = np.flatnonzero(b)
     return MixingRow(heard, a, kept, b[kept])
 

@@ -33,7 +33,7 @@ def build_server(
 ) -> Server:
     """The server of a run, in its run directory, ready for its next round.
 
-    An experiment that its method cannot run is refused before the directory is made. A directory
+    An experiment that its method cannot run is refused before config.yaml is written. A directory
     that holds the run already is checked, and gets a further entry in environment.json.
 
     Args:

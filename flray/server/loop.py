@@ -107,9 +107,10 @@ class Server:
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
-        """The state before round 1, saved: an init may have cost an encoder and a clustering.
+        """Save and return the state before round 1, because `init` may take long (FLT's encoder).
 
-        Its counts and metrics belong in the row of round 1, which another process may compute.
+        Its counts and metrics are saved too: they belong in the row of round 1, which another
+        process may compute.
         """
         outcome = self.algorithm.init(self.fed)
         self.directory.truncate(0)
