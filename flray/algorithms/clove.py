@@ -1,8 +1,7 @@
 """CLoVE: clients are clustered by the losses of several models on their data.
 
-Bhatia, Rahbar, Yang et al.: Clustered Federated Learning via Loss-based Vectors. ICML 2026, arXiv
-2506.22427. The vector L_i of all models' losses is clustered, where IFCA looks at its smallest
-entry alone.
+Bhatia et al., ICML 2026, arXiv 2506.22427. The vector L_i of all models' losses is clustered, where
+IFCA looks at its smallest entry alone.
 """
 
 from dataclasses import dataclass, replace

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.algorithms.partly_shared import require_no_weight_decay
 from flray.engines.training import OnlyLeaves
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers
@@ -28,6 +29,7 @@ class FedBabu(FedAvg):
 
     def require(self, fed: Federation) -> None:
         last_layers(fed.initial, self.frozen_layers)  # refuses more layers than the model has
+        require_no_weight_decay(self.frozen_layers > 0, fed)
 
     def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
         head = last_layers(fed.initial, self.frozen_layers)

@@ -10,9 +10,12 @@ heads: here it has the initial one.
 from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.partly_shared import PartlyShared, PartlySharedState
+from flray.algorithms.partly_shared import (
+    PartlyShared,
+    PartlySharedState,
+    require_no_weight_decay,
+)
 from flray.engines.training import OnlyLeaves
-from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import last_layers
 from flray.models.mixing import Relation
@@ -38,11 +41,7 @@ class FedRep(PartlyShared):
 
     def require(self, fed: Federation) -> None:
         self.private_leaves(fed)
-        if fed.training.weight_decay:
-            raise ExperimentError(
-                "fedrep trains head and body in turn, and train.weight_decay would move the one "
-                f"that is fixed; set it to 0, got {fed.training.weight_decay}"
-            )
+        require_no_weight_decay(True, fed)
 
     def round(
         self, state: PartlySharedState, cohort: Cohort, fed: Federation

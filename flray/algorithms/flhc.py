@@ -70,9 +70,10 @@ class Flhc:
     rounds_before: int = 10  # Rounds n of FedAvg before the clustering
     # How clients are clustered after these rounds
     clustering: UpdateClustering = field(default_factory=UpdateClustering)
-    # Clients of a cluster that train in a round. of_all: the share ρ of all clients, at most the
-    # whole cluster; of_cluster: the share ρ of the cluster
-    cohort_size: Literal["of_all", "of_cluster"] = "of_all"
+    # Clients that train in a round. of_all: of each cluster as many as the share ρ of all clients,
+    # at most the whole cluster; of_cluster: the share ρ of each cluster; joint: the share ρ of all
+    # clients, drawn whatever their clusters
+    cohort_size: Literal["of_all", "of_cluster", "joint"] = "of_all"
     # Start each cluster from the weighted mean of the models that its members trained for the
     # clustering. false: from the joint model
     keep_pass: bool = False
@@ -96,6 +97,8 @@ class Flhc:
     def cohort(self, state: FlhcState, t: int, fed: Federation) -> Cohort:
         # l. 14, 19-20: m <- max(α K, 1) clients of each cluster; α is our `participation` ρ, K the
         # number of clients that may train. None: max(ρ |cluster|, 1) clients of each cluster.
+        if self.cohort_size == "joint":
+            return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
         size = fed.cohort_size if self.cohort_size == "of_all" else None
         return Cohort(t, fed.sample_clusters(t, state.labels, size))
 

@@ -6,11 +6,13 @@ AAAI 2023, arXiv 2209.10526. Algorithm 1.
 
 Deviates from the authors' code, which takes the smallest angle between two singular vectors
 (`distance.form: entries`), makes one decomposition a label (`signature.per_label`), and judges
-each client by the model that it trained last (`evaluate.last_trained`).
+each client by the model that it trained last (`evaluate.last_trained`). Deviates from the paper in
+newcomers, which are compared with the mean of the vectors of each cluster instead of being
+clustered again with everybody.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from flray.algorithms.flhc import Flhc, UpdateClustering
 from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
@@ -33,9 +35,13 @@ class SubspaceClustering(UpdateClustering):
 class Pacfl(Flhc):
     """Alg. 1: clusters before the first round, then FedAvg in each of them from one initial model.
 
-    The share ρ of all clients trains in a round, whatever their clusters.
+    The server learns the main directions of each client's inputs; the first is nearly their mean.
+
+        algorithm: {name: pacfl, clustering: {partition: {linkage: average, threshold: 10}}}
     """
 
     rounds_before: int = 0  # Rounds of FedAvg before the clustering; 0 in the paper
     # How clients are clustered; `partition.threshold` is β, in degrees
     clustering: SubspaceClustering = field(default_factory=SubspaceClustering)
+    # Clients that train in a round, as for flhc; the paper draws them whatever their clusters
+    cohort_size: Literal["of_all", "of_cluster", "joint"] = "joint"

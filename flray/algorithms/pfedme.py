@@ -46,7 +46,9 @@ class PFedMe:
     inner_lr: float = 0.05  # Size of these steps
 
     def __post_init__(self) -> None:
-        require_at_least(self, lam=0, inner_lr=0, inner_steps=1)
+        require_at_least(self, lam=0, inner_steps=1)
+        if not self.inner_lr > 0:
+            raise ValueError(f"inner_lr must be > 0, got {self.inner_lr}")
 
     def init(self, fed: Federation) -> Outcome[PFedMeState]:
         table = ClientTable.empty(fed.initial, fed.num_clients)

@@ -67,3 +67,10 @@ def test_groups_with_labels_of_their_own_are_found(tiny_run, algorithm) -> None:
 def test_more_clusters_must_have_a_better_silhouette() -> None:
     losses = np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0], [1.0, 0.1], [0.0, 1.1], [1.1, 0.0]])
     assert best_number(losses, largest=5) == 2
+
+
+def test_pacfl_draws_its_cohort_whatever_the_clusters(tiny_run) -> None:
+    """Half of eight clients train in a round, in two clusters as in one."""
+    split = "split={name: label_groups, clients: 8, groups: 2}"
+    result = tiny_run(f"algorithm={PACFL}", split, "rounds=2", "participation=0.5")
+    assert result.rounds["cohort_size"].tolist() == [4, 4]

@@ -1,8 +1,12 @@
 """Identities of personalised methods, by the hash of every client's params."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from flray import load
+from flray.algorithms.fedbn import FedBn
+from flray.errors import ExperimentError
 
 
 def sha(result) -> str:
@@ -92,3 +96,15 @@ def test_fedrep_without_epochs_of_the_head_is_fedbabu(tiny_run) -> None:
 def test_fedrep_without_epochs_of_the_body_sends_nothing(tiny_run) -> None:
     fedrep = tiny_run("algorithm={name: fedrep, head_epochs: 1, body_epochs: 0}")
     assert fedrep.summary["bytes_up"] == 0
+
+
+def test_fedbn_keeps_every_leaf_of_layers_that_own_a_buffer() -> None:
+    initial = dict.fromkeys(["conv.weight", "down.1.weight", "down.1.running_mean", "head.bias"])
+    fed = SimpleNamespace(initial=initial, buffers=frozenset(["down.1.running_mean"]))
+    assert FedBn().private_leaves(fed) == {"down.1.weight", "down.1.running_mean"}
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedbabu"])
+def test_weight_decay_is_refused_where_layers_are_fixed(tiny_run, name) -> None:
+    with pytest.raises(ExperimentError, match="weight_decay would move the fixed"):
+        tiny_run(f"algorithm={name}", "train.weight_decay=0.1")
