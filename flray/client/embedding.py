@@ -21,13 +21,14 @@ from pytorch_lightning import LightningModule
 from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
-from flray.client.encoder_training import EncoderTraining, fine_tune, seeded_generator
+from flray.client.encoder_training import EncoderTraining, fine_tune
 from flray.client.host import Host, in_evaluation
 from flray.client.tasks import ClientsJob
 from flray.data.dataset import Ids
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
+from flray.models.generator import seeded_generator
 from flray.randomness import torch_seed
 
 PixelScale = Literal["unit", "signed"]  # [0, 1] and [-1, 1]

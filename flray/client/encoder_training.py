@@ -1,7 +1,6 @@
 """Training of encoders with Adam: centrally, and client after client with its state carried on."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -107,17 +106,6 @@ def mean_loss(module: LightningModule, examples: Examples, ids: Tensor) -> float
     ):
         total += loss
     return float(total) / len(ids)
-
-
-@contextmanager
-def seeded_generator(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generator during the `with` block, for layers that draw from it.
-
-    Such layers are those of users, nn.Dropout for instance. The state before is restored.
-    """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.random.manual_seed(seed)
-        yield
 
 
 def _restore(optimizer: torch.optim.Optimizer, module: LightningModule, carried: Params) -> None:

@@ -15,12 +15,13 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flray.client.encoder_training import mean_loss, run_epoch, seeded_generator
+from flray.client.encoder_training import mean_loss, run_epoch
 from flray.client.host import restored_torch_settings
 from flray.data.dataset import Ids
 from flray.data.pixels import Examples
 from flray.files import replace_file
 from flray.models.bank import Params, params_of
+from flray.models.generator import seeded_generator
 
 _log = logging.getLogger("flray")
 

@@ -1,7 +1,7 @@
 """Engine `loop`: one client after another, one step after another; the plain reference."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from flray.engines.losses import BatchLoss, RecordedGradient, step_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, Training
 from flray.models.bank import Params, load_params, params_of, stack, trainable
+from flray.models.generator import seeded_generator
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,6 @@ def train_one_by_one(
     return BlockResult(stack(trained), np.array(losses), means(logs))
 
 
-@contextmanager
-def own_generator(plan: IndexPlan, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's generator (a user's nn.Dropout) get one seeded by the plan.
-
-    The generator stays as it is for a plan without steps, which draws nothing.
-    """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        if plan.num_steps:
-            torch.random.manual_seed(int(plan.keys[0, 0]))
-        yield
+def own_generator(plan: IndexPlan, device: torch.device) -> AbstractContextManager[None]:
+    """Layers that draw from torch's generator (a user's nn.Dropout) get one seeded by the plan."""
+    return seeded_generator(int(plan.keys[0, 0]) if plan.num_steps else None, device)

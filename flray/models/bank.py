@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
+from flray.models.generator import seeded_generator
 
 CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
 
@@ -87,9 +88,7 @@ def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningMo
     >>> bool((a.layers[1].weight == b.layers[1].weight).all())
     True
     """
-    # torch's initialisers read the global generator: give them a forked one.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded_generator(seed):
         return build()
 
 
