@@ -142,10 +142,30 @@ def gather_pieces(num_clients: int, pieces: Iterable[tuple[int, Ids]]) -> list[I
     >>> gather_pieces(2, [(1, np.array([7])), (1, np.array([3]))])[1].tolist()
     [7, 3]
     """
-    hands: list[list[Ids]] = [[np.empty(0, np.int64)] for _ in range(num_clients)]
-    for client, images in pieces:
-        hands[client].append(images)
-    return [np.concatenate(hand) for hand in hands]
+    clients, images = zip(*pieces, strict=True)
+    holders = np.repeat(np.array(clients, np.int64), [len(ids) for ids in images])
+    return hands_of(num_clients, holders, np.concatenate(images))
+
+
+def hands_of(num_clients: int, holders: Ids, images: Ids) -> list[Ids]:
+    """The images of each client in the order given; holders[n] is the client that gets images[n].
+
+    >>> [hand.tolist() for hand in hands_of(3, np.array([2, 0, 2]), np.array([7, 8, 3]))]
+    [[8], [], [7, 3]]
+    """
+    order = np.argsort(holders, kind="stable")
+    return consecutive(images[order], np.bincount(holders, minlength=num_clients))
+
+
+def consecutive(values: Ids, sizes: Ids) -> list[Ids]:
+    """The values cut into pieces of these sizes, one after another.
+
+    >>> [piece.tolist() for piece in consecutive(np.arange(3), np.array([1, 0, 2]))]
+    [[0], [], [1, 2]]
+    """
+    ends = np.cumsum(sizes)
+    bounds = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
+    return [values[start:end] for start, end in bounds]
 
 
 def consecutive_groups(num_clients: int, num_groups: int) -> Ids:

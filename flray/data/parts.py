@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import smooth_images
-from flray.data.dealing import server_images, whole_share
+from flray.data.dealing import consecutive, server_images, whole_share
 from flray.data.split import Split
 from flray.data.testing import tested_images
 from flray.errors import ExperimentError
@@ -147,10 +147,12 @@ def _number_examples(
 
     train, validation, test = keys(parts.train), keys(parts.validation), keys(parts.test)
     public = server * classes + dataset.labels[server]
-    table: NDArray[np.int64] = np.unique(np.concatenate([*train, *validation, *test, public]))
+    # Sorting, which counts bring, is several times faster than the hashing of np.unique alone.
+    table, _ = np.unique(np.concatenate([*train, *validation, *test, public]), return_counts=True)
 
     def numbered(part: list[Ids]) -> tuple[Ids, ...]:
-        return tuple(np.searchsorted(table, key) for key in part)
+        examples = np.searchsorted(table, np.concatenate(part))
+        return tuple(consecutive(examples, np.array([len(key) for key in part])))
 
     split = Split(
         image_ids=table // classes,

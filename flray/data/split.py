@@ -62,13 +62,13 @@ class Split:
         """M, holdout and absent clients included."""
         return len(self.train)
 
-    @property
+    @cached_property
     def clients(self) -> Ids:
         """The clients that may train: all but the holdout and the absent clients."""
         away = np.concatenate([self.holdout, self.absent])
         return np.setdiff1d(np.arange(self.num_clients), away)
 
-    @property
+    @cached_property
     def num_train_examples(self) -> Ids:
         """(M,) n_k, the number of training examples of each client."""
         return np.array([len(ids) for ids in self.train], dtype=np.int64)
@@ -125,11 +125,15 @@ class Split:
         num = self.num_dealt
         parts = [self.image_ids[:num], self.labels[:num], self.server, self.holdout]
         parts += [np.empty(0, np.int64) if self.groups is None else self.groups]
-        for part in (self.train, self.validation, self.test):
-            parts += [np.array([len(ids) for ids in part]), *part]
         sha = hashlib.sha256()
         for array in parts:
             _add_to_hash(sha, array)
+        for part in (self.train, self.validation, self.test):
+            sizes = np.array([len(ids) for ids in part])
+            _add_to_hash(sha, sizes)
+            # Each client's number of examples, then the examples.
+            values = np.insert(np.concatenate(part), np.cumsum(sizes) - sizes, sizes)
+            sha.update(values.astype("<i8").tobytes())
         for name, optional in (("absent", self.absent), ("origin", self.origin)):
             if optional is not None and len(optional):
                 sha.update(name.encode())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flray.data.dataset import Ids
-from flray.data.dealing import gather_pieces, largest_remainder
+from flray.data.dealing import hands_of, largest_remainder
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
@@ -54,16 +54,16 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
     >>> [len(ids) for ids in slices]
     [2, 10]
     """
-    slices: list[tuple[int, Ids]] = []
+    holders, given = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for kind, ids in enumerate(images):
         if not trained[:, kind].any():
             continue
         rng = generator(seed, "split.test", kind)
         order = rng.permutation(len(trained))  # or the first clients would win every rounding
         sizes = largest_remainder(len(ids), trained[order, kind])
-        pieces = np.split(rng.permutation(ids), np.cumsum(sizes)[:-1])
-        slices += zip(order.tolist(), pieces, strict=True)
-    tested = gather_pieces(len(trained), slices)
+        holders.append(np.repeat(order, sizes))
+        given.append(rng.permutation(ids))
+    tested = hands_of(len(trained), np.concatenate(holders), np.concatenate(given))
     for client, ids in enumerate(tested):
         if len(ids) == 0:
             tested[client] = _one_image(
@@ -97,4 +97,4 @@ def _one_image(trained: Ids, images: list[Ids], rng: np.random.Generator) -> Ids
     """An image of the kind that the client trains on most, of those with test images."""
     is_available = np.array([len(ids) > 0 for ids in images])
     most = int(np.argmax(np.where(is_available, trained, 0)))
-    return rng.permutation(images[most])[:1]
+    return rng.choice(images[most], 1)

@@ -238,8 +238,9 @@ def rows_of_clients(
     hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
     hears_somebody = hears[relation.of]  # (M,)
     keeps_own = ~hears_somebody | (aggregation.server_lr != 1)
-    kinds = np.stack([relation.of, np.where(keeps_own, bank.owner, -1)])
-    _, first, owner = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
+    # One number for each pair (row of the relation, row that is kept or none).
+    pairs = relation.of * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
+    _, first, owner = np.unique(pairs, return_index=True, return_inverse=True)
     rows = [
         mixing_row(relation.rows[relation.of[i]], int(bank.owner[i]), cohort, bank, aggregation)
         for i in first
