@@ -44,12 +44,12 @@ class Lightning:
             logging.getLogger(name).setLevel(logging.ERROR)
 
         def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
-            local = LocalEquation(plan, self.examples, gradient, w0, memo)
+            local = LocalEquation(plan, self.examples, training, gradient, w0, memo)
             if plan.num_steps:
                 self._fit(local, training)
             return local.mean_loss()
 
-        return train_one_by_one(self.module, self.examples.device, block, train_client)
+        return train_one_by_one(self.module, self.examples.device, block, training, train_client)
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
         device = self.examples.device
@@ -117,6 +117,7 @@ class LocalEquation(Callback):
 
     plan: IndexPlan
     examples: Examples
+    training: Training
     gradient: Gradient
     w0: Params
     memo: Params
@@ -154,7 +155,7 @@ class LocalEquation(Callback):
         direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
         self.losses.append(grad.first_loss.double())
         for name, p in parameters.items():
-            p.grad = direction[name]
+            p.grad = direction[name] if self.training.moves(name) else None
 
     def mean_loss(self) -> float:
         return float(torch.stack(self.losses).sum()) / len(self.losses) if self.losses else 0.0

@@ -31,7 +31,7 @@ class Loop:
         def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
             return self._train_client(plan, w0, memo, training, gradient)
 
-        return train_one_by_one(self.module, self.examples.device, block, train_client)
+        return train_one_by_one(self.module, self.examples.device, block, training, train_client)
 
     def _train_client(
         self, plan: IndexPlan, w0: Params, memo: Params, training: Training, gradient: Gradient
@@ -48,7 +48,8 @@ class Loop:
             direction = gradient(grad, w, batch, w0, memo)
             total += grad.first_loss
             for name, p in parameters.items():
-                p.grad = direction[name]
+                # An optimiser passes over a parameter without gradient, decay and momentum too
+                p.grad = direction[name] if training.moves(name) else None
             optimizer.step()
             if schedule is not None:
                 schedule.after(step + 1, plan.num_steps // training.epochs)
@@ -59,6 +60,7 @@ def train_one_by_one(
     module: LightningModule,
     device: torch.device,
     block: Block,
+    training: Training,
     train_client: Callable[[IndexPlan, Params, Params], float],
 ) -> BlockResult:
     """Train the module anew for each client of a block.
@@ -77,7 +79,9 @@ def train_one_by_one(
         with own_generator(plan, device), logged(module) as values:
             losses.append(train_client(plan, w0, memo))
         logs.append(values)
-        trained.append({name: leaf.clone() for name, leaf in params_of(module).items()})
+        trained.append(
+            {n: (v if training.moves(n) else w0[n]).clone() for n, v in params_of(module).items()}
+        )
     return BlockResult(stack(trained), np.array(losses), means(logs))
 
 

@@ -75,8 +75,8 @@ class Step:
 
     The number of the next step is read from the device, so that a CUDA graph can be replayed. The
     algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
-    hook; and SGD without weight decay needs no optimiser either: each layer moves while the
-    gradient passes.
+    hook; and SGD of all leaves without weight decay needs no optimiser either: each layer moves
+    while the gradient passes.
 
     A step is used in this order: `start` with a block, then `advance` as often as steps are left.
     Between two calls of `advance`, `w` and `total_loss` may be read.
@@ -99,6 +99,7 @@ class Step:
         device = self.examples.device
         self.w = self._slots(like.w0, num_slots)
         self.trained = {name: self.w[name] for name in trainable(stacked.module)}
+        self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
         self.gradient = gradient
@@ -108,7 +109,8 @@ class Step:
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
         self.descent: Descent | None = None
-        if not self.has_hook and training.optimizer == "sgd" and not training.weight_decay:
+        is_plain_sgd = training.optimizer == "sgd" and not training.weight_decay
+        if not self.has_hook and is_plain_sgd and len(self.moved) == len(self.trained):
             self.descent = Descent(training.lr, training.momentum)
         else:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
@@ -176,14 +178,14 @@ class Step:
         assert self.written is not None  # or there is a hook
         if self.descent is not None:
             return self.written.losses(self.w, batch.keys, batch.x, targets, self.descent)
-        gradients = Gradients(self.written, self.trained)
+        gradients = Gradients(self.written, self.moved)
         loss = self.written.losses(self.w, batch.keys, batch.x, targets, gradients)
         self._move_along(gradients.of_all())
         return loss
 
     def _move_along(self, direction: Params) -> None:
         assert self.optimizer is not None  # or layers move themselves
-        for name, leaf in self.trained.items():
+        for name, leaf in self.moved.items():  # the optimiser passes over the others
             leaf.grad = direction[name]
         self.optimizer.step()
 

@@ -147,15 +147,16 @@ class Written:
 
 @dataclass
 class Gradients:
-    """A sink that collects the gradients, shaped as their leaves."""
+    """A sink that collects the gradients of the leaves in w, in their shapes."""
 
     written: Written
     w: Params
     collected: Params = field(default_factory=dict)
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
-        gradient = sum_of_products(inputs, dy, num_parts(inputs, dy))
-        self.collected[name] = self.written.weights[name].leaf(gradient, self.w[name])
+        if name in self.w:
+            gradient = sum_of_products(inputs, dy, num_parts(inputs, dy))
+            self.collected[name] = self.written.weights[name].leaf(gradient, self.w[name])
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
         self.collected[name] = gradient
