@@ -28,16 +28,22 @@ class Loop:
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         """As `Engine.train`."""
 
-        def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
-            return self._train_client(plan, w0, memo, training, gradient)
+        def train_client(plan: IndexPlan, w0: Params, memo: Params, extra: Params) -> float:
+            start = Block((plan,), w0, memo)
+            return self._train_client(start, extra, training, gradient)
 
         return train_one_by_one(self.module, self.examples.device, block, training, train_client)
 
     def _train_client(
-        self, plan: IndexPlan, w0: Params, memo: Params, training: Training, gradient: Gradient
+        self, client: Block, extra: Params, training: Training, gradient: Gradient
     ) -> float:
-        """Train the module in place; returns the mean loss over the steps."""
-        batch_loss, parameters = BatchLoss(self.module), trainable(self.module)
+        """Train the module and extra leaves in place; returns the mean loss over the steps.
+
+        Args:
+            client: the plan, and leaves without client axis.
+        """
+        (plan,), w0, memo = client.plans, client.w0, client.memo
+        batch_loss, parameters = BatchLoss(self.module), trainable(self.module) | extra
         optimizer, schedule = training.make_scheduled(self.module, parameters)
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
         # The module's own params, by name: they share its memory, so steps are seen in them.
@@ -61,13 +67,14 @@ def train_one_by_one(
     device: torch.device,
     block: Block,
     training: Training,
-    train_client: Callable[[IndexPlan, Params, Params], float],
+    train_client: Callable[[IndexPlan, Params, Params, Params], float],
 ) -> BlockResult:
     """Train the module anew for each client of a block.
 
     Args:
-        train_client: trains the module in place, from a plan, w0 and memo of the client, leaves
-            without client axis, and returns the mean loss over its steps.
+        train_client: trains the module and the leaves beside it in place, from a plan, w0, memo
+            and those leaves of the client, all without client axis, and returns the mean loss
+            over its steps.
     """
     trained: list[Params] = []
     losses: list[float] = []
@@ -75,12 +82,14 @@ def train_one_by_one(
     for k, plan in enumerate(block.plans):
         w0, memo = ({n: leaf[k] for n, leaf in each.items()} for each in (block.w0, block.memo))
         load_params(module, w0)
+        extra = {name: w0[name].clone() for name in w0.keys() - params_of(module).keys()}
         module.train()  # Lightning leaves it in evaluation mode
         with own_generator(plan, device), logged(module) as values:
-            losses.append(train_client(plan, w0, memo))
+            losses.append(train_client(plan, w0, memo, extra))
         logs.append(values)
+        after = params_of(module) | extra
         trained.append(
-            {n: (v if training.moves(n) else w0[n]).clone() for n, v in params_of(module).items()}
+            {n: (after[n] if training.moves(n) else start).clone() for n, start in w0.items()}
         )
     return BlockResult(stack(trained), np.array(losses), means(logs))
 

@@ -24,7 +24,7 @@ from flray.engines.written import (
     WrittenGradient,
 )
 from flray.errors import ExperimentError
-from flray.models.bank import Params, trainable
+from flray.models.bank import Params, params_of, trainable
 from flray.models.dropout import dropout_keys
 
 # Bytes of the images that are gathered for several steps at once.
@@ -39,6 +39,12 @@ class StackedBatch(NamedTuple):
     y: Tensor  # (slots, B)
     mask: Tensor  # (slots, B)
     keys: Params  # (slots,) by dropout layer, or (slots, elements) where masks are drawn already
+    weight: tuple[Tensor, ...]  # (slots, B), or none
+
+    def of_client(self) -> LocalBatch:
+        """The batch as a hook receives it, inside `vmap`."""
+        weight = self.weight[0] if self.weight else None
+        return LocalBatch(self.x, self.y, self.mask, self.keys, weight=weight)
 
 
 @dataclass
@@ -66,7 +72,8 @@ class StackedModule:
             return result
         names = (tuple(at), tuple(batch.keys))
         tensors = (*at.values(), *batch.keys.values(), batch.x, batch.y, batch.mask)
-        *gradients, loss = WrittenGradient.apply(self.written, names, *tensors)  # type: ignore[no-untyped-call]  # torch's own
+        weight = () if batch.weight is None else (batch.weight,)
+        *gradients, loss = WrittenGradient.apply(self.written, names, *tensors, *weight)  # type: ignore[no-untyped-call]  # torch's own
         return dict(zip(at, gradients, strict=True)), loss
 
 
@@ -98,7 +105,8 @@ class Step:
         self.written, self.examples = stacked.written, stacked.examples
         device = self.examples.device
         self.w = self._slots(like.w0, num_slots)
-        self.trained = {name: self.w[name] for name in trainable(stacked.module)}
+        extra = like.w0.keys() - params_of(stacked.module).keys()
+        self.trained = {n: self.w[n] for n in (*trainable(stacked.module), *sorted(extra))}
         self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
@@ -169,7 +177,7 @@ class Step:
         self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
     ) -> tuple[Params, Tensor]:
         """The direction of the hook and the loss of the step, of one client inside `vmap`."""
-        first, *second = (LocalBatch(*batch) for batch in batches)
+        first, *second = (batch.of_client() for batch in batches)
         batch = replace(first, second=second[0]) if second else first
         grad = RecordedGradient(self.stacked.gradient_at)
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
@@ -197,13 +205,15 @@ class Step:
         """
         tensors = [t.index_select(1, steps).transpose(0, 1) for t in self.plan.tensors]
         size = self._steps_gathered(tensors[0][0].numel())
-        for ids, mask, keys in zip(*(torch.split(t, size) for t in tensors), strict=True):
+        for ids, mask, keys, *weight in zip(*(torch.split(t, size) for t in tensors), strict=True):
             x, y = self.examples.training_batch(ids.flatten(0, 2), keys.flatten())
             x, y = (t.view(*ids.shape, *t.shape[2:]) for t in (x, y))  # (steps, slots, b, B, ...)
+            weight = [factors.to(x.dtype) for factors in weight]
             layer_keys = self._layer_keys(keys, ids.shape[-1])
             targets: list[Targets] | list[None] = [None] * len(ids)
             if self.written is not None and not self.has_hook:
-                targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype)
+                of_first = [factors[:, :, 0] for factors in weight]
+                targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype, *of_first)
             for s, targets_of_step in enumerate(targets):
                 yield (
                     tuple(
@@ -212,6 +222,7 @@ class Step:
                             y[s, :, b],
                             mask[s, :, b],
                             {name: key[s, :, b] for name, key in layer_keys.items()},
+                            tuple(factors[s, :, b] for factors in weight),
                         )
                         for b in range(ids.shape[2])
                     ),

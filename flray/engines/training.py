@@ -246,3 +246,4 @@ class LocalBatch:
     keys: dict[str, Tensor]  # keys of the module's dropout layers, by buffer name
     second: "LocalBatch | None" = None  # the second batch of a step that takes two
     loss: str = "example_losses"  # the module's method to differentiate
+    weight: Tensor | None = None  # (B,) q of the loss Σ q ℓ / B; None: 1 for all
