@@ -99,6 +99,8 @@ class Result:
     def model(self, client: int) -> LightningModule:
         """The module with the weights that a client uses after the last round, in evaluation mode.
 
+        Of a mixture of models it is the one with the largest weight.
+
         Args:
             client: Number of the client, from 0.
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
-from flray.algorithms.partly_shared import require_no_weight_decay
-from flray.engines.training import OnlyLeaves
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers
 from flray.models.mixing import Relation
@@ -29,14 +27,13 @@ class FedBabu(FedAvg):
 
     def require(self, fed: Federation) -> None:
         last_layers(fed.initial, self.frozen_layers)  # refuses more layers than the model has
-        require_no_weight_decay(self.frozen_layers > 0, fed)
 
     def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
         head = last_layers(fed.initial, self.frozen_layers)
         if not head:
             return super().round(state, cohort, fed)
         body = {n: leaf for n, leaf in state.bank.params.items() if n not in head}
-        trained = fed.train(state.bank, cohort, OnlyLeaves(frozenset(body)))
+        trained = fed.train(state.bank, cohort, self.gradient, training=fed.training.only(body))
         sent = ModelBank(body, state.bank.owner)
         fed.count_models(sent, cohort, trained)
         # Mixing equal heads would round them, so they take no part in it

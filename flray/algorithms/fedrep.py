@@ -10,12 +10,7 @@ heads: here it has the initial one.
 from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.partly_shared import (
-    PartlyShared,
-    PartlySharedState,
-    require_no_weight_decay,
-)
-from flray.engines.training import OnlyLeaves
+from flray.algorithms.partly_shared import PartlyShared, PartlySharedState
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import last_layers
 from flray.models.mixing import Relation
@@ -39,10 +34,6 @@ class FedRep(PartlyShared):
     def private_leaves(self, fed: Federation) -> frozenset[str]:
         return last_layers(fed.initial, self.head_layers)
 
-    def require(self, fed: Federation) -> None:
-        self.private_leaves(fed)
-        require_no_weight_decay(True, fed)
-
     def round(
         self, state: PartlySharedState, cohort: Cohort, fed: Federation
     ) -> Outcome[PartlySharedState]:
@@ -51,17 +42,17 @@ class FedRep(PartlyShared):
         metrics: dict[str, float] = {}
         if self.head_epochs:
             # l. 7-9: h_i <- GRD(f_i(h, φ^t), h), `head_epochs` times
-            training = replace(fed.training, epochs=self.head_epochs)
+            training = replace(fed.training, epochs=self.head_epochs).only(head)
             models = self.deploy(state, cohort.clients, fed)
-            trained = fed.train(models, cohort, OnlyLeaves(head), training=training)
+            trained = fed.train(models, cohort, self.gradient, training=training)
             heads = state.private.updated(trained.clients, trained.leaves(sorted(head)))
             state, metrics = replace(state, private=heads), trained.metrics()
             cohort = replace(cohort, clients=trained.clients)
         if self.body_epochs:
             # l. 10: φ_i <- GRD(f_i(h_i, φ^t), φ)
-            training = replace(fed.training, epochs=self.body_epochs)
+            training = replace(fed.training, epochs=self.body_epochs).only(body)
             models = self.deploy(state, cohort.clients, fed)
-            trained = fed.train(models, cohort, OnlyLeaves(body), training=training)
+            trained = fed.train(models, cohort, self.gradient, training=training)
             fed.count_models(state.shared, cohort, trained)
             # l. 12: φ^{t+1} <- mean of φ_i
             shared = fed.mix(Relation.joint(fed.num_clients), trained, state.shared)

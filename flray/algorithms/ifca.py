@@ -15,7 +15,7 @@ import numpy as np
 from flray.algorithms.algorithm import Outcome
 from flray.client.tasks import TrainingPart
 from flray.data.dataset import Ids
-from flray.engines.training import OnlyLeaves, plain_gradient
+from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, Judgement
 from flray.models.bank import ModelBank, last_layers
@@ -88,14 +88,15 @@ class Ifca:
         chosen, answered = self._choices(state, cohort.clients, fed)
         bank = replace(state.bank, owner=np.maximum(chosen, 0))
         leaves = frozenset(fed.initial) if is_pretraining else self._own_leaves(fed)
-        gradient = OnlyLeaves(leaves) if len(leaves) < len(fed.initial) else self.gradient
+        training = fed.training.only(leaves) if len(leaves) < len(fed.initial) else None
         # θ̃_i = LocalUpdate(θ_ĵ, γ, τ)
-        trained = fed.train(bank, replace(cohort, clients=answered), gradient)
+        asked = replace(cohort, clients=answered)
+        trained = fed.train(bank, asked, self.gradient, training=training)
         self._count(bank, len(cohort.clients), len(trained.clients), fed)
         hears = (chosen == np.arange(bank.num_rows)[:, None]).astype(np.float64)  # s (k, M)
         # θ_j <- sum_i s_ij θ̃_i / sum_i s_ij, with n_i; a model that nobody chose stays
         mixed = fed.mix_rows(hears, trained, bank)
-        # Weight decay and running statistics move leaves whose gradient is zero: put them back.
+        # A mean of equal leaves need not have their bits: put those that nobody trained back.
         params = {n: leaf if n in leaves else bank.params[n] for n, leaf in mixed.params.items()}
         state = IfcaState(replace(mixed, params=params), chosen)
         if cohort.t == self.rounds_before:

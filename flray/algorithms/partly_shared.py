@@ -8,20 +8,10 @@ from dataclasses import dataclass
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
-from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
-
-
-def require_no_weight_decay(has_fixed_leaves: bool, fed: Federation) -> None:
-    """Refuse weight decay for a method that keeps leaves fixed while it trains others."""
-    if has_fixed_leaves and fed.training.weight_decay:
-        raise ExperimentError(
-            "this method trains some layers while others are fixed, and train.weight_decay would "
-            f"move the fixed ones; set it to 0, got {fed.training.weight_decay}"
-        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from flray.client.host import Host
 from flray.data.dataset import Ids
 from flray.engines.vectorized import Vectorized, refusal, tile_size
+from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 
@@ -41,6 +42,7 @@ class ScoreJob:
 
     row: int  # of the bank
     examples: Ids  # (R,) example ids
+    shares: tuple[float, ...] = ()  # of all rows, whose mixture is scored; (): `row` alone
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
     """
     host.module.eval()
     outputs = _stacked_outputs(host)
-    sizes = [0 if outputs is None else _piece_size(host, len(job.examples)) for job in jobs]
+    sizes = [
+        0 if outputs is None or job.shares else _piece_size(host, len(job.examples)) for job in jobs
+    ]
     scores: dict[int, ExampleScores] = {}
     with torch.no_grad():
         for size in sorted(set(sizes)):
@@ -111,15 +115,32 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
     for job, ids_of_job in zip(
         jobs, torch.split(ids, [len(job.examples) for job in jobs]), strict=True
     ):
-        if job.row != loaded:
+        if job.shares:
+            loaded = None
+        elif job.row != loaded:
             loaded = job.row
             load_params(module, {name: leaf[loaded] for name, leaf in bank.items()})
         for batch_ids in torch.split(ids_of_job, SCORE_BATCH) if len(ids_of_job) else []:
             x, y = host.examples.batch(batch_ids)
-            output = module(x)
+            output = _mixture(module, bank, job.shares, x) if job.shares else module(x)
             correct.append(_correct(output, y))
             losses.append(_losses(module, output, (x, y)).double())
     return torch.cat(correct), torch.cat(losses)
+
+
+def _mixture(module: LightningModule, bank: Params, shares: tuple[float, ...], x: Tensor) -> Tensor:
+    """(B, classes) log of the weighted mean of the class probabilities of several models."""
+    terms = []
+    for row in np.flatnonzero(shares):
+        load_params(module, {name: leaf[row] for name, leaf in bank.items()})
+        output = module(x)
+        if output.dim() != 2:
+            raise ExperimentError(
+                "this method mixes class probabilities of several models: the model must return a "
+                f"row of class scores for each example, got the shape {tuple(output.shape)}"
+            )
+        terms.append(output.log_softmax(-1) + np.log(shares[row]))
+    return torch.stack(terms).logsumexp(0)
 
 
 def _score_stacked(

@@ -47,11 +47,16 @@ class ClientsJob:
     # (K,) the row of the bank that each client uses; empty where a task uses none or all of them
     rows: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     memo: Params = field(default_factory=dict)  # read by the gradient, leaves (K, ...)
+    # A weight of each training example of each client, in its order; (): all count alike
+    weights: tuple[NDArray[np.float64], ...] = ()
 
     def part(self, positions: slice | Ids) -> "ClientsJob":
-        """The job of the clients at these positions, with their rows and memo."""
+        """The job of the clients at these positions, with their rows, memo and weights."""
         memo = {name: leaf[positions] for name, leaf in self.memo.items()}
-        return ClientsJob(self.clients[positions], self.rows[positions], memo)
+        weights = ()
+        if self.weights:
+            weights = tuple(self.weights[k] for k in np.arange(len(self.clients))[positions])
+        return ClientsJob(self.clients[positions], self.rows[positions], memo, weights)
 
     def in_parts(self, size: int) -> "list[ClientsJob]":
         """Jobs of at most `size` clients each, in the order of the clients."""
@@ -99,7 +104,11 @@ class Train:
         split = host.timeline.at(self.t)
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         examples = [split.trained_on(i) for i in job.clients]
-        plans = plan_clients(examples, self.training, seed, self.t, job.clients)
+        at = [np.arange(len(ids)) for ids in examples] if job.weights else examples
+        plans = plan_clients(at, self.training, seed, self.t, job.clients)
+        if job.weights:
+            with_weights = zip(plans, examples, job.weights, strict=True)
+            plans = tuple(plan.weighted(ids, weights) for plan, ids, weights in with_weights)
         # Only the rows that are used move: a whole bank may not fit on the device.
         w0 = {name: _rows(leaf, job.rows, device) for name, leaf in bank.items()}
         return Block(plans, w0, self._memo(job, device))
@@ -161,6 +170,34 @@ class Judge:
         jobs = [ScoreJob(u, examples[i]) for i in job.clients for u in range(num_models)]
         means = [(_mean(s.loss), _mean(s.correct)) for s in score_models(host, bank, jobs)]
         return list(np.reshape(means, (len(job.clients), num_models, 2)).transpose(0, 2, 1))
+
+
+@dataclass(frozen=True)
+class ClientLosses:
+    """Losses of U models on the n training examples of a client, in the order of its data."""
+
+    loss: NDArray[np.float64]  # (n, U)
+    labels: Ids  # (n,)
+
+
+@dataclass(frozen=True)
+class ExampleLosses:
+    """The loss of every model of the bank on each training example of a client in round t."""
+
+    t: int
+
+    def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[ClientLosses]:
+        split = host.timeline.at(self.t)
+        num = len(next(iter(bank.values())))
+        examples = [split.trained_on(i) for i in job.clients]
+        scores = score_models(
+            host, bank, [ScoreJob(u, ids) for ids in examples for u in range(num)]
+        )
+        losses = [score.loss for score in scores]
+        return [
+            ClientLosses(np.stack(losses[k * num : (k + 1) * num], axis=1), split.labels[ids])
+            for k, ids in enumerate(examples)
+        ]
 
 
 def _mean(values: NDArray[Any]) -> float:

@@ -47,8 +47,7 @@ class GraphedStep(Step):
             self.single.replay()
 
     def _record(self, block: Block, plan: StackedPlan) -> None:
-        ids, mask, keys = (t.clone() for t in plan.tensors)
-        self.buffers = StackedPlan(ids, mask, keys, plan.last_step)
+        self.buffers = plan.copied()
         super().start(block, self.buffers)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         side.wait_stream(torch.cuda.current_stream())

@@ -17,7 +17,9 @@ from flray.models.bank import Params
 class Block:
     """K clients that are trained together: their plans, and the models and memos they start from.
 
-    Row k of every leaf belongs to plans[k]. An engine reads a block and never changes it.
+    Row k of every leaf belongs to plans[k]. An engine reads a block and never changes it. A model
+    may have leaves beside the module's, such as a second set of weights: the gradient hook sees
+    them in w, and they move along what it returns for them.
     """
 
     plans: tuple[IndexPlan, ...]  # one per client, which decides every batch

@@ -43,13 +43,13 @@ class Lightning:
         for name in ("pytorch_lightning", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.ERROR)
 
-        def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
-            local = LocalEquation(plan, self.examples, gradient, w0, memo)
+        def train_client(plan: IndexPlan, w0: Params, memo: Params, extra: Params) -> float:
+            local = LocalEquation(plan, self.examples, training, gradient, w0, memo, extra)
             if plan.num_steps:
                 self._fit(local, training)
             return local.mean_loss()
 
-        return train_one_by_one(self.module, self.examples.device, block, train_client)
+        return train_one_by_one(self.module, self.examples.device, block, training, train_client)
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
         device = self.examples.device
@@ -68,7 +68,7 @@ class Lightning:
             limit_val_batches=0,
         )
         batches = PlannedBatches(local.plan, self.module, self.examples, training.epochs)
-        with _optimizer_set(self.module, training), warnings.catch_warnings():
+        with _optimizer_set(self.module, training, local.extra), warnings.catch_warnings():
             # Lightning itself calls torch in a deprecated way.
             warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
             # Advice on the use of a Trainer, repeated for each client and round.
@@ -117,9 +117,11 @@ class LocalEquation(Callback):
 
     plan: IndexPlan
     examples: Examples
+    training: Training
     gradient: Gradient
     w0: Params
     memo: Params
+    extra: Params  # leaves beside the module's, which steps change
     losses: list[Tensor] = field(default_factory=list)  # of the first call of grad in each step
 
     def on_train_batch_start(
@@ -138,7 +140,7 @@ class LocalEquation(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        parameters = trainable(pl_module)
+        parameters = trainable(pl_module) | self.extra
         w = {name: p.detach() for name, p in parameters.items()}
         gradients = {
             name: torch.zeros_like(p) if p.grad is None else p.grad
@@ -146,7 +148,8 @@ class LocalEquation(Callback):
         }
 
         def gradient_at(at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-            if at is w and batch is self.batch:  # Lightning has computed this one
+            is_known = at is w and batch is self.batch and batch.weight is None
+            if is_known:  # Lightning has computed this one
                 return gradients, self.loss
             return BatchLoss(pl_module).gradient_at(at, batch)
 
@@ -154,20 +157,21 @@ class LocalEquation(Callback):
         direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
         self.losses.append(grad.first_loss.double())
         for name, p in parameters.items():
-            p.grad = direction[name]
+            p.grad = direction[name] if self.training.moves(name) else None
 
     def mean_loss(self) -> float:
         return float(torch.stack(self.losses).sum()) / len(self.losses) if self.losses else 0.0
 
 
 @contextmanager
-def _optimizer_set(module: LightningModule, training: Training) -> Iterator[None]:
+def _optimizer_set(module: LightningModule, training: Training, extra: Params) -> Iterator[None]:
     """Make the experiment's optimiser the module's inside the `with` block, unless it is that."""
     if training.optimizer == "module":
         yield
         return
     # An attribute of the instance hides the method of its class, for Lightning too.
-    module.configure_optimizers = lambda: training.make_optimizer(module, trainable(module))  # type: ignore[method-assign]
+    parameters = trainable(module) | extra
+    module.configure_optimizers = lambda: training.make_optimizer(module, parameters)  # type: ignore[method-assign]
     try:
         yield
     finally:

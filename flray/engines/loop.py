@@ -28,16 +28,22 @@ class Loop:
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         """As `Engine.train`."""
 
-        def train_client(plan: IndexPlan, w0: Params, memo: Params) -> float:
-            return self._train_client(plan, w0, memo, training, gradient)
+        def train_client(plan: IndexPlan, w0: Params, memo: Params, extra: Params) -> float:
+            start = Block((plan,), w0, memo)
+            return self._train_client(start, extra, training, gradient)
 
-        return train_one_by_one(self.module, self.examples.device, block, train_client)
+        return train_one_by_one(self.module, self.examples.device, block, training, train_client)
 
     def _train_client(
-        self, plan: IndexPlan, w0: Params, memo: Params, training: Training, gradient: Gradient
+        self, client: Block, extra: Params, training: Training, gradient: Gradient
     ) -> float:
-        """Train the module in place; returns the mean loss over the steps."""
-        batch_loss, parameters = BatchLoss(self.module), trainable(self.module)
+        """Train the module and extra leaves in place; returns the mean loss over the steps.
+
+        Args:
+            client: the plan, and leaves without client axis.
+        """
+        (plan,), w0, memo = client.plans, client.w0, client.memo
+        batch_loss, parameters = BatchLoss(self.module), trainable(self.module) | extra
         optimizer, schedule = training.make_scheduled(self.module, parameters)
         total = torch.zeros((), device=self.examples.device, dtype=torch.float64)
         # The module's own params, by name: they share its memory, so steps are seen in them.
@@ -48,7 +54,8 @@ class Loop:
             direction = gradient(grad, w, batch, w0, memo)
             total += grad.first_loss
             for name, p in parameters.items():
-                p.grad = direction[name]
+                # An optimiser passes over a parameter without gradient, decay and momentum too
+                p.grad = direction[name] if training.moves(name) else None
             optimizer.step()
             if schedule is not None:
                 schedule.after(step + 1, plan.num_steps // training.epochs)
@@ -59,13 +66,15 @@ def train_one_by_one(
     module: LightningModule,
     device: torch.device,
     block: Block,
-    train_client: Callable[[IndexPlan, Params, Params], float],
+    training: Training,
+    train_client: Callable[[IndexPlan, Params, Params, Params], float],
 ) -> BlockResult:
     """Train the module anew for each client of a block.
 
     Args:
-        train_client: trains the module in place, from a plan, w0 and memo of the client, leaves
-            without client axis, and returns the mean loss over its steps.
+        train_client: trains the module and the leaves beside it in place, from a plan, w0, memo
+            and those leaves of the client, all without client axis, and returns the mean loss
+            over its steps.
     """
     trained: list[Params] = []
     losses: list[float] = []
@@ -73,11 +82,15 @@ def train_one_by_one(
     for k, plan in enumerate(block.plans):
         w0, memo = ({n: leaf[k] for n, leaf in each.items()} for each in (block.w0, block.memo))
         load_params(module, w0)
+        extra = {name: w0[name].clone() for name in w0.keys() - params_of(module).keys()}
         module.train()  # Lightning leaves it in evaluation mode
         with own_generator(plan, device), logged(module) as values:
-            losses.append(train_client(plan, w0, memo))
+            losses.append(train_client(plan, w0, memo, extra))
         logs.append(values)
-        trained.append({name: leaf.clone() for name, leaf in params_of(module).items()})
+        after = params_of(module) | extra
+        trained.append(
+            {n: (after[n] if training.moves(n) else start).clone() for n, start in w0.items()}
+        )
     return BlockResult(stack(trained), np.array(losses), means(logs))
 
 

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from flray.data.pixels import Examples
 from flray.engines.plan import IndexPlan
 from flray.engines.training import LocalBatch
+from flray.errors import ExperimentError
 from flray.models.bank import Params
 from flray.models.classifier import Batch
 from flray.models.dropout import dropout_keys
@@ -20,8 +21,9 @@ from flray.models.dropout import dropout_keys
 class BatchLoss(nn.Module):
     """The mean loss of a module over a batch, as a function of its params.
 
-    Padded examples do not count. It wraps the module so that `functional_call` reaches its loss
-    rather than its forward; modules without `example_losses` are asked for `training_step`.
+    Padded examples do not count; losses are multiplied by the weights of the batch, if it has any.
+    It wraps the module so that `functional_call` reaches its loss rather than its forward; modules
+    without `example_losses` are asked for `training_step`.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> loss = BatchLoss(Mlp200((1, 8, 8), 10))
@@ -38,9 +40,16 @@ class BatchLoss(nn.Module):
 
     def forward(self, batch: LocalBatch) -> Tensor:
         if not self.per_example:
+            if batch.weight is not None:
+                raise ExperimentError(
+                    f"{type(self.module).__name__} must define example_losses(batch) -> (B,): this "
+                    "method weights examples"
+                )
             return self._training_step(batch)
         example_losses: Callable[[Batch], Tensor] = getattr(self.module, batch.loss)
         losses = example_losses((batch.x, batch.y))
+        if batch.weight is not None:
+            losses = losses * batch.weight
         if batch.mask is None:
             return losses.mean()
         kept = torch.where(batch.mask, losses, torch.zeros_like(losses))
@@ -102,4 +111,8 @@ def unpadded_batch(
     ids = torch.from_numpy(plan.ids[step_and_batch][plan.mask[step_and_batch]]).to(examples.device)
     key = torch.tensor(int(plan.keys[step_and_batch]), device=examples.device)
     x, y = examples.training_batch(ids[None], key[None])
-    return LocalBatch(x[0], y[0], None, dropout_keys(module, key))
+    batch = LocalBatch(x[0], y[0], None, dropout_keys(module, key))
+    if plan.weight is None:
+        return batch
+    weight = torch.from_numpy(plan.weight[step_and_batch][plan.mask[step_and_batch]])
+    return replace(batch, weight=weight.to(device=examples.device, dtype=batch.x.dtype))

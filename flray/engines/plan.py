@@ -1,7 +1,7 @@
 """Index plans: which example is in which batch of which step, decided before anything executes."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ class IndexPlan:
     ids: Ids  # (steps, batches, B) example ids; padded with the client's first example
     mask: NDArray[np.bool_]  # (steps, batches, B) False where padded
     keys: Ids  # (steps, batches) for dropout and augmentation
+    # (steps, batches, B) by which losses are multiplied; None: all count alike
+    weight: NDArray[np.float64] | None = None
 
     @property
     def num_steps(self) -> int:
@@ -31,6 +33,16 @@ class IndexPlan:
     @property
     def batches_per_step(self) -> int:
         return int(self.ids.shape[1])
+
+    def weighted(self, examples: Ids, weights: NDArray[np.float64]) -> "IndexPlan":
+        """This plan over positions 0..n-1 as one over the n examples with these weights.
+
+        >>> plan = plan_client(np.arange(2), Training(batch_size=2), seed=0, t=1, client=3)
+        >>> plan = plan.weighted(np.array([7, 9]), np.array([0.25, 0.75]))
+        >>> sorted(zip(plan.ids.ravel().tolist(), plan.weight.ravel().tolist()))
+        [(7, 0.25), (9, 0.75)]
+        """
+        return replace(self, ids=examples[self.ids], weight=weights[self.ids])
 
 
 def batch_orders(

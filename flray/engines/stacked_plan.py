@@ -21,6 +21,7 @@ class StackedPlan:
     mask: Tensor  # (K, S, b, B)
     keys: Tensor  # (K, S, b) for dropout and augmentation
     last_step: Ids  # (K,) -1 for a dummy and for a client without steps
+    weight: Tensor | None = None  # (K, S, b, B) of the losses; None: all count alike
 
     @classmethod
     def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
@@ -31,18 +32,28 @@ class StackedPlan:
         mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
         keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
         last = np.full(num_slots, -1, dtype=np.int64)
+        weight = np.zeros(ids.shape) if block.plans[0].weight is not None else None
         for k, plan in enumerate(block.plans):
             ids[k, : plan.num_steps] = plan.ids
             mask[k, : plan.num_steps] = plan.mask
             keys[k, : plan.num_steps] = plan.keys
             last[k] = plan.num_steps - 1
+            if weight is not None and plan.weight is not None:
+                weight[k, : plan.num_steps] = plan.weight
         tensors = [torch.from_numpy(array).to(device) for array in (ids, mask, keys)]
-        return cls(tensors[0], tensors[1], tensors[2], last)
+        weights = None if weight is None else torch.from_numpy(weight).to(device)
+        return cls(tensors[0], tensors[1], tensors[2], last, weights)
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """ids, mask and keys."""
-        return self.ids, self.mask, self.keys
+    def tensors(self) -> tuple[Tensor, ...]:
+        """ids, mask, keys and, where there are any, weights."""
+        plan = (self.ids, self.mask, self.keys)
+        return plan if self.weight is None else (*plan, self.weight)
+
+    def copied(self) -> "StackedPlan":
+        """The same plan in other memory."""
+        ids, mask, keys, *weight = (tensor.clone() for tensor in self.tensors)
+        return StackedPlan(ids, mask, keys, self.last_step, *weight)
 
     @property
     def num_steps(self) -> int:

@@ -24,7 +24,7 @@ from flray.engines.written import (
     WrittenGradient,
 )
 from flray.errors import ExperimentError
-from flray.models.bank import Params, trainable
+from flray.models.bank import Params, params_of, trainable
 from flray.models.dropout import dropout_keys
 
 # Bytes of the images that are gathered for several steps at once.
@@ -39,6 +39,12 @@ class StackedBatch(NamedTuple):
     y: Tensor  # (slots, B)
     mask: Tensor  # (slots, B)
     keys: Params  # (slots,) by dropout layer, or (slots, elements) where masks are drawn already
+    weight: tuple[Tensor, ...]  # (slots, B), or none
+
+    def of_client(self) -> LocalBatch:
+        """The batch as a hook receives it, inside `vmap`."""
+        weight = self.weight[0] if self.weight else None
+        return LocalBatch(self.x, self.y, self.mask, self.keys, weight=weight)
 
 
 @dataclass
@@ -66,7 +72,8 @@ class StackedModule:
             return result
         names = (tuple(at), tuple(batch.keys))
         tensors = (*at.values(), *batch.keys.values(), batch.x, batch.y, batch.mask)
-        *gradients, loss = WrittenGradient.apply(self.written, names, *tensors)  # type: ignore[no-untyped-call]  # torch's own
+        weight = () if batch.weight is None else (batch.weight,)
+        *gradients, loss = WrittenGradient.apply(self.written, names, *tensors, *weight)  # type: ignore[no-untyped-call]  # torch's own
         return dict(zip(at, gradients, strict=True)), loss
 
 
@@ -75,8 +82,8 @@ class Step:
 
     The number of the next step is read from the device, so that a CUDA graph can be replayed. The
     algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
-    hook; and SGD without weight decay needs no optimiser either: each layer moves while the
-    gradient passes.
+    hook; and SGD of all leaves without weight decay needs no optimiser either: each layer moves
+    while the gradient passes.
 
     A step is used in this order: `start` with a block, then `advance` as often as steps are left.
     Between two calls of `advance`, `w` and `total_loss` may be read.
@@ -98,7 +105,9 @@ class Step:
         self.written, self.examples = stacked.written, stacked.examples
         device = self.examples.device
         self.w = self._slots(like.w0, num_slots)
-        self.trained = {name: self.w[name] for name in trainable(stacked.module)}
+        extra = like.w0.keys() - params_of(stacked.module).keys()
+        self.trained = {n: self.w[n] for n in (*trainable(stacked.module), *sorted(extra))}
+        self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
         self.gradient = gradient
@@ -108,7 +117,8 @@ class Step:
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
         self.descent: Descent | None = None
-        if not self.has_hook and training.optimizer == "sgd" and not training.weight_decay:
+        is_plain_sgd = training.optimizer == "sgd" and not training.weight_decay
+        if not self.has_hook and is_plain_sgd and len(self.moved) == len(self.trained):
             self.descent = Descent(training.lr, training.momentum)
         else:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
@@ -167,7 +177,7 @@ class Step:
         self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
     ) -> tuple[Params, Tensor]:
         """The direction of the hook and the loss of the step, of one client inside `vmap`."""
-        first, *second = (LocalBatch(*batch) for batch in batches)
+        first, *second = (batch.of_client() for batch in batches)
         batch = replace(first, second=second[0]) if second else first
         grad = RecordedGradient(self.stacked.gradient_at)
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
@@ -176,14 +186,14 @@ class Step:
         assert self.written is not None  # or there is a hook
         if self.descent is not None:
             return self.written.losses(self.w, batch.keys, batch.x, targets, self.descent)
-        gradients = Gradients(self.written, self.trained)
+        gradients = Gradients(self.written, self.moved)
         loss = self.written.losses(self.w, batch.keys, batch.x, targets, gradients)
         self._move_along(gradients.of_all())
         return loss
 
     def _move_along(self, direction: Params) -> None:
         assert self.optimizer is not None  # or layers move themselves
-        for name, leaf in self.trained.items():
+        for name, leaf in self.moved.items():  # the optimiser passes over the others
             leaf.grad = direction[name]
         self.optimizer.step()
 
@@ -195,13 +205,15 @@ class Step:
         """
         tensors = [t.index_select(1, steps).transpose(0, 1) for t in self.plan.tensors]
         size = self._steps_gathered(tensors[0][0].numel())
-        for ids, mask, keys in zip(*(torch.split(t, size) for t in tensors), strict=True):
+        for ids, mask, keys, *weight in zip(*(torch.split(t, size) for t in tensors), strict=True):
             x, y = self.examples.training_batch(ids.flatten(0, 2), keys.flatten())
             x, y = (t.view(*ids.shape, *t.shape[2:]) for t in (x, y))  # (steps, slots, b, B, ...)
+            weight = [factors.to(x.dtype) for factors in weight]
             layer_keys = self._layer_keys(keys, ids.shape[-1])
             targets: list[Targets] | list[None] = [None] * len(ids)
             if self.written is not None and not self.has_hook:
-                targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype)
+                of_first = [factors[:, :, 0] for factors in weight]
+                targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype, *of_first)
             for s, targets_of_step in enumerate(targets):
                 yield (
                     tuple(
@@ -210,6 +222,7 @@ class Step:
                             y[s, :, b],
                             mask[s, :, b],
                             {name: key[s, :, b] for name, key in layer_keys.items()},
+                            tuple(factors[s, :, b] for factors in weight),
                         )
                         for b in range(ids.shape[2])
                     ),

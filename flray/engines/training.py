@@ -1,8 +1,8 @@
 """How a client trains: optimiser, epochs and batches, and the hook for local equations."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -27,6 +27,8 @@ class Training:
     Training(optimizer='sgd', lr=0.1, momentum=0.0, weight_decay=0.0, epochs=5, batch_size=10)
     >>> Training(lr=0.1, epochs=5).paired().batches_per_step
     2
+    >>> Training(lr=0.1).only({"head.bias"}).moves("body.bias")
+    False
     >>> Training(momentum=0.9, optimizer="adam")
     Traceback (most recent call last):
     ValueError: momentum is SGD's; got 0.9 with adam
@@ -57,6 +59,15 @@ class Training:
     def paired(self) -> "PairedTraining":
         """The same settings with two batches per step."""
         return PairedTraining(**asdict(self))
+
+    def only(self, leaves: Collection[str]) -> "PartTraining":
+        """The same settings for training of these leaves; all others keep their bits."""
+        settings = {setting.name: getattr(self, setting.name) for setting in fields(Training)}
+        return PartTraining(**settings, leaves=frozenset(leaves))
+
+    def moves(self, leaf: str) -> bool:
+        """True if a leaf of this name is trained; engines leave the bits of others alone."""
+        return True
 
     def make_optimizer(
         self, module: LightningModule, params: Params, capturable: bool = False
@@ -98,6 +109,23 @@ class PairedTraining(Training):
     """
 
     batches_per_step: ClassVar[int] = 2
+
+    def only(self, leaves: Collection[str]) -> "PartTraining":
+        raise NotImplementedError("steps that take two batches train all leaves")
+
+
+@dataclass(frozen=True)
+class PartTraining(Training):
+    """Local training of some leaves. Neither weight decay nor momentum moves the others, and
+    running statistics among them stay as they were.
+
+    A gradient hook sees all leaves; its direction counts for those that move.
+    """
+
+    leaves: frozenset[str] = frozenset()  # names of the leaves that move
+
+    def moves(self, leaf: str) -> bool:
+        return leaf in self.leaves
 
 
 def _module_optimizer_over(module: LightningModule, params: Params) -> torch.optim.Optimizer:
@@ -206,29 +234,6 @@ def plain_gradient(
 
 
 @dataclass(frozen=True)
-class OnlyLeaves:
-    """A gradient hook: the plain gradient of the leaves of these names, zero for all others.
-
-    >>> w = {"body": torch.ones(2), "head": torch.ones(2)}
-    >>> OnlyLeaves(frozenset({"head"}))(lambda w, batch: w, w, None, w, {})
-    {'body': tensor([0., 0.]), 'head': tensor([1., 1.])}
-    """
-
-    names: frozenset[str]
-
-    def __call__(
-        self,
-        grad: Callable[[Params, "LocalBatch"], Params],
-        w: Params,
-        batch: "LocalBatch",
-        w0: Params,
-        memo: Params,
-    ) -> Params:
-        g = plain_gradient(grad, w, batch, w0, memo)
-        return {n: leaf if n in self.names else torch.zeros_like(leaf) for n, leaf in g.items()}
-
-
-@dataclass(frozen=True)
 class LocalBatch:
     """One batch of one client, as a gradient hook receives it and hands it to `grad`.
 
@@ -241,3 +246,4 @@ class LocalBatch:
     keys: dict[str, Tensor]  # keys of the module's dropout layers, by buffer name
     second: "LocalBatch | None" = None  # the second batch of a step that takes two
     loss: str = "example_losses"  # the module's method to differentiate
+    weight: Tensor | None = None  # (B,) q of the loss Σ q ℓ / B; None: 1 for all

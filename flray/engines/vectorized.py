@@ -111,7 +111,9 @@ class Vectorized:
             return Step(self.stacked, training, gradient, block, size)
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
-        key = (training, *hook, tuple((n, leaf.shape[1:]) for n, leaf in block.memo.items()))
+        leaves = (*block.memo.items(), *block.w0.items())
+        is_weighted = block.plans[0].weight is not None
+        key = (training, *hook, is_weighted, tuple((n, leaf.shape[1:]) for n, leaf in leaves))
         if key not in self.graphs:
             stacked = self._with_patches_that_fit(training)
             self.graphs[key] = GraphedStep(stacked, training, gradient, block, size)

@@ -33,10 +33,18 @@ class Targets:
     labels: Tensor  # (K, B, classes) that weight at the label, zero elsewhere
 
     @classmethod
-    def of(cls, y: Tensor, mask: Tensor, num_classes: int, dtype: torch.dtype) -> "Targets":
-        """Targets of labels (..., K, B), of which the mask says which are no padding."""
+    def of(
+        cls, y: Tensor, mask: Tensor, num_classes: int, dtype: torch.dtype, *weight: Tensor
+    ) -> "Targets":
+        """Targets of labels (..., K, B), of which the mask says which are no padding.
+
+        Args:
+            weight: (..., K, B) by which losses are multiplied; not given: all count alike.
+        """
         kept = mask.to(dtype)
         share = (kept / kept.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+        for factors in weight:
+            share = share * factors.to(dtype).unsqueeze(-1)
         labels = share.new_zeros(*y.shape, num_classes)
         return cls(share, labels.scatter_(-1, y.unsqueeze(-1), share))
 
@@ -119,9 +127,11 @@ class Written:
             y, _ = layer.forward(w, {}, y)
         return y
 
-    def targets(self, y: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Targets]:
-        """The targets of each step, from labels and mask (steps, K, B)."""
-        steps = Targets.of(y, mask, self.num_classes, dtype)
+    def targets(
+        self, y: Tensor, mask: Tensor, dtype: torch.dtype, *weight: Tensor
+    ) -> list[Targets]:
+        """The targets of each step, from labels, mask and, if given, weights (steps, K, B)."""
+        steps = Targets.of(y, mask, self.num_classes, dtype, *weight)
         return [Targets(*of_step) for of_step in zip(steps.share, steps.labels, strict=True)]
 
     def losses(self, w: Params, keys: Params, x: Tensor, targets: Targets, sink: Sink) -> Tensor:
@@ -147,15 +157,16 @@ class Written:
 
 @dataclass
 class Gradients:
-    """A sink that collects the gradients, shaped as their leaves."""
+    """A sink that collects the gradients of the leaves in w, in their shapes."""
 
     written: Written
     w: Params
     collected: Params = field(default_factory=dict)
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
-        gradient = sum_of_products(inputs, dy, num_parts(inputs, dy))
-        self.collected[name] = self.written.weights[name].leaf(gradient, self.w[name])
+        if name in self.w:
+            gradient = sum_of_products(inputs, dy, num_parts(inputs, dy))
+            self.collected[name] = self.written.weights[name].leaf(gradient, self.w[name])
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
         self.collected[name] = gradient
@@ -225,12 +236,12 @@ class WrittenGradient(torch.autograd.Function):
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(tensors, in_dims[2:], strict=True)
         ]
-        *leaves, x, y, mask = stacked
-        num = len(names[0])
-        w = dict(zip(names[0], leaves[:num], strict=True))
-        keys = dict(zip(names[1], leaves[num:], strict=True))
+        num, num_leaves = len(names[0]), len(names[0]) + len(names[1])
+        w = dict(zip(names[0], stacked[:num], strict=True))
+        keys = dict(zip(names[1], stacked[num:num_leaves], strict=True))
+        x, y, mask, *weight = stacked[num_leaves:]
         gradients = Gradients(written, w)
-        targets = Targets.of(y, mask, written.num_classes, x.dtype)
+        targets = Targets.of(y, mask, written.num_classes, x.dtype, *weight)
         loss = written.losses(w, keys, x, targets, gradients)
         outputs = (*gradients.of_all().values(), loss)
         return outputs, (0,) * len(outputs)

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from flray.client.host import Host
 from flray.client.tasks import (
+    ClientLosses,
     ClientsJob,
+    ExampleLosses,
     Judge,
     JudgedPart,
     Predict,
@@ -104,7 +106,8 @@ class Federation(Population):
     - Who is there: `clients`, `holdout`, `changed`, `num_examples`; who takes part: `sample`,
       `sample_clusters`.
     - First models: `initial_bank`, `initial_models`.
-    - Work of clients: `train` (local training), `judge` (losses of models on the clients' data),
+    - Work of clients: `train` (local training), `judge` and
+      `example_losses` (losses of models on the clients' data),
       `predict` (models on public examples), `map` and `chain` (any other task).
     - Means at the server: `average` (train and mix), `mix`, `mix_rows`.
     - Costs: `count_models`, `count_placing`, `meter`.
@@ -235,20 +238,24 @@ class Federation(Population):
         *,
         shared: Params | None = None,
         training: Training | None = None,
+        weights: Sequence[NDArray[np.float64]] = (),
     ) -> Trained:
         """Local training of the cohort, each client from its row of the bank.
 
-        Returns the clients that answered, ascending, and their models; the bank is unchanged.
+        Returns the clients that answered, ascending, and their models; the bank is unchanged. The
+        bank may have leaves beside the module's, which move along what `gradient` returns for them.
 
         Args:
             gradient: what the optimiser of a client steps along, `plain_gradient` for SGD.
             memo: read by the gradient, leaves (K, ...) with a row for each client of the cohort.
             shared: read by the gradient as part of its memo, leaves (...) without a client axis,
                 the same for all clients; sent once.
-            training: instead of the experiment's own.
+            training: instead of the experiment's own; `fed.training.only(names)` for some leaves.
+            weights: of each client of the cohort (n_k,), a weight q of each of its training
+                examples: the loss of a batch is Σ q ℓ / B. By default all are 1.
         """
         training, is_probe = training or self.training, cohort.is_probe
-        job = ClientsJob(cohort.clients, bank.owner[cohort.clients], memo or {})
+        job = ClientsJob(cohort.clients, bank.owner[cohort.clients], memo or {}, tuple(weights))
         if self.share is not None:
             job = job.part(np.flatnonzero(np.isin(cohort.clients, self.share.clients)))
         self._count_labels_read(job.clients)
@@ -306,6 +313,16 @@ class Federation(Population):
             answers = self.map(Judge(part, cohort.t), cohort, bank.params)
         values = np.array(list(answers.values())).reshape(len(answers), 2, bank.num_rows)
         return Judgement(np.array(list(answers), np.int64), values[:, 0], values[:, 1])
+
+    def example_losses(self, bank: ModelBank, cohort: Cohort) -> dict[int, ClientLosses]:
+        """The losses of every model of the bank on each training example of the clients.
+
+        They stay with the clients: what a method sends of them, it counts itself. With
+        `on_client_failure: drop`, clients that fail are missing in the answer.
+        """
+        self._count_labels_read(cohort.clients)
+        with self.meter.phase("judge"):
+            return self.map(ExampleLosses(cohort.t), cohort, bank.params)
 
     def _count_labels_read(self, clients: Ids) -> None:
         if num := int(np.isin(clients, self.holdout).sum()):

@@ -92,7 +92,9 @@ def some_steps(block: Block, share: float) -> Block:
     plans = []
     for plan in block.plans:
         end = min(plan.num_steps, max(1, ceil(share * plan.num_steps)))
-        plans.append(replace(plan, ids=plan.ids[:end], mask=plan.mask[:end], keys=plan.keys[:end]))
+        weight = None if plan.weight is None else plan.weight[:end]
+        ids, mask, keys = plan.ids[:end], plan.mask[:end], plan.keys[:end]
+        plans.append(replace(plan, ids=ids, mask=mask, keys=keys, weight=weight))
     return replace(block, plans=tuple(plans))
 
 

@@ -179,6 +179,10 @@ class ModelBank:
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
         return ModelBank(self._rows(pairs[1]), owner.reshape(-1))
 
+    def shares_of(self, clients: Ids) -> list[tuple[float, ...]]:
+        """Weights over all rows of each of the clients, () for a client that uses one model."""
+        return [()] * len(clients)
+
     def joined(self, clients: Ids, labels: Ids, members: Ids) -> "ModelBank":
         """The bank in which each of the clients uses the row of a member with the same label.
 
@@ -219,21 +223,65 @@ class ModelBank:
         return sha256_of(self.digests(np.arange(len(self.owner))))
 
 
+@dataclass(frozen=True)
+class MixtureBank(ModelBank):
+    """Models of which clients use a mixture: predictions are weighted means of probabilities.
+
+    `owner` is the model with the largest share of each client: the one that is fine-tuned or
+    exported where a single model is needed.
+
+    >>> params = {"w": torch.tensor([[1.0], [5.0]])}
+    >>> bank = MixtureBank.of(params, np.array([[0.25, 0.75], [1.0, 0.0]]))
+    >>> bank.owner, bank.shares_of(np.array([0, 1]))  # client 1 uses one model
+    (array([1, 0]), [(0.25, 0.75), ()])
+    """
+
+    shares: NDArray[np.float64]  # (M, U) weight of each model in a client's mixture; rows sum to 1
+
+    @classmethod
+    def of(cls, params: Params, shares: NDArray[np.float64]) -> "MixtureBank":
+        """The bank in which client i has the shares (M, U) of its row."""
+        return cls(params, shares.argmax(1), shares)
+
+    def shares_of(self, clients: Ids) -> list[tuple[float, ...]]:
+        rows = self.shares[clients].tolist()
+        return [() if max(row) == 1 else tuple(row) for row in rows]
+
+    def of_some(self, clients: Ids) -> ModelBank:
+        return self
+
+    def digests(self, clients: Ids) -> list[str]:
+        models = [digest(self.params, u) for u in range(self.num_rows)]
+        mixtures = zip(self.owner[clients], self.shares_of(clients), strict=True)
+        return [
+            sha256_of([*models, np.array(shares).tobytes().hex()]) if shares else models[owner]
+            for owner, shares in mixtures
+        ]
+
+
 def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.float64]:
-    """(K,) ||w_i^t - w_i^(t-1)||^2 of the clients' params; FLT's Theorem 2 has their sum."""
+    """(K,) ||w_i^t - w_i^(t-1)||^2 of the clients' params; FLT's Theorem 2 has their sum.
+
+    For a mixture it is the mean over its models, weighted by the client's shares.
+    """
+    if isinstance(new, MixtureBank):
+        rows = np.arange(new.num_rows)
+        before, after = (ModelBank(bank.params, rows) for bank in (old, new))
+        moved: NDArray[np.float64] = squared_changes(after, before, rows)
+        return new.shares[clients] @ moved
     owners = np.stack([new.owner[clients], old.owner[clients]])
     pairs, of = np.unique(owners, axis=1, return_inverse=True)
     any_leaf = next(iter(new.params.values()))
     size = CHANGES_ON_CPU if any_leaf.device.type == "cpu" else CHANGES_ON_GPU
     # Pad the last chunk to full size: on a GPU the order of summation depends on the shape.
     padded = np.pad(pairs, ((0, 0), (0, -pairs.shape[1] % size)), mode="edge")
-    moved = any_leaf.new_zeros(padded.shape[1], dtype=torch.float64)
+    totals = any_leaf.new_zeros(padded.shape[1], dtype=torch.float64)
     for part, rows in zip(
-        torch.split(moved, size), np.split(padded, len(moved) // size, axis=1), strict=True
+        torch.split(totals, size), np.split(padded, len(totals) // size, axis=1), strict=True
     ):
         u, v = torch.from_numpy(rows).to(any_leaf.device)
         for name, leaf in new.params.items():
             change = leaf.index_select(0, u) - old.params[name].index_select(0, v)
             part += change.flatten(1).double().square().sum(1)
-    squares: NDArray[np.float64] = moved.cpu().numpy()  # the only wait for a GPU
+    squares: NDArray[np.float64] = totals.cpu().numpy()  # the only wait for a GPU
     return squares[of.reshape(-1)]

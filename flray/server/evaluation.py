@@ -119,14 +119,17 @@ def evaluate(
 
 
 def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids) -> ClientScores:
-    """Scores of the clients on the same examples; each distinct model predicts them once.
+    """Scores of the clients on the same examples; each distinct model or mixture predicts
+    them once.
 
     Args:
         bank: `bank.owner[i]` is the row of client i.
         examples: ids of the examples that all of them are scored on.
     """
-    rows, model = np.unique(bank.owner[clients], return_inverse=True)
-    answers = score(fed, bank, [ScoreJob(int(u), examples) for u in rows])
+    used = list(zip(bank.owner[clients].tolist(), bank.shares_of(clients), strict=True))
+    distinct_uses = {use: k for k, use in enumerate(sorted(set(used)))}
+    model = [distinct_uses[use] for use in used]
+    answers = score(fed, bank, [ScoreJob(u, examples, shares) for u, shares in distinct_uses])
     correct = np.array([answer.correct.sum() for answer in answers], np.int64)[model]
     loss = np.array([answer.loss.mean() for answer in answers])[model]
     return ClientScores(clients, correct, np.full(len(clients), len(examples)), loss)
@@ -144,14 +147,15 @@ def score_clients(
         part: ids of validation or test examples, by client id.
     """
     is_holdout = np.isin(clients, fed.holdout).tolist()
-    groups: dict[tuple[int, bool], list[int]] = {}
-    for i, row, apart in zip(
-        clients.tolist(), bank.owner[clients].tolist(), is_holdout, strict=True
-    ):
-        groups.setdefault((row, apart), []).append(i)
+    groups: dict[tuple[int, tuple[float, ...], bool], list[int]] = {}
+    uses = zip(bank.owner[clients].tolist(), bank.shares_of(clients), is_holdout, strict=True)
+    for i, use in zip(clients.tolist(), uses, strict=True):
+        groups.setdefault(use, []).append(i)
     members = dict(sorted(groups.items()))
     examples = {u: distinct(np.concatenate([part[i] for i in who])) for u, who in members.items()}
-    answers = score(fed, bank, [ScoreJob(u, ids) for (u, _), ids in examples.items()])
+    answers = score(
+        fed, bank, [ScoreJob(u, ids, shares) for (u, shares, _), ids in examples.items()]
+    )
     correct, total = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
     loss = np.full(len(clients), np.nan)
     position = {int(i): k for k, i in enumerate(clients)}

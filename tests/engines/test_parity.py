@@ -305,6 +305,31 @@ def test_bits_of_paired_steps_do_not_depend_on_slot_or_neighbours() -> None:
             assert torch.equal(leaf, together.params[name][order]), (order, name)
 
 
+def still(case: Case, leaves: set[str], params: dict[str, torch.Tensor]) -> bool:
+    """True if all leaves but these have the bits they started from, and each of these moved."""
+    return all(
+        torch.equal(leaf, case.block.w0[name]) != (name in leaves) for name, leaf in params.items()
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["weight_decay", "adam", "module"])
+@pytest.mark.parametrize("model", ["mlp200", "squared_error"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_only_some_leaves_are_trained(model, optimizer, gradient) -> None:
+    """Written out, by vmap and one by one, as by a module whose other parameters are frozen."""
+    whole = OPTIMIZERS[optimizer]
+    case = make(model, torch.float64, whole)
+    leaves = (
+        {"out.weight", "out.bias"} if model == "squared_error" else set(list(case.block.w0)[2:])
+    )
+    results = [e.train(case.block, whole.only(leaves), GRADIENTS[gradient]) for e in engines(case)]
+    assert all(still(case, leaves, result.params) for result in results)
+    for name, parameter in case.module.named_parameters():
+        parameter.requires_grad_(name in leaves)
+    frozen = Loop(case.module, case.examples).train(case.block, whole, GRADIENTS[gradient])
+    assert max(largest_gap(frozen.params, result.params) for result in results) < 1e-10
+
+
 class WithBatchNorm(LightningModule):
     def __init__(self) -> None:
         super().__init__()
@@ -341,6 +366,11 @@ def test_loop_trains_batch_norm_and_its_statistics_travel() -> None:
     assert "layers.2.running_mean" in result.params
     assert float(result.params["layers.2.running_mean"].abs().max()) > 0
     assert "layers.2.num_batches_tracked" not in result.params
+    head = Loop(module, examples).train(
+        block, training.only({"layers.3.weight"}), GRADIENTS["fedavg"]
+    )
+    moved = {n for n, leaf in head.params.items() if not torch.equal(leaf, block.w0[n])}
+    assert moved == {"layers.3.weight"}
 
 
 def test_torch_dropout_on_loop_depends_on_the_client_only() -> None:

@@ -21,7 +21,7 @@ from flray.engines.loop import Loop
 from flray.engines.stacked_layers import sum_of_products
 from flray.engines.stacked_step import Step
 from flray.engines.tracing import is_written_out, write_out
-from flray.engines.training import OnlyLeaves, Training
+from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.models import MODELS
 from flray.models.bank import build_seeded
@@ -101,7 +101,6 @@ HOOKS = {
     "fedavg": FedAvg().gradient,
     "fedprox": FedProx(mu=0.5).gradient,
     "scaffold": Scaffold().gradient,
-    "only_leaves": OnlyLeaves(frozenset({"last.weight", "last.bias"})),
     "clipped": Clipped(),
     "other_loss": OtherLoss(),
 }
@@ -111,6 +110,9 @@ TRAININGS = {
     "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, **STEPS),
     "adam": Training(optimizer="adam", lr=0.001, **STEPS),
     "module": Training(optimizer="module", **STEPS),
+    "some leaves": Training(lr=0.05, momentum=0.9, weight_decay=0.01, **STEPS).only(
+        {"last.weight", "last.bias"}
+    ),
 }
 
 
@@ -178,7 +180,7 @@ def test_leaves_of_no_layer_decay_as_in_loop(optimizer, hook) -> None:
     expected = Loop(module, examples).train(block, training, HOOKS[hook])
     assert largest_gap(expected.params, found.params) < 1e-10
     is_moved = not torch.equal(expected.params["spare.weight"], block.w0["spare.weight"])
-    assert is_moved == (training.weight_decay > 0)
+    assert is_moved == (training.weight_decay > 0 and training.moves("spare.weight"))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])

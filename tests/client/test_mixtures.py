@@ -1,0 +1,79 @@
+"""Mixtures of models: their scores, their hashes and how far they move."""
+
+import numpy as np
+import pytest
+import torch
+
+from flray.client.host import HostSettings, start_host
+from flray.client.scoring import ScoreJob, score_models
+from flray.client.tasks import ClientsJob, ExampleLosses
+from flray.data.events import make_timeline
+from flray.errors import ExperimentError
+from flray.models.bank import (
+    MixtureBank,
+    ModelBank,
+    build_seeded,
+    params_of,
+    squared_changes,
+    stack,
+)
+from flray.models.conv_ae import ConvAe
+from flray.models.mlp200 import Mlp200
+
+from scenarios import RAGGED, noise_dataset, ragged_split
+
+SHARES = (0.25, 0.75)
+
+
+def two_models(build) -> tuple:
+    models = [build_seeded(build, seed) for seed in (0, 1)]
+    settings = HostSettings("vectorized", "cpu", torch.float64, 2, 1, 0)
+    timeline = make_timeline(ragged_split(), ())
+    dataset = noise_dataset(sum(RAGGED), (1, 8, 8))
+    bank = stack([{n: leaf.double() for n, leaf in params_of(m).items()} for m in models])
+    return start_host(models[0], dataset, timeline, settings), bank
+
+
+def test_a_mixture_is_scored_by_the_mean_of_probabilities() -> None:
+    host, bank = two_models(lambda: Mlp200((1, 8, 8), 10, hidden=5))
+    ids = np.arange(sum(RAGGED))
+    jobs = [ScoreJob(0, ids), ScoreJob(1, ids, SHARES), ScoreJob(1, ids)]
+    first, mixture, second = score_models(host, bank, jobs)
+    likelihood = 0.25 * np.exp(-first.loss) + 0.75 * np.exp(-second.loss)
+    np.testing.assert_allclose(mixture.loss, -np.log(likelihood), rtol=1e-12)
+    assert np.abs(mixture.loss - (0.25 * first.loss + 0.75 * second.loss)).max() > 1e-3
+    alone = score_models(host, bank, [ScoreJob(1, ids)])[0]
+    assert second.loss.tolist() == alone.loss.tolist()  # models are loaded again after a mixture
+
+
+def test_losses_of_examples_are_those_of_scores() -> None:
+    host, bank = two_models(lambda: Mlp200((1, 8, 8), 10, hidden=5))
+    split = host.timeline.at(1)
+    answers = ExampleLosses(1)(host, bank, ClientsJob(np.array([1, 3])))
+    assert [answer.loss.shape for answer in answers] == [(3, 2), (40, 2)]
+    own = score_models(host, bank, [ScoreJob(1, split.train[3])])[0].loss
+    assert answers[1].loss[:, 1].tolist() == own.tolist()
+    assert answers[1].labels.tolist() == split.labels[split.train[3]].tolist()
+
+
+def test_models_without_class_scores_have_no_mixture() -> None:
+    host, bank = two_models(lambda: ConvAe((1, 8, 8)))
+    with pytest.raises(ExperimentError, match="row of class scores"):
+        score_models(host, bank, [ScoreJob(0, np.arange(4), SHARES)])
+
+
+def test_a_mixture_of_one_model_has_its_hash() -> None:
+    params = {"w": torch.tensor([[1.0], [5.0]])}
+    plain = ModelBank(params, np.array([0, 1]))
+    assert MixtureBank.of(params, np.eye(2)).sha256() == plain.sha256()
+    mixed = MixtureBank.of(params, np.array([[1.0, 0.0], [0.25, 0.75]]))
+    other = MixtureBank.of(params, np.array([[1.0, 0.0], [0.3, 0.7]]))
+    assert len({plain.sha256(), mixed.sha256(), other.sha256()}) == 3
+
+
+def test_how_far_a_mixture_moves_is_a_mean_over_its_models() -> None:
+    old, new = (
+        MixtureBank.of({"w": torch.tensor([[0.0], [w]])}, np.array([[1.0, 0.0], SHARES]))
+        for w in (1.0, 3.0)
+    )
+    assert squared_changes(new, old, np.arange(2)).tolist() == [0.0, 3.0]

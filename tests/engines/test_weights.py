@@ -1,0 +1,140 @@
+"""Weights of examples, and leaves beside the module's, in every engine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedprox import FedProx
+from flray.engines.engine import Block
+from flray.engines.lightning import Lightning
+from flray.engines.loop import Loop
+from flray.engines.losses import BatchLoss, step_batch
+from flray.engines.plan import plan_client
+from flray.engines.training import Training
+from flray.engines.vectorized import Vectorized
+from flray.errors import ExperimentError
+from flray.models.bank import build_seeded
+from flray.models.mlp200 import Mlp200
+
+from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+
+SPLIT = ragged_split()
+TRAINING = Training(lr=0.05, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=4)
+HOOKS = {"fedavg": FedAvg().gradient, "fedprox": FedProx(mu=0.5).gradient}
+
+
+class Unwritten(Mlp200):
+    """Its loss is no chain of known layers, so it is differentiated by vmap."""
+
+    def example_losses(self, batch):
+        return super().example_losses(batch) * batch[0].flatten(1).mean(1).cos()
+
+
+def make(model: type[LightningModule], dtype: torch.dtype) -> tuple[list, Block]:
+    """The engines, and all clients of RAGGED."""
+    module = build_seeded(lambda: model((1, 8, 8), 10, hidden=12, dropout=0.3), 0).to(dtype)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8), "crop_flip"), SPLIT, dtype)
+    stacked = Vectorized(module, examples, num_slots=6)
+    assert (stacked.written is None) == (model is Unwritten)
+    block = block_of(SPLIT, module, TRAINING)
+    return [Loop(module, examples), stacked, Lightning(module, examples)], block
+
+
+def weighted(block: Block, weights: list[np.ndarray]) -> Block:
+    plans = [
+        plan_client(np.arange(len(own)), TRAINING, 7, 0, i).weighted(own, weights[i])
+        for i, own in enumerate(SPLIT.train)
+    ]
+    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(plans, block.plans, strict=True))
+    return replace(block, plans=tuple(plans))
+
+
+def drawn() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.uniform(0, 2, n) for n in RAGGED]
+
+
+def gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("model", [Mlp200, Unwritten])
+def test_weights_of_one_change_no_bit(model, hook) -> None:
+    engines, block = make(model, torch.float32)
+    ones = weighted(block, [np.ones(n) for n in RAGGED])
+    for engine in engines:
+        plain, same = (engine.train(b, TRAINING, HOOKS[hook]) for b in (block, ones))
+        assert all(torch.equal(leaf, same.params[name]) for name, leaf in plain.params.items())
+        assert plain.loss.tolist() == same.loss.tolist()
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("model", [Mlp200, Unwritten])
+def test_engines_agree_on_weighted_examples(model, hook) -> None:
+    engines, block = make(model, torch.float64)
+    loop, *others = (e.train(weighted(block, drawn()), TRAINING, HOOKS[hook]) for e in engines)
+    for other in others:
+        assert gap(loop.params, other.params) < 1e-10
+        assert np.abs(loop.loss - other.loss).max() < 1e-10
+    assert gap(loop.params, engines[0].train(block, TRAINING, HOOKS[hook]).params) > 1e-3
+
+
+def test_the_loss_is_divided_by_the_size_of_the_batch_not_by_the_sum_of_weights() -> None:
+    (loop, *_), block = make(Mlp200, torch.float64)
+    plan = weighted(block, drawn()).plans[2]
+    batch = step_batch(plan, 0, loop.module, loop.examples)
+    w = {name: leaf[2] for name, leaf in block.w0.items()}
+    losses = [
+        float(BatchLoss(loop.module).at(w, replace(batch, weight=one_hot)))
+        for one_hot in torch.eye(4, dtype=torch.float64)
+    ]
+    whole = float(BatchLoss(loop.module).at(w, batch))
+    assert whole == pytest.approx(float((batch.weight * torch.tensor(losses)).sum()))
+    assert plan.weight[0, 0].tolist() == batch.weight.tolist()
+
+
+def test_a_module_without_example_losses_takes_no_weights() -> None:
+    class Whole(LightningModule):
+        def training_step(self, batch, batch_idx):
+            return batch[0].mean()
+
+    (loop, *_), block = make(Mlp200, torch.float64)
+    batch = step_batch(weighted(block, drawn()).plans[2], 0, loop.module, loop.examples)
+    with pytest.raises(ExperimentError, match="Whole must define example_losses"):
+        BatchLoss(Whole())(batch)
+
+
+class Twin:
+    """Trains a second model beside the first, with a step size that is trained too."""
+
+    def __call__(self, grad, w, batch, w0, memo):
+        first = {name: leaf for name, leaf in w.items() if "/" not in name and name != "scale"}
+        second = {name: w[f"twin/{name}"] for name in first}
+        g, h = grad(first, batch), grad(second, batch)
+        return (
+            g
+            | {f"twin/{name}": w["scale"] * h[name] for name in h}
+            | {"scale": 0.1 * (w["scale"] - w0["scale"]) - 0.01}
+        )
+
+
+@pytest.mark.parametrize("model", [Mlp200, Unwritten])
+def test_engines_agree_on_leaves_beside_the_modules(model) -> None:
+    engines, block = make(model, torch.float64)
+    twins = {f"twin/{name}": 1.1 * leaf for name, leaf in block.w0.items()}
+    scale = torch.linspace(0.5, 1, len(RAGGED), dtype=torch.float64)[:, None]
+    both = replace(block, w0=block.w0 | twins | {"scale": scale})
+    loop, *others = (engine.train(both, TRAINING, Twin()) for engine in engines)
+    for other in others:
+        assert gap(loop.params, other.params) < 1e-10
+    plain = engines[0].train(block, TRAINING, HOOKS["fedavg"])
+    assert gap(plain.params, loop.params) == 0  # the first model trains as it would alone
+    assert all(float((loop.params[n] - leaf).abs().max()) > 1e-3 for n, leaf in both.w0.items())
+    only = engines[1].train(both, TRAINING.only({"scale"}), Twin())
+    moved = {n for n, leaf in only.params.items() if not torch.equal(leaf, both.w0[n])}
+    assert moved == {"scale"}
