@@ -80,10 +80,11 @@ class Flhc:
 
     def __post_init__(self) -> None:
         require_at_least(self, rounds_before=0)
-        if self.keep_pass and not isinstance(self.clustering.signature, Update):
+        signature = self.clustering.signature
+        if self.keep_pass and not (type(signature) is Update and signature.layers == "all"):
             raise ValueError(
-                "keep_pass needs the trained models that clustering.signature=update sends, got "
-                f"signature {type(self.clustering.signature).__name__}"
+                "keep_pass needs the trained models that clustering.signature=update sends with "
+                f"layers all, got signature {type(signature).__name__}"
             )
 
     def init(self, fed: Federation) -> Outcome[FlhcState]:

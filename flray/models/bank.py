@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from flray.models.generator import seeded_generator
 CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
 
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
+Layers = Literal["all", "first", "last"] | tuple[str, ...]  # layers of a model, or their names
 
 
 def params_of(module: LightningModule) -> Params:
@@ -74,6 +76,25 @@ def layers_of(names: Iterable[str]) -> list[str]:
     ['0', '2']
     """
     return list(dict.fromkeys(map(_layer, names)))
+
+
+def leaves_of_layers(names: Iterable[str], layers: Layers) -> frozenset[str]:
+    """The names of the leaves of these layers; raises an ExperimentError for a layer not there.
+
+    >>> names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    >>> sorted(leaves_of_layers(names, "first")), sorted(leaves_of_layers(names, ("2",)))
+    (['0.bias', '0.weight'], ['2.bias', '2.weight'])
+    """
+    names = list(names)
+    known = layers_of(names)
+    places = {"all": slice(None), "first": slice(1), "last": slice(-1, None)}
+    chosen = known[places[layers]] if isinstance(layers, str) else layers
+    if unknown := [layer for layer in chosen if layer not in known]:
+        raise ExperimentError(
+            f"layers must be all, first, last or a list of this model's layers "
+            f"({', '.join(known)}), got {unknown[0]}"
+        )
+    return frozenset(name for name in names if _layer(name) in chosen)
 
 
 def _layer(name: str) -> str:
