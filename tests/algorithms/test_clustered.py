@@ -8,6 +8,9 @@ from scipy.linalg import subspace_angles
 from flray.algorithms.clove import best_number
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
+from flray.errors import ExperimentError
+from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
 
@@ -74,3 +77,36 @@ def test_pacfl_draws_its_cohort_whatever_the_clusters(tiny_run) -> None:
     split = "split={name: label_groups, clients: 8, groups: 2}"
     result = tiny_run(f"algorithm={PACFL}", split, "rounds=2", "participation=0.5")
     assert result.rounds["cohort_size"].tolist() == [4, 4]
+
+
+SHARED = "{name: flhc, rounds_before: 2, cohort_size: joint, shared_layers: %d%s}"
+TWO = ", clustering: {partition: {name: kmeans, number: 2}}"
+
+
+class TestSharedLayers:
+    def test_all_of_them_are_fedavg(self, tiny_run, known_run) -> None:
+        all_shared = tiny_run(f"algorithm={SHARED % (2, TWO)}")
+        assert sha(all_shared) == sha(known_run())
+        assert all_shared.summary["clusters"] == 2
+        assert sha(tiny_run(f"algorithm={SHARED % (1, TWO)}")) != sha(known_run())
+
+    @pytest.mark.parametrize("change", ["server_lr=0.5", "unheard=stale"])
+    def test_have_the_same_bits_in_all_rows(self, tiny_run, change) -> None:
+        """Two clusters, a newcomer that waits for one, holdout clients."""
+        join = "events=[{round: 4, kind: join, clients: [0]}]"
+        split = "split={name: dirichlet, clients: 8, alpha: 0.5, min_samples: 2, holdout: 2}"
+        overrides = [split, join, f"aggregate.{change}", "participation=0.25", "rounds=5"]
+        result = tiny_run(f"algorithm={SHARED % (1, TWO)}", *overrides)
+        store = CheckpointStore(RunDirectory(result.path).checkpoints)
+        for t in (4, 5):
+            params = store.load_latest(up_to=t).state.bank.params
+            first, last = params["layers.1.weight"], params["layers.4.weight"]
+            assert (first == first[0]).all()
+            assert len(last) > 1
+            assert not torch.equal(last[0], last[1])
+
+    def test_more_than_there_are_is_refused(self, tiny_run) -> None:
+        with pytest.raises(ExperimentError, match=r"at most the 2 layers of this model .*, got 3"):
+            tiny_run(f"algorithm={SHARED % (3, '')}")
+        with pytest.raises(ExperimentError, match="shared_layers must be 0 with keep_pass"):
+            tiny_run("algorithm={name: flhc, keep_pass: true, shared_layers: 1}")

@@ -68,7 +68,7 @@ class TestLayers:
 
     def test_in_yaml(self) -> None:
         key = "algorithm={name: flhc, clustering: {signature: {name: weights, layers: %s}}}"
-        for given, layers in (("last", "last"), ("[layers.3]", ("layers.3",))):
+        for given, layers in (("last", "last"), ("[layers.4]", ("layers.4",))):
             built = parse_experiment(override(TINY, [key % given])).algorithm.build()
             assert built.clustering.signature.layers == layers
         with pytest.raises(ExperimentError, match=r"layers must be one of all, first, last"):
