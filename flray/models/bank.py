@@ -230,6 +230,25 @@ class ModelBank:
         owner[clients] = rows.reshape(-1)
         return ModelBank(self._rows(used), owner)
 
+    def combined(self, shares: NDArray[np.float64], owner: Ids) -> "ModelBank":
+        """The bank whose row v is the sum of all rows u times shares[v, u].
+
+        A row that has the share 1 of one row has its bits.
+
+        >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, np.array([0, 1]))
+        >>> bank.combined(np.array([[0.25, 0.75]]), np.zeros(2, np.int64)).params["w"].tolist()
+        [[4.0]]
+
+        Args:
+            shares: (V, U), of which each row sums to 1.
+            owner: (M,) the new row of each client.
+        """
+        params = {}
+        for name, leaf in self.params.items():
+            sums = torch.from_numpy(shares).to(leaf.device) @ leaf.flatten(1).double()
+            params[name] = sums.to(leaf.dtype).view(len(shares), *leaf.shape[1:])
+        return ModelBank(params, owner)
+
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""
         rows = {int(u): digest(self.params, int(u)) for u in np.unique(self.owner[clients])}
