@@ -7,11 +7,13 @@ from flray.algorithms.fedamp import FedAmp
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedbabu import FedBabu
 from flray.algorithms.fedbn import FedBn
+from flray.algorithms.fedclust import FedClust
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedper import FedPer
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.fedrep import FedRep
 from flray.algorithms.fedsem import FedSem
+from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.flis_dc import FlisDc
 from flray.algorithms.flis_hc import FlisHc
@@ -35,11 +37,13 @@ ALGORITHMS: dict[str, type] = {
     "fedavg": FedAvg,
     "fedbabu": FedBabu,
     "fedbn": FedBn,
+    "fedclust": FedClust,
     "fednova": FedNova,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
     "fedsem": FedSem,
+    "flexcfl": FlexCfl,
     "flhc": Flhc,
     "flis_dc": FlisDc,
     "flis_hc": FlisHc,

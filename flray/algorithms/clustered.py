@@ -10,7 +10,9 @@ from flray.algorithms.algorithm import Branching, Outcome
 from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank
+from flray.execution.trained import Trained
+from flray.models.bank import ModelBank, rows_of
+from flray.models.mixing import Relation
 
 State = TypeVar("State")
 
@@ -47,6 +49,28 @@ def cluster(
     signatures, memory = algorithm.clustering.observe(fed, bank, cohort, {})
     clustering = algorithm.clustering.decide(signatures, fed, t)
     return Outcome(algorithm.branch(bank, clustering, memory, fed), clusterings=(clustering,))
+
+
+def mix_clusters(
+    labels: Ids, trained: Trained, bank: ModelBank, shared: frozenset[str], fed: Federation
+) -> ModelBank:
+    """Average in clusters; the leaves named `shared` are averaged over all clients that were heard.
+
+    All rows have the same shared leaves, those of clients without a cluster too.
+
+    Args:
+        labels: (M,) the cluster of each client; -1: none.
+        bank: the models before the round, whose shared leaves are equal in all rows.
+    """
+    own = replace(bank, params={n: leaf for n, leaf in bank.params.items() if n not in shared})
+    mixed = fed.mix(Relation.of_clusters(labels), trained, own)
+    if not shared:
+        return mixed
+    common = replace(bank, params={n: leaf for n, leaf in bank.params.items() if n in shared})
+    joint = fed.mix(Relation.joint(fed.num_clients), trained, common)
+    _, user = np.unique(mixed.owner, return_index=True)  # (U,) a client of each row
+    rows = {n: rows_of(leaf, joint.owner[user]) for n, leaf in joint.params.items()}
+    return replace(mixed, params={n: (mixed.params | rows)[n] for n in bank.params})
 
 
 def labels_of(clustering: Clustering, num_clients: int) -> Ids:

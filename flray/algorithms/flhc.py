@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.clustered import cluster, labels_of, place
+from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
@@ -19,9 +19,9 @@ from flray.clustering.points import Points
 from flray.clustering.update import Update
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
+from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, Params
-from flray.models.mixing import Relation
+from flray.models.bank import ModelBank, Params, layers_of, leaves_of_layers
 from flray.values import require_at_least
 
 
@@ -61,6 +61,9 @@ class Flhc:
     joint model and joins the cluster whose mean update is nearest. Clusters outlive their members:
     where all clients leave, nobody trains until newcomers are placed.
 
+    With `shared_layers: n` the first n layers are averaged over all clients after the clustering
+    too, and clusters differ in the layers above them. All layers are FedAvg, for the same cohorts.
+
         algorithm: {name: flhc, rounds_before: 5, clustering: {partition: {threshold: 1.5}}}
 
     >>> Flhc().clustering.partition.linkage, Flhc().clustering.partition.threshold
@@ -77,14 +80,35 @@ class Flhc:
     # Start each cluster from the weighted mean of the models that its members trained for the
     # clustering. false: from the joint model
     keep_pass: bool = False
+    # Number of first layers that all clusters share after the clustering; 0: clusters share nothing
+    shared_layers: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least(self, rounds_before=0)
-        if self.keep_pass and not isinstance(self.clustering.signature, Update):
+        require_at_least(self, rounds_before=0, shared_layers=0)
+        if self.keep_pass and self.shared_layers:
             raise ValueError(
-                "keep_pass needs the trained models that clustering.signature=update sends, got "
-                f"signature {type(self.clustering.signature).__name__}"
+                "shared_layers must be 0 with keep_pass, which starts clusters from models of "
+                f"their own, got {self.shared_layers}"
             )
+        signature = self.clustering.signature
+        if self.keep_pass and not (type(signature) is Update and signature.layers == "all"):
+            raise ValueError(
+                "keep_pass needs the trained models that clustering.signature=update sends with "
+                f"layers all, got signature {type(signature).__name__}"
+            )
+
+    def require(self, fed: Federation) -> None:
+        self._shared(fed)  # refuses a model with fewer layers
+
+    def _shared(self, fed: Federation) -> frozenset[str]:
+        """Names of the leaves of the first `shared_layers` layers."""
+        layers = layers_of(fed.initial)
+        if self.shared_layers > len(layers):
+            raise ExperimentError(
+                f"shared_layers must be at most the {len(layers)} layers of this model "
+                f"({', '.join(layers)}), got {self.shared_layers}"
+            )
+        return leaves_of_layers(fed.initial, tuple(layers[: self.shared_layers]))
 
     def init(self, fed: Federation) -> Outcome[FlhcState]:
         bank = fed.initial_bank()
@@ -105,8 +129,9 @@ class Flhc:
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
         # l. 24: w_{c,t+1} <- sum_k n_k / n w^k_{t+1} over the cohort's clients k in cluster c,
         # where n is the sum of their n_k
-        clusters = Relation.of_clusters(state.labels)
-        bank, trained = fed.average(clusters, state.bank, cohort, self.gradient)
+        trained = fed.train(state.bank, cohort, self.gradient)
+        fed.count_models(state.bank, cohort, trained)
+        bank = mix_clusters(state.labels, trained, state.bank, self._shared(fed), fed)
         metrics = trained.metrics()
         if cohort.t == self.rounds_before:
             return replace(cluster(self, bank, fed), metrics=metrics)
@@ -121,7 +146,10 @@ class Flhc:
     def partition(self, state: FlhcState) -> Ids:
         return state.labels
 
-    spent_fields = ("keep_pass",)
+    @property
+    def spent_fields(self) -> tuple[str, ...] | None:
+        """None if clusters share layers: clients then hear those of other clusters."""
+        return None if self.shared_layers else ("keep_pass",)
 
     def branch(
         self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation

@@ -3,6 +3,10 @@
 Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning. NeurIPS
 2020, arXiv 2006.04088. Algorithm 1, option II (model averaging); section 6 for weight sharing.
 
+HypCluster is `start: clients`: Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization
+with Applications to Federated Learning. 2020, arXiv 2002.10619. Clients train one initial model w0;
+the k models start from those of clients that are far from each other in loss.
+
 Deviates: weights are n_i (`aggregate.weights: uniform` is the paper's mean); restarts are judged
 before training; with weight sharing the last layers start as independent draws.
 """
@@ -11,14 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Outcome
 from flray.client.tasks import TrainingPart
+from flray.clustering.update import probe
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation, Judgement
-from flray.models.bank import ModelBank, last_layers
+from flray.models.bank import ModelBank, last_layers, rows_of
 from flray.values import require_at_least
 
 CHOICE_BYTES = 4  # s_i, sent as a number
@@ -59,9 +65,22 @@ class Ifca:
     # Rounds of FedAvg for the layers that models share, with own: last_layer
     rounds_before: int = 0
     own: Literal["all", "last_layer"] = "all"  # Layers that differ between the k models
+    # Initial models. draws: independent random ones; clients: models that clients trained from one
+    # random model, chosen to be far from each other in loss (HypCluster)
+    start: Literal["draws", "clients"] = "draws"
+    start_clients: int = 10  # Clients that are drawn for start: clients, at most all
 
     def __post_init__(self) -> None:
-        require_at_least(self, number=1, restarts=1, rounds_before=0)
+        require_at_least(self, number=1, restarts=1, rounds_before=0, start_clients=1)
+        if self.start == "clients" and self.start_clients < self.number:
+            raise ValueError(
+                f"start_clients must be at least the {self.number} models, got {self.start_clients}"
+            )
+        if self.start == "clients" and (self.restarts > 1 or self.own != "all"):
+            raise ValueError(
+                "start: clients chooses whole models of clients once; it needs restarts 1 and own "
+                f"all, got {self.restarts} and {self.own}"
+            )
         if self.rounds_before and self.own == "all":
             raise ValueError(
                 f"rounds_before must be 0 with own: all, got {self.rounds_before}: models that "
@@ -128,6 +147,8 @@ class Ifca:
 
     def _start(self, joint: ModelBank, fed: Federation) -> IfcaState:
         """k models whose own leaves are independent draws; the others are those of `joint`."""
+        if self.start == "clients" and self.number > 1:
+            return self._start_from_clients(joint, fed)
         leaves, drawn = self._own_leaves(fed), fed.initial_models(self.number * self.restarts)
         params = {
             n: leaf if n in leaves else joint.params[n].expand_as(leaf).clone()
@@ -138,6 +159,25 @@ class Ifca:
             params = {n: leaf[first : first + self.number] for n, leaf in params.items()}
         nobody_chose = np.full(fed.num_clients, -1 if self.number > 1 else 0)
         return IfcaState(replace(joint, params=params), nobody_chose)
+
+    def _start_from_clients(self, joint: ModelBank, fed: Federation) -> IfcaState:
+        """HypCluster: the model of a client, then of the one whose best loss so far is worst."""
+        size = min(self.start_clients, len(fed.clients))
+        drawn = fed.generator("start clients").choice(fed.clients, size, replace=False)
+        trained = probe(fed, joint, Cohort(fed.t, np.sort(drawn)))
+        if len(trained.clients) < self.number:
+            raise ExperimentError(
+                f"start: clients needs the models of {self.number} clients, and "
+                f"{len(trained.clients)} of those drawn trained one; raise start_clients"
+            )
+        candidates = replace(joint, params=trained.params)
+        judgement = self._judge(candidates, trained.clients, fed)
+        fed.meter.count_transfer(
+            "signature", down=len(trained.clients) * candidates.num_rows * joint.bytes_per_model
+        )
+        rows = farthest(np.nan_to_num(judgement.loss, nan=np.inf), self.number)
+        params = {n: rows_of(leaf, rows) for n, leaf in candidates.params.items()}
+        return IfcaState(replace(joint, params=params), np.full(fed.num_clients, -1))
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
         """The set of k models with the least mean over clients of their best model's loss."""
@@ -167,3 +207,22 @@ class Ifca:
         fed.meter.count_transfer("model", down=down * size, up=num_heard * size)
         if bank.num_rows > 1:
             fed.meter.count_transfer("choice", up=num_heard * CHOICE_BYTES)
+
+
+def farthest(losses: NDArray[np.float64], number: int) -> Ids:
+    """The models of so many clients: the first, then those of clients that models so far fit worst.
+
+    Unlike in public code no client is taken twice.
+
+    >>> farthest(np.array([[0.1, 3.0, 2.0], [3.0, 0.1, 2.0], [1.0, 2.0, 0.1]]), 2)
+    array([0, 1])
+
+    Args:
+        losses: (m, m) of the model of client j on the data of client i.
+    """
+    rows = [0]
+    while len(rows) < number:
+        best = losses[:, rows].min(1)
+        best[rows] = -np.inf
+        rows.append(int(best.argmax()))
+    return np.array(rows)

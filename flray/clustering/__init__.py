@@ -1,10 +1,20 @@
 """Clustering in five stages, each a small component that YAML can replace."""
 
 from flray.clustering.distances import L1, L2, Cosine, Disagreement
-from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap, Unit
+from flray.clustering.embeds import NoEmbed, Pca, Standardise, SvdDirections, Umap, Unit
 from flray.clustering.encoder_centres import EncoderCentres
+from flray.clustering.gradient_memory import GradientMemory
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.partitions import Components, Hdbscan, KMeans, LabelCounts, Random, Rows
+from flray.clustering.losses import Losses
+from flray.clustering.partitions import (
+    Components,
+    Hdbscan,
+    KMeans,
+    LabelCounts,
+    Random,
+    Rows,
+    Spectral,
+)
 from flray.clustering.pca_centres import PcaCentres
 from flray.clustering.predictions import PublicPredictions
 from flray.clustering.relations import Kernel, NoRelation, Similarity, Threshold
@@ -15,6 +25,8 @@ from flray.clustering.update import Update, Weights
 
 SIGNATURES: dict[str, type] = {
     "encoder_centres": EncoderCentres,
+    "gradient_memory": GradientMemory,
+    "losses": Losses,
     "pca_centres": PcaCentres,
     "predictions": PublicPredictions,
     "statistics": Statistics,
@@ -26,6 +38,7 @@ EMBEDS: dict[str, type] = {
     "none": NoEmbed,
     "pca": Pca,
     "standardise": Standardise,
+    "svd_directions": SvdDirections,
     "umap": Umap,
     "unit": Unit,
 }
@@ -53,6 +66,7 @@ PARTITIONS: dict[str, type] = {
     "label_counts": LabelCounts,
     "random": Random,
     "rows": Rows,
+    "spectral": Spectral,
 }
 STAGES = {
     "signature": SIGNATURES,

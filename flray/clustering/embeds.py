@@ -150,6 +150,43 @@ class Pca:
 
 
 @dataclass(frozen=True)
+class SvdDirections:
+    """Cosines with the main directions of all points (FedGroup's decomposed cosine similarity).
+
+    V are the first right singular vectors of the points, which are not centred; a point x becomes
+    V x / ||x||, its cosine with each of them. With `unit: false` it becomes V x, its coordinates in
+    a truncated singular value decomposition (CFL-GP).
+    """
+
+    number: int = 2  # Number of directions; fewer if the points have fewer
+    unit: bool = True  # Scale points to length 1, so that directions alone are compared
+
+    def __post_init__(self) -> None:
+        require_at_least(self, number=1)
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        """Points (P, min(number, P, e)).
+
+        >>> import torch
+        >>> two = Points.vectors(np.arange(2), torch.tensor([[3.0, 4.0], [6.0, 8.0]]))
+        >>> SvdDirections(1)(two, seed=0).array().round(9).tolist()  # both along (0.6, 0.8)
+        [[1.0], [1.0]]
+        """
+        return self.transform(points, points, seed)
+
+    def transform(self, known: Points, new: Points, seed: int) -> Points:
+        """New points by their cosines with the directions of the known ones."""
+        require_finite(known)
+        require_finite(new)
+        _, _, vectors = np.linalg.svd(known.array(), full_matrices=False)
+        directions = vectors[: self.number]  # V, of which each sign is free
+        largest = np.abs(directions).argmax(1)
+        directions *= np.sign(directions[np.arange(len(directions)), largest])[:, None]
+        points = Unit()(new, seed) if self.unit else new
+        return new.moved_to(points.array() @ directions.T)
+
+
+@dataclass(frozen=True)
 class Standardise:
     """Mean 0 and variance 1 (ddof 0) for each feature over all points; a constant one becomes 0."""
 

@@ -1,5 +1,6 @@
 """Partitions: from points, D or R to clusters. `hierarchical` has a file of its own."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from flray.clustering.checks import require_at_most_clients, require_relation
-from flray.clustering.points import Partition, by_smallest_member
+from flray.clustering.points import Matrix, Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
 from flray.execution.federation import GROUND_TRUTH, Federation
@@ -76,6 +77,55 @@ class KMeans:
 
         kmeans = cluster.KMeans(self.number, n_init=self.n_init, random_state=seed)
         return Partition(by_smallest_member(kmeans.fit_predict(related.points.array())))
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """k-means on the first eigenvectors of a graph of clients (von Luxburg 2007).
+
+    The edges of the graph are R; without a relation they are exp(-D² / (2 σ²)), where σ is the
+    median distance between two clients.
+
+    >>> import torch
+    >>> from flray.clustering.points import Points
+    >>> x = np.array([0.0, 0.1, 9.0, 9.1])
+    >>> points = Points.vectors(np.arange(4), torch.from_numpy(x[:, None]))
+    >>> D = np.abs(x[:, None] - x)
+    >>> Spectral(2)(Related(points, D, None, np.random.default_rng(0), None)).labels
+    array([0, 0, 1, 1])
+    """
+
+    number: int  # Number of clusters k
+
+    def __post_init__(self) -> None:
+        require_at_least(self, number=1)
+
+    def __call__(self, related: Related) -> Partition:
+        require_at_most_clients(self.number, related)
+        num_clients = related.points.num_clients
+        if self.number in (1, num_clients):  # no eigenvector decides
+            return Partition(np.arange(num_clients) * (self.number > 1))
+        edges = related.relation if related.relation is not None else gaussian(related.distance)
+        seed = int(related.rng.integers(2**31))
+        from sklearn import cluster  # seconds to import, and seldom needed
+
+        spectral = cluster.SpectralClustering(
+            self.number, affinity="precomputed", random_state=seed
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a graph in several components
+            return Partition(by_smallest_member(spectral.fit_predict(edges)))
+
+
+def gaussian(distance: Matrix) -> Matrix:
+    """exp(-D² / (2 σ²)) with the median σ of the distances between two clients; ones if it is 0.
+
+    >>> gaussian(np.array([[0.0, 2.0], [2.0, 0.0]])).round(3)
+    array([[1.   , 0.607],
+           [0.607, 1.   ]])
+    """
+    scale = float(np.median(distance[~np.eye(len(distance), dtype=np.bool_)]))
+    return np.exp(-np.square(distance / scale) / 2) if scale else np.ones_like(distance)
 
 
 @dataclass(frozen=True)

@@ -10,56 +10,87 @@ from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
-from flray.models.bank import ModelBank, Params
+from flray.models.bank import Layers, ModelBank, Params, leaves_of_layers, num_bytes
 
 
 @dataclass(frozen=True)
 class Update:
     """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8).
 
-    One vector per client, (m, p) for a model with p parameters. Every client is sent its model and
-    returns the trained one, which is not kept.
+    One vector per client, (m, p) for p parameters of the chosen layers. Every client is sent its
+    model and returns these layers of the trained one, which is not kept.
 
     >>> Update(epochs=2).epochs
     2
     """
 
     epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
+    layers: Layers = "all"  # Layers that are sent and compared: all, first, last, or their names
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"epochs must be >= 1 or null, got {self.epochs}")
 
+    def require(self, fed: Federation) -> None:
+        """Refuse an experiment whose model does not have the layers."""
+        leaves_of_layers(fed.initial, self.layers)
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = probe(fed, bank, cohort, self.epochs)
+        w0 = chosen_leaves(bank.params, self.layers)
+        trained = probe(fed, bank, cohort, self.epochs, w0)
         rows = bank.owner[trained.clients]
-        return Points.vectors(trained.clients, updates(trained, bank.params, rows)), memory
+        return Points.vectors(trained.clients, updates(trained, w0, rows)), memory
 
 
 @dataclass(frozen=True)
 class Weights:
     """w itself after the client's own training from its model, (m, p) for p parameters."""
 
+    layers: Layers = "all"  # Layers that are sent and compared: all, first, last, or their names
+
+    def require(self, fed: Federation) -> None:
+        """Refuse an experiment whose model does not have the layers."""
+        leaves_of_layers(fed.initial, self.layers)
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        trained = probe(fed, bank, cohort)
-        return Points.vectors(trained.clients, flatten(trained.params)), memory
+        leaves = chosen_leaves(bank.params, self.layers)
+        trained = probe(fed, bank, cohort, sent=leaves)
+        return Points.vectors(trained.clients, flatten(trained.leaves(list(leaves)))), memory
 
 
-def probe(fed: Federation, bank: ModelBank, cohort: Cohort, epochs: int | None = None) -> Trained:
+def chosen_leaves(params: Params, layers: Layers) -> Params:
+    """The leaves of these layers.
+
+    >>> list(chosen_leaves({"0.weight": torch.zeros(1), "2.weight": torch.zeros(1)}, "last"))
+    ['2.weight']
+    """
+    names = leaves_of_layers(params, layers)
+    return {name: leaf for name, leaf in params.items() if name in names}
+
+
+def probe(
+    fed: Federation,
+    bank: ModelBank,
+    cohort: Cohort,
+    epochs: int | None = None,
+    sent: Params | None = None,
+) -> Trained:
     """Train the cohort from its models; the trained models are returned, but not kept by anybody.
 
     Args:
         epochs: None: `train.epochs`.
+        sent: leaves of the bank that clients send back, for the bytes. None: all.
     """
     training = fed.training if epochs is None else replace(fed.training, epochs=epochs)
     probe_cohort = Cohort(cohort.t, cohort.clients, is_probe=True)
     trained = fed.train(bank, probe_cohort, plain_gradient, training=training)
-    exchanged = len(cohort.clients) * bank.bytes_per_model
-    fed.meter.count_transfer("signature", down=exchanged, up=exchanged)
+    up = bank.bytes_per_model if sent is None else num_bytes(sent, bank.num_rows)
+    num = len(cohort.clients)
+    fed.meter.count_transfer("signature", down=num * bank.bytes_per_model, up=num * up)
     return trained
 
 
@@ -76,11 +107,15 @@ def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
     """(K, p) flattened models minus the rows of the bank they started from.
 
     Some models and one leaf at a time: thousands of models are not held a third time.
+
+    Args:
+        bank: the leaves that are compared, (U, ...).
+        rows: (K,) the row of the bank that each model started from.
     """
-    sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(trained.models.bank.items())}
+    sizes = {name: leaf.shape[1:].numel() for name, leaf in sorted(bank.items())}
     any_leaf = next(iter(trained.models.bank.values()))
     result = any_leaf.new_empty(len(rows), sum(sizes.values()))
-    for positions, models in trained.in_parts():
+    for positions, models in trained.in_parts(bank):
         start = torch.from_numpy(rows[positions]).to(any_leaf.device)
         columns = torch.split(result[positions], list(sizes.values()), dim=1)
         for part, name in zip(columns, sizes, strict=True):

@@ -1,6 +1,6 @@
 """What clients return from local training; their models may still be with the hosts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -151,9 +151,9 @@ class Trained:
         """These leaves of the models, (K, ...)."""
         return self.models.rows(np.arange(len(self.clients)), names)
 
-    def in_parts(self) -> Iterator[tuple[slice, Params]]:
-        """The models, some at a time: their positions, and their leaves."""
-        bank = self.models.bank
+    def in_parts(self, names: Collection[str] | None = None) -> Iterator[tuple[slice, Params]]:
+        """The models, some at a time: their positions, and their leaves of these names, or all."""
+        bank = {n: leaf for n, leaf in self.models.bank.items() if names is None or n in names}
         bytes_each = sum(leaf.shape[1:].numel() * leaf.element_size() for leaf in bank.values())
         length = max(1, PART_BYTES // max(1, bytes_each))
         for first in range(0, len(self.clients), length):

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from flray.models.generator import seeded_generator
 CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
 
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
+Layers = Literal["all", "first", "last"] | tuple[str, ...]  # layers of a model, or their names
 
 
 def params_of(module: LightningModule) -> Params:
@@ -74,6 +76,25 @@ def layers_of(names: Iterable[str]) -> list[str]:
     ['0', '2']
     """
     return list(dict.fromkeys(map(_layer, names)))
+
+
+def leaves_of_layers(names: Iterable[str], layers: Layers) -> frozenset[str]:
+    """The names of the leaves of these layers; raises an ExperimentError for a layer not there.
+
+    >>> names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    >>> sorted(leaves_of_layers(names, "first")), sorted(leaves_of_layers(names, ("2",)))
+    (['0.bias', '0.weight'], ['2.bias', '2.weight'])
+    """
+    names = list(names)
+    known = layers_of(names)
+    places = {"all": slice(None), "first": slice(1), "last": slice(-1, None)}
+    chosen = known[places[layers]] if isinstance(layers, str) else layers
+    if unknown := [layer for layer in chosen if layer not in known]:
+        raise ExperimentError(
+            f"layers must be all, first, last or a list of this model's layers "
+            f"({', '.join(known)}), got {unknown[0]}"
+        )
+    return frozenset(name for name in names if _layer(name) in chosen)
 
 
 def _layer(name: str) -> str:
@@ -212,6 +233,25 @@ class ModelBank:
         owner = np.zeros_like(self.owner)
         owner[clients] = rows.reshape(-1)
         return ModelBank(self._rows(used), owner)
+
+    def combined(self, shares: NDArray[np.float64], owner: Ids) -> "ModelBank":
+        """The bank whose row v is the sum of all rows u times shares[v, u].
+
+        A row that has the share 1 of one row has its bits.
+
+        >>> bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, np.array([0, 1]))
+        >>> bank.combined(np.array([[0.25, 0.75]]), np.zeros(2, np.int64)).params["w"].tolist()
+        [[4.0]]
+
+        Args:
+            shares: (V, U), of which each row sums to 1.
+            owner: (M,) the new row of each client.
+        """
+        params = {}
+        for name, leaf in self.params.items():
+            sums = torch.from_numpy(shares).to(leaf.device) @ leaf.flatten(1).double()
+            params[name] = sums.to(leaf.dtype).view(len(shares), *leaf.shape[1:])
+        return ModelBank(params, owner)
 
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""

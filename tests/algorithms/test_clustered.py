@@ -6,8 +6,17 @@ import torch
 from scipy.linalg import subspace_angles
 
 from flray.algorithms.clove import best_number
+from flray.algorithms.flexcfl import FlexCfl
+from flray.algorithms.flhc import FlhcState
+from flray.algorithms.ifca import Ifca
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
+from flray.errors import ExperimentError
+from flray.models.bank import ModelBank
+from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
+
+from scenarios import line_federation
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
 
@@ -57,7 +66,10 @@ def test_clove_with_one_model_is_fedavg(tiny_run, known_run) -> None:
     assert sha(tiny_run("algorithm={name: clove, number: 1}")) == sha(known_run())
 
 
-@pytest.mark.parametrize("algorithm", ["{name: clove, number: 2}", PACFL])
+FLEXCFL = "{name: flexcfl, clustering: {embed: {number: 2}, partition: {number: 2}}}"
+
+
+@pytest.mark.parametrize("algorithm", ["{name: clove, number: 2}", PACFL, FLEXCFL])
 def test_groups_with_labels_of_their_own_are_found(tiny_run, algorithm) -> None:
     split = "split={name: label_groups, clients: 8, groups: 2}"
     result = tiny_run(f"algorithm={algorithm}", split, "rounds=4", "participation=1")
@@ -74,3 +86,148 @@ def test_pacfl_draws_its_cohort_whatever_the_clusters(tiny_run) -> None:
     split = "split={name: label_groups, clients: 8, groups: 2}"
     result = tiny_run(f"algorithm={PACFL}", split, "rounds=2", "participation=0.5")
     assert result.rounds["cohort_size"].tolist() == [4, 4]
+
+
+SHARED = "{name: flhc, rounds_before: 2, cohort_size: joint, shared_layers: %d%s}"
+TWO = ", clustering: {partition: {name: kmeans, number: 2}}"
+
+
+class TestSharedLayers:
+    def test_all_of_them_are_fedavg(self, tiny_run, known_run) -> None:
+        all_shared = tiny_run(f"algorithm={SHARED % (2, TWO)}")
+        assert sha(all_shared) == sha(known_run())
+        assert all_shared.summary["clusters"] == 2
+        assert sha(tiny_run(f"algorithm={SHARED % (1, TWO)}")) != sha(known_run())
+
+    @pytest.mark.parametrize("change", ["server_lr=0.5", "unheard=stale"])
+    def test_have_the_same_bits_in_all_rows(self, tiny_run, change) -> None:
+        """Two clusters, a newcomer that waits for one, holdout clients."""
+        join = "events=[{round: 4, kind: join, clients: [0]}]"
+        split = "split={name: dirichlet, clients: 8, alpha: 0.5, min_samples: 2, holdout: 2}"
+        overrides = [split, join, f"aggregate.{change}", "participation=0.25", "rounds=5"]
+        result = tiny_run(f"algorithm={SHARED % (1, TWO)}", *overrides)
+        store = CheckpointStore(RunDirectory(result.path).checkpoints)
+        for t in (4, 5):
+            params = store.load_latest(up_to=t).state.bank.params
+            first, last = params["layers.1.weight"], params["layers.4.weight"]
+            assert (first == first[0]).all()
+            assert len(last) > 1
+            assert not torch.equal(last[0], last[1])
+
+    def test_more_than_there_are_is_refused(self, tiny_run) -> None:
+        with pytest.raises(ExperimentError, match=r"at most the 2 layers of this model .*, got 3"):
+            tiny_run(f"algorithm={SHARED % (3, '')}")
+        with pytest.raises(ExperimentError, match="shared_layers must be 0 with keep_pass"):
+            tiny_run("algorithm={name: flhc, keep_pass: true, shared_layers: 1}")
+
+
+DIGITS = [
+    "dataset={name: digits, size: 8}",
+    "split={name: label_swap, clients: 20, groups: 4}",
+    "model=mlp200",
+    "train={lr: 0.1, epochs: 3}",
+    "rounds=2",
+]
+
+
+class TestFedClust:
+    def test_with_all_layers_is_flhc_before_the_first_round(self, tiny_run) -> None:
+        """Weights and updates from a common start have the same L2 distances."""
+        stages = "{signature: {name: %s, layers: all}, partition: {linkage: average, threshold: 1}}"
+        one, other = (
+            tiny_run(f"algorithm={{name: {name}, rounds_before: 0, cohort_size: joint, "
+                     f"clustering: {stages % signature}}}", "execution.precision=float64")
+            for name, signature in (("fedclust", "weights"), ("flhc", "update"))
+        )  # fmt: skip
+        assert sha(one) == sha(other)
+        assert one.summary["clusters"] > 1
+
+    def test_with_an_infinite_threshold_is_fedavg_and_with_none_is_local(
+        self, tiny_run, known_run
+    ) -> None:
+        key = (
+            "algorithm={name: fedclust, clustering: {partition: {linkage: average, threshold: %s}}}"
+        )
+        assert sha(tiny_run(key % ".inf")) == sha(known_run())
+        alone = sha(tiny_run(key % "0", "participation=1"))
+        assert alone == sha(tiny_run("algorithm=local", "participation=1"))
+
+    def test_finds_groups_of_labels_and_is_blind_to_swapped_ones(self, tiny_run) -> None:
+        """Label skew is the paper's; at the same λ = 1 swapped labels are one cluster."""
+        groups = "split={name: label_groups, clients: 20}"
+        found, blind = (
+            tiny_run(*DIGITS, split, "algorithm=fedclust") for split in (groups, "seed=0")
+        )
+        assert (found.summary["ari"], found.summary["clusters"]) == (1.0, 5)
+        assert (blind.summary["ari"], blind.summary["clusters"]) == (0.0, 1)
+
+    def test_sends_the_last_layer_alone(self, tiny_run) -> None:
+        row = tiny_run("algorithm=fedclust", "rounds=1").rounds.iloc[0]
+        assert row["bytes_up_signature"] == 6 * (16 * 10 + 10) * 4  # clients, parameters, bytes
+
+
+class TestFlexCfl:
+    NUMBER = "clustering: {embed: {number: 4}, partition: {number: 4}}"
+
+    def test_finds_swapped_labels(self, tiny_run) -> None:
+        result = tiny_run(*DIGITS, f"algorithm={{name: flexcfl, {self.NUMBER}}}")
+        assert result.summary["ari"] == 1.0
+
+    def test_places_others_by_the_directions_of_founders(self, tiny_run) -> None:
+        """16 of 20 clients found the groups, the others train once more at the end of round 1."""
+        few = f"algorithm={{name: flexcfl, founders: 16, {self.NUMBER}}}"
+        result = tiny_run(*DIGITS, few, "participation=1")
+        assert result.rounds["cohort_size"].tolist() == [16, 20]
+        assert result.summary["ari"] == 1.0
+        up = result.rounds["bytes_up_signature"]
+        assert up[0] == 20 * result.rounds["bytes_up_model"][1] / 20
+
+    def test_starts_groups_from_the_mean_of_founders(self, tiny_run) -> None:
+        """One group of one batch a client: the pass is a round of FedAvg, to rounding."""
+        one = "clustering: {partition: {number: 1}}"
+        common = [
+            "participation=1",
+            "train={lr: 0.1, batch_size: 500}",
+            "execution.precision=float64",
+        ]
+        found = tiny_run(*common, f"algorithm={{name: flexcfl, {one}}}", "rounds=2")
+        fedavg = tiny_run(*common, "rounds=3")
+        assert found.summary["loss_mean"] == pytest.approx(fedavg.summary["loss_mean"], rel=1e-12)
+
+    def test_groups_attract_each_other(self) -> None:
+        """θ = (3, 4) and (0, 2), η_G 1: (θ_1 + θ_2 / 2) / (1 + 1/2) and (θ_2 + θ_1 / 5) / 1.2."""
+        rows = torch.tensor([[3.0, 4.0], [0.0, 2.0], [7.0, 7.0]])
+        state = FlhcState(ModelBank({"w": rows}, np.array([0, 1, 2])), np.array([0, 1, -1]))
+        after = FlexCfl(eta_g=1.0)._attracted(state).bank.params["w"]
+        expected = torch.tensor([[2.0, 10 / 3], [0.5, 2.8 / 1.2], [7.0, 7.0]])
+        torch.testing.assert_close(after, expected)
+
+
+class TestHypCluster:
+    START = "algorithm={name: ifca, number: 2, start: clients}"
+
+    def test_starts_from_models_of_clients(self) -> None:
+        """(w x - y)² with x (1, 0), y 0, 4, 5, from w 0: steps of 0.5 reach y exactly.
+
+        The model of client 0 fits client 2 worst, whose model is the second.
+        """
+        fed = line_federation([(1, 0)] * 3, [0, 4, 5], [1, 1, 1], [[0, 0], [9, 9]], lr=0.5)
+        state = Ifca(number=2, start="clients", start_clients=3).init(fed).state
+        assert state.bank.params["w"][:, 0].tolist() == [0, 5]
+        assert Ifca(number=2).init(fed).state.bank.params["w"][1].tolist() == [9, 9]
+
+    def test_of_one_model_is_fedavg(self, tiny_run, known_run) -> None:
+        assert sha(tiny_run(self.START, "algorithm.number=1")) == sha(known_run())
+
+    def test_counts_what_it_sends(self, tiny_run) -> None:
+        """6 clients train a model each, and judge those of all."""
+        row = tiny_run(self.START, "rounds=1").rounds.iloc[0]
+        model = (64 * 16 + 16 + 16 * 10 + 10) * 4
+        assert row["bytes_up_signature"] == 6 * model
+        assert row["bytes_down_signature"] == (6 + 6 * 6) * model
+
+    def test_refuses_what_it_has_no_use_for(self, tiny_run) -> None:
+        with pytest.raises(ExperimentError, match="it needs restarts 1 and own all, got 3"):
+            tiny_run(self.START, "algorithm.restarts=3")
+        with pytest.raises(ExperimentError, match="start_clients must be at least the 2 models"):
+            tiny_run(self.START, "algorithm.start_clients=1")

@@ -43,7 +43,11 @@ FITTING = {
 # A step of Per-FedAvg takes two batches, of which one sample makes one.
 # Ditto trains twice, pFedMe once more for one of two epochs.
 STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5}
-PASSES_BEFORE = {"flis_hc": 1}  # in which everybody trains and which are not rounds
+PASSES_BEFORE = {
+    "fedclust": 1,
+    "flexcfl": 1,
+    "flis_hc": 1,
+}  # in which everybody trains and which are not rounds
 
 
 def named(name: str, *split: str) -> list[str]:
@@ -171,7 +175,8 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 
 # What a newcomer costs beside the model it is given: a signature, by which the server places it, or
 # all models, among which it chooses. The other methods have one model for everybody who comes.
-PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pacfl", "pca_km_hc", "repa", "wd"}
+PLACED_BY_SIGNATURE = {"cfl", "fedclust", "fedsem", "flexcfl", "flhc", "flt", "pacfl"}
+PLACED_BY_SIGNATURE |= {"pca_km_hc", "repa", "wd"}
 PLACED_BY_CHOICE = {"clove", "flis_dc", "flis_hc", "ifca"}
 
 

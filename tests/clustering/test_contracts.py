@@ -28,6 +28,8 @@ FIELDS = {
     "pca": {"n_components": 2},
     "kmeans": {"number": 3},
     "random": {"number": 3},
+    "spectral": {"number": 3},
+    "svd_directions": {"number": 3},
     "hierarchical": {"number": 3},
     "hdbscan": {"min_cluster_size": 3},
 }
