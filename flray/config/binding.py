@@ -330,7 +330,7 @@ def _convert_union(value: Any, members: tuple[Any, ...], where: str, default: ob
                 return _convert(value, member, where, default)
             except ExperimentError as error:
                 errors.append(error)
-    raise errors[0]
+    raise errors[-1] if isinstance(value, Mapping) else errors[0]
 
 
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -112,8 +112,8 @@ def experiment_keys() -> list[Key]:
     """The keys of every experiment, whatever its components; those of mappings follow them.
 
     >>> lr = next(key for key in experiment_keys() if key.name == "train.lr")
-    >>> lr.values, lr.default, lr.note
-    ('number', '0.01', 'Learning rate η of the local optimiser')
+    >>> lr.values, lr.default
+    ('number or mapping', '0.01')
     """
     note = "Name, or a mapping with `name` and the keys of that component"
     named = [Key(kind, ", ".join(names(kind)), None, note) for kind in COMPONENTS]
@@ -193,7 +193,7 @@ def _keys(cls: Definition) -> tuple[Key, ...]:
         accepted = _accepted(cls.source, hint)
         below = accepted.below
         text = None if default is None else _default(cls.source, default, accepted.kind)
-        if below is not None and text not in (None, "null"):
+        if below is not None and isinstance(default, ast.Call):
             below, text = _factory(cls.source, default) or below, SEE_BELOW
         inherited = by_name[name].note if name in by_name else ""
         note = cls.source.comment(node).replace("None:", "null:") or inherited

@@ -109,7 +109,7 @@ class Step:
         self.optimizer: torch.optim.Optimizer | None = None
         self.descent: Descent | None = None
         if not self.has_hook and training.optimizer == "sgd" and not training.weight_decay:
-            self.descent = Descent(training.lr, training.momentum)
+            self.descent = Descent(training.eta, training.momentum)
         else:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
 

@@ -20,6 +20,9 @@ from flray.errors import ExperimentError
 TILE_PARAMS = 800_000
 LARGEST_TILE = 16
 
+# Recorded steps in the memory of a GPU: each learning rate of a schedule needs one of its own.
+GRAPHS_KEPT = 8
+
 # Bytes beyond which convolutions are cuDNN's, which are slower for small models, without patches.
 PATCHES_ON_GPU = 4 << 30
 
@@ -113,6 +116,8 @@ class Vectorized:
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
         key = (training, *hook, tuple((n, leaf.shape[1:]) for n, leaf in block.memo.items()))
         if key not in self.graphs:
+            for oldest in list(self.graphs)[: 1 - GRAPHS_KEPT]:
+                del self.graphs[oldest]
             stacked = self._with_patches_that_fit(training)
             self.graphs[key] = GraphedStep(stacked, training, gradient, block, size)
         return self.graphs[key]

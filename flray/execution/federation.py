@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -154,7 +154,7 @@ class Federation(Population):
 
     initial: Params  # the model that every client starts from, leaves (1, ...)
     executor: Executor
-    training: Training
+    training: Training  # of round t; `during` gives that of another round
     aggregation: Aggregation
     block: int  # clients per job
     on_client_failure: OnClientFailure = "raise"
@@ -165,6 +165,12 @@ class Federation(Population):
     meter: Meter = field(default_factory=Meter)  # costs, shared by the federations of all rounds
     on_trained: Callable[[Trained], None] | None = None  # called after training, not for probes
     share: Share | None = None  # None: all clients train here
+    scheduled: Training | None = None  # of all rounds; None: `training`
+
+    def during(self, t: int) -> Self:
+        """The same clients in round t, with the learning rate of that round."""
+        scheduled = self.scheduled or self.training
+        return replace(self, t=t, training=scheduled.at(t), scheduled=scheduled)
 
     def scored(self) -> Ids:
         """The clients whose models are evaluated: those that may train, and holdout clients."""
