@@ -13,7 +13,7 @@ from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.algorithms.partly_shared import require_no_weight_decay
 from flray.engines.training import OnlyLeaves
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, last_layers
+from flray.models.bank import last_layers
 from flray.models.mixing import Relation
 from flray.values import require_at_least
 
@@ -37,9 +37,9 @@ class FedBabu(FedAvg):
             return super().round(state, cohort, fed)
         body = {n: leaf for n, leaf in state.bank.params.items() if n not in head}
         trained = fed.train(state.bank, cohort, OnlyLeaves(frozenset(body)))
-        sent = ModelBank(body, state.bank.owner)
+        sent = replace(state.bank, params=body)
         fed.count_models(sent, cohort, trained)
         # Mixing equal heads would round them, so they take no part in it
         mixed = fed.mix(Relation.joint(fed.num_clients), trained, sent)
-        bank = replace(state.bank, params=state.bank.params | mixed.params)
+        bank = replace(mixed, params=state.bank.params | mixed.params)
         return Outcome(FedAvgState(bank), trained.metrics())

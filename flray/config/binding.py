@@ -240,7 +240,7 @@ def bind_dataclass(target: type, given: object, where: str) -> tuple[Any, Plain]
 
     >>> from flray.models.mixing import Aggregation
     >>> bind_dataclass(Aggregation, {"server_lr": 1}, "aggregate")[1]
-    {'unheard': 'ignore', 'weights': 'samples', 'server_lr': 1.0}
+    {'unheard': 'ignore', 'weights': 'samples', 'server_lr': 1.0, 'optimizer': {'name': 'none'}}
     """
     built = _dataclass(target, given, where)
     return built, plain_fields(type(built), values_of(built))

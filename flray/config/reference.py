@@ -32,6 +32,7 @@ REGISTRIES: Mapping[str, str] = {
     "distance": "flray.clustering:DISTANCES",
     "relate": "flray.clustering:RELATIONS",
     "partition": "flray.clustering:PARTITIONS",
+    "optimizer": "flray.models.server_optimizers:OPTIMIZERS",
     "tracking": "flray.config.tracking:TRACKING",
     "search": "flray.sweeps.space:SEARCHES",
     "scheduler": "flray.sweeps.space:SCHEDULERS",
@@ -149,6 +150,7 @@ def every_key() -> tuple[Key, ...]:
     every = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
     every += experiment_keys()
     prefixes = {kind: kind for kind in COMPONENTS}
+    prefixes["optimizer"] = "aggregate.optimizer"
     prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
     for kind, prefix in prefixes.items():
         inner = [key for described in components(kind) for key in component_keys(described)]
@@ -174,7 +176,7 @@ def keys(target: str) -> tuple[Key, ...]:
     """The keys of a class of the package, `package.module:Name`.
 
     >>> [key.name for key in keys("flray.models.mixing:Aggregation")]
-    ['unheard', 'weights', 'server_lr']
+    ['unheard', 'weights', 'server_lr', 'optimizer']
     """
     return _keys(definition(target))
 

@@ -42,11 +42,14 @@ from flray.models.fixed_point import Weights
 from flray.models.mixing import (
     Aggregation,
     ClientModels,
+    MixingRow,
+    Models,
     Relation,
     mix,
-    mix_bank,
     mixing_rows,
+    rows_of_clients,
 )
+from flray.models.server_optimizers import ServerStep
 
 __all__ = [
     "GROUND_TRUTH",
@@ -446,7 +449,8 @@ class Federation(Population):
         """The bank after averaging, W' = A X + B W.
 
         Each client's model becomes the mean of the models of those it hears, weighted by n_k. A
-        client that hears nobody who trained keeps its model. Clients that hear alike share a row.
+        client that hears nobody who trained keeps its model. Clients that hear alike share a row;
+        with an optimiser of the server those that also had the same model.
 
         Args:
             relation: who hears whom, `Relation.of_clusters(labels)` for averages in clusters.
@@ -454,7 +458,8 @@ class Federation(Population):
         """
         with self.meter.phase("mix"):
             weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
-            return mix_bank(weighted, trained.clients, trained.models, bank, self.aggregation)
+            rows, owner = rows_of_clients(weighted, trained.clients, bank, self.aggregation)
+            return replace(self.aggregated(rows, trained.models, bank), owner=owner)
 
     def mix_rows(
         self, hears: Weights, trained: Trained | ClientModels, bank: ModelBank
@@ -470,7 +475,18 @@ class Federation(Population):
         with self.meter.phase("mix"):
             weighted = hears * self._mixing_weights()
             rows = mixing_rows(weighted, trained.clients, bank, self.aggregation)
-            return replace(bank, params=mix(rows, trained.models, bank.params))
+            return self.aggregated(rows, trained.models, bank)
+
+    def aggregated(self, rows: Sequence[MixingRow], trained: Models, bank: ModelBank) -> ModelBank:
+        """W' = A X + B W, moved on by the server's optimiser where the experiment has one.
+
+        Every mean of models goes through here. Who uses which row is left to the caller.
+        """
+        mixed = mix(rows, trained, bank.params)
+        if not self.aggregation.has_optimizer:
+            return replace(bank, params=mixed)
+        move = ServerStep(self.aggregation.optimizer, self.aggregation.server_lr, self.buffers)
+        return move(mixed, bank, [(row.previous, len(row.heard) > 0) for row in rows])
 
     def _mixing_weights(self) -> Weights:
         """(M,) n_k or 1 of the clients that may train, 0 for the others."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -142,6 +142,8 @@ class ModelBank:
 
     params: Params  # leaves (U, ...), by name
     owner: Ids  # (M,) owner[i] is the row of `params` that client i uses
+    # Memory of the server's optimiser, leaves (U, ...) such as `v/layer.weight`; {} without one
+    moments: Params = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -159,15 +161,21 @@ class ModelBank:
 
     def of_clients(self, clients: Ids) -> Params:
         """The clients' models stacked in their order (a copy)."""
-        return self._rows(self.owner[clients])
+        return {n: rows_of(leaf, self.owner[clients]) for n, leaf in self.params.items()}
 
-    def _rows(self, rows: Ids) -> Params:
-        return {name: rows_of(leaf, rows) for name, leaf in self.params.items()}
+    def _with_rows(self, rows: Ids, owner: Ids) -> "ModelBank":
+        """The bank of copies of these rows, with their moments."""
+        params, moments = (
+            {name: rows_of(leaf, rows) for name, leaf in leaves.items()}
+            for leaves in (self.params, self.moments)
+        )
+        return ModelBank(params, owner, moments)
 
     def split(self, kinds: Ids) -> "ModelBank":
         """A bank with a row of its own for each pair (kind, row) that some client has.
 
-        After a clustering each cluster has a copy of the joint model, which it trains alone.
+        After a clustering each cluster has a copy of the joint model, which it trains alone, and
+        of its moments.
 
         >>> bank = ModelBank({"w": torch.tensor([[1.0]])}, np.zeros(3, np.int64))
         >>> bank.split(kinds=np.array([0, 1, 0])).owner
@@ -177,7 +185,7 @@ class ModelBank:
             kinds: (M,) usually the cluster of each client.
         """
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
-        return ModelBank(self._rows(pairs[1]), owner.reshape(-1))
+        return self._with_rows(pairs[1], owner.reshape(-1))
 
     def joined(self, clients: Ids, labels: Ids, members: Ids) -> "ModelBank":
         """The bank in which each of the clients uses the row of a member with the same label.
@@ -207,7 +215,7 @@ class ModelBank:
             return self
         owner = np.zeros_like(self.owner)
         owner[clients] = rows.reshape(-1)
-        return ModelBank(self._rows(used), owner)
+        return self._with_rows(used, owner)
 
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""

@@ -179,7 +179,10 @@ def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
 COSINE = {"train": {**TINY["train"], "lr": {"start": 0.1, "schedule": "cosine"}}}
 
 
-@pytest.mark.parametrize("settings", [COSINE])
+MOMENTS = {"aggregate": {"optimizer": "fedadam", "server_lr": 0.02}}
+
+
+@pytest.mark.parametrize("settings", [COSINE, MOMENTS])
 def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, settings) -> None:
     experiment = {"algorithm": {"name": "flhc", "rounds_before": 2}, "rounds": 4, **settings}
     states = swept(space_of(experiment, {THRESHOLD: [0.3, 5.0]}), tmp_path / "sweep")
