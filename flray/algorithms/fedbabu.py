@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, last_layers
+from flray.models.bank import last_layers
 from flray.models.mixing import Relation
 from flray.values import require_at_least
 
@@ -34,9 +34,9 @@ class FedBabu(FedAvg):
             return super().round(state, cohort, fed)
         body = {n: leaf for n, leaf in state.bank.params.items() if n not in head}
         trained = fed.train(state.bank, cohort, self.gradient, training=fed.training.only(body))
-        sent = ModelBank(body, state.bank.owner)
+        sent = replace(state.bank, params=body)
         fed.count_models(sent, cohort, trained)
         # Mixing equal heads would round them, so they take no part in it
         mixed = fed.mix(Relation.joint(fed.num_clients), trained, sent)
-        bank = replace(state.bank, params=state.bank.params | mixed.params)
+        bank = replace(mixed, params=state.bank.params | mixed.params)
         return Outcome(FedAvgState(bank), trained.metrics())

@@ -11,7 +11,7 @@ steps this is FedAvg. Weight decay counts as a part of the gradient.
 Deviates: statistics of BatchNorm are no gradients and are averaged as in FedAvg.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params
-from flray.models.mixing import MixingRow, Relation, mix
+from flray.models.mixing import MixingRow, Relation
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class FedNova(FedAvg):
         if not len(heard.clients):
             return Outcome(state, trained.metrics())
         with fed.meter.phase("mix"):
-            mixed = mix([normalised_row(heard, fed)], heard.models, state.bank.params)
+            moved = fed.aggregated([normalised_row(heard, fed)], heard.models, state.bank)
         means = fed.mix(Relation.joint(fed.num_clients), heard, _only(fed.buffers, state.bank))
-        bank = ModelBank(mixed | means.params, state.bank.owner)
+        bank = replace(moved, params=moved.params | means.params)
         return Outcome(FedAvgState(bank), trained.metrics())
 
 
@@ -70,7 +70,7 @@ def normalised_row(heard: Trained, fed: Federation) -> MixingRow:
     tau_eff = np.average(a, weights=n)  # sum_i p_i ||a_i||_1, so that FedAvg's length is kept
     # d_i = (x - x_i) / ||a_i||_1, hence x' = sum_i p_i (x + tau_eff / ||a_i||_1 (x_i - x))
     stretch = tau_eff / a
-    eta = fed.aggregation.server_lr
+    eta = fed.aggregation.mean_weight
     left = 1 - eta + eta * float(p @ (1 - stretch))  # 1 - sum, exact where steps are equal
     kept = np.flatnonzero([left])
     return MixingRow(np.arange(len(p)), eta * p * stretch, kept, np.array([left])[kept])

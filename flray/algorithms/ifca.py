@@ -158,7 +158,7 @@ class Ifca:
             first = self.number * self._best_set(replace(joint, params=params), fed)
             params = {n: leaf[first : first + self.number] for n, leaf in params.items()}
         nobody_chose = np.full(fed.num_clients, -1 if self.number > 1 else 0)
-        return IfcaState(replace(joint, params=params), nobody_chose)
+        return IfcaState(ModelBank(params, joint.owner), nobody_chose)
 
     def _start_from_clients(self, joint: ModelBank, fed: Federation) -> IfcaState:
         """HypCluster: the model of a client, then of the one whose best loss so far is worst."""

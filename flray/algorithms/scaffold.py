@@ -129,7 +129,7 @@ def _updated_controls(
     if not len(heard.clients):
         return state.c, state.c_i
     before = state.c_i.of_clients(heard.clients)
-    way = fed.training.lr * effective_steps(heard.num_steps, fed.training.momentum)  # K eta_l
+    way = fed.training.eta * effective_steps(heard.num_steps, fed.training.momentum)  # K eta_l
     after, c = {}, {}
     for name, leaf in state.c.items():
         moved = state.bank.params[name] - heard.params[name]  # x - y_i, (K, ...)

@@ -240,7 +240,7 @@ def bind_dataclass(target: type, given: object, where: str) -> tuple[Any, Plain]
 
     >>> from flray.models.mixing import Aggregation
     >>> bind_dataclass(Aggregation, {"server_lr": 1}, "aggregate")[1]
-    {'unheard': 'ignore', 'weights': 'samples', 'server_lr': 1.0}
+    {'unheard': 'ignore', 'weights': 'samples', 'server_lr': 1.0, 'optimizer': {'name': 'none'}}
     """
     built = _dataclass(target, given, where)
     return built, plain_fields(type(built), values_of(built))
@@ -330,7 +330,7 @@ def _convert_union(value: Any, members: tuple[Any, ...], where: str, default: ob
                 return _convert(value, member, where, default)
             except ExperimentError as error:
                 errors.append(error)
-    raise errors[0]
+    raise errors[-1] if isinstance(value, Mapping) else errors[0]
 
 
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

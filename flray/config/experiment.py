@@ -83,6 +83,7 @@ class Settings:
             raise ValueError(f"rounds must be >= 1, got {self.rounds}")
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
+        object.__setattr__(self, "train", self.train.over(self.rounds))
         tuning = self.evaluate.fine_tune
         if tuning is not None and tuning.lr is not None and self.train.optimizer == "module":
             raise ValueError(

@@ -32,6 +32,7 @@ REGISTRIES: Mapping[str, str] = {
     "distance": "flray.clustering:DISTANCES",
     "relate": "flray.clustering:RELATIONS",
     "partition": "flray.clustering:PARTITIONS",
+    "optimizer": "flray.models.server_optimizers:OPTIMIZERS",
     "tracking": "flray.config.tracking:TRACKING",
     "search": "flray.sweeps.space:SEARCHES",
     "scheduler": "flray.sweeps.space:SCHEDULERS",
@@ -112,8 +113,8 @@ def experiment_keys() -> list[Key]:
     """The keys of every experiment, whatever its components; those of mappings follow them.
 
     >>> lr = next(key for key in experiment_keys() if key.name == "train.lr")
-    >>> lr.values, lr.default, lr.note
-    ('number', '0.01', 'Learning rate η of the local optimiser')
+    >>> lr.values, lr.default
+    ('number or mapping', '0.01')
     """
     note = "Name, or a mapping with `name` and the keys of that component"
     named = [Key(kind, ", ".join(names(kind)), None, note) for kind in COMPONENTS]
@@ -149,6 +150,7 @@ def every_key() -> tuple[Key, ...]:
     every = [Key(SEEDS, "whole number", "1", "Number of runs, with seeds from `seed` on")]
     every += experiment_keys()
     prefixes = {kind: kind for kind in COMPONENTS}
+    prefixes["optimizer"] = "aggregate.optimizer"
     prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
     for kind, prefix in prefixes.items():
         inner = [key for described in components(kind) for key in component_keys(described)]
@@ -174,7 +176,7 @@ def keys(target: str) -> tuple[Key, ...]:
     """The keys of a class of the package, `package.module:Name`.
 
     >>> [key.name for key in keys("flray.models.mixing:Aggregation")]
-    ['unheard', 'weights', 'server_lr']
+    ['unheard', 'weights', 'server_lr', 'optimizer']
     """
     return _keys(definition(target))
 
@@ -193,7 +195,7 @@ def _keys(cls: Definition) -> tuple[Key, ...]:
         accepted = _accepted(cls.source, hint)
         below = accepted.below
         text = None if default is None else _default(cls.source, default, accepted.kind)
-        if below is not None and text not in (None, "null"):
+        if below is not None and isinstance(default, ast.Call):
             below, text = _factory(cls.source, default) or below, SEE_BELOW
         inherited = by_name[name].note if name in by_name else ""
         note = cls.source.comment(node).replace("None:", "null:") or inherited

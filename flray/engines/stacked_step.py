@@ -119,7 +119,7 @@ class Step:
         self.descent: Descent | None = None
         is_plain_sgd = training.optimizer == "sgd" and not training.weight_decay
         if not self.has_hook and is_plain_sgd and len(self.moved) == len(self.trained):
-            self.descent = Descent(training.lr, training.momentum)
+            self.descent = Descent(training.eta, training.momentum)
         else:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
+from flray.engines.rates import RateSchedule
 from flray.errors import ExperimentError
 from flray.models.bank import Params
 
@@ -36,7 +37,8 @@ class Training:
 
     # Local optimiser; module: the model's own configure_optimizers
     optimizer: Literal["sgd", "adam", "module"] = "sgd"
-    lr: float = 0.01  # Learning rate η of the local optimiser
+    # Learning rate η of the local optimiser. A mapping: it changes from round to round
+    lr: float | RateSchedule = 0.01
     momentum: float = 0.0  # Momentum of SGD
     weight_decay: float = 0.0  # Weight decay of the local optimiser
     epochs: int = 1  # Local epochs E per round
@@ -44,7 +46,13 @@ class Training:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
+        if isinstance(self.lr, RateSchedule):
+            if self.optimizer == "module":
+                raise ValueError(
+                    "a schedule of lr does nothing with optimizer module, whose learning rate is "
+                    "the module's own: leave lr out or choose optimizer sgd or adam"
+                )
+        elif not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be > 0 and finite, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
@@ -56,9 +64,30 @@ class Training:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
+    @property
+    def eta(self) -> float:
+        """The learning rate η as a number; that of a schedule is known after `at`."""
+        assert not isinstance(self.lr, RateSchedule), "the round of this training is not known"
+        return self.lr
+
+    def at(self, t: int) -> "Training":
+        """The settings of round t, whose learning rate is a number.
+
+        >>> Training(lr=RateSchedule(0.1, decay=0.5)).at(3).lr
+        0.025
+        """
+        return replace(self, lr=self.lr.at(t)) if isinstance(self.lr, RateSchedule) else self
+
+    def over(self, rounds: int) -> "Training":
+        """The settings in a run of so many rounds, which a cosine takes if it names no number."""
+        lr = self.lr
+        if isinstance(lr, RateSchedule) and lr.schedule == "cosine" and lr.rounds is None:
+            return replace(self, lr=replace(lr, rounds=rounds))
+        return self
+
     def paired(self) -> "PairedTraining":
         """The same settings with two batches per step."""
-        return PairedTraining(**asdict(self))
+        return PairedTraining(**vars(self))
 
     def only(self, leaves: Collection[str]) -> "PartTraining":
         """The same settings for training of these leaves; all others keep their bits."""
@@ -85,10 +114,10 @@ class Training:
         leaves: Iterable[Tensor] = params.values()
         if self.optimizer == "adam":
             return torch.optim.Adam(
-                leaves, lr=self.lr, weight_decay=self.weight_decay, capturable=capturable
+                leaves, lr=self.eta, weight_decay=self.weight_decay, capturable=capturable
             )
         return torch.optim.SGD(
-            leaves, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+            leaves, lr=self.eta, momentum=self.momentum, weight_decay=self.weight_decay
         )
 
     def make_scheduled(

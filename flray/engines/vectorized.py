@@ -20,6 +20,9 @@ from flray.errors import ExperimentError
 TILE_PARAMS = 800_000
 LARGEST_TILE = 16
 
+# Recorded steps in the memory of a GPU: each learning rate of a schedule needs one of its own.
+GRAPHS_KEPT = 8
+
 # Bytes beyond which convolutions are cuDNN's, which are slower for small models, without patches.
 PATCHES_ON_GPU = 4 << 30
 
@@ -115,6 +118,8 @@ class Vectorized:
         is_weighted = block.plans[0].weight is not None
         key = (training, *hook, is_weighted, tuple((n, leaf.shape[1:]) for n, leaf in leaves))
         if key not in self.graphs:
+            for oldest in list(self.graphs)[: 1 - GRAPHS_KEPT]:
+                del self.graphs[oldest]
             stacked = self._with_patches_that_fit(training)
             self.graphs[key] = GraphedStep(stacked, training, gradient, block, size)
         return self.graphs[key]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -44,11 +44,14 @@ from flray.models.fixed_point import Weights
 from flray.models.mixing import (
     Aggregation,
     ClientModels,
+    MixingRow,
+    Models,
     Relation,
     mix,
-    mix_bank,
     mixing_rows,
+    rows_of_clients,
 )
+from flray.models.server_optimizers import ServerStep
 
 __all__ = [
     "GROUND_TRUTH",
@@ -157,7 +160,7 @@ class Federation(Population):
 
     initial: Params  # the model that every client starts from, leaves (1, ...)
     executor: Executor
-    training: Training
+    training: Training  # of round t; `during` gives that of another round
     aggregation: Aggregation
     block: int  # clients per job
     on_client_failure: OnClientFailure = "raise"
@@ -168,6 +171,12 @@ class Federation(Population):
     meter: Meter = field(default_factory=Meter)  # costs, shared by the federations of all rounds
     on_trained: Callable[[Trained], None] | None = None  # called after training, not for probes
     share: Share | None = None  # None: all clients train here
+    scheduled: Training | None = None  # of all rounds; None: `training`
+
+    def during(self, t: int) -> Self:
+        """The same clients in round t, with the learning rate of that round."""
+        scheduled = self.scheduled or self.training
+        return replace(self, t=t, training=scheduled.at(t), scheduled=scheduled)
 
     def scored(self) -> Ids:
         """The clients whose models are evaluated: those that may train, and holdout clients."""
@@ -457,7 +466,8 @@ class Federation(Population):
         """The bank after averaging, W' = A X + B W.
 
         Each client's model becomes the mean of the models of those it hears, weighted by n_k. A
-        client that hears nobody who trained keeps its model. Clients that hear alike share a row.
+        client that hears nobody who trained keeps its model. Clients that hear alike share a row;
+        with an optimiser of the server those that also had the same model.
 
         Args:
             relation: who hears whom, `Relation.of_clusters(labels)` for averages in clusters.
@@ -465,7 +475,8 @@ class Federation(Population):
         """
         with self.meter.phase("mix"):
             weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
-            return mix_bank(weighted, trained.clients, trained.models, bank, self.aggregation)
+            rows, owner = rows_of_clients(weighted, trained.clients, bank, self.aggregation)
+            return replace(self.aggregated(rows, trained.models, bank), owner=owner)
 
     def mix_rows(
         self, hears: Weights, trained: Trained | ClientModels, bank: ModelBank
@@ -481,7 +492,18 @@ class Federation(Population):
         with self.meter.phase("mix"):
             weighted = hears * self._mixing_weights()
             rows = mixing_rows(weighted, trained.clients, bank, self.aggregation)
-            return replace(bank, params=mix(rows, trained.models, bank.params))
+            return self.aggregated(rows, trained.models, bank)
+
+    def aggregated(self, rows: Sequence[MixingRow], trained: Models, bank: ModelBank) -> ModelBank:
+        """W' = A X + B W, moved on by the server's optimiser where the experiment has one.
+
+        Every mean of models goes through here. Who uses which row is left to the caller.
+        """
+        mixed = mix(rows, trained, bank.params)
+        if not self.aggregation.has_optimizer:
+            return replace(bank, params=mixed)
+        move = ServerStep(self.aggregation.optimizer, self.aggregation.server_lr, self.buffers)
+        return move(mixed, bank, [(row.previous, len(row.heard) > 0) for row in rows])
 
     def _mixing_weights(self) -> Weights:
         """(M,) n_k or 1 of the clients that may train, 0 for the others."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -163,6 +163,8 @@ class ModelBank:
 
     params: Params  # leaves (U, ...), by name
     owner: Ids  # (M,) owner[i] is the row of `params` that client i uses
+    # Memory of the server's optimiser, leaves (U, ...) such as `v/layer.weight`; {} without one
+    moments: Params = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -180,15 +182,21 @@ class ModelBank:
 
     def of_clients(self, clients: Ids) -> Params:
         """The clients' models stacked in their order (a copy)."""
-        return self._rows(self.owner[clients])
+        return {n: rows_of(leaf, self.owner[clients]) for n, leaf in self.params.items()}
 
-    def _rows(self, rows: Ids) -> Params:
-        return {name: rows_of(leaf, rows) for name, leaf in self.params.items()}
+    def _with_rows(self, rows: Ids, owner: Ids) -> "ModelBank":
+        """The bank of copies of these rows, with their moments."""
+        params, moments = (
+            {name: rows_of(leaf, rows) for name, leaf in leaves.items()}
+            for leaves in (self.params, self.moments)
+        )
+        return ModelBank(params, owner, moments)
 
     def split(self, kinds: Ids) -> "ModelBank":
         """A bank with a row of its own for each pair (kind, row) that some client has.
 
-        After a clustering each cluster has a copy of the joint model, which it trains alone.
+        After a clustering each cluster has a copy of the joint model, which it trains alone, and
+        of its moments.
 
         >>> bank = ModelBank({"w": torch.tensor([[1.0]])}, np.zeros(3, np.int64))
         >>> bank.split(kinds=np.array([0, 1, 0])).owner
@@ -198,7 +206,7 @@ class ModelBank:
             kinds: (M,) usually the cluster of each client.
         """
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
-        return ModelBank(self._rows(pairs[1]), owner.reshape(-1))
+        return self._with_rows(pairs[1], owner.reshape(-1))
 
     def shares_of(self, clients: Ids) -> list[tuple[float, ...]]:
         """Weights over all rows of each of the clients, () for a client that uses one model."""
@@ -232,7 +240,7 @@ class ModelBank:
             return self
         owner = np.zeros_like(self.owner)
         owner[clients] = rows.reshape(-1)
-        return ModelBank(self._rows(used), owner)
+        return self._with_rows(used, owner)
 
     def combined(self, shares: NDArray[np.float64], owner: Ids) -> "ModelBank":
         """The bank whose row v is the sum of all rows u times shares[v, u].
@@ -276,12 +284,13 @@ class MixtureBank(ModelBank):
     (array([1, 0]), [(0.25, 0.75), ()])
     """
 
-    shares: NDArray[np.float64]  # (M, U) weight of each model in a client's mixture; rows sum to 1
+    # (M, U) weight of each model in a client's mixture; rows sum to 1
+    shares: NDArray[np.float64] = field(kw_only=True)
 
     @classmethod
     def of(cls, params: Params, shares: NDArray[np.float64]) -> "MixtureBank":
         """The bank in which client i has the shares (M, U) of its row."""
-        return cls(params, shares.argmax(1), shares)
+        return cls(params, shares.argmax(1), shares=shares)
 
     def shares_of(self, clients: Ids) -> list[tuple[float, ...]]:
         rows = self.shares[clients].tolist()

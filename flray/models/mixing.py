@@ -7,7 +7,7 @@ one new model; a row that hears nobody keeps its model. Sums are taken in fixed 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flray.data.dataset import Ids
 from flray.models.bank import ModelBank, Params, rows_of
 from flray.models.fixed_point import Terms, Weights, exponents_for, largest_values
+from flray.models.server_optimizers import OPTIMIZERS, NoOptimizer
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,23 @@ class Aggregation:
     unheard: Literal["ignore", "stale"] = "ignore"
     # Weight of a client in a mean. samples: n_k (McMahan 2017); uniform: 1
     weights: Literal["samples", "uniform"] = "samples"
-    server_lr: float = 1.0  # Server learning rate: w' = w + server_lr (mean - w)
+    server_lr: float = 1.0  # Server learning rate η: w' = w + η (mean - w)
+    # What the server makes of mean - w. none: the step itself, as in FedAvg
+    optimizer: Annotated[Any, "optimizer", OPTIMIZERS] = field(default_factory=NoOptimizer)
 
     def __post_init__(self) -> None:
         if not self.server_lr > 0:
             raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+
+    @property
+    def has_optimizer(self) -> bool:
+        """True if models have moments, which an optimiser of the server moves them by."""
+        return not isinstance(self.optimizer, NoOptimizer)
+
+    @property
+    def mean_weight(self) -> float:
+        """Weight of the mean in A X + B W; an optimiser multiplies its own step by the rate."""
+        return 1.0 if self.has_optimizer else self.server_lr
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ class MixingRow:
     a: Weights  # weights of the trained models at `heard`
     kept: Ids  # rows of the bank before
     b: Weights  # weights of the models at `kept`
+    previous: int = 0  # row that the model had in the bank before
 
     @property
     def copies_heard(self) -> bool:
@@ -138,13 +152,13 @@ def mixing_row(
         np.add.at(b, bank.owner[unheard], relation[unheard])
     total = a.sum() + b.sum()
     if len(heard) == 0 or total == 0:
-        return MixingRow(heard[:0], a[:0], np.array([previous]), np.ones(1))
+        return MixingRow(heard[:0], a[:0], np.array([previous]), np.ones(1), previous)
     # w' = w + server_lr (mean - w): the mean has the weight server_lr, the old model the rest
-    server_lr = aggregation.server_lr
+    server_lr = aggregation.mean_weight
     a, b = server_lr * a / total, server_lr * b / total
     b[previous] += 1 - server_lr
     kept = np.flatnonzero(b)
-    return MixingRow(heard, a, kept, b[kept])
+    return MixingRow(heard, a, kept, b[kept], previous)
 
 
 def mixing_rows(
@@ -205,39 +219,18 @@ class ClientModels:
     models: Models
 
 
-def mix_bank(
-    relation: Relation, cohort: Ids, trained: Models, bank: ModelBank, aggregation: Aggregation
-) -> ModelBank:
-    """The bank after the round; clients whose models must be equal share a row.
-
-    >>> bank = ModelBank({"w": torch.tensor([[0.0]])}, np.zeros(3, np.int64))
-    >>> trained = HeldModels({"w": torch.tensor([[1.0], [3.0]])})
-    >>> clusters = Relation.of_clusters(np.array([0, 0, 1]))
-    >>> mixed = mix_bank(clusters, np.array([0, 1]), trained, bank, Aggregation())
-    >>> mixed.of_clients(np.arange(3))["w"].tolist()  # nobody of the second cluster was heard
-    [[2.0], [2.0], [0.0]]
-
-    Args:
-        relation: strengths with n_j included.
-        cohort: clients heard this round, in the order of `trained`.
-        bank: the models before the round.
-    """
-    rows, owner = rows_of_clients(relation, cohort, bank, aggregation)
-    return ModelBank(mix(rows, trained, bank.params), owner)
-
-
 def rows_of_clients(
     relation: Relation, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> tuple[list[MixingRow], Ids]:
     """The rows of [A B] of the distinct new models, and (M,) the row of each client.
 
     The strengths in `relation` include n_j. Clients with equal rows of the relation share a model,
-    unless the new model contains the client's old one: where nobody was heard, or where the server
-    step is not 1.
+    unless the new model contains the client's old one: where nobody was heard, where the server
+    step is not 1, or where the server has an optimiser.
     """
     hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
     hears_somebody = hears[relation.of]  # (M,)
-    keeps_own = ~hears_somebody | (aggregation.server_lr != 1)
+    keeps_own = ~hears_somebody | aggregation.has_optimizer | (aggregation.server_lr != 1)
     # One number for each pair (row of the relation, row that is kept or none).
     pairs = relation.of * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
     _, first, owner = np.unique(pairs, return_index=True, return_inverse=True)

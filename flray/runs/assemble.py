@@ -148,7 +148,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         has_example_losses=hasattr(parts.payload.module, "example_losses"),
         buffers=buffers_of(parts.payload.module),
         draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),
-    )
+    ).during(1)
 
 
 def deployed_models(

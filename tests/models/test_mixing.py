@@ -11,9 +11,14 @@ from flray.models.mixing import (
     MixingRow,
     Relation,
     mix,
-    mix_bank,
     mixing_row,
+    rows_of_clients,
 )
+
+
+def mix_bank(relation, cohort, trained, bank, aggregation) -> ModelBank:
+    rows, owner = rows_of_clients(relation, cohort, bank, aggregation)
+    return ModelBank(mix(rows, trained, bank.params), owner)
 
 
 def bank_of(rows: list[float], owner: list[int]) -> ModelBank:

@@ -176,6 +176,24 @@ def test_flhc_rows_are_the_runs_they_stand_for(tmp_path, every, varied) -> None:
     assert len({summary["params_sha256"] for summary in found}) > 2
 
 
+COSINE = {"train": {**TINY["train"], "lr": {"start": 0.1, "schedule": "cosine"}}}
+
+
+MOMENTS = {"aggregate": {"optimizer": "fedadam", "server_lr": 0.02}}
+
+
+@pytest.mark.parametrize("settings", [COSINE, MOMENTS])
+def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, settings) -> None:
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 2}, "rounds": 4, **settings}
+    states = swept(space_of(experiment, {THRESHOLD: [0.3, 5.0]}), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
+def test_a_cosine_over_other_rounds_is_another_prefix() -> None:
+    rounds = {"rounds": [4, 5], "algorithm.rounds_before": 2}
+    assert len(prefixes({"algorithm": "flhc", **COSINE}, rounds)) == 2
+
+
 def test_who_is_not_clustered_is_placed_as_in_the_run_itself(tmp_path) -> None:
     """A holdout client and one who joins later: the metric decides where they go."""
     joins = [{"round": 3, "kind": "join", "clients": [5]}]

@@ -1,0 +1,155 @@
+"""Optimisers of the server: numbers by hand, and laws of every method that averages."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flray.algorithms.fedavg import FedAvg
+from flray.config.experiment import parse_experiment
+from flray.config.overrides import override
+from flray.engines.training import Training
+from flray.errors import ExperimentError
+from flray.models.bank import ModelBank
+from flray.models.mixing import Aggregation, HeldModels, Relation
+from flray.models.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerStep
+
+from linear import START, gradient, linear_federation, vector
+from scenarios import TINY
+
+CLIENTS = [[(1, 2), (2, 3)], [(3, 1), (1, 0)]]  # of equal size
+
+
+def sha(result) -> str:
+    return result.summary["params_sha256"]
+
+
+def trajectory(aggregation: Aggregation, rounds: int = 4) -> list[np.ndarray]:
+    """w after each round of FedAvg in which clients take one step with the rate 0.1."""
+    fed = linear_federation(CLIENTS, Training(lr=0.1, batch_size=2), aggregation)
+    state, path = FedAvg().init(fed).state, []
+    for t in range(1, rounds + 1):
+        state = FedAvg().round(state, FedAvg().cohort(state, t, fed), fed).state
+        path.append(vector(state.bank))
+    return path
+
+
+def delta(w: np.ndarray) -> np.ndarray:
+    """Mean of the clients' models minus w: a step against the mean gradient."""
+    return -0.1 * np.mean([gradient(w, own) for own in CLIENTS], axis=0)
+
+
+def test_fedavgm_is_hsu_2019_by_hand() -> None:
+    w, v = START, np.zeros(2)
+    for found in trajectory(Aggregation(server_lr=0.7, optimizer=FedAvgM(0.8))):
+        v = 0.8 * v + delta(w)
+        w = w + 0.7 * v
+        assert found == pytest.approx(w, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
+def test_adam_and_yogi_are_algorithm_2_by_hand(kind) -> None:
+    """Without bias correction, from m = 0 and v = tau²."""
+    beta1, beta2, tau, eta = 0.8, 0.7, 0.05, 0.3
+    w, m, v = START, np.zeros(2), np.full(2, tau**2)
+    for found in trajectory(Aggregation(server_lr=eta, optimizer=kind(beta1, beta2, tau))):
+        d = delta(w)
+        m = beta1 * m + (1 - beta1) * d
+        if kind is FedAdam:
+            v = beta2 * v + (1 - beta2) * d**2
+        else:
+            v = v - (1 - beta2) * d**2 * np.sign(v - d**2)
+        w = w + eta * m / (np.sqrt(v) + tau)
+        assert found == pytest.approx(w, rel=1e-10)
+
+
+def test_a_row_that_hears_nobody_keeps_model_and_moments() -> None:
+    bank = ModelBank({"w": torch.tensor([[1.0], [2.0]])}, np.array([0, 1]))
+    fed = linear_federation(CLIENTS, Training(), Aggregation(optimizer=FedAvgM(0.5)))
+    heard = replace_models(fed, bank, [[4.0]], clients=[0])
+    heard = replace_models(fed, heard, [[4.0]], clients=[0])
+    # v = 3, w = 4; then v = 1.5 + 0, w = 5.5
+    assert heard.params["w"].flatten().tolist() == [5.5, 2.0]
+    assert heard.moments["v/w"].flatten().tolist() == [1.5, 0.0]
+
+
+def replace_models(fed, bank: ModelBank, models: list[list[float]], clients: list[int]):
+    """The bank after each client's own cluster heard these models."""
+    relation = Relation.of_clusters(np.arange(len(bank.owner)))
+
+    class Heard:
+        pass
+
+    heard = Heard()
+    heard.clients, heard.models = np.array(clients), HeldModels({"w": torch.tensor(models)})
+    return fed.mix(relation, heard, bank)
+
+
+def test_a_new_cluster_starts_with_the_moments_of_its_model() -> None:
+    joint = ModelBank({"w": torch.tensor([[1.0]])}, np.zeros(3, np.int64))
+    joint = replace(joint, moments={"v/w": torch.tensor([[7.0]])})
+    split = joint.split(np.array([0, 1, 0]))
+    assert split.moments["v/w"].tolist() == [[7.0], [7.0]]
+    assert split.joined(np.array([1]), np.zeros(3, np.int64), np.array([0])).moments[
+        "v/w"
+    ].tolist() == [[7.0]]
+
+
+def test_statistics_of_batch_norm_become_their_means() -> None:
+    bank = ModelBank({"w": torch.ones(1, 1), "mean": torch.ones(1, 1)}, np.zeros(1, np.int64))
+    means = {name: torch.full((1, 1), 3.0) for name in bank.params}
+    moved = ServerStep(FedAdam(), 0.1, frozenset({"mean"}))(means, bank, [(0, True)])
+    assert moved.params["mean"].item() == 3.0 != moved.params["w"].item()
+    assert set(moved.moments) == {"m/w", "v/w"}
+
+
+AVERAGING = {
+    "fedavg": [],
+    "fednova": [],
+    "scaffold": [],
+    "fedbabu": [],
+    "fedper": [],
+    "fedsem": [],
+    "per_fedavg": [],
+    "ifca": ["algorithm={name: ifca, rounds_before: 1, own: last_layer}"],
+    "cfl": ["algorithm={name: cfl, rounds_before: 1, mean_norm: 9, max_norm: 0}"],
+    "flhc": ["algorithm={name: flhc, rounds_before: 1}"],
+    "flis_dc": ["split.server=30", "algorithm.beta=0.2"],
+}
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_fedavgm_without_momentum_is_the_method_itself(name, tiny_run, known_run) -> None:
+    given = [f"algorithm={name}", *AVERAGING[name], "rounds=3"]
+    optimizer = "aggregate.optimizer={name: fedavgm, momentum: 0}"
+    assert sha(tiny_run(*given, optimizer)) == sha(known_run(*given))
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("flhc", "fedyogi"), ("ifca", "fedadam"), ("fedbabu", "fedavgm")]
+)
+def test_a_stopped_run_goes_on_to_the_same_bits(name, optimizer, tiny_run, tmp_path) -> None:
+    given = [f"algorithm={name}", *AVERAGING[name], "rounds=3", "aggregate.server_lr=0.1"]
+    given += [f"aggregate.optimizer={optimizer}"]
+    rounds = iter(range(3))
+    out = tmp_path / "stopped"
+    tiny_run(*given, out=out, should_stop=lambda: next(rounds) == 1)
+    whole = tiny_run(*given)
+    assert sha(tiny_run(*given, out=out, resume=True)) == sha(whole)
+    assert sha(whole) != sha(tiny_run(*given, "aggregate.optimizer=none"))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("{name: fedavgm, momentum: 1}", r"momentum must be in \[0, 1\), got 1"),
+        ("{name: fedadam, beta2: -1}", r"beta2 must be in \[0, 1\), got -1"),
+        ("{name: fedyogi, tau: 0}", "tau must be > 0, got 0"),
+        ("{name: fedadam, momentum: 0.9}", "unknown key 'aggregate.optimizer.momentum'"),
+        ("adam", "unknown optimizer 'adam'"),
+    ],
+)
+def test_bad_optimisers_are_refused(optimizer, message) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        parse_experiment(override(TINY, [f"aggregate.optimizer={optimizer}"]))
