@@ -165,7 +165,7 @@ def _models_in_a_pass(host: Host) -> int:
 
 def _correct(output: Tensor, labels: Tensor) -> Tensor:
     """Always False for modules without class scores, such as autoencoders."""
-    if output.dim() != 2:
+    if output.dim() != 2 or labels.is_floating_point():
         return torch.zeros_like(labels, dtype=torch.bool)
     return output.argmax(-1) == labels
 

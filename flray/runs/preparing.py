@@ -169,7 +169,10 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
         )
     return build_seeded(
         lambda: experiment.model.build(
-            image_shape=dataset.image_shape, num_classes=dataset.num_classes
+            image_shape=dataset.image_shape,
+            num_classes=dataset.num_classes,
+            input_shape=dataset.image_shape,
+            num_outputs=dataset.num_outputs,
         ),
         torch_seed(settings.seed, "initial model", *number),
     ).to(dtype=settings.execution.dtype)
