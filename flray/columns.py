@@ -3,12 +3,13 @@
 Writers and readers take names from here; `docs/evaluation.md` explains each of them.
 
 Names are composed: a prefix of EVALUATED says what models were evaluated on (`holdout_`, `tuned_`),
-then come the score and its statistic over clients (`accuracy_mean`, `accuracy_worst`), then a
-suffix, SE_CLIENTS for the standard error or AFTER for the round after the first clustering:
+then come the score and its statistic over clients (`accuracy_mean`, `mae_worst`), then a suffix,
+SE_CLIENTS for the standard error or AFTER for the round after the first clustering:
 `tuned_accuracy_mean_after_clustering`. BYTES and CLUSTERING begin the names of what was sent and of
 what was measured of a clustering.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -37,6 +38,64 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
+class ScoreColumn(str):
+    """The name of a recorded column of a score: text that also knows the score.
+
+    Tables and figures take title, unit and decimals of the column from it.
+    """
+
+    score: "ScoreColumns"
+
+    def __new__(cls, name: str, score: "ScoreColumns") -> "ScoreColumn":
+        column = super().__new__(cls, name)
+        column.score = score
+        return column
+
+    def __getnewargs__(self) -> tuple[str, "ScoreColumns"]:  # type: ignore[override]  # of copies
+        return str(self), self.score
+
+
+@dataclass(frozen=True)
+class ScoreColumns:
+    """A score as a run records it: name, unit and direction, which name and order its columns.
+
+    >>> mae = ScoreColumns("mae", "kW")
+    >>> mae.mean, mae.column("worst", "holdout_"), mae.mode
+    ('mae_mean', 'holdout_mae_worst', 'min')
+    """
+
+    name: str
+    unit: str = ""  # %: recorded as a fraction, shown in percent
+    higher_is_better: bool = False
+
+    def column(self, statistic: str, prefix: str = "") -> ScoreColumn:
+        """The column of a statistic over clients, one of STATISTICS; a prefix of EVALUATED."""
+        return ScoreColumn(f"{prefix}{self.name}_{statistic}", self)
+
+    @property
+    def mean(self) -> ScoreColumn:
+        """The mean over clients on their test parts, by which experiments are compared."""
+        return self.column("mean")
+
+    @property
+    def validation(self) -> ScoreColumn:
+        """The mean over clients on their validation parts, by which a sweep chooses."""
+        return self.column("mean", "validation_")
+
+    @property
+    def title(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
+
+    @property
+    def mode(self) -> str:
+        """max if higher is better, else min."""
+        return "max" if self.higher_is_better else "min"
+
+
+# Statistics of a score over clients.
+STATISTICS = ("mean", "se_clients", "variance", "worst", "worst_decile")
+
 # What the meter of a federation counts while it trains.
 CLIENT_STEPS = "client_steps"
 CLIENT_STEPS_EVALUATION = "client_steps_evaluation"
@@ -53,18 +112,10 @@ TRAIN_LOSS = "train_loss"
 CLUSTERS = "clusters"
 PARAMS_CHANGE = "params_change_sq"
 ACCURACY_MEAN = "accuracy_mean"
-ACCURACY_WORST = "accuracy_worst"
-ACCURACY_WORST_DECILE = "accuracy_worst_decile"
-ACCURACY_VARIANCE = "accuracy_variance"
 SE_CLIENTS = "_se_clients"  # ends the standard error over clients
-ACCURACY_SE_CLIENTS = "accuracy_se_clients"
 CLIENTS_REACHING_TARGET = "clients_reaching_target"
 VALIDATION_ACCURACY_MEAN = "validation_accuracy_mean"
 VALIDATION_LOSS_MEAN = "validation_loss_mean"
-HOLDOUT_ACCURACY_MEAN = "holdout_accuracy_mean"
-GLOBAL_ACCURACY_MEAN = "global_accuracy_mean"
-TUNED_ACCURACY_MEAN = "tuned_accuracy_mean"
-TUNED_GLOBAL_ACCURACY_MEAN = "tuned_global_accuracy_mean"
 SECONDS = "seconds"
 SECONDS_TRAIN = "seconds_train"
 SECONDS_PROBE = "seconds_probe"
@@ -102,6 +153,7 @@ PART = "part"
 CORRECT = "correct"
 TOTAL = "total"
 ACCURACY = "accuracy"
+ACCURACY_COLUMNS = ScoreColumns(ACCURACY, "%", higher_is_better=True)
 LOSS = "loss"
 MODEL = "model"
 GROUP = "group"
@@ -109,8 +161,11 @@ GROUP = "group"
 # summary.json: numbers of the last round, and these.
 ROUNDS = "rounds"
 SEED = "seed"
+# Name, unit and direction (max, min) of the first score, unless accuracy is the only one
+SCORE = "score"
+SCORE_UNIT = "score_unit"
+SCORE_MODE = "score_mode"
 CLUSTERS_OVERLAP = "clusters_overlap"
-LAST_TRAINED_ACCURACY_MEAN = "last_trained_accuracy_mean"
 ROUND_AFTER_CLUSTERING = "round_after_clustering"
 ROUNDS_TO_TARGET = "rounds_to_target"
 USES_GROUND_TRUTH = "uses_ground_truth"
@@ -143,6 +198,19 @@ EVALUATED = (
     ("tuned_global_", "tuned_global", False),
     ("tuned_global_holdout_", "tuned_global", True),
 )
+
+
+def score_column(key: str, scores: Iterable[ScoreColumns]) -> str:
+    """A column, with its score if it is the column of one of these scores.
+
+    >>> score_column("validation_mae_mean", [ScoreColumns("mae", "kW")]).score.unit
+    'kW'
+    """
+    for score in scores:
+        names = [score.column(name, prefix) for prefix, _, _ in EVALUATED for name in STATISTICS]
+        if key.removesuffix(AFTER) in names:
+            return ScoreColumn(key, score)
+    return key
 
 
 def of_one_round(column: str) -> bool:

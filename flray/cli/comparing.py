@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.errors import ExperimentError
-from flray.reports.comparison import MEASURED, clustering_sheet, comparison_sheet
+from flray.reports.comparison import clustering_sheet, comparison_sheet, measured_of
 from flray.reports.figure_files import save_figure
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.page_run import MAX_LINES
@@ -38,7 +38,7 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
 
 def show_comparison(experiments: Experiments, form: Format, console: Console) -> None:
     """Print the table of the experiments, and unless as CSV that of the round after clustering."""
-    comparison = comparison_sheet(experiments, MEASURED)
+    comparison = comparison_sheet(experiments, measured_of(experiments))
     if form == "csv":
         console.out(to_csv(comparison), end="", highlight=False)
         return

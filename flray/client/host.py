@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
+from flray.client.scores import Score
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
@@ -45,6 +46,7 @@ class Host:
     engine: Engine
     seed: int
     number: int = 0  # among the hosts of an executor
+    scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
     # Models of the last trainings, by training and block, for hosts whose models stay.
     kept: dict[str, dict[int, Params]] = field(default_factory=dict)
 
@@ -73,6 +75,7 @@ class HostSettings:
     threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
+    scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def start_host(
     engine = _start_engine(module, examples, settings)
     in_tiles = isinstance(engine, Vectorized) and engine.in_tiles and engine.written is not None
     torch.set_num_threads(1 if in_tiles else settings.threads)
-    return Host(module, examples, timeline, engine, settings.seed)
+    return Host(module, examples, timeline, engine, settings.seed, scores=settings.scores)
 
 
 def start_host_of_actor(payload: Payload, number: int) -> Host:

@@ -1,9 +1,9 @@
 """Scores of models on examples: one model after another, or small sets of many models stacked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from flray.client.host import Host
+from flray.client.scores import ModuleScore, Score, Terms, is_right
 from flray.data.dataset import Ids
 from flray.engines.vectorized import Vectorized, refusal, tile_size
 from flray.errors import ExperimentError
@@ -32,8 +33,17 @@ STACKED_BYTES = 1 << 28  # of images in a pass
 # Outputs (K, B, classes) of stacked models, leaves (K, ...), for their images (K, B, ...).
 StackedOutputs = Callable[[Params, Tensor], Tensor]
 
-# For all examples of several jobs, one job after the other: is the model right, and its loss.
-FlatScores = tuple[Tensor, Tensor]
+# For all examples of several jobs, one job after the other: is the model right, its loss, and the
+# terms of each score of the host.
+FlatScores = tuple[Tensor, ...]
+
+
+class HasScores(Protocol):
+    """A module with scores of its own, for `evaluate.scores: [{name: module, key: ...}]`."""
+
+    def scores(self, batch: Batch) -> dict[str, Tensor]:
+        """(B,) values of each example by name, in evaluation mode."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,35 @@ class ScoreJob:
 class ExampleScores:
     """Scores of one model on R examples, in the order of its job."""
 
-    correct: NDArray[np.bool_]  # (R,)
+    correct: NDArray[Any]  # (R,) is the class right, or the share of positions of a sequence
     loss: NDArray[np.float64]  # (R,) NaN for a module without example_losses
+    terms: tuple[Terms, ...] = ()  # (R, S) for each score of the host
+
+
+@dataclass(frozen=True)
+class PartScore:
+    """Scores of one client's model on one part of the examples."""
+
+    correct: float  # right answers; of a sequence, the share of right positions
+    total: int
+    loss: float  # mean over the examples; NaN without any, or for a module without example_losses
+    values: tuple[float, ...] = ()  # of each score; NaN without examples
+
+
+def part_score(
+    scores: Sequence[Score], answer: ExampleScores, positions: slice | Ids = slice(None)
+) -> PartScore:
+    """The scores on all examples of an answer, or on those at some positions.
+
+    Args:
+        scores: those of the host that gave the answer.
+    """
+    correct = answer.correct[positions]
+    if not len(correct):
+        return PartScore(0, 0, np.nan, (np.nan,) * len(scores))
+    pairs = zip(scores, answer.terms, strict=True)
+    values = tuple(score.value(terms[positions]) for score, terms in pairs)
+    return PartScore(correct.sum().item(), len(correct), answer.loss[positions].mean(), values)
 
 
 def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
@@ -78,8 +115,9 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
             else:
                 flat = _score_one_by_one(host, bank, chosen)
             ends = np.cumsum([len(job.examples) for job in chosen])[:-1]
-            correct, loss = (np.split(values.cpu().numpy(), ends) for values in flat)
-            scores |= zip(alike, map(ExampleScores, correct, loss), strict=True)
+            columns = [np.split(values.cpu().numpy(), ends) for values in flat]
+            for k, (correct, loss, *terms) in zip(alike, zip(*columns, strict=True), strict=True):
+                scores[k] = ExampleScores(correct, loss, tuple(terms))
     return [scores[k] for k in range(len(jobs))]
 
 
@@ -97,7 +135,8 @@ def _piece_size(host: Host, num_examples: int) -> int:
 def _stacked_outputs(host: Host) -> StackedOutputs | None:
     """How stacked models are evaluated; None for modules that must be evaluated one by one."""
     module = host.module
-    if refusal(module) or not hasattr(module, "losses"):
+    has_own_scores = any(isinstance(score, ModuleScore) for score in host.scores)
+    if refusal(module) or not hasattr(module, "losses") or has_own_scores:
         return None
     if host.written_forward is not None:
         return host.written_forward.outputs
@@ -110,7 +149,8 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
     """Scores of jobs that are in the order of their models."""
     module = host.module
     ids = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(host.examples.device)
-    correct, losses = [ids.new_empty(0, dtype=torch.bool)], [ids.new_empty(0, dtype=torch.float64)]
+    kinds = (torch.bool, *[torch.float64] * (1 + len(host.scores)))
+    passes = [tuple(ids.new_empty(0, dtype=kind) for kind in kinds)]
     loaded = None
     for job, ids_of_job in zip(
         jobs, torch.split(ids, [len(job.examples) for job in jobs]), strict=True
@@ -123,9 +163,9 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
         for batch_ids in torch.split(ids_of_job, SCORE_BATCH) if len(ids_of_job) else []:
             x, y = host.examples.batch(batch_ids)
             output = _mixture(module, bank, job.shares, x) if job.shares else module(x)
-            correct.append(_correct(output, y))
-            losses.append(_losses(module, output, (x, y)).double())
-    return torch.cat(correct), torch.cat(losses)
+            losses = _losses(module, output, (x, y)).double()
+            passes.append((_correct(output, y), losses, *_terms(host, output, (x, y))))
+    return tuple(torch.cat(parts) for parts in zip(*passes, strict=True))
 
 
 def _mixture(module: LightningModule, bank: Params, shares: tuple[float, ...], x: Tensor) -> Tensor:
@@ -159,13 +199,14 @@ def _score_stacked(
     ids = ids.to(host.examples.device)  # (pieces, size)
 
     @torch.no_grad()  # in threads too
-    def score(first: int) -> tuple[Tensor, Tensor]:
+    def score(first: int) -> FlatScores:
         models = slice(first, first + num_models)
         x, y = host.examples.batch(ids[models])
         w = {n: leaf.index_select(0, rows[models]).to(x.device) for n, leaf in bank.items()}
-        output, labels = outputs(w, x).flatten(0, 1), y.flatten()
-        losses = cast(HasLosses, host.module).losses(output, labels)
-        return _correct(output, labels).view(y.shape), losses.view(y.shape).double()
+        output, labels = outputs(w, x).flatten(0, 1), y.flatten(0, 1)
+        losses = cast(HasLosses, host.module).losses(output, labels).double()
+        flat = (_correct(output, labels), losses, *_terms(host, output, (x, labels)))
+        return tuple(values.view(*y.shape[:2], *values.shape[1:]) for values in flat)
 
     on_cpu = host.examples.device.type == "cpu"
     threads = host.engine.threads if on_cpu and isinstance(host.engine, Vectorized) else 1
@@ -174,8 +215,7 @@ def _score_stacked(
         passes = list(run(score, range(0, len(padded), num_models)))
     lengths = torch.tensor([len(examples) for _, examples in pieces], device=ids.device)
     is_own = torch.arange(size, device=ids.device) < lengths[:, None]  # (pieces, size)
-    correct, loss = (torch.cat(parts)[: len(pieces)][is_own] for parts in zip(*passes, strict=True))
-    return correct, loss
+    return tuple(torch.cat(parts)[: len(pieces)][is_own] for parts in zip(*passes, strict=True))
 
 
 def _models_in_a_pass(host: Host) -> int:
@@ -185,10 +225,26 @@ def _models_in_a_pass(host: Host) -> int:
 
 
 def _correct(output: Tensor, labels: Tensor) -> Tensor:
-    """Always False for modules without class scores, such as autoencoders."""
-    if output.dim() != 2:
-        return torch.zeros_like(labels, dtype=torch.bool)
-    return output.argmax(-1) == labels
+    """(B,) always False for modules without class scores, such as autoencoders."""
+    if output.dim() != labels.dim() + 1 or labels.is_floating_point():
+        return torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+    right = is_right(output, labels)
+    return right if right.dim() == 1 else right.double().flatten(1).mean(1)
+
+
+def _terms(host: Host, output: Tensor, batch: Batch) -> Iterator[Tensor]:
+    """(B, S) the terms of each score of the host."""
+    own = {}
+    if any(isinstance(score, ModuleScore) for score in host.scores):
+        own = cast(HasScores, host.module).scores(batch)
+    for score in host.scores:
+        if isinstance(score, ModuleScore) and score.key not in own:
+            raise ExperimentError(
+                f"evaluate.scores: the module's scores(batch) returns no {score.key!r}, only "
+                f"{', '.join(own) or 'nothing'}"
+            )
+        values = own[score.key] if isinstance(score, ModuleScore) else output
+        yield score.terms(values, batch[1]).double()
 
 
 def _losses(module: LightningModule, output: Tensor, batch: Batch) -> Tensor:

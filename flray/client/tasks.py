@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.client.host import Host, in_evaluation
-from flray.client.scoring import ExampleScores, ScoreJob, score_models
+from flray.client.scoring import ExampleScores, PartScore, ScoreJob, part_score, score_models
 from flray.data.dataset import Ids
 from flray.data.split import Part
 from flray.engines.engine import Block, BlockResult
@@ -238,15 +238,6 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class PartScore:
-    """Score of one client's model on one part of the examples."""
-
-    correct: int
-    total: int
-    loss: float  # mean over the examples; NaN without any, or for a module without example_losses
-
-
-@dataclass(frozen=True)
 class TuneAndScore:
     """Train a copy of each client's model on the client's own training part and score it.
 
@@ -273,12 +264,8 @@ class TuneAndScore:
         ]
         scores = iter(score_models(host, tuned.params, jobs))
         return [
-            {part: _part_score(next(scores)) for part in self.parts}
+            {part: part_score(host.scores, next(scores)) for part in self.parts}
             if is_scored
             else FloatingPointError(DIVERGED_IN_TUNING)
             for is_scored in finite
         ]
-
-
-def _part_score(scores: ExampleScores) -> PartScore:
-    return PartScore(int(scores.correct.sum()), len(scores.correct), _mean(scores.loss))

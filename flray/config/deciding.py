@@ -13,7 +13,7 @@ Config = Mapping[str, Any]  # resolved: nested mappings, lists and plain values
 # Keys with those below them that a run keeps: its clients and its state are made from them.
 FIXED = (
     *("dataset", "split", "model", "algorithm", "events", "seed"),
-    *("execution.precision", "evaluate.last_trained"),
+    *("execution.precision", "evaluate.last_trained", "evaluate.scores"),
 )
 _ABSENT = object()
 

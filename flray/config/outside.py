@@ -30,6 +30,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "distance": {"__call__": ("points",)},
     "relate": {"__call__": ("D",)},
     "partition": {"__call__": ("related",)},
+    "score": {"terms": ("output", "targets"), "value": ("terms",)},
 }
 # Kinds that a user may extend by a subclass of Lightning's: its name, and methods to override.
 LIGHTNING = ("pytorch_lightning", "lightning")

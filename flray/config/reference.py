@@ -33,6 +33,7 @@ REGISTRIES: Mapping[str, str] = {
     "relate": "flray.clustering:RELATIONS",
     "partition": "flray.clustering:PARTITIONS",
     "optimizer": "flray.models.server_optimizers:OPTIMIZERS",
+    "score": "flray.client.scores:SCORES",
     "tracking": "flray.config.tracking:TRACKING",
     "search": "flray.sweeps.space:SEARCHES",
     "scheduler": "flray.sweeps.space:SCHEDULERS",
@@ -263,7 +264,8 @@ def _subscripted(source: Source, hint: ast.Subscript) -> _Accepted:
     if item.below is not None:
         return _Accepted(f"list of mappings with {', '.join(k.name for k in _keys(item.below))}")
     is_word = item.text in _WORDS.values()
-    return _Accepted(f"list of {item.text}s" if is_word else f"list of: {item.text}")
+    text = f"list of {item.text}s" if is_word else f"list of: {item.text}"
+    return _Accepted(text, kind=item.kind)
 
 
 def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
@@ -279,6 +281,9 @@ def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
             name = _registered(source, ast.unparse(call.func), kind)
             return f"{{name: {name}, {', '.join(fields)}}}" if fields else name
         return None if factory is None else _registered(source, ast.unparse(factory), kind)
+    if isinstance(value, ast.Tuple) and kind is not None:
+        classes = [ast.unparse(call.func) for call in value.elts if isinstance(call, ast.Call)]
+        return f"[{', '.join(_registered(source, name, kind) for name in classes)}]"
     constant = source.find(ast.unparse(value))
     text = _text(ast.unparse(constant.node if constant else value))
     return "all" if text.startswith("get_args(") else text

@@ -4,6 +4,7 @@ from flray.data.datasets.cifar_mixes import Cifar20, Cifar100Subset
 from flray.data.datasets.digits import Digits
 from flray.data.datasets.downloaded import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, Svhn
 from flray.data.datasets.femnist import Femnist
+from flray.data.datasets.own_files import Arrays, Series, Table, Text
 from flray.data.datasets.prepared import Cifar100Jpeg, MnistWriters, SvhnRecut, Usps
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.splits.by_writer import ByWriter
@@ -13,6 +14,7 @@ from flray.data.splits.image_shift import ImageShift
 from flray.data.splits.label_groups import LabelGroups
 from flray.data.splits.label_skew import LabelSkew
 from flray.data.splits.label_swap import LabelSwap
+from flray.data.splits.natural import Natural
 from flray.data.splits.pathological import Pathological
 from flray.data.splits.power_law_groups import PowerLawGroups
 from flray.data.splits.rotation import Rotation
@@ -34,6 +36,10 @@ DATASETS: dict[str, type] = {
     "femnist": Femnist,
     "mnist_writers": MnistWriters,
     "usps": Usps,
+    "arrays": Arrays,
+    "series": Series,
+    "table": Table,
+    "text": Text,
 }
 
 # A split is one with split(dataset, seed) -> Split.
@@ -48,4 +54,5 @@ SPLITS: dict[str, type] = {
     "rotation": Rotation,
     "image_shift": ImageShift,
     "by_writer": ByWriter,
+    "natural": Natural,
 }

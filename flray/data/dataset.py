@@ -1,6 +1,7 @@
-"""A dataset: all images in one array; clients are index arrays into it."""
+"""A dataset: all examples in one array of any shape; clients are index arrays into it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,22 @@ class Dataset:
     num_classes: int
     normalization: Normalization
     augment: str = "none"  # none | crop_flip, applied to training batches only
-    source: Ids | None = None  # (N,) writer or group of each image. None: not known
+    source: Ids | None = None  # (N,) writer, group or client of each example. None: not known
+    client_names: tuple[str, ...] = ()  # (C,) of the clients that the data have, by source
+    groups: Ids | None = None  # (C,) the known kind of each client, an index into group_names
+    group_names: tuple[str, ...] = ()
+    # (N,) further columns of the examples by name; `time` has two, the first and the last instant
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of an image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+    def image_shape(self) -> tuple[int, ...]:
+        """Shape of an example; (channels, height, width) of an image."""
+        return self.images.shape[1:]
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that a model gives for an example, or for each position of a sequence."""
+        return self.num_classes or int(np.prod(self.labels.shape[1:]))
 
     @property
     def largest_pixel(self) -> int:

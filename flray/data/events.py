@@ -129,7 +129,7 @@ def make_timeline(split: Split, events: Sequence[Event]) -> Timeline:
     Planted groups travel with the data; relabelled data of a group is a group of its own.
     """
     in_time = sorted(events, key=lambda event: event.round)  # stable
-    num_labels = int(split.labels.max()) + 1
+    num_labels = int(split.labels.max()) + 1 if split.has_classes else 1
     for event in in_time:
         _check_fits(event, split.num_clients, num_labels)
     world = _first_world(split, in_time, num_labels)
@@ -211,7 +211,7 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
     """The split of each world, all over one table of examples that begins with the split's own."""
     hands = list(dict.fromkeys(hand for world in worlds for hand in world.hands))
     num_labels = len(hands[0].labels)
-    old = split.image_ids * num_labels + split.labels
+    old = split.image_ids * num_labels + (split.labels if split.has_classes else 0)
     keys = {hand: _keys(split, hand) for hand in hands if hand.is_changed}
     table = grown_table(old, np.concatenate([old[:0], *(key for k in keys.values() for key in k)]))
     order = np.argsort(table)
@@ -223,7 +223,7 @@ def _write_out(split: Split, worlds: list[_World]) -> list[Split]:
 
     parts = {hand: examples(hand) for hand in hands}
     number = _group_numbers(split, hands)
-    image_ids, labels = np.divmod(table, num_labels)
+    image_ids, labels = np.divmod(table, num_labels) if keys else (split.image_ids, split.labels)
     return [
         replace(
             split,

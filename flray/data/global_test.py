@@ -15,6 +15,8 @@ def with_global_test(timeline: Timeline, dataset: Dataset) -> Timeline:
     examples, so all other examples keep their ids.
     """
     split = timeline.at(1)
+    if not len(dataset.test_ids):
+        return timeline
     base = int(max(split.labels.max(), dataset.labels.max())) + 1
     old = split.image_ids * base + split.labels
     tested = dataset.test_ids * base + dataset.labels[dataset.test_ids]

@@ -67,6 +67,8 @@ class Examples:
         return _rows(self.images, self.image_ids[ids])
 
     def _normalise(self, pixels: Tensor) -> Tensor:
+        if pixels.dtype == torch.int64:
+            return pixels  # tokens
         return pixels.to(self.mean.dtype).div_(self.largest).sub_(self.mean).div_(self.std)
 
 
@@ -79,14 +81,14 @@ def place_examples(
     dataset: Dataset, split: Split, device: torch.device, dtype: torch.dtype
 ) -> Examples:
     """Copy the images of dataset and split to a device; batches are computed in `dtype`."""
-    per_channel = (-1, 1, 1)
+    per_channel = (-1, *(1 for _ in dataset.images.shape[2:]))
     images = tensor_over(dataset.images).to(device)
     if split.new_images is not None:
         images = torch.cat([images, tensor_over(split.new_images).to(device)])
     examples = Examples(
         images=images,
         image_ids=tensor_over(split.image_ids).to(device),
-        labels=tensor_over(split.labels).to(device),
+        labels=_targets(split.labels, dtype).to(device),
         mean=torch.tensor(dataset.normalization.mean, dtype=dtype, device=device).view(per_channel),
         std=torch.tensor(dataset.normalization.std, dtype=dtype, device=device).view(per_channel),
         augment=dataset.augment,
@@ -94,6 +96,12 @@ def place_examples(
     )
     fits = device.type == "cuda" and images.numel() * dtype.itemsize <= NORMALISED_BYTES
     return examples.with_normalised() if fits and dataset.augment == "none" else examples
+
+
+def _targets(targets: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Classes as they are, numbers in the precision of the models."""
+    tensor = tensor_over(targets)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def tensor_over(array: NDArray[Any]) -> Tensor:

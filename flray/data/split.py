@@ -58,6 +58,11 @@ class Split:
     similar: tuple[Ids, ...] = ()
 
     @property
+    def has_classes(self) -> bool:
+        """True if an example has one label; False for numbers and sequences."""
+        return self.labels.ndim == 1 and self.labels.dtype.kind == "i"
+
+    @property
     def num_clients(self) -> int:
         """M, holdout and absent clients included."""
         return len(self.train)
@@ -97,6 +102,8 @@ class Split:
         That is so where a client that may train holds less than half of the labels of another
         (FLIS, Fig. 3), and not where all hold the same set, or lack a label by chance.
         """
+        if not self.has_classes:
+            return False
         sets = np.unique(self.label_counts(self.clients) > 0, axis=0)  # (sets, labels)
         sets = sets[sets.any(1)]
         return any(bool((2 * (sets & one).sum(1) < one.sum()).any()) for one in sets)
@@ -147,4 +154,5 @@ class Split:
 def _add_to_hash(sha: "hashlib._Hash", array: Ids) -> None:
     """Add the length and the values, in the same bytes on every machine."""
     sha.update(np.int64(array.size).tobytes())
-    sha.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    kind = "<f4" if array.dtype.kind == "f" else "<i8"
+    sha.update(np.ascontiguousarray(array, dtype=kind).tobytes())

@@ -39,6 +39,8 @@ def refusal(module: LightningModule) -> str | None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
             return f"layer {name!r} ({type(layer).__name__}) keeps running statistics"
+        if isinstance(layer, nn.RNNBase):
+            return f"layer {name!r} ({type(layer).__name__}) is recurrent"
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             return f"layer {name!r} draws from torch's generator: use flray's KeyedDropout"
     return None

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flray.client.scoring import ExampleScores, ScoreJob
-from flray.client.tasks import PartScore, Score, TuneAndScore
+from flray.client.scoring import ExampleScores, PartScore, ScoreJob
+from flray.client.tasks import Score, TuneAndScore
 from flray.columns import CLIENT_STEPS_EVALUATION
 from flray.data.split import Part
 from flray.engines.training import Training

@@ -1,10 +1,10 @@
 """Scores of clients' models and of partitions.
 
-Everything is a fraction, every variance has ddof 0; tables turn them into percent and percent².
+What is shown in percent is a fraction here, and every variance has ddof 0.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,66 +12,77 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flray.columns import (
-    ACCURACY_MEAN,
-    ACCURACY_SE_CLIENTS,
-    ACCURACY_VARIANCE,
-    ACCURACY_WORST,
-    ACCURACY_WORST_DECILE,
+    ACCURACY_COLUMNS,
     ARI,
     CLIENTS_REACHING_TARGET,
     NMI,
     PURITY,
+    STATISTICS,
+    ScoreColumns,
 )
 from flray.data.dataset import Ids
+
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Number of examples that each client's model classifies correctly, and its loss on them.
+    """The scores of each client's model, and its loss, on examples of the client.
 
-    A client without examples has no accuracy: it is left out on construction, of `clients` too,
-    so that the arrays stay aligned and no mean contains a NaN from 0 / 0.
+    A client without examples has no score: it is left out on construction, of `clients` too, so
+    that the arrays stay aligned and no mean contains a NaN from 0 / 0.
 
     >>> correct, total, loss = np.array([3, 0]), np.array([4, 0]), np.array([0.5, np.nan])
-    >>> ClientScores(np.array([8, 9]), correct, total, loss).clients
-    array([8])
+    >>> scores = ClientScores(np.array([8, 9]), correct, total, loss)
+    >>> scores.clients, scores.accuracy
+    (array([8]), array([0.75]))
     """
 
     clients: Ids  # (M,)
-    correct: Ids  # (M,)
-    total: Ids  # (M,) all > 0
-    loss: NDArray[np.float64]  # (M,) mean over the client's examples
+    correct: NDArray[Any]  # (M,) right answers, shares of right positions of sequences; 0: numbers
+    total: Ids  # (M,) examples, all > 0
+    loss: Values  # (M,) mean over the client's examples
+    # (M,) values by score, the first is the one that ranks; empty: the accuracy alone. NaN: a score
+    # that is not defined for the client
+    values: Mapping[ScoreColumns, Values] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shapes = {f.name: getattr(self, f.name).shape for f in fields(self)}
+        shapes = {name: array.shape for name, array in self._arrays()}
         if len(set(shapes.values())) != 1 or self.clients.ndim != 1:
             raise ValueError(f"client scores need arrays of one length, got shapes {shapes}")
         if np.any((self.correct < 0) | (self.correct > self.total)):
             raise ValueError("correct must lie between 0 and total for every client")
         scored = self.total > 0
-        for f in fields(self):
-            object.__setattr__(self, f.name, getattr(self, f.name)[scored])
+        for name, array in list(self._arrays()):
+            object.__setattr__(self, name, array[scored])
+        values = {score: array[scored] for score, array in self.values.items()}
+        object.__setattr__(self, "values", values or {ACCURACY_COLUMNS: self.correct / self.total})
+
+    def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        return ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "values")
 
     @property
-    def accuracy(self) -> NDArray[np.float64]:
+    def accuracy(self) -> Values:
         """In the order of `clients`, free of NaN."""
-        return self.correct / self.total  # (M,)
+        return self.values[ACCURACY_COLUMNS]  # (M,)
 
     def of(self, clients: Ids) -> "ClientScores":
         """The scores of these clients; clients without scores are ignored."""
         chosen = np.isin(self.clients, clients)
-        return ClientScores(*(getattr(self, f.name)[chosen] for f in fields(self)))
+        values = {score: array[chosen] for score, array in self.values.items()}
+        arrays = {name: array[chosen] for name, array in self._arrays()}
+        return replace(self, **arrays, values=values)
 
 
 def summarise(
     scores: ClientScores, num_examples: int, target: float | None = None
 ) -> dict[str, float]:
-    """The columns of one evaluation: accuracy and loss over clients.
+    """The columns of one evaluation: scores and loss over clients.
 
     Args:
         num_examples: distinct examples behind the scores. Clients of a group may share test
             images: counting an image once per client would make the standard error too small.
-        target: accuracy to reach; without one `clients_reaching_target` is NaN.
+        target: value of the first score to reach; without one `clients_reaching_target` is NaN.
 
     >>> correct, total = np.array([4, 2]), np.array([4, 4])
     >>> two = ClientScores(np.arange(2), correct, total, loss=np.array([0.0, 1.0]))
@@ -79,26 +90,44 @@ def summarise(
     >>> s["accuracy_mean"], s["accuracy_variance"], s["clients_reaching_target"]
     (0.75, 0.0625, 0.5)
     """
-    accuracy = scores.accuracy
-    if not len(accuracy):
+    if not len(scores.clients):
         raise ValueError("no client has examples to score: nothing to summarise")
     if num_examples < 1:
         raise ValueError(f"num_examples must be >= 1, got {num_examples}")
-    mean = accuracy.mean()
-    num_worst = max(1, len(accuracy) // 10)
-    reaching = np.nan if target is None else np.mean(accuracy >= target)
-    summary = {
-        ACCURACY_MEAN: mean,
-        "accuracy_weighted": scores.correct.sum() / scores.total.sum(),
-        "accuracy_se_binomial": np.sqrt(mean * (1 - mean) / num_examples),
-        ACCURACY_SE_CLIENTS: accuracy.std() / np.sqrt(len(accuracy)),
-        ACCURACY_VARIANCE: accuracy.var(),
-        ACCURACY_WORST: accuracy.min(),
-        ACCURACY_WORST_DECILE: np.sort(accuracy)[:num_worst].mean(),
-        CLIENTS_REACHING_TARGET: reaching,
-        "loss_mean": scores.loss.mean(),
-    }
+    summary: dict[str, float | np.floating[Any]] = {}
+    for score, values in scores.values.items():
+        statistics = _over_clients(score, values)
+        if score == ACCURACY_COLUMNS:
+            mean = statistics.pop("mean")
+            weighted = scores.correct.sum() / scores.total.sum()
+            binomial = np.sqrt(mean * (1 - mean) / num_examples)
+            statistics = {"mean": mean, "weighted": weighted, "se_binomial": binomial, **statistics}
+        summary |= {f"{score.name}_{name}": value for name, value in statistics.items()}
+    first, values = next(iter(scores.values.items()))
+    is_reached = np.nan if target is None else np.mean(reaches(values, target, first))
+    summary |= {CLIENTS_REACHING_TARGET: is_reached, "loss_mean": scores.loss.mean()}
     return {name: float(value) for name, value in summary.items()}
+
+
+def _over_clients(score: ScoreColumns, values: Values) -> dict[str, float]:
+    """STATISTICS of a score over the clients for which it is defined; NaN if there are none."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return dict.fromkeys(STATISTICS, np.nan)
+    worst_first = np.sort(values) if score.higher_is_better else -np.sort(-values)
+    return {
+        "mean": values.mean(),
+        "se_clients": values.std() / np.sqrt(len(values)),
+        "variance": values.var(),
+        "worst": worst_first[0],
+        "worst_decile": worst_first[: max(1, len(values) // 10)].mean(),
+    }
+
+
+def reaches(values: Values, target: float, score: ScoreColumns) -> NDArray[np.bool_]:
+    """Where a score is at least as good as a target; False for NaN."""
+    is_reached: NDArray[np.bool_] = values >= target if score.higher_is_better else values <= target
+    return is_reached
 
 
 def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:
@@ -148,19 +177,23 @@ def _pairs(counts: Ids) -> int:
     return int((counts * (counts - 1) // 2).sum())
 
 
-def rounds_to_target(rounds: Sequence[int] | Ids, accuracy: ArrayLike, target: float) -> int | None:
-    """The first round whose accuracy reached the target, None if none did.
+def rounds_to_target(
+    rounds: Sequence[int] | Ids,
+    values: ArrayLike,
+    target: float,
+    score: ScoreColumns = ACCURACY_COLUMNS,
+) -> int | None:
+    """The first round whose score reached the target, None if none did.
 
-    A round without an evaluation has accuracy NaN and never counts.
+    A round without an evaluation has the value NaN and never counts.
 
     >>> rounds_to_target([0, 5, 10], [0.2, 0.8, 0.9], target=0.8)
     5
     """
-    numbers, values = np.asarray(rounds), np.asarray(accuracy, dtype=np.float64)
-    if numbers.shape != values.shape:
+    numbers, course = np.asarray(rounds), np.asarray(values, dtype=np.float64)
+    if numbers.shape != course.shape:
         raise ValueError(
-            "rounds and accuracy must have one length, "
-            f"got shapes {numbers.shape} and {values.shape}"
+            f"rounds and values must have one length, got shapes {numbers.shape} and {course.shape}"
         )
-    reached = numbers[values >= target]
+    reached = numbers[reaches(course, target, score)]
     return int(reached.min()) if len(reached) else None

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from flray.client.scores import SCORES, Accuracy, Score, columns_of
+from flray.columns import ScoreColumns
 from flray.data.split import Part
 from flray.engines.training import Training
 from flray.measures import MEASURES
 from flray.measures.drift import Drift
 from flray.measures.measure import Measure
 from flray.measures.robustness import Robustness
+from flray.values import shown
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,10 @@ class Evaluation:
 
     every: int = 1  # Rounds between evaluations; the last round is always evaluated
     also: tuple[int, ...] = ()  # Further rounds that are evaluated
-    # Accuracy in (0, 1] that each client, and the mean, should reach. None: no target
+    # Scores of the predictions; the first decides the worst client, the target and the best row
+    scores: tuple[Annotated[Any, "score", SCORES], ...] = (Accuracy(),)
+    # Value of the first score, a fraction for percent, that each client, and the mean, should
+    # reach. None: no target
     target: float | None = None
     # Evaluate models also after fine-tuning (columns tuned_*). None: do not
     fine_tune: FineTuning | None = None
@@ -65,7 +71,17 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"every must be >= 1, got {self.every}")
-        if self.target is not None and not 0 < self.target <= 1:
+        names = [getattr(score, "name", None) for score in self.scores]
+        for name in names:
+            if not isinstance(name, str) or not name.isidentifier() or names.count(name) > 1:
+                raise ValueError(
+                    "scores must have different names made of letters, digits and underscores, "
+                    f"got {shown(name)}: set `name` in the class of the score"
+                )
+        if not names:
+            raise ValueError("scores must not be empty; leave it out for accuracy")
+        is_share = self.score_columns[0].unit == "%"
+        if self.target is not None and is_share and not 0 < self.target <= 1:
             raise ValueError(
                 f"target must be in (0, 1], got {self.target}: a fraction, not percent"
             )
@@ -86,6 +102,20 @@ class Evaluation:
         """
         begins = any(clusters_in(n) and not clusters_in(n - 1) for n in (t, t - 1))
         return begins or self.is_regular(t, num_rounds)
+
+    @property
+    def score_columns(self) -> tuple[ScoreColumns, ...]:
+        """The columns of each score; the first one ranks.
+
+        >>> [score.mean for score in Evaluation().score_columns]
+        ['accuracy_mean']
+        """
+        return tuple(map(columns_of, self.scores))
+
+    @property
+    def computed(self) -> tuple[Score, ...]:
+        """The scores that hosts compute; none for accuracy alone, which is counted anyway."""
+        return () if self.scores == (Accuracy(),) else self.scores
 
     @property
     def parts(self) -> tuple[Part, ...]:

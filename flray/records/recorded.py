@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import yaml
 from numpy.typing import NDArray
 
-from flray.columns import ROUND, ROUNDS, SPLIT_SHA256
+from flray.columns import ACCURACY_COLUMNS, ROUND, ROUNDS, SPLIT_SHA256, ScoreColumns
 from flray.config.deciding import Config
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
@@ -38,7 +38,7 @@ Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
 
 COMPONENTS = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
-CONFIGURATIONS = "configurations"  # key of environment.json
+CONFIGURATIONS, SCORES = "configurations", "scores"  # keys of environment.json
 
 
 class RunRecords:
@@ -49,7 +49,8 @@ class RunRecords:
 
     Files, below `path`:
         config.yaml: the resolved experiment.
-        environment.json: versions, hardware, digest of the split, configurations, later starts.
+        environment.json: versions, hardware, scores other than accuracy, digest of the split,
+            configurations, later starts.
         rounds.parquet: one row per round.
         clients.parquet: one row per client, part and evaluated round; written by `finish`.
         summary.json: numbers of the finished run; its presence makes a run finished.
@@ -108,6 +109,12 @@ class RunRecords:
         """
         entries: list[Json] = self.environment().get(CONFIGURATIONS, [])
         return entries
+
+    def scores(self) -> tuple[ScoreColumns, ...]:
+        """What the run records of its clients' predictions; the first score ranks."""
+        entries = self.environment().get(SCORES, []) if self.has_environment() else []
+        with reading(self._environment):
+            return tuple(ScoreColumns(**entry) for entry in entries) or (ACCURACY_COLUMNS,)
 
     def plans(self) -> list[str | None]:
         """What each start of the run asked of a cluster; None where it ran in process."""
@@ -294,8 +301,8 @@ class RunRecords:
     def clients(self) -> "pd.DataFrame":
         """A row for each client, part and evaluated round so far.
 
-        Columns: round, client, part (one of PARTS), correct, total, accuracy, loss, model (row of
-        the bank) and, where groups were planted, group.
+        Columns: round, client, part (one of PARTS), correct, total, accuracy or other scores, loss,
+        model (row of the bank) and, where groups were planted, group.
         """
         # Until the summary is there the parts count: a `finish` may have been cut short.
         frame: pd.DataFrame = self._scores.table(is_final=self._summary.exists()).to_pandas()

@@ -1,22 +1,29 @@
 """Scores of clients: one small file per part and evaluation while a run goes on, then one table."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flray import columns
-from flray.columns import PART, ROUND
+from flray.columns import PART, ROUND, ScoreColumns
 from flray.data.dataset import Ids
 from flray.measures.scores import ClientScores
 from flray.records import tables
+
+if TYPE_CHECKING:
+    import pandas as pd  # whose import delays a start
 
 # What a client's model is scored on: its own examples or the whole test set (global), as it is or
 # after fine-tuning on the client's own data. last_trained: its own test examples, by the model that
 # it has just trained; round 0 is the initial model.
 PARTS = (*dict.fromkeys(part for _, part, _ in columns.EVALUATED), "last_trained")
+# Columns of every run; scores and groups depend on the experiment.
+REQUIRED = (ROUND, columns.CLIENT, PART, columns.TOTAL, columns.LOSS, columns.MODEL)
 
 
 class ScoreFiles:
@@ -69,10 +76,8 @@ class ScoreFiles:
         scores = ClientScores(nothing, nothing, nothing, np.empty(0))
         empty = _client_rows(0, PARTS[0], scores, nothing, None)
         if is_final:
-            return tables.read_with(self.path, empty.column_names)
-        return tables.join(
-            [empty, *(tables.read_with(f, empty.column_names) for f in self._files())]
-        )
+            return tables.read_with(self.path, REQUIRED)
+        return tables.join([tables.read_with(f, REQUIRED) for f in self._files()] or [empty])
 
     def num_evaluations(self, t: int, is_final: bool) -> int:
         """How many parts were scored until round t."""
@@ -123,14 +128,23 @@ def _client_rows(
 ) -> pa.Table:
     """A row of clients.parquet for each scored client."""
     num_rows = len(scores.clients)
+    has_classes = columns.ACCURACY_COLUMNS in scores.values
     rows = {
         ROUND: np.full(num_rows, t, dtype=np.int64),
         columns.CLIENT: scores.clients,
         PART: pa.array([part] * num_rows, pa.string()),
-        columns.CORRECT: scores.correct,
+        **({columns.CORRECT: scores.correct} if has_classes else {}),
         columns.TOTAL: scores.total,
-        columns.ACCURACY: scores.accuracy,
+        **{score.name: values for score, values in scores.values.items()},
         columns.LOSS: scores.loss,
         columns.MODEL: model[scores.clients],
     }
     return pa.table(rows if group is None else rows | {columns.GROUP: group[scores.clients]})
+
+
+def scores_in(rows: "pd.DataFrame", scores: Sequence[ScoreColumns]) -> ClientScores:
+    """The scores of the clients of one part in one round, from their rows of clients.parquet."""
+    correct = rows[columns.CORRECT] if columns.CORRECT in rows else 0 * rows[columns.TOTAL]
+    total, loss = rows[columns.TOTAL].to_numpy(), rows[columns.LOSS].to_numpy()
+    values = {score: rows[score.name].to_numpy() for score in scores}
+    return ClientScores(rows[columns.CLIENT].to_numpy(), correct.to_numpy(), total, loss, values)

@@ -5,26 +5,36 @@ Tables, figures and pages take these facts from `column_of` alone.
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from numbers import Real
 
 from flray import columns as recorded
-from flray.columns import Column
+from flray.columns import ACCURACY_COLUMNS, Column, ScoreColumn, ScoreColumns
 from flray.measures import MEASURE_COLUMNS
 
 MISSING = "–"
-TEST, VALIDATION = recorded.ACCURACY_MEAN, recorded.VALIDATION_ACCURACY_MEAN
-HOLDOUT = recorded.HOLDOUT_ACCURACY_MEAN
+VALIDATION = recorded.VALIDATION_ACCURACY_MEAN
 CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
-# Columns of a sweep's rows that its page shows, in this order.
-MEASURED = (
-    *(VALIDATION, recorded.VALIDATION_LOSS_MEAN, TEST, TEST + recorded.AFTER),
-    *(recorded.CLIENTS_REACHING_TARGET, recorded.ACCURACY_WORST, HOLDOUT),
-    *(recorded.CLUSTERS, recorded.ARI),
-    *(CLUSTERING_ERROR, *(key for key, column in MEASURE_COLUMNS.items() if column.is_main)),
-    *(recorded.CLIENT_STEPS, recorded.SECONDS),
-)
+
+
+def measured_columns(scores: Sequence[ScoreColumns]) -> tuple[str, ...]:
+    """Columns of a sweep's rows that its page shows, in this order."""
+    score, *others = scores
+    after = score.column("mean" + recorded.AFTER)
+    return (
+        *(score.validation, recorded.VALIDATION_LOSS_MEAN, score.mean, after),
+        *(
+            recorded.CLIENTS_REACHING_TARGET,
+            score.column("worst"),
+            score.column("mean", "holdout_"),
+        ),
+        *(other.mean for other in others),
+        *(recorded.CLUSTERS, recorded.ARI),
+        *(CLUSTERING_ERROR, *(key for key, column in MEASURE_COLUMNS.items() if column.is_main)),
+        *(recorded.CLIENT_STEPS, recorded.SECONDS),
+    )
 
 
 @dataclass(frozen=True)
@@ -49,20 +59,34 @@ def _percent(title: str, short: str = "") -> Column:
     return Column(title, short, 100.0, "%")
 
 
+@cache
+def _columns_of_score(score: ScoreColumns) -> dict[str, Column]:
+    """The columns of a score: % is recorded as a fraction, other units as they are."""
+    name, mean = score.title, "mean"
+    scale, decimals = (100.0, 2) if score.unit == "%" else (1.0, 4)
+    squared = f"{score.unit}²" if score.unit else ""
+    titles = {
+        score.mean: (f"test {name}", f"{name} {score.unit}".strip()),
+        score.column(mean, "global_"): (f"global test {name}", "global"),
+        score.column(mean, "tuned_"): (f"fine-tuned test {name}", "tuned"),
+        score.column(mean, "tuned_global_"): (f"fine-tuned global test {name}", "tuned global"),
+        score.validation: (f"validation {name}", "validation"),
+        score.column(mean, "holdout_"): (f"holdout clients' {name}", ""),
+        score.column("worst"): ("worst client", "worst"),
+        score.mean + recorded.AFTER: (f"test {name} after clustering", ""),
+    }
+    shown = {
+        key: Column(title, short, scale, score.unit, decimals)
+        for key, (title, short) in titles.items()
+    }
+    spread = Column("variance over clients", f"var. {squared}".strip(), scale**2, squared, decimals)
+    return shown | {score.column("variance"): spread}
+
+
 COLUMNS = {
-    TEST: _percent("test accuracy", "accuracy %"),
-    recorded.GLOBAL_ACCURACY_MEAN: _percent("global test accuracy", "global"),
-    recorded.TUNED_ACCURACY_MEAN: _percent("fine-tuned test accuracy", "tuned"),
-    recorded.TUNED_GLOBAL_ACCURACY_MEAN: _percent(
-        "fine-tuned global test accuracy", "tuned global"
-    ),
-    VALIDATION: _percent("validation accuracy", "validation"),
+    **_columns_of_score(ACCURACY_COLUMNS),
     recorded.VALIDATION_LOSS_MEAN: Column("validation loss", "loss", decimals=4),
-    HOLDOUT: _percent("holdout clients' accuracy"),
-    recorded.ACCURACY_WORST: _percent("worst client", "worst"),
-    TEST + recorded.AFTER: _percent("test accuracy after clustering"),
     recorded.CLIENTS_REACHING_TARGET: _percent("clients at target"),
-    recorded.ACCURACY_VARIANCE: Column("variance over clients", "var. %²", 1e4, "%²"),
     recorded.CLUSTERS: Column("clusters", decimals=0),
     recorded.ARI: Column("ARI"),
     recorded.ROUNDS: Column("rounds", decimals=0),
@@ -83,7 +107,15 @@ def column_of(key: str) -> Column:
     >>> column_of("tuned_validation_accuracy_mean").scale, column_of("clusters").scale
     (100.0, 1.0)
     """
+    if isinstance(key, ScoreColumn):
+        columns = _columns_of_score(key.score)
+        return columns.get(key) or replace(columns[key.score.mean], title=str(key), short="")
     return COLUMNS.get(key) or (_percent(key) if _FRACTIONS.match(key) else Column(key))
+
+
+def is_recorded(key: str) -> bool:
+    """True for columns with a title of their own."""
+    return isinstance(key, ScoreColumn) or key in COLUMNS
 
 
 def finite(value: object) -> float:

@@ -8,27 +8,18 @@ import pandas as pd
 from scipy import stats
 
 from flray import columns as recorded
-from flray.reports.columns import TEST, VALIDATION, Heading, column_of, finite, scaled
+from flray.columns import ScoreColumn
+from flray.reports.columns import Heading, column_of, finite, scaled
 from flray.reports.ratios import Measured, mean_ratio
-from flray.reports.runs import Experiments, RunRecord
+from flray.reports.runs import Experiments, RunRecord, score_of
 from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
 
-# Accuracies of other protocols; they have a column if a run recorded them.
-_OTHER_PROTOCOLS = (
-    recorded.GLOBAL_ACCURACY_MEAN,
-    recorded.TUNED_ACCURACY_MEAN,
-    recorded.TUNED_GLOBAL_ACCURACY_MEAN,
-)
-_ACCURACIES = (TEST, *_OTHER_PROTOCOLS, VALIDATION)
-# Columns that may differ between seeds. The terminal has room for the spreads of accuracies only.
-MEASURED = (
-    *(*_ACCURACIES, recorded.ACCURACY_WORST, recorded.ACCURACY_VARIANCE),
-    *(recorded.CLUSTERS, recorded.ARI),
-)
-_COLUMNS = (*MEASURED, recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
-_WHERE_RECORDED = (*_OTHER_PROTOCOLS, recorded.ARI)
+_PROTOCOLS = ("global_", "tuned_", "tuned_global_")  # how columns of other protocols begin
+_COSTS = (recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
 LEAST_PAIRS = 3  # seeds needed for a test of their differences
-SAME = 1e-9  # percent; differences within it are equal, so there is no spread to test with
+SAME = (
+    1e-9  # of the unit shown; differences within it are equal, so there is no spread to test with
+)
 
 
 def reference_of(experiments: Experiments) -> str:
@@ -37,22 +28,36 @@ def reference_of(experiments: Experiments) -> str:
     return next(iter([*fedavg, *experiments]))
 
 
-def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURACIES) -> Sheet:
+def measured_of(experiments: Experiments) -> list[str]:
+    """Columns that may differ between seeds; those of other protocols and ARI if recorded."""
+    first, every = score_of(experiments), [run for runs in experiments.values() for run in runs]
+    present = {k for run in every for k, value in run.numbers.items() if value is not None}
+    protocols = [first.column("mean", prefix) for prefix in _PROTOCOLS]
+    others = dict.fromkeys(s.mean for run in every for s in run.scores if s != first)
+    spread = (first.column("worst"), first.column("variance"))
+    columns = (first.mean, *others, *protocols, first.validation, *spread)
+    optional = {*others, *protocols, recorded.ARI}
+    listed = (*columns, recorded.CLUSTERS, recorded.ARI)
+    return [column for column in listed if column not in optional or column in present]
+
+
+def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = None) -> Sheet:
     """A row for each experiment with means over its seeds; differences are paired by seed.
 
-    Columns are the recorded accuracies, the worst client, variance, clusters and costs; then the
+    Columns are the recorded scores, the worst client, variance, clusters and costs; then the
     difference to the reference (see `reference_of`). Notes have tests of these differences.
 
     Args:
         experiments: The finished runs of each experiment by name.
-        spreads: The columns whose means are shown with their standard deviation over seeds.
+        spreads: The columns whose means are shown with their standard deviation over seeds. None:
+            means of scores, for which the terminal has room.
     """
-    reference = reference_of(experiments)
+    reference, score = reference_of(experiments), score_of(experiments)
     others = [name for name in experiments if name != reference]
     num_seeds = sorted({len(runs) for runs in experiments.values()})
-    every = [run for runs in experiments.values() for run in runs]
-    measured = {k for run in every for k, value in run.numbers.items() if value is not None}
-    columns = [c for c in _COLUMNS if c not in _WHERE_RECORDED or c in measured]
+    columns = [*measured_of(experiments), *_COSTS]
+    if spreads is None:
+        spreads = [c for c in columns if isinstance(c, ScoreColumn) and c.endswith("_mean")]
     cells = {
         (name, column, "ours"): _mean(runs, column, column in spreads)
         for name, runs in experiments.items()
@@ -61,7 +66,8 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURAC
     headings: list[str | Heading] = [*columns]
     spread = "± is the standard deviation over seeds"
     if others:
-        headings.insert(1, Heading("vs", f"vs {reference}"))
+        decimals = column_of(score.mean).decimals
+        headings.insert(1, Heading("vs", f"vs {reference}", decimals=decimals))
         spread += ", behind vs the standard error of the paired difference"
         cells[reference, "vs", "difference"] = {"text": " "}
     for name in others:
@@ -71,8 +77,8 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURAC
     if num_seeds == [1]:
         title, spread = "", "± is the standard error over clients"
         for name, (run,) in experiments.items():
-            error = run.numbers.get(recorded.ACCURACY_SE_CLIENTS)
-            cells[name, TEST, "ours"]["error"] = scaled(TEST, error)
+            error = run.numbers.get(score.column("se_clients"))
+            cells[name, score.mean, "ours"]["error"] = scaled(score.mean, error)
     notes = (f"{spread}.", *paired_tests(experiments))
     return sheet_of(title, _labels(experiments), headings, cells, notes)
 
@@ -80,13 +86,14 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURAC
 def paired_tests(experiments: Experiments) -> list[str]:
     """Notes with tests of the differences to the reference, for experiments with enough seeds.
 
-    Differences are those of test accuracy, in percent, paired by seed.
+    Differences are those of the score on test parts, in its unit, paired by seed.
     """
     reference, notes = reference_of(experiments), []
+    decimals = column_of(score_of(experiments).mean).decimals
     for name in experiments:
         pairs = _differences(experiments[name], experiments[reference])
         if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:  # never of the reference itself
-            notes.append(f"{name} - {reference}: {pairs_text(pairs)}")
+            notes.append(f"{name} - {reference}: {pairs_text(pairs, decimals)}")
     if notes:
         notes.append(
             "t assumes normal differences, Wilcoxon symmetric ones; no correction for several."
@@ -94,7 +101,7 @@ def paired_tests(experiments: Experiments) -> list[str]:
     return notes
 
 
-def pairs_text(pairs: Sequence[float]) -> str:
+def pairs_text(pairs: Sequence[float], decimals: int = 2) -> str:
     """The paired t test and Wilcoxon's signed-rank test of differences, two-sided.
 
     >>> pairs_text([1.0, 2.0, 3.0])
@@ -105,7 +112,8 @@ def pairs_text(pairs: Sequence[float]) -> str:
     rank = stats.wilcoxon(pairs)  # exact for few, tied or not
     least = 2.0 ** (1 - len(pairs))  # all differences of one sign
     return (
-        f"{len(pairs)} seeds, 95 % interval {low:+.2f} to {high:+.2f}, t test p = {t.pvalue:.2g}, "
+        f"{len(pairs)} seeds, 95 % interval {low:+.{decimals}f} to {high:+.{decimals}f}, "
+        f"t test p = {t.pvalue:.2g}, "
         f"Wilcoxon p = {rank.pvalue:.2g} (at least {least:.2g})"
     )
 
@@ -122,7 +130,11 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
         for name, runs in experiments.items()
         if name != reference and (with_round := [run for run in runs if after in run.numbers])
     }
-    shares = {TEST: "accuracy %", recorded.CLIENTS_REACHING_TARGET: "at target %"}
+    score = score_of(experiments)
+    shares = {
+        score.mean: column_of(score.mean).short,
+        recorded.CLIENTS_REACHING_TARGET: "at target %",
+    }
     rounds = {"after": after, "end": recorded.ROUNDS}
     cells: dict[tuple[str, str, str], Fields] = {}
     for name, runs in clustered.items():
@@ -143,7 +155,11 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
         cells[name, recorded.ARI, "ours"] = seed_mean([ari for ari in aris if not np.isnan(ari)])
     headings = [
         Heading(recorded.ROUND, "round", decimals=0),
-        *(Heading(f"{c} {when}", when, group) for c, group in shares.items() for when in rounds),
+        *(
+            Heading(f"{column} {when}", when, group, column_of(column).decimals)
+            for column, group in shares.items()
+            for when in rounds
+        ),
         Heading(recorded.ARI, "ARI"),
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
@@ -161,10 +177,10 @@ def _mean(runs: Sequence[RunRecord], column: str, has_spread: bool) -> Fields:
     cell = seed_mean([scaled(column, run.numbers.get(column)) for run in runs])
     if not has_spread:
         cell["error"] = None
-    if column == TEST:
+    if column == runs[0].score.mean:
         cell["seeds"] = tuple(run.seed for run in runs)
-    # Only percentages are marked: ground truth may improve them, and they rank experiments.
-    return cell | (mark_fields(runs) if column_of(column).unit.startswith("%") else {})
+    # Only scores are marked: ground truth may improve them, and they rank experiments.
+    return cell | (mark_fields(runs) if isinstance(column, ScoreColumn) else {})
 
 
 def _paired(differences: Sequence[float]) -> Fields:
@@ -176,9 +192,10 @@ def _paired(differences: Sequence[float]) -> Fields:
 
 
 def _differences(runs: Sequence[RunRecord], against: Sequence[RunRecord]) -> list[float]:
-    """The differences of accuracies, in percent, for the seeds that both have."""
-    base = {run.seed: scaled(TEST, run.numbers.get(TEST)) for run in against}
-    return [scaled(TEST, r.numbers.get(TEST)) - base[r.seed] for r in runs if r.seed in base]
+    """The differences of scores on test parts for the seeds that both have."""
+    test = against[0].score.mean
+    base = {run.seed: scaled(test, run.numbers.get(test)) for run in against}
+    return [scaled(test, r.numbers.get(test)) - base[r.seed] for r in runs if r.seed in base]
 
 
 def _measured(run: RunRecord, t: int, column: str) -> Measured:

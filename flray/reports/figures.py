@@ -10,25 +10,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flray import columns as recorded
-from flray.columns import ACCURACY, ACCURACY_MEAN, CLUSTERS, GROUP, MODEL, ROUND, SEED
+from flray.columns import CLUSTERS, GROUP, MODEL, ROUND, SEED, Column
 from flray.reports import style
 from flray.reports.columns import column_of
-from flray.reports.runs import Experiments, RunRecord
+from flray.reports.runs import Experiments, RunRecord, score_of
 from flray.reports.sheets import GROUND_TRUTH
 
 EVENT_DOTS = (0, (1, 1.5))
 MAX_BANDS = 4  # most experiments with bands, which would hide each other
 MAX_LINES = 8  # most clusterings of a run drawn as lines; more are ticks at the foot
 MAX_STRIPS = 20  # most clusters side by side
-_PERCENT, _ACCURACY_LABEL = column_of(ACCURACY_MEAN).scale, column_of(ACCURACY_MEAN).label
 FEW_POINTS = 20  # most points of a line with a marker each
 
 
 def accuracy_figure(experiments: Experiments) -> Figure:
-    """Mean accuracy by round, a line for each experiment, above the number of clusters.
+    """Mean score by round, a line for each experiment, above the number of clusters.
 
-    The band is one standard deviation over seeds; for single runs, it reaches down to the mean of
-    the worst decile of clients. Vertical lines mark clusterings and events, a dotted horizontal
+    The band is one standard deviation over seeds; for single runs, it reaches to the mean of the
+    worst decile of clients. Vertical lines mark clusterings and events, a dotted horizontal
     line each target.
 
     Args:
@@ -36,7 +35,8 @@ def accuracy_figure(experiments: Experiments) -> Figure:
             in the legend and no line.
     """
     data = _joined(experiments, RunRecord.evaluated)
-    data["percent"] = _PERCENT * data[ACCURACY_MEAN].astype(float)
+    score, scale = score_of(experiments), column_of(score_of(experiments).mean).scale
+    data["shown"] = scale * data[score.mean].astype(float)
     heights = [3.2, 1] if (data[CLUSTERS] > 1).any() else [1]
     figure = Figure(figsize=(7, 3.2 + 1.2 * len(heights)), layout="constrained")
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
@@ -48,19 +48,21 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     drawn |= {"errorbar": "sd" if has_seeds else None}
     few = data.groupby("experiment", sort=False)[ROUND].nunique().max() <= FEW_POINTS
     marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if few else {}
-    sns.lineplot(data, x=ROUND, y="percent", ax=top, **drawn, **marks)
+    sns.lineplot(data, x=ROUND, y="shown", ax=top, **drawn, **marks)
     band = "; band: one standard deviation over seeds" if has_seeds else ""
     if not has_seeds and len(experiments) <= MAX_BANDS:
-        band = "; band: down to the mean of the worst decile"
+        band = (
+            f"; band: {'down' if score.higher_is_better else 'up'} to the mean of the worst decile"
+        )
         for name, rows in data.groupby("experiment", sort=False):
-            low = _PERCENT * rows[recorded.ACCURACY_WORST_DECILE].to_numpy(np.float64)
+            worst = scale * rows[score.column("worst_decile")].to_numpy(np.float64)
             x, colour = rows[ROUND].to_numpy(), colours[str(name)]
-            top.fill_between(x, low, rows["percent"], color=colour, alpha=0.15, linewidth=0)
+            top.fill_between(x, worst, rows["shown"], color=colour, alpha=0.15, linewidth=0)
     top.set_title(f"Mean over clients{band}", fontsize=10)
     handles = style.lines(
         {_titled(name, runs): colours[name] for name, runs in experiments.items()}
     )
-    handles += _percent_axis(top, experiments)
+    handles += _score_axis(top, experiments)
     for axes in grid[1:]:
         counts = data.dropna(subset=[CLUSTERS])
         sns.lineplot(counts, x=ROUND, y=CLUSTERS, ax=axes, drawstyle="steps-post", **drawn)
@@ -74,16 +76,17 @@ def accuracy_figure(experiments: Experiments) -> Figure:
 
 
 def clients_figure(experiments: Experiments) -> Figure:
-    """The test accuracy of every client at the last evaluation.
+    """The score of every client at the last evaluation on test parts.
 
-    On top, clients of all seeds in ascending order, a line for each experiment. Below, a panel for
+    On top, clients of all seeds from worst to best, a line for each experiment. Below, a panel for
     each experiment by cluster (one seed) or by seed, coloured by planted group.
 
     Args:
         experiments: The runs of each experiment by name.
     """
     data = _joined(experiments, RunRecord.last_test)
-    data["percent"] = _PERCENT * data[ACCURACY].astype(float)
+    score, column = score_of(experiments), column_of(score_of(experiments).mean)
+    data["shown"] = column.scale * data[score.name].astype(float)
     shown = {str(name): clients for name, clients in data.groupby("experiment", sort=False)}
     strips = {name: by for name, clients in shown.items() if (by := _strip_column(clients))}
     columns = min(3, max(1, len(strips)))
@@ -95,15 +98,17 @@ def clients_figure(experiments: Experiments) -> Figure:
     for name, colour in style.colours_of(experiments).items():
         if name in shown:
             clients, label = shown[name], _titled(name, experiments[name])
-            percent = np.sort(clients["percent"].to_numpy(np.float64))
-            share = 100 * (np.arange(len(percent)) + 0.5) / len(percent)
-            top.plot(share, percent, color=colour, marker=_marker(percent), markersize=3)
-            variance = clients.groupby(SEED, dropna=False)["percent"].var(ddof=0).mean()
-            entry = f"{label}: mean {percent.mean():.1f} %, variance {variance:.1f} %²"
+            values = np.sort(clients["shown"].dropna().to_numpy(np.float64))
+            values = values if score.higher_is_better else values[::-1]
+            share = 100 * (np.arange(len(values)) + 0.5) / len(values)
+            top.plot(share, values, color=colour, marker=_marker(values), markersize=3)
+            variance = clients.groupby(SEED, dropna=False)["shown"].var(ddof=0).mean()
+            entry = f"{label}: {_mean_and_variance(values.mean(), variance, column)}"
             handles.append(style.line(entry, colour))
-    handles += _percent_axis(top, {name: experiments[name] for name in shown})
+    handles += _score_axis(top, {name: experiments[name] for name in shown})
     top.set(xlabel="clients, worst to best (%)", xlim=(0, 100))
-    top.set_title("Test accuracy of every client at the last evaluation", fontsize=10)
+    title = f"{column.title[:1].upper()}{column.title[1:]}"
+    top.set_title(f"{title} of every client at the last evaluation", fontsize=10)
     style.plain(top)
     planted = sorted(data[GROUP].dropna().unique()) if GROUP in data else []
     of_group = dict(zip(planted, style.palette(len(planted), style.GROUPS), strict=True))
@@ -111,7 +116,7 @@ def clients_figure(experiments: Experiments) -> Figure:
         axes = figure.add_subplot(grid[1 + k // columns, k % columns], sharey=top)
         _draw_strips(axes, shown[name], by, of_group)
         axes.set_title(style.for_figure(name, 24), fontsize=9)
-        axes.set_ylabel("" if k % columns else _ACCURACY_LABEL)
+        axes.set_ylabel("" if k % columns else column.label)
         axes.tick_params(labelleft=k % columns == 0)
         style.plain(axes)
     style.legend_below(figure, handles)
@@ -123,7 +128,7 @@ def clients_figure(experiments: Experiments) -> Figure:
 
 
 def efficiency_figure(experiments: Experiments) -> Figure:
-    """Mean test accuracy over seeds against the bytes sent so far in both directions.
+    """Mean score over seeds against the bytes sent so far in both directions.
 
     Args:
         experiments: The runs of each experiment by name.
@@ -137,19 +142,23 @@ def efficiency_figure(experiments: Experiments) -> Figure:
         )
         return run.evaluated().assign(sent=so_far)
 
-    data = _joined(experiments, sent)
-    mean = data.groupby(["experiment", ROUND], sort=False)[["sent", ACCURACY_MEAN]].mean()
+    data, test = _joined(experiments, sent), score_of(experiments).mean
+    mean = data.groupby(["experiment", ROUND], sort=False)[["sent", test]].mean()
     units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
     unit = next((name for name, size in units.items() if mean["sent"].max() >= size), "bytes")
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     axes = figure.subplots()
     for name, colour in style.colours_of(experiments).items():
         if name in mean.index:
-            x, y = mean.loc[name]["sent"] / units[unit], _PERCENT * mean.loc[name][ACCURACY_MEAN]
+            x, y = (
+                mean.loc[name]["sent"] / units[unit],
+                column_of(test).scale * mean.loc[name][test],
+            )
             label = _titled(name, experiments[name])
             axes.plot(x, y, color=colour, marker=_marker(x), markersize=3, label=label)
-    axes.set(xlabel=f"{unit} sent up and down so far", ylabel=_ACCURACY_LABEL)
-    axes.set_title("Accuracy against communication", fontsize=10)
+    axes.set(xlabel=f"{unit} sent up and down so far", ylabel=column_of(test).label)
+    title = test.score.title
+    axes.set_title(f"{title[:1].upper()}{title[1:]} against communication", fontsize=10)
     style.plain(axes)
     if len(experiments) > 1:
         axes.legend(frameon=False, fontsize=8)
@@ -210,24 +219,34 @@ def _draw_strips(
     groups = clients[GROUP] if GROUP in clients else pd.Series(np.nan, index=clients.index)
     colours = [of_group.get(g, of_strip[int(k)]) for g, k in zip(groups, strip, strict=True)]
     x = strip + style.spread_out(len(clients), 0.6)
-    axes.scatter(x, clients["percent"], s=12, c=colours, linewidths=0, alpha=0.8)
-    means = clients["percent"].groupby(strip).mean()
+    axes.scatter(x, clients["shown"], s=12, c=colours, linewidths=0, alpha=0.8)
+    means = clients["shown"].groupby(strip).mean()
     axes.hlines(means, means.index - 0.4, means.index + 0.4, color="0.2", linewidth=1.2)
     axes.set_xticks(range(len(names)), [str(name) for name in names])
     axes.tick_params(axis="x", labelsize=9 if len(names) <= 10 else 6)
     axes.set_xlabel({MODEL: "cluster", SEED: "seed"}.get(by, "planted group"))
 
 
-def _percent_axis(axes: Axes, experiments: Experiments) -> list[Line2D]:
-    """Make the y axis test accuracy, with a dotted line at each target; returns these lines."""
+def _score_axis(axes: Axes, experiments: Experiments) -> list[Line2D]:
+    """Make the y axis the score, with a dotted line at each target; returns these lines."""
+    column = column_of(score_of(experiments).mean)
     targets = {runs[0].value("evaluate.target") for runs in experiments.values()} - {None}
-    drawn = [
-        axes.axhline(100 * t, color="0.45", lw=0.8, ls=":", label=f"target {100 * t:.4g} %")
-        for t in sorted(map(float, targets))
-    ]
-    axes.set_ylim(max(axes.get_ylim()[0], -2), min(axes.get_ylim()[1], 102))
-    axes.set_ylabel(_ACCURACY_LABEL)
+    drawn = []
+    for t in sorted(column.scale * float(target) for target in targets):
+        label = f"target {t:.4g} {column.unit}".rstrip()
+        drawn.append(axes.axhline(t, color="0.45", lw=0.8, ls=":", label=label))
+    if column.unit == "%" and score_of(experiments).higher_is_better:
+        axes.set_ylim(max(axes.get_ylim()[0], -2), min(axes.get_ylim()[1], 102))
+    axes.set_ylabel(column.label)
     return drawn
+
+
+def _mean_and_variance(mean: float, variance: float, column: Column) -> str:
+    """Both in the unit of the score, with one decimal for percent."""
+    if column.unit == "%":
+        return f"mean {mean:.1f} %, variance {variance:.1f} %²"
+    squared = f" {column.unit}²" if column.unit else ""
+    return f"mean {mean:.4g} {column.unit}".rstrip() + f", variance {variance:.4g}{squared}"
 
 
 def _draw_events(column: Sequence[Axes], experiments: Experiments) -> list[Line2D]:

@@ -10,18 +10,23 @@ from typing import Any
 from flray import columns as recorded
 from flray.config.overrides import THRESHOLD
 from flray.records.clusterings import clustering_files, read_clustering
+from flray.records.run_directory import RunDirectory
+from flray.reports.columns import column_of
 from flray.reports.configuration import value_at
 
 Row = Mapping[str, Any]  # a row of rounds.parquet; Any: numbers and texts
-_LOWEST, _HIGHEST, _CUT = "lowest_merge", "highest_merge", "threshold"  # keys added to a row
+# Keys added to a row
+_LOWEST, _HIGHEST, _CUT, _SCORE = "lowest_merge", "highest_merge", "threshold", "score"
 
 
 def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML
-    """The row of a round with the range of merges of its clustering, read from the run's folder.
+    """The row of a round with what its line needs of the run's folder: the run's score, and the
+    range of merges of its clustering.
 
     The range is not a recorded column, because rows of a sweep with equal clusters share a run even
     if their trees differ.
     """
+    row = {**row, _SCORE: RunDirectory(run).scores()[0]}
     files = clustering_files(run) if row.get(recorded.CLUSTERING_CLUSTERS) is not None else {}
     file = files.get(row[recorded.ROUND]) or files.get(0)
     tree = None if file is None else read_clustering(file).linkage
@@ -38,9 +43,15 @@ def round_line(row: Row, num_rounds: int) -> str:
     'round  3/20 · accuracy  50.00 % · worst client  25.00 % · clusters 2 · loss 1.5000 · 0.25 s'
     """
     parts = [f"round {row[recorded.ROUND]:{len(str(num_rounds))}d}/{num_rounds}"]
-    if row.get(recorded.ACCURACY_MEAN) is not None:
-        parts.append(f"accuracy {100 * row[recorded.ACCURACY_MEAN]:6.2f} %")
-        parts.append(f"worst client {100 * row[recorded.ACCURACY_WORST]:6.2f} %")
+    score = row.get(_SCORE, recorded.ACCURACY_COLUMNS)
+    if row.get(score.mean) is not None:
+        for title, column in {
+            score.name: score.mean,
+            "worst client": score.column("worst"),
+        }.items():
+            shown = column_of(column)
+            number = f"{shown.scale * row[column]:6.{shown.decimals}f}"
+            parts.append(f"{title} {number} {shown.unit}".rstrip())
         parts.append(f"clusters {row[recorded.CLUSTERS]}")
     if recorded.TRAIN_LOSS in row:
         parts.append(f"loss {row[recorded.TRAIN_LOSS]:.4f}")

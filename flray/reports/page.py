@@ -85,6 +85,7 @@ def _environment() -> Environment:
     }
     environment.filters |= {
         "leaves": leaves,
+        "sentence": lambda text: text[:1].upper() + text[1:],
         "setting": setting_text,
         "typed": typed,
         "yaml": lambda config: yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from flray.columns import ACCURACY, CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
+from flray.columns import CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
 from flray.config.deciding import leaves
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
@@ -34,9 +34,9 @@ def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
 
 
 def clusters(clustering: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
-    """The label of each cluster, and its members: client, final accuracy, planted group, colour."""
-    accuracy = run.last_test().set_index(CLIENT)[ACCURACY].reindex(clustering.clients)
-    clients = accuracy.rename_axis(CLIENT).reset_index()
+    """The label of each cluster, and its members: client, final score, planted group, colour."""
+    scores = run.last_test().set_index(CLIENT)[run.score.name].reindex(clustering.clients)
+    clients = scores.rename("score").rename_axis(CLIENT).reset_index()
     if clustering.groups is not None:
         _, of_group = matched_colours(clustering.labels, clustering.groups)
         colours = [to_hex(of_group[group]) for group in clustering.groups.tolist()]

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from flray import columns as recorded
+from flray.columns import ScoreColumns
 from flray.config.deciding import is_below, leaves
 from flray.errors import ExperimentError
 from flray.records.clusterings import clustering_files
@@ -70,7 +71,17 @@ class RunRecord:
     @cached_property
     def numbers(self) -> Plain:
         """The summary; for an unfinished run, the last evaluation and the totals so far."""
-        return numbers_so_far(self.rounds) if self.summary is None else self.summary
+        return numbers_so_far(RunDirectory(self.path)) if self.summary is None else self.summary
+
+    @cached_property
+    def scores(self) -> tuple[ScoreColumns, ...]:
+        """What the run records of its clients' predictions; the first one is `score`."""
+        return RunDirectory(self.path).scores()
+
+    @property
+    def score(self) -> ScoreColumns:
+        """The score that ranks clients and runs."""
+        return self.scores[0]
 
     @property
     def seed(self) -> int | None:
@@ -113,10 +124,10 @@ class RunRecord:
         return self.numbers if is_end else self.row(t)
 
     def evaluated(self) -> pd.DataFrame:
-        """The rounds with an accuracy: its mean and worst decile, and the number of clusters."""
-        accuracies = [recorded.ACCURACY_MEAN, recorded.ACCURACY_WORST_DECILE]
-        rounds = self.rounds.reindex(columns=[recorded.ROUND, *accuracies, recorded.CLUSTERS])
-        return rounds.dropna(subset=[recorded.ACCURACY_MEAN])
+        """The rounds with a score: its mean and worst decile, and the number of clusters."""
+        columns = [self.score.mean, self.score.column("worst_decile"), recorded.CLUSTERS]
+        rounds = self.rounds.reindex(columns=[recorded.ROUND, *map(str, columns)])
+        return rounds.dropna(subset=[self.score.mean])
 
     @property
     def is_evaluated(self) -> bool:
@@ -130,6 +141,11 @@ class RunRecord:
 
 
 Experiments = Mapping[str, Sequence[RunRecord]]  # the seeds of each, by name
+
+
+def score_of(experiments: Experiments) -> ScoreColumns:
+    """The score that experiments are compared by: that of the first run."""
+    return next(run.score for runs in experiments.values() for run in runs)
 
 
 def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from flray import columns as recorded
 from flray.columns import CLUSTERS, SEED
 from flray.reports import columns, style
-from flray.reports.columns import HOLDOUT, TEST, VALIDATION, column_of
+from flray.reports.columns import column_of
 from flray.reports.sweeps import SPREAD, Sweep, averaged
 
 MIN_CURVE = 3  # fewest values of a number that is an axis
@@ -26,10 +26,6 @@ FACET_RATIO = 5  # ratio of medians above which values of a setting have panels 
 MAX_LABELS = 14  # most lines with a label of their own
 DASHES = ("--", "-.", ":", (0, (8, 3)))
 DOT = {"ls": "", "marker": "o", "ms": 4}
-CURVES = (
-    *(TEST, VALIDATION, HOLDOUT),
-    *(CLUSTERS, recorded.ARI, recorded.CLIENTS_REACHING_TARGET),
-)
 REFERENCES = {recorded.UNIFORMITY_LABELS: "--", recorded.UNIFORMITY_RANDOM: ":"}
 
 
@@ -39,12 +35,17 @@ def curve_keys(sweep: Sweep) -> list[str]:
 
 
 def curve_figure(sweep: Sweep, key: str) -> Figure | None:
-    """Accuracy and clusters against a number, as in FLIS's Figs. 2 and 3.
+    """The score and clusters against a number, as in FLIS's Figs. 2 and 3.
 
     If the magnitude of the number depends on another setting, as thresholds depend on the distance,
     the values of that setting have panels of their own.
     """
-    shown = [column for column in CURVES if column in sweep.measured][:MAX_PANELS]
+    score = sweep.score
+    curves = (
+        *(score.mean, score.validation, score.column("mean", "holdout_")),
+        *(CLUSTERS, recorded.ARI, recorded.CLIENTS_REACHING_TARGET),
+    )
+    shown = [column for column in curves if column in sweep.measured][:MAX_PANELS]
     return _curves(sweep, key, shown, _facet_key(sweep, key))
 
 

@@ -1,5 +1,6 @@
 """Figures of a sweep: heatmaps of two settings, all settings at once, accuracy by round."""
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +14,7 @@ from flray import columns as recorded
 from flray.columns import CLUSTERS, FOLDER, ROUND
 from flray.records.run_directory import RunDirectory
 from flray.reports import style, sweep_curves
-from flray.reports.columns import HOLDOUT, TEST, VALIDATION, column_of, number_text, value_text
+from flray.reports.columns import column_of, number_text, value_text
 from flray.reports.sheets import GROUND_TRUTH
 from flray.reports.sweep_tables import mark_of
 from flray.reports.sweeps import Sweep
@@ -43,13 +44,14 @@ def heatmap_pairs(sweep: Sweep) -> list[tuple[str, str]]:
 
 
 def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
-    """Accuracy by round, a colour for each value of a setting, as in REPA's Figs. 4 and 5.
+    """The score by round, a colour for each value of a setting, as in REPA's Figs. 4 and 5.
 
     The panels are the validation part of the clients that train (VAL) and holdout clients (HO).
     Combinations of other settings differ in their dashes.
     """
     rounds, hue = _rounds_of(sweep, key), sweep.names[key]
-    shown = [c for c in (VALIDATION, HOLDOUT) if c in rounds and rounds[c].notna().any()]
+    panels = _panels(sweep)
+    shown = [c for c in panels if c in rounds and rounds[c].notna().any()]
     if not shown:
         return None
     drawn = {"hue": hue, "palette": style.colours_of(rounds[hue]), "errorbar": None}
@@ -57,11 +59,11 @@ def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
     figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
     grid = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for axes, column in zip(grid, shown, strict=True):
-        percent = rounds.assign(percent=column_of(column).scale * rounds[column])
+        scaled = rounds.assign(shown=column_of(column).scale * rounds[column])
         legend = "full" if axes is grid[-1] else False
-        sns.lineplot(percent, x=ROUND, y="percent", legend=legend, ax=axes, **drawn)
-        axes.set_title({VALIDATION: "VAL: ", HOLDOUT: "HO: "}[column] + column_of(column).title)
-        axes.set_ylabel("accuracy (%)")
+        sns.lineplot(scaled, x=ROUND, y="shown", legend=legend, ax=axes, **drawn)
+        axes.set_title(f"{panels[column]}: {column_of(column).title}")
+        axes.set_ylabel(replace(column_of(column), title=sweep.score.title).label)
         style.whole_rounds(axes)
         style.plain(axes)
     sns.move_legend(grid[-1], "center left", bbox_to_anchor=(1, 0.5), frameon=False)
@@ -69,10 +71,10 @@ def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
 
 
 def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
-    """Test accuracy by two settings; a cell is the best configuration over all other settings.
+    """The test score by two settings; a cell is the best configuration over all other settings.
 
-    Cells are annotated with accuracy, marks and number of clusters if there are few. The best is
-    chosen by the metric of the sweep, not by the test accuracy shown.
+    Cells are annotated with the score, marks and number of clusters if there are few. The best is
+    chosen by the metric of the sweep, not by the test score shown.
 
     Args:
         sweep: The sweep.
@@ -80,9 +82,10 @@ def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
         down: The key whose values are rows.
     """
     best = sweep.ranked.dropna(subset=[across, down]).drop_duplicates([across, down])
-    column = TEST if TEST in sweep.measured else sweep.metric
+    column = sweep.score.mean if sweep.score.mean in sweep.measured else sweep.metric
     is_percent, heights = column_of(column).scale > 1, column_of(column).scale * best[column]
-    texts = heights.map("{:.1f}".format) + best.apply(mark_of, axis=1)
+    form = "{:.1f}" if is_percent else "{:.3g}"
+    texts = heights.map(form.format) + best.apply(mark_of, axis=1)
     if CLUSTERS in best:
         texts += best[CLUSTERS].map(_counted)
     values, annotation = (
@@ -105,22 +108,23 @@ def heatmap_figure(sweep: Sweep, across: str, down: str) -> Figure:
         cbar_kws={"label": column_of(column).label},
         cmap="viridis",
         vmin=low - slack,
-        vmax=min(high + slack, 100.0) if is_percent else high,
+        vmax=max(high, min(high + slack, 100.0)),
         ax=axes,
     )
     axes.tick_params(axis="both", labelrotation=0)
     x, y = (style.for_figure(sweep.names[key]) for key in (across, down))
     axes.set(xlabel=x, ylabel=y)
-    axes.set_title(f"{low:.1f} to {high:.1f}, a span of {high - low:.1f}", fontsize=9)
+    title = "{} to {}, a span of {}".format(*map(form.format, (low, high, high - low)))
+    axes.set_title(title, fontsize=9)
     return figure
 
 
 def overview_figure(sweep: Sweep) -> Figure:
-    """The accuracy of every configuration by each setting; best ringed, baselines dashed.
+    """The score of every configuration by each setting; best ringed, baselines dashed.
 
     Names of a setting that need ground truth are marked.
     """
-    column = TEST if TEST in sweep.measured else sweep.metric
+    column = sweep.score.mean if sweep.score.mean in sweep.measured else sweep.metric
     tried = sweep.configurations.drop(sweep.baselines.index)
     keys = [key for key in sweep.keys if tried[key].nunique() > 1]
     figure = Figure(figsize=(max(6.0, 3.2 * len(keys)), 4.2), layout="constrained")
@@ -180,9 +184,15 @@ def _rounds_of(sweep: Sweep, key: str) -> pd.DataFrame:
         run = RunDirectory(sweep.path / str(row[FOLDER]))
         if run.holds_run():
             setting = {sweep.names[key]: value_text(row[key]) or "without"}
-            rounds = run.rounds().reindex(columns=[ROUND, VALIDATION, HOLDOUT])
+            rounds = run.rounds().reindex(columns=[ROUND, *map(str, _panels(sweep))])
             frames.append(rounds.assign(**setting, others=sweep_curves.combination(row, varied)))
     return pd.concat(frames, ignore_index=True)
+
+
+def _panels(sweep: Sweep) -> dict[str, str]:
+    """The columns of REPA's Figs. 4 and 5, validation parts and holdout clients, with their names
+    there."""
+    return {sweep.score.validation: "VAL", sweep.score.column("mean", "holdout_"): "HO"}
 
 
 def _present(sweep: Sweep, cells: pd.DataFrame, key: str) -> list[Any]:  # Any: numbers or text

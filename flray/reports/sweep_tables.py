@@ -8,8 +8,9 @@ import pandas as pd
 
 from flray import columns as recorded
 from flray.columns import USES_GROUND_TRUTH as USES
+from flray.columns import ScoreColumn
 from flray.reports import columns
-from flray.reports.columns import MISSING, TEST, VALIDATION, column_of, value_text
+from flray.reports.columns import MISSING, column_of, value_text
 from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet, marks, sheet_of
 from flray.reports.sweeps import FAILED, MISSING_ROWS, NUM_SEEDS, SPREAD, Sweep
 
@@ -19,10 +20,10 @@ TOP = 5  # configurations in the table of the best
 def top_sheet(sweep: Sweep) -> Sheet:
     """The best configurations by the metric, the simplest one, and the baselines.
 
-    Columns are the varied keys, the metric, validation and test accuracy, clusters and ARI. Notes
+    Columns are the varied keys, the metric, validation and test score, clusters and ARI. Notes
     name the metric, ties, the rule of the simplest and, for samples, the importance of keys.
     """
-    ranked = sweep.ranked.drop(sweep.baselines.index)
+    ranked, score = sweep.ranked.drop(sweep.baselines.index), sweep.score
     listed = pd.concat([ranked.head(TOP), sweep.simplest, sweep.baselines])
     listed = listed[~listed.index.duplicated()]
     labels = pd.DataFrame({"rank": _rank_names(sweep, ranked, listed)}, listed.index)
@@ -30,10 +31,10 @@ def top_sheet(sweep: Sweep) -> Sheet:
         labels[name] = [value_text(value) for value in listed[key]]
     by_loss = (recorded.VALIDATION_LOSS_MEAN,) * (sweep.num_tied > 1)
     wanted = dict.fromkeys(
-        (sweep.metric, VALIDATION, *by_loss, TEST, recorded.CLUSTERS, recorded.ARI)
+        (sweep.metric, score.validation, *by_loss, score.mean, recorded.CLUSTERS, recorded.ARI)
     )
     keys = [column for column in wanted if column in listed and listed[column].notna().any()]
-    marked = [key for key in keys if key == sweep.metric or column_of(key).scale > 1]
+    marked = [key for key in keys if key == sweep.metric or isinstance(key, ScoreColumn)]
     cells = {
         (k, column, "ours"): {
             "value": columns.scaled(column, row[column]),

@@ -11,10 +11,20 @@ import pandas as pd
 import yaml
 
 from flray import columns as recorded
-from flray.columns import CLUSTERS, FOLDER, SEED, STATUS, USES_GROUND_TRUTH
+from flray.columns import (
+    ACCURACY_COLUMNS,
+    CLUSTERS,
+    FOLDER,
+    SEED,
+    STATUS,
+    USES_GROUND_TRUTH,
+    ScoreColumns,
+    score_column,
+)
 from flray.config.overrides import THRESHOLD
 from flray.files import reading
-from flray.reports.columns import CLUSTERING_ERROR, MEASURED, TEST, VALIDATION
+from flray.records.run_directory import RunDirectory
+from flray.reports.columns import CLUSTERING_ERROR, measured_columns
 from flray.reports.labels import component_name, readable_settings, short_names
 from flray.sweeps.importance import importances
 from flray.sweeps.ranking import candidates, ranks, simplest
@@ -25,7 +35,7 @@ SPACE = "space.yaml"
 DRAWN = frozenset(("choice", "uniform", "loguniform", "randint"))  # forms of a sampled key
 FAILED = "failed"
 NOT_FINISHED = (FAILED, "unfinished", "stopped")  # stopped: by a scheduler such as ASHA
-_ALWAYS = (SEED, STATUS, recorded.ERROR, recorded.RUN, FOLDER, USES_GROUND_TRUTH, *MEASURED)
+_ALWAYS = (SEED, STATUS, recorded.ERROR, recorded.RUN, FOLDER, USES_GROUND_TRUTH)
 # Columns of `configurations`; missing rows failed or did not finish.
 NUM_SEEDS, SPREAD, MISSING_ROWS = "seeds", "_sd", "missing_rows"
 
@@ -42,6 +52,12 @@ class Sweep:
     rows: pd.DataFrame  # rows.parquet; settings are numbers or texts
     counts: Plain  # content of sweep.json
     space: Plain  # content of space.yaml
+    scores: tuple[ScoreColumns, ...] = (ACCURACY_COLUMNS,)  # of its runs
+
+    @property
+    def score(self) -> ScoreColumns:
+        """The score that ranks."""
+        return self.scores[0]
 
     @property
     def title(self) -> str:
@@ -52,13 +68,15 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """The column that ranks: the space's metric, else validation, else test accuracy."""
-        wanted = (self.space.get("metric", VALIDATION), VALIDATION)
-        return next((str(m) for m in wanted if m in self.rows and self.rows[m].notna().any()), TEST)
+        """The column that ranks: the space's metric, else the score on validation or test parts."""
+        validation, rows = self.score.validation, self.rows
+        wanted = (str(self.space.get("metric", validation)), validation)
+        present = [m for m in wanted if m in rows and rows[m].notna().any()]
+        return score_column(next(iter(present), self.score.mean), self.scores)
 
     @property
     def is_maximised(self) -> bool:
-        return bool(self.space.get("mode", "max") != "min")
+        return bool(self.space.get("mode", self.score.mode) != "min")
 
     @cached_property
     def keys(self) -> list[str]:
@@ -87,7 +105,7 @@ class Sweep:
     @cached_property
     def measured(self) -> list[str]:
         """The numbers that at least one row has."""
-        wanted = dict.fromkeys((*MEASURED, self.metric))
+        wanted = dict.fromkeys((*measured_columns(self.scores), self.metric))
         return [c for c in wanted if c in self.rows and self.rows[c].notna().any()]
 
     @cached_property
@@ -255,10 +273,15 @@ def read_sweep(path: Path) -> Sweep:
         rows = pd.read_parquet(path / "rows.parquet").apply(readable_settings)
     rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
     rows[FOLDER] = rows[FOLDER].where(rows[FOLDER].notna(), rows[recorded.RUN])
+    folders = (RunDirectory(path / str(folder)) for folder in rows[FOLDER].dropna())
+    scores = next((run.scores() for run in folders if run.holds_run()), (ACCURACY_COLUMNS,))
+    always = [str(column) for column in measured_columns(scores)]
+    rows = rows.reindex(columns=list(dict.fromkeys((*rows, *always))))
     rows[USES_GROUND_TRUTH] = (rows[USES_GROUND_TRUTH] == "true").astype(float)  # mean: a share
     overlap = rows[[recorded.OVERLAP_FP, recorded.OVERLAP_FN]]
     rows[CLUSTERING_ERROR] = overlap.sum(axis=1, skipna=False)  # FLIS, Fig. 3
-    return Sweep(path, rows, _read_mapping(path / "sweep.json"), _read_mapping(path / SPACE))
+    counts, space = (_read_mapping(path / file) for file in ("sweep.json", SPACE))
+    return Sweep(path, rows, counts, space, scores)
 
 
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flray.reports.columns import COLUMNS, MISSING, column_of
+from flray.reports.columns import MISSING, column_of, is_recorded
 from flray.reports.sheets import GROUND_TRUTH, INCOMPLETE, Sheet
 
 MAX_WIDTH = 21  # characters of a column in the terminal
@@ -146,7 +146,7 @@ def to_csv(sheet: Sheet) -> str:
         frame["seeds"] = seeds
     for heading in sheet.headings:
         column = numbers.xs(heading.key, level="column")
-        title = column_of(heading.key).label if heading.key in COLUMNS else heading.title
+        title = column_of(heading.key).label if is_recorded(heading.key) else heading.title
         frame[title] = column["value"]
         if column["error"].notna().any():
             frame[f"{title} ±"] = column["error"]

@@ -5,14 +5,14 @@ several federations, and one federation the servers of several algorithms.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pytorch_lightning import LightningModule
 
 from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Payload, choose_engine, start_host
-from flray.columns import PARAMS_SHA256, SEED
+from flray.columns import PARAMS_SHA256, SCORE, SCORE_MODE, SCORE_UNIT, SEED
 from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.executor import Executor, Inline
@@ -20,6 +20,7 @@ from flray.execution.federation import Federation
 from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
+from flray.records.recorded import SCORES
 from flray.records.run_directory import RunDirectory
 from flray.runs.preparing import Prepared, draw_module, prepare, run_data
 from flray.server.loop import Server, packages_of
@@ -80,10 +81,13 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
 
     Records configuration, environment, the plan of the actors and the number of threads.
     """
+    evaluate = experiment.settings.evaluate
     recorded = environment() | {
         "plan": str(parts.plan) if parts.plan else None,
         "threads": parts.payload.settings.threads,
     }
+    if evaluate.computed:  # else accuracy, for which nothing is recorded
+        recorded[SCORES] = [asdict(score) for score in evaluate.score_columns]
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
     plain = {**experiment.plain, "execution": execution}
     directory.resume(plain, recorded, parts.payload.timeline.digest())
@@ -187,9 +191,11 @@ def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
     names = {
         kind: experiment.plain[kind]["name"] for kind in ("algorithm", "dataset", "split", "model")
     }
-    host = payload.settings
+    host, score = payload.settings, experiment.settings.evaluate.score_columns[0]
+    of_score = {SCORE: score.name, SCORE_UNIT: score.unit, SCORE_MODE: score.mode}
     return {
         **names,
+        **(of_score if host.scores else {}),
         SEED: experiment.settings.seed,
         "engine": choose_engine(host.engine, payload.module, host.device),
         "device": host.device,

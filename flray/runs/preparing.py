@@ -11,6 +11,7 @@ from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, Payload, default_threads
+from flray.client.scores import SCORES, ModuleScore
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
@@ -69,6 +70,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
     module = draw_module(experiment, dataset)
+    _check_scores(experiment, dataset, module)
     num_heard = cohort_size(len(split.clients), settings.participation)
     num_actors = execution.actors.number(split.num_clients)
     is_on_ray = execution.executor == "ray"
@@ -107,7 +109,27 @@ def _host_settings(
         threads=threads,
         seed=experiment.settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
+        scores=experiment.settings.evaluate.computed,
     )
+
+
+def _check_scores(experiment: Experiment, dataset: Dataset, module: LightningModule) -> None:
+    """Refuse scores that do not fit the targets, or that the module does not define."""
+    has_classes = dataset.num_classes > 0
+    fitting = [n for n, s in SCORES.items() if s.needs_classes in (None, has_classes)]
+    kinds = {True: "classes", False: "numbers"}
+    for score in experiment.settings.evaluate.scores:
+        if getattr(score, "needs_classes", None) is (not has_classes):
+            raise ExperimentError(
+                f"evaluate.scores: {score.name} is a score of {kinds[not has_classes]}, and the "
+                f"targets of {dataset.name} are {kinds[has_classes]}; choose among "
+                f"{', '.join(fitting)}"
+            )
+        if isinstance(score, ModuleScore) and not hasattr(module, "scores"):
+            raise ExperimentError(
+                f"evaluate.scores: {score.key} is a score of the module's own, and the model "
+                f"{experiment.model.name} does not define scores(batch) -> {{name: (B,) values}}"
+            )
 
 
 def _timeline(experiment: Experiment, dataset: Dataset, split: Split) -> Timeline:
@@ -169,7 +191,10 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
         )
     return build_seeded(
         lambda: experiment.model.build(
-            image_shape=dataset.image_shape, num_classes=dataset.num_classes
+            image_shape=dataset.image_shape,
+            num_classes=dataset.num_classes,
+            input_shape=dataset.image_shape,
+            num_outputs=dataset.num_outputs,
         ),
         torch_seed(settings.seed, "initial model", *number),
     ).to(dtype=settings.execution.dtype)

@@ -4,12 +4,13 @@ With `on: global` models are judged on the whole test set too, with `fine_tune` 
 on the client's own data. Neither changes what is trained, nor any other column.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from flray.client.scoring import ExampleScores, ScoreJob
+from flray.client.scores import Score, columns_of
+from flray.client.scoring import PartScore, ScoreJob, part_score
 from flray.columns import CLUSTERS, EVALUATED
 from flray.data.dataset import Ids
 from flray.data.split import Split
@@ -33,7 +34,7 @@ def evaluation_row(
     Args:
         scores: by part, as clients.parquet names them.
         partition: (M,) the cluster of each client; -1 for a client without one.
-        target: accuracy that clients are to reach, if the experiment names one.
+        target: value of the first score that clients are to reach, if the experiment names one.
     """
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
@@ -97,46 +98,60 @@ def evaluate(
     Returns:
         Scores of the clients by part, as clients.parquet names the parts.
     """
-    clients = cohort.clients
+    clients, judged_by = cohort.clients, evaluation.computed
     scores = {
-        "test": score_clients(fed, bank, clients, split.test),
-        "validation": score_clients(fed, bank, clients, split.validation),
+        "test": score_clients(fed, bank, clients, split.test, judged_by),
+        "validation": score_clients(fed, bank, clients, split.validation, judged_by),
     }
     if "global" in evaluation.parts:
-        scores["global"] = score_globally(fed, bank, clients, split.global_test)
+        scores["global"] = score_globally(fed, bank, clients, split.global_test, judged_by)
     tuning = evaluation.tuning(fed.training)
     if tuning is not None:
         tuned = tune_and_score(fed, bank, cohort, tuning, evaluation.parts)
+        clients = np.array(list(tuned), np.int64)
         for part in evaluation.parts:
-            of_part = [by_part[part] for by_part in tuned.values()]
-            scores[f"tuned_{part}"] = ClientScores(
-                np.array(list(tuned), np.int64),
-                np.array([score.correct for score in of_part], np.int64),
-                np.array([score.total for score in of_part], np.int64),
-                np.array([score.loss for score in of_part], np.float64),
-            )
+            by_client = [by_part[part] for by_part in tuned.values()]
+            scores[f"tuned_{part}"] = _client_scores(clients, by_client, judged_by)
     return scores
 
 
-def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids) -> ClientScores:
-    """Scores of the clients on the same examples; each distinct model or mixture predicts
-    them once.
+def _client_scores(
+    clients: Ids, by_client: Sequence[PartScore], scores: Sequence[Score]
+) -> ClientScores:
+    """The scores of clients as arrays, in the order of `clients`."""
+    correct = np.array([s.correct for s in by_client] or np.empty(0, np.int64))
+    total = np.array([s.total for s in by_client], np.int64)
+    loss = np.array([s.loss for s in by_client], np.float64)
+    values = {
+        columns_of(score): np.array([s.values[k] for s in by_client], np.float64)
+        for k, score in enumerate(scores)
+    }
+    return ClientScores(clients, correct, total, loss, values)
+
+
+def score_globally(
+    fed: Federation, bank: ModelBank, clients: Ids, examples: Ids, scores: Sequence[Score] = ()
+) -> ClientScores:
+    """Scores of the clients on the same examples, which each model or mixture predicts once.
 
     Args:
         bank: `bank.owner[i]` is the row of client i.
         examples: ids of the examples that all of them are scored on.
+        scores: those that the hosts compute; none: accuracy alone.
     """
     used = list(zip(bank.owner[clients].tolist(), bank.shares_of(clients), strict=True))
     distinct_uses = {use: k for k, use in enumerate(sorted(set(used)))}
-    model = [distinct_uses[use] for use in used]
     answers = score(fed, bank, [ScoreJob(u, examples, shares) for u, shares in distinct_uses])
-    correct = np.array([answer.correct.sum() for answer in answers], np.int64)[model]
-    loss = np.array([answer.loss.mean() for answer in answers])[model]
-    return ClientScores(clients, correct, np.full(len(clients), len(examples)), loss)
+    by_use = [part_score(scores, answer) for answer in answers]
+    return _client_scores(clients, [by_use[distinct_uses[use]] for use in used], scores)
 
 
 def score_clients(
-    fed: Federation, bank: ModelBank, clients: Ids, part: tuple[Ids, ...]
+    fed: Federation,
+    bank: ModelBank,
+    clients: Ids,
+    part: tuple[Ids, ...],
+    scores: Sequence[Score] = (),
 ) -> ClientScores:
     """Scores of the clients on their own examples.
 
@@ -145,6 +160,7 @@ def score_clients(
 
     Args:
         part: ids of validation or test examples, by client id.
+        scores: those that the hosts compute; none: accuracy alone.
     """
     is_holdout = np.isin(clients, fed.holdout).tolist()
     groups: dict[tuple[int, tuple[float, ...], bool], list[int]] = {}
@@ -156,18 +172,9 @@ def score_clients(
     answers = score(
         fed, bank, [ScoreJob(u, ids, shares) for (u, shares, _), ids in examples.items()]
     )
-    correct, total = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
-    loss = np.full(len(clients), np.nan)
-    position = {int(i): k for k, i in enumerate(clients)}
+    by_client: dict[int, PartScore] = {}
     for (u, ids), answer in zip(examples.items(), answers, strict=True):
         find = position_finder(ids)
         for i in members[u]:
-            k = position[int(i)]
-            correct[k], total[k], loss[k] = _client_score(answer, find(part[i]))
-    return ClientScores(clients, correct, total, loss)
-
-
-def _client_score(answer: ExampleScores, positions: Ids) -> tuple[int, int, float]:
-    """Correct predictions, examples and mean loss (NaN without examples) of one client."""
-    loss = float(answer.loss[positions].mean()) if len(positions) else np.nan
-    return int(answer.correct[positions].sum()), len(positions), loss
+            by_client[i] = part_score(scores, answer, find(part[i]))
+    return _client_scores(clients, [by_client[i] for i in clients.tolist()], scores)

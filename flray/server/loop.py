@@ -207,7 +207,7 @@ class Server:
     def _score_trained(self, t: int, bank: ModelBank, clients: Ids) -> Write:
         split, fed = self._during(t)
         with self.fed.meter.phase("evaluate"):
-            scores = score_clients(fed, bank, clients, split.test)
+            scores = score_clients(fed, bank, clients, split.test, self.evaluation.computed)
         append = self.directory.append_clients
         return partial(append, t, "last_trained", scores, bank.owner, split.groups)
 

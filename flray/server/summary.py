@@ -1,13 +1,13 @@
 """The summary of a run: its last round, its totals, and the round after a clustering."""
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flray.columns import (
-    ACCURACY,
-    ACCURACY_MEAN,
+    ACCURACY_COLUMNS,
     AFTER,
     ARI,
     BYTES_DOWN,
@@ -21,10 +21,8 @@ from flray.columns import (
     CLUSTERS,
     CLUSTERS_OVERLAP,
     EVALUATED,
-    GLOBAL_ACCURACY_MEAN,
     GROUND_TRUTH_READS,
     HOLDOUT_LABELS_READ,
-    LAST_TRAINED_ACCURACY_MEAN,
     NMI,
     PARAMS_CHANGE,
     PARAMS_SHA256,
@@ -38,7 +36,7 @@ from flray.columns import (
     SPLIT_SHA256,
     TRAIN_LOSS,
     USES_GROUND_TRUTH,
-    VALIDATION_ACCURACY_MEAN,
+    ScoreColumns,
     of_one_round,
 )
 from flray.data.events import Timeline
@@ -66,12 +64,11 @@ OTHERS = (
     SECONDS,
     TRAIN_LOSS,
 )
-# What FL+HC reports of the round after its clustering.
-AFTER_CLUSTERING = (
-    ACCURACY_MEAN,
-    CLIENTS_REACHING_TARGET,
-    VALIDATION_ACCURACY_MEAN,
-)
+
+
+def after_clustering(score: ScoreColumns) -> tuple[str, ...]:
+    """What FL+HC reports of the round after its clustering."""
+    return score.mean, CLIENTS_REACHING_TARGET, score.validation
 
 
 def summarise_run(
@@ -80,33 +77,34 @@ def summarise_run(
     """The numbers of summary.json, from the records of a run whose rounds are all done.
 
     Args:
-        target: accuracy of `evaluate.target`, for the rounds and bytes that it took to reach it.
+        target: `evaluate.target`, for the rounds and bytes that it took to reach it.
         params_sha256: digest of the final models.
     """
-    rounds = directory.rounds()
-    t, accuracies = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
+    rounds, score = directory.rounds(), directory.scores()[0]
+    t, means = rounds[ROUND].to_numpy(), rounds[score.mean].to_numpy()
     return {
         ROUNDS: int(t[-1]),
         "clients": len(timeline.at(int(t[-1])).clients),
         ARI: None,  # if no groups were planted
         NMI: None,
-        ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, accuracies, target),
-        **_of_rounds(rounds, directory.clustering_rounds()),
+        ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, means, target, score),
+        **_of_rounds(directory),
         **_of_other_protocols(directory, rounds, target),
         SPLIT_SHA256: timeline.digest(),
         PARAMS_SHA256: params_sha256,
     }
 
 
-def _of_rounds(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
+def _of_rounds(directory: RunDirectory) -> RoundRow:
     """The numbers that follow from rounds.parquet and the rounds of clusterings alone."""
+    rounds = directory.rounds()
     last: RoundRow = rounds.to_dict("records")[-1]  # type: ignore[assignment]  # columns are str
     return {
         ROUNDS: last[ROUND],
         **{key: value for key, value in last.items() if not of_one_round(key)},
         **({CLUSTERS: int(last[CLUSTERS])} if CLUSTERS in last else {}),
         **_of_clustering(rounds),
-        **_after_clustering(rounds, clustered),
+        **_after_clustering(rounds, directory),
         **_totals(rounds),
     }
 
@@ -120,14 +118,13 @@ def checked_summary(directory: RunDirectory) -> RoundRow | None:
     summary, config = directory.summary(), directory.config()
     if summary is None:
         return None
-    rounds = directory.rounds()
     expected: RoundRow = {SEED: config.get(SEED), ROUNDS: 0}
     for kind in ("algorithm", "dataset", "split", "model"):
         component = config.get(kind)
         if isinstance(component, dict) and "name" in component:
             expected[kind] = component["name"]
-    if len(rounds):
-        expected |= _of_rounds(rounds, directory.clustering_rounds())
+    if len(directory.rounds()):
+        expected |= _of_rounds(directory)
     for key, value in expected.items():
         if (key in summary or key == ROUNDS) and not _is_same(summary.get(key), value):
             raise ExperimentError(
@@ -146,10 +143,11 @@ def _is_same(written: object, value: object) -> bool:
     return written == value or (written is None and isinstance(value, float) and not numbers)
 
 
-def numbers_so_far(rounds: "pd.DataFrame") -> RoundRow:
+def numbers_so_far(directory: RunDirectory) -> RoundRow:
     """The numbers of a run that has not finished, by their keys in a summary: its last evaluation
     and its totals."""
-    evaluated = rounds.filter(items=[ACCURACY_MEAN]).dropna()
+    rounds = directory.rounds()
+    evaluated = rounds.filter(items=[directory.scores()[0].mean]).dropna()
     last = rounds.loc[evaluated.index[-1:]].dropna(axis=1).to_dict("records")
     return {
         **{str(key): v for row in last for key, v in row.items() if not of_one_round(str(key))},
@@ -165,33 +163,34 @@ def _totals(rounds: "pd.DataFrame") -> RoundRow:
     return {**counts, SECONDS: float(rounds.filter(items=[SECONDS]).sum().sum()), **reads}
 
 
-def summary_names() -> list[str]:
-    """Every number that a summary may have, whatever the experiment; custom metrics aside."""
-    one = np.ones(1, np.int64)
-    evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
+def summary_names(scores: Iterable[ScoreColumns] = (ACCURACY_COLUMNS,)) -> list[str]:
+    """Every number that a summary may have, whatever else the experiment; custom metrics aside."""
+    one, scores = np.ones(1, np.int64), tuple(scores)
+    values = {score: np.zeros(1) for score in scores}
+    evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1), values), 1)
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
     names |= MEASURE_COLUMNS.keys()
-    return sorted(names | {name + AFTER for name in AFTER_CLUSTERING})
+    return sorted(names | {name + AFTER for s in scores for name in after_clustering(s)})
 
 
 def _of_other_protocols(
     directory: RunDirectory, rounds: "pd.DataFrame", target: float | None
 ) -> RoundRow:
     """When the global model, and the models that clients trained last, reached the target."""
-    t = rounds[ROUND].to_numpy()
+    t, score = rounds[ROUND].to_numpy(), directory.scores()[0]
     courses = {}
-    if GLOBAL_ACCURACY_MEAN in rounds:
-        courses["global_"] = rounds[GLOBAL_ACCURACY_MEAN].to_numpy()
+    if (column := score.column("mean", "global_")) in rounds:
+        courses["global_"] = rounds[column].to_numpy()
     row: RoundRow = {}
-    last = last_trained_accuracy(directory.clients()).reindex(t, method="ffill")
+    last = last_trained_score(directory.clients(), score.name).reindex(t, method="ffill")
     if len(last.dropna()):
         courses["last_trained_"] = last.to_numpy()
-        row[LAST_TRAINED_ACCURACY_MEAN] = float(last.iloc[-1])
+        row[score.column("mean", "last_trained_")] = float(last.iloc[-1])
     if target is None:
         return row
     for prefix, course in courses.items():
-        when = rounds_to_target(t, course, target)
+        when = rounds_to_target(t, course, target, score)
         row[prefix + ROUNDS_TO_TARGET] = when
         for kind in ("", "model_"):
             sent = None if when is None else _megabits(rounds, when, directory, kind)
@@ -199,20 +198,20 @@ def _of_other_protocols(
     return row
 
 
-def last_trained_accuracy(clients: "pd.DataFrame") -> "pd.Series[float]":
-    """By round, the mean accuracy over clients of the model that each client trained last.
+def last_trained_score(clients: "pd.DataFrame", name: str) -> "pd.Series[float]":
+    """By round, the mean score over clients of the model that each client trained last.
 
     FLIS judges its clients by it. A client that has not trained yet has the initial model.
 
     >>> rows = [(0, 0, 0.5), (0, 1, 0.1), (1, 0, 0.9), (2, 1, 0.7)]
     >>> import pandas as pd
     >>> frame = pd.DataFrame(rows, columns=["round", "client", "accuracy"])
-    >>> last_trained_accuracy(frame.assign(part="last_trained")).tolist()
+    >>> last_trained_score(frame.assign(part="last_trained"), "accuracy").tolist()
     [0.3, 0.5, 0.8]
     """
     rows = clients[clients[PART] == "last_trained"]
-    accuracies = rows.pivot(index=ROUND, columns=CLIENT, values=ACCURACY)
-    mean: pd.Series[float] = accuracies.sort_index().ffill().mean(axis=1)
+    values = rows.pivot(index=ROUND, columns=CLIENT, values=name)
+    mean: pd.Series[float] = values.sort_index().ffill().mean(axis=1)
     return mean
 
 
@@ -237,12 +236,13 @@ def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     return row | ({CLUSTERS_OVERLAP: True} if is_overlapping else {})
 
 
-def _after_clustering(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
+def _after_clustering(rounds: "pd.DataFrame", directory: RunDirectory) -> RoundRow:
     """FL+HC reports the round after the (first) clustering beside the last one."""
+    clustered, names = directory.clustering_rounds(), after_clustering(directory.scores()[0])
     after = rounds[rounds[ROUND] == clustered[0] + 1] if clustered else rounds[:0]
     if after.empty:
         return {}
     row: RoundRow = after.to_dict("records")[0]  # type: ignore[assignment]  # columns are str
     return {ROUND_AFTER_CLUSTERING: row[ROUND]} | {
-        name + AFTER: row[name] for name in AFTER_CLUSTERING if name in row
+        name + AFTER: row[name] for name in names if name in row
     }

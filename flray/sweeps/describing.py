@@ -66,7 +66,8 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
 
     An algorithm of the user's own, named with a colon, may return metrics of its own.
     """
-    metric, names = space.options.metric, summary_names()
+    metric = space.options.metric
+    names = summary_names({s: None for e in experiments for s in e.settings.evaluate.score_columns})
     if metric not in names and not any(":" in e.algorithm.name for e in experiments):
         raise ExperimentError(f"unknown metric {metric!r}; known: {', '.join(names)}")
     has_validation = any(e.plain["split"].get("validation", True) for e in experiments)

@@ -22,13 +22,11 @@ from flray.columns import (
     CLIENT,
     CLIENT_STEPS,
     CLIENT_STEPS_EVALUATION,
-    CORRECT,
     LOSS,
     MODEL,
     PARAMS_CHANGE,
     PART,
     ROUND,
-    TOTAL,
     TRAIN_LOSS,
 )
 from flray.config.experiment import Experiment
@@ -36,11 +34,10 @@ from flray.data.dataset import Ids
 from flray.engines.plan import num_local_steps
 from flray.execution.federation import Share, nobody
 from flray.files import replace_file
-from flray.measures.scores import ClientScores
 from flray.models.bank import ModelBank, sha256_of
 from flray.records.recorded import COMPONENTS
 from flray.records.run_directory import RunDirectory
-from flray.records.score_files import PARTS
+from flray.records.score_files import PARTS, scores_in
 from flray.runs.assemble import facts_of
 from flray.runs.preparing import Prepared
 from flray.server.evaluation import RoundRow, evaluation_row
@@ -213,14 +210,13 @@ class Assembly:
 
     def _evaluated(self, t: int, scored: pd.DataFrame) -> RoundRow:
         """The columns of an evaluation in round t, from the scores of all clients."""
-        names = (CLIENT, CORRECT, TOTAL, LOSS)
+        settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
         parts = {part: scored[scored[PART] == part] for part in PARTS}
         client_scores = {
-            part: ClientScores(*(frame[name].to_numpy() for name in names))
+            part: scores_in(frame, settings.evaluate.score_columns)
             for part, frame in parts.items()
             if len(frame)
         }
-        settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
         partition = self.branch.partition(self.branch.state)
         row = evaluation_row(client_scores, partition, split, settings.evaluate.target)
         tuning = settings.evaluate.tuning(settings.train)

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 from ray.tune.search.sample import Categorical, Domain
 
-from flray.columns import VALIDATION_ACCURACY_MEAN
+from flray.columns import VALIDATION_ACCURACY_MEAN, ScoreColumn, score_column
 from flray.config.binding import bind_dataclass
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.config.reading import Plain, read_mapping
 from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
+from flray.measures.settings import Evaluation
 from flray.sweeps.forms import Grid, Values, parse_values
 from flray.values import Seed, require_at_least, shown
 from flray.wording import suggestion
@@ -75,9 +76,11 @@ SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
 class Options:
     """How a sweep searches, and what counts as best."""
 
-    # Key of summary.json by which rows are ranked; test data choose nothing
+    # Key of summary.json by which rows are ranked; test data choose nothing. Unless given, the
+    # first of evaluate.scores on validation parts
     metric: str = VALIDATION_ACCURACY_MEAN
-    # Whether large (max) or small (min) values of the metric are better
+    # Whether large (max) or small (min) values of the metric are better. Unless given, the
+    # direction of its score
     mode: Literal["max", "min"] = "max"
     # Any: one of the registered classes above
 
@@ -147,13 +150,23 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
     if "seeds" in given:
         varied["seed"] = _seeds(given, experiments)
     plain_options = {key: plain[key] for key in OPTIONS if key in plain}
-    options, resolved = bind_dataclass(Options, plain_options, "")
+    options, resolved = bind_dataclass(Options, _ranking(experiments, plain_options), "")
     _check_search(varied, options, len(experiments))
     excluded = _excluded(plain.get("except", []), varied)
     baselines = _baselines(plain.get("baseline", []))
     kept = {"except": plain.get("except", []), "baseline": list(baselines)}
     everything = {"experiment": experiments, "space": given} | kept | resolved
     return Space(experiments, varied, excluded, baselines, options, everything)
+
+
+def _ranking(experiments: Mapping[str, Plain], given: Plain) -> Plain:
+    """The options with the metric and the mode that follow from `evaluate.scores`."""
+    evaluate = next(iter(experiments.values())).get("evaluate", {})
+    scores = bind_dataclass(Evaluation, evaluate, "evaluate")[0].score_columns
+    metric = given.get("metric", str(scores[0].validation))
+    column = score_column(str(metric), scores)
+    mode = column.score.mode if isinstance(column, ScoreColumn) else "max"
+    return {"metric": metric, "mode": mode} | given
 
 
 def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:

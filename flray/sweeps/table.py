@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flray.columns import (
-    ACCURACY_MEAN,
+    ACCURACY,
     CLIENT_STEPS,
     ERROR,
     FOLDER,
@@ -17,6 +17,7 @@ from flray.columns import (
     MERGE_PLACE,
     ROW,
     RUN,
+    SCORE,
     STATUS,
     USES_GROUND_TRUTH,
 )
@@ -67,8 +68,7 @@ def write_table(folder: Path, frame: pd.DataFrame) -> None:
 
 def _numbers(run: RunDirectory) -> dict[str, Any]:
     """The summary; of a run that stopped before its end, its numbers so far."""
-    rounds = run.rounds()
-    return run.summary() or (numbers_so_far(rounds) if len(rounds) else {})
+    return run.summary() or (numbers_so_far(run) if len(run.rounds()) else {})
 
 
 def _cell(value: Any) -> Any:
@@ -92,7 +92,7 @@ def best_of(
     Complete configurations go first; equal means are decided by the rule of `ranking.py`. The
     result is the entry `best` of sweep.json: `rows` that have a value and `missing_rows` of the
     configuration, `left_out`, how many incomplete configurations were not considered, `sets`, its
-    settings, and means of the metric and the test accuracy.
+    settings, and means of the metric and of the first score on test parts.
 
     Args:
         summaries: of the rows that are done, by number.
@@ -110,6 +110,7 @@ def best_of(
     best = ranks(means, metric, means["missing"], options.mode == "max").idxmin()
     metrics = values.loc[texts == best, metric]
     measured = [summaries[number] for number in metrics.dropna().index]
+    test = f"{measured[0].get(SCORE, ACCURACY)}_mean"
     first = next(row for row in rows if row.number == metrics.index[0])
     return {
         "rows": metrics.dropna().index.tolist(),
@@ -117,7 +118,7 @@ def best_of(
         "left_out": int((~candidates(means["missing"])).sum()),  # configurations
         "sets": first.settings_without_seed(),
         metric: float(metrics.mean()),
-        ACCURACY_MEAN: float(np.mean([summary[ACCURACY_MEAN] for summary in measured])),
+        test: float(np.mean([summary[test] for summary in measured])),
         USES_GROUND_TRUTH: any(summary[USES_GROUND_TRUTH] for summary in measured),
     }
 

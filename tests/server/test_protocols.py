@@ -26,7 +26,7 @@ from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import prepare
 from flray.runs.rehearsal import describe
 from flray.server.evaluation import score_globally
-from flray.server.summary import last_trained_accuracy
+from flray.server.summary import last_trained_score
 
 from scenarios import TINY
 
@@ -353,7 +353,9 @@ class TestLastTrained:
     def test_clients_that_train_alone_use_what_they_trained_last(self, tiny_run) -> None:
         """In every round, though half of the clients are heard in each."""
         result = tiny_run("algorithm=local", *self.ON, "participation=0.5")
-        course = last_trained_accuracy(result.clients).reindex([1, 2, 3, 4], method="ffill")
+        course = last_trained_score(result.clients, "accuracy").reindex(
+            [1, 2, 3, 4], method="ffill"
+        )
         np.testing.assert_allclose(course, result.rounds["accuracy_mean"], rtol=1e-12)
         assert course.nunique() > 2
         last = result.summary["last_trained_accuracy_mean"]

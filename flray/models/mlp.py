@@ -1,0 +1,48 @@
+"""Linear models and multi-layer perceptrons for inputs of any shape."""
+
+from math import prod
+
+from torch import Tensor, nn
+
+from flray.models.predictor import Predictor
+
+
+class Linear(Predictor):
+    """One linear layer: softmax regression for classes, least squares for numbers.
+
+    >>> sum(p.numel() for p in Linear((3,), 2).parameters())
+    8
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layers(x)
+        return output
+
+
+class Mlp(Predictor):
+    """Hidden layers of ReLU units, as many and as wide as `hidden` says.
+
+    >>> sum(p.numel() for p in Mlp((3,), 1, hidden=(4, 2)).parameters())  # 16 + 10 + 3
+    29
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        hidden: tuple[int, ...] = (64, 64),  # Units of each hidden layer
+    ) -> None:
+        super().__init__()
+        widths = [prod(input_shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width, following in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(width, following), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layers(x)
+        return output

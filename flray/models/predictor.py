@@ -1,0 +1,49 @@
+"""What models of any task share: a loss that follows from the kind of the targets."""
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.nn import functional as F
+
+from flray.models.classifier import Batch
+
+
+class Predictor(LightningModule):
+    """Base class of models that classify, predict numbers, or continue sequences.
+
+    A subclass builds its layers for `input_shape` and `num_outputs` and defines `forward`. Targets
+    that are floats get the squared error, whole numbers cross-entropy; several targets of an
+    example are averaged.
+
+    >>> model = Predictor()
+    >>> model.losses(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]]))  # (0 + 4) / 2
+    tensor([2.])
+    >>> model.losses(torch.zeros(1, 5, 4), torch.zeros(1, 5, dtype=torch.int64)).exp().round()
+    tensor([4.])
+    """
+
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        """(B,) the loss of each example.
+
+        Args:
+            output: (B, classes) or (B, positions, classes) logits, or (B, ...) numbers.
+            targets: (B,) or (B, positions) classes, or (B, ...) numbers.
+        """
+        if targets.is_floating_point():
+            return (output.view_as(targets) - targets).square().flatten(1).mean(1)
+        if targets.ndim == 1:
+            return F.cross_entropy(output, targets, reduction="none")
+        of_positions = F.cross_entropy(output.movedim(-1, 1), targets, reduction="none")
+        return of_positions.flatten(1).mean(1)
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        """(B,) the loss of each example of the batch."""
+        x, y = batch
+        return self.losses(self(x), y)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self.example_losses(batch).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """For use outside flray, and for `train.optimizer: module`."""
+        return torch.optim.SGD(self.parameters(), lr=0.01)

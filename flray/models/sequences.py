@@ -1,0 +1,82 @@
+"""Models of sequences: convolutions over time, and recurrent layers."""
+
+from torch import Tensor, nn
+
+from flray.models.predictor import Predictor
+
+
+class Cnn1d(Predictor):
+    """Two convolutions over time with pooling, the mean over time, and a linear layer.
+
+    >>> Cnn1d((6, 64), 5)(torch.zeros(2, 6, 64)).shape
+    torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],  # channels, instants
+        num_outputs: int,
+        channels: int = 32,  # Channels of the first convolution; the second has twice as many
+        kernel: int = 5,  # Instants that a convolution sees
+    ) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(input_shape[0], channels, kernel, padding=kernel // 2),
+            nn.ReLU(),
+            nn.MaxPool1d(2),
+            nn.Conv1d(channels, 2 * channels, kernel, padding=kernel // 2),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(2 * channels, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.layers(x).mean(2))
+        return output
+
+
+class Gru(Predictor):
+    """A recurrent network over (B, instants, channels): the last state gives classes or numbers.
+
+    >>> Gru((168, 1), 24, hidden=8)(torch.zeros(2, 168, 1)).shape
+    torch.Size([2, 24])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],  # instants, channels
+        num_outputs: int,
+        hidden: int = 64,  # Units of the recurrent layer
+    ) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(input_shape[1], hidden, batch_first=True)
+        self.head = nn.Linear(hidden, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.recurrent(x)
+        output: Tensor = self.head(states[:, -1])
+        return output
+
+
+class CharGru(Predictor):
+    """Characters (B, length) to logits of the next ones (B, length, characters).
+
+    >>> CharGru((80,), 65, hidden=16)(torch.zeros(2, 80, dtype=torch.int64)).shape
+    torch.Size([2, 80, 65])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],  # characters of a sequence; any length works
+        num_outputs: int,
+        embedding: int = 8,  # Numbers that stand for a character
+        hidden: int = 128,  # Units of the recurrent layer
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_outputs, embedding)
+        self.recurrent = nn.GRU(embedding, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.recurrent(self.embedding(x))
+        output: Tensor = self.head(states)
+        return output
