@@ -61,7 +61,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
         check_requirements(experiment.algorithm.build(), fed)
-        _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.image_shape)
+        _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.input_shape)
 
 
 def _try_one_batch(
@@ -83,5 +83,5 @@ def _try_one_batch(
     if isinstance(output, Failed):
         raise ExperimentError(
             f"model {type(host.module).__name__} cannot train on {len(batch)} examples of client "
-            f"{client}, images of shape {shape}: {output.reason}; change the model or the data"
+            f"{client}, inputs of the shape {shape}: {output.reason}; change the model or the data"
         ) from output.error
