@@ -131,6 +131,7 @@ def test_the_documentation_builds_strictly(tmp_path) -> None:
     assert "participation" in (tmp_path / "reference" / "keys" / "index.html").read_text()
     api = (tmp_path / "reference" / "api" / "index.html").read_text()
     documented = ("flray.run", "flray.sweep", "flray.report", "flray.load", "flray.from_tensors")
+    documented += ("flray.from_clients", "flray.from_frame")
     documented += ("flray.result.Result", "flray.result.Results")
     assert [name for name in documented if f'<h2 id="{name}"' not in api] == []
     assert not list(tmp_path.rglob("__pycache__"))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids, Normalization
 from flray.data.dealing import known_source
+from flray.data.tensors import as_array
 from flray.errors import ExperimentError
 from flray.wording import counted
 
@@ -191,6 +192,6 @@ def _pair(client: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # Any: from a user
     """Inputs and targets of one client."""
     if not isinstance(client, tuple | list):  # a torch Dataset
         columns = zip(*(client[k] for k in range(len(client))), strict=True)
-        client = [np.stack([np.asarray(value) for value in column]) for column in columns]
+        client = [np.stack([as_array(value) for value in column]) for column in columns]
     x, y = client
-    return np.asarray(x), np.asarray(y)
+    return as_array(x), as_array(y)

@@ -82,14 +82,15 @@ class Natural:
         """Owners with enough examples, as many as were asked for."""
         owners, num_examples = np.unique(source, return_counts=True)
         eligible = owners[num_examples >= (self.min_samples or 1)]
+        chosen = generator(seed, "split.clients").permutation(eligible)[: self.clients]
         wanted = max(self.clients or 1, self.holdout + 1)
-        if len(eligible) < wanted:
+        if len(chosen) < wanted:
             raise ExperimentError(
-                f"{dataset.name} has {len(eligible)} clients with at least "
-                f"{self.min_samples or 1} examples, {wanted} are needed; lower split.min_samples, "
-                "clients or holdout"
+                f"{dataset.name} has {len(eligible)} clients with at least {self.min_samples or 1} "
+                f"examples, and {wanted} of {self.clients or len(eligible)} are needed; lower "
+                "split.min_samples, clients or holdout"
             )
-        return np.sort(generator(seed, "split.clients").permutation(eligible)[: self.clients])
+        return np.sort(chosen)
 
     def _parts(self, dataset: Dataset, ids: Ids, order: Ids) -> tuple[Ids, Ids, Ids]:
         """Rows of a client for training, validation and test."""
