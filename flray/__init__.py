@@ -280,8 +280,8 @@ def from_frame(
     Args:
         frame: Columns of numbers, and of text, which become one-hot.
         name: The name that summaries show.
-        columns: `client` and `target` name the columns with the owner of a row and with what is to
-            be predicted; `group`, `time`, `features` and `task` are the options of `dataset: table`.
+        columns: `client` and `target` name the columns with the owner of a row and with what is
+            predicted; `group`, `time`, `features` and `task` are options as of `dataset: table`.
 
     >>> import pandas as pd
     >>> visits = pd.DataFrame({"hospital": ["a", "b"], "age": [41.0, 67.0], "days": [2.5, 4.0]})
