@@ -1,6 +1,7 @@
 """flray: an experiment platform for clustered federated learning.
 
-The public functions are `run`, `sweep`, `report`, `load` and `from_tensors`:
+The public functions are `run`, `sweep`, `report`, `load`, and `from_tensors`, `from_clients` and
+`from_frame`, which make datasets:
 
     result = flray.run("mine.yaml", rounds=5)
     result.summary["accuracy_mean"], result.clusters, result.model(client=3)
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import ArrayLike
 
     from flray.config.experiment import Experiment
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from flray.sweeps.driver import SweepResult
 
 __version__ = "0.1.0"
-__all__ = ["from_tensors", "load", "report", "run", "sweep"]
+__all__ = ["from_clients", "from_frame", "from_tensors", "load", "report", "run", "sweep"]
 
 # Functions import what they need when they run: torch and Lightning take seconds, and
 # `flray --help` imports this file.
@@ -55,7 +57,9 @@ def run(
         keys: Keys of an experiment, which replace those of `experiment`. In addition to values
             of YAML, `model` may be a LightningModule or a function that builds one, `dataset` a
             tuple (x_train, y_train, x_test, y_test) of tensors or arrays, and any component an
-            instance of its class.
+            instance of its class. With `dataset=(x, y)` of any shape, `clients` names the owner of
+            each example, `groups` the kind of its owner and `time` its time; the split is then
+            `natural` unless another one is given.
 
     Returns:
         The `Result` of the run; with several experiments, `Results` by name.
@@ -80,6 +84,7 @@ def run(
     import tempfile
 
     from flray.config.experiment import evaluated_together, read_yaml
+    from flray.config.objects import with_owners
     from flray.config.overrides import override
     from flray.config.several import named_experiments
     from flray.result import Results
@@ -88,7 +93,7 @@ def run(
         name, given = "experiment", dict(experiment or {})
     else:
         name, given = Path(experiment).stem, read_yaml(experiment)
-    named = named_experiments({name: override(given | keys, overrides)})
+    named = named_experiments({name: override(with_owners(given | keys), overrides)})
     folder = Path(tempfile.mkdtemp(prefix="flray-") if out is None else out)
     changed = [*keys, *(item.partition("=")[0] for item in overrides)] if resume else None
     if len(named) == 1:
@@ -244,3 +249,45 @@ def from_tensors(
     from flray.data.tensors import from_tensors as made
 
     return made(x_train, y_train, x_test, y_test, name)
+
+
+def from_clients(
+    clients: Sequence[Any], name: str = "clients"
+) -> "Dataset":  # Any: pairs, datasets
+    """Make a dataset of what each client has; `flray.run` splits it by its clients.
+
+    Args:
+        clients: For each client a pair (x, y) of tensors or arrays, or a torch Dataset of pairs.
+            Examples may have any shape. Whole numbers in y are classes from 0, floats are numbers
+            to predict.
+        name: The name that summaries show.
+
+    >>> import numpy as np
+    >>> data = from_clients([(np.zeros((5, 3)), np.ones(5)), (np.zeros((8, 3)), np.ones(8))])
+    >>> data.input_shape, data.source.tolist()[3:7]
+    ((3,), [0, 0, 1, 1])
+    """
+    from flray.data.owned import join_clients
+
+    return join_clients(clients, name)
+
+
+def from_frame(
+    frame: "pd.DataFrame", name: str = "frame", **columns: Any
+) -> "Dataset":  # Any: YAML
+    """Make a dataset of a data frame, one row for each example; `flray.run` splits it by clients.
+
+    Args:
+        frame: Columns of numbers, and of text, which become one-hot.
+        name: The name that summaries show.
+        columns: `client` and `target` name the columns with the owner of a row and with what is
+            predicted; `group`, `time`, `features` and `task` are options as of `dataset: table`.
+
+    >>> import pandas as pd
+    >>> visits = pd.DataFrame({"hospital": ["a", "b"], "age": [41.0, 67.0], "days": [2.5, 4.0]})
+    >>> from_frame(visits, client="hospital", target="days").client_names
+    ('a', 'b')
+    """
+    from flray.data.datasets.tables import Table
+
+    return Table(file=name, **columns).of(frame, name)

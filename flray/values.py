@@ -9,12 +9,8 @@ from typing import Annotated
 UNBOUNDED = "unbounded"
 Unbounded = Annotated[float, UNBOUNDED]  # a number that may be infinite, such as a threshold
 Seed = Annotated[int, UNBOUNDED]  # a whole number that counts nothing, so that any will do
-FROM_DATASET = (
-    "image_shape",
-    "num_classes",
-    "input_shape",
-    "num_outputs",
-)  # parameters of models that no YAML names
+FROM_IMAGES = ("image_shape", "num_classes")  # parameters of models that no YAML names
+FROM_DATASET = (*FROM_IMAGES, "input_shape", "num_outputs")
 LARGEST_COUNT = 10**10  # of rounds, clients, examples, units: more than any machine holds
 LARGEST_WHOLE = 2**63 - 1  # that arrays hold
 LONGEST_NAME = 120  # bytes of a file whose name is made of others; file systems take 255 bytes

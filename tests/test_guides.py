@@ -54,6 +54,7 @@ def commands(block: str) -> list[list[str]]:
         ("README.md", 12),
         pytest.param("docs/tutorial.md", 9, marks=pytest.mark.long),
         ("docs/adding_a_dataset.md", 2),
+        ("docs/own_data.md", 3),
     ],
 )
 def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
@@ -67,6 +68,8 @@ def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
         named = NAMED.match(text)
         if language in ("yaml", "python") and named:
             Path(named[1]).write_text(shortened(text))
+            if named[1].startswith("make_"):  # data for what follows
+                runpy.run_path(named[1])
         if language:
             continue
         for arguments in commands(text):
@@ -88,6 +91,17 @@ def test_the_tour_in_python(tmp_path, monkeypatch) -> None:
     found = runpy.run_path("python_tour.py", run_name="__main__")
     assert found["result"].summary["accuracy_mean"] > 0.9
     assert Path("accuracy.png").exists()
+
+
+@pytest.mark.slow
+def test_the_lstm_of_ones_own(tmp_path, monkeypatch) -> None:
+    blocks = BLOCK.findall((ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"))
+    (text,) = [text for language, text in blocks if text.startswith("# meters.py")]
+    monkeypatch.chdir(tmp_path)
+    Path("meters.py").write_text(text.replace("rounds=10", "rounds=2"))
+    losses = runpy.run_path("meters.py", run_name="__main__")["losses"]
+    assert sorted(losses) == ["fedavg", "ifca"]
+    assert all(0 < loss < 1 for loss in losses.values())
 
 
 @pytest.mark.long
@@ -131,6 +145,7 @@ def test_the_documentation_builds_strictly(tmp_path) -> None:
     assert "participation" in (tmp_path / "reference" / "keys" / "index.html").read_text()
     api = (tmp_path / "reference" / "api" / "index.html").read_text()
     documented = ("flray.run", "flray.sweep", "flray.report", "flray.load", "flray.from_tensors")
+    documented += ("flray.from_clients", "flray.from_frame")
     documented += ("flray.result.Result", "flray.result.Results")
     assert [name for name in documented if f'<h2 id="{name}"' not in api] == []
     assert not list(tmp_path.rglob("__pycache__"))

@@ -124,7 +124,7 @@ def encode(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:
 
 @contextmanager
 def _encoding(module: LightningModule) -> Iterator[Callable[[Tensor], Tensor]]:
-    """The function that maps images to latents, (B, channels, height, width) -> (B, e)."""
+    """The function that maps inputs (B, ...) to latents (B, e)."""
     if hasattr(module, "encode"):
         yield cast(Callable[[Tensor], Tensor], module.encode)
         return

@@ -1,6 +1,7 @@
 """Memory that the steps of a block take beside its models, estimated from one example."""
 
 import copy
+import math
 from contextlib import suppress
 
 import torch
@@ -17,7 +18,7 @@ PASSES = 2  # values that a forward pass keeps, and their gradients
 
 def bytes_of_steps(
     module: LightningModule,
-    image_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     batch_size: int,
     settings: HostSettings,
 ) -> int:
@@ -25,7 +26,7 @@ def bytes_of_steps(
 
     The larger of both, for the estimate of what an actor needs (`execution.resources`).
     """
-    layers = layer_values(module, image_shape)
+    layers = layer_values(module, input_shape)
     at_once = models_at_once(module, settings)
     training = PASSES * sum(layers) * batch_size * at_once
     whole = PASSES * max(layers, default=0) * SCORE_BATCH
@@ -47,11 +48,11 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
     return tile_size(num_params, settings.num_slots) * settings.threads
 
 
-def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> list[int]:
+def layer_values(module: LightningModule, input_shape: tuple[int, ...]) -> list[int]:
     """Number of values that each layer computes for one example.
 
     A convolution unfolds its input first, which is counted too. Empty for a module that cannot be
-    applied to images alone.
+    applied to inputs alone.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> layer_values(Mlp200((1, 28, 28), 10), (1, 28, 28))[-1]
@@ -60,11 +61,12 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
     layers: list[int] = []
 
     def record(layer: nn.Module, _inputs: object, output: object) -> None:
+        output = output[0] if isinstance(output, tuple) else output  # of a recurrent layer
         if not isinstance(output, Tensor):
             return
         values = output[0].numel()
-        if isinstance(layer, nn.Conv2d):
-            kernel = layer.kernel_size[0] * layer.kernel_size[1]
+        if isinstance(layer, nn.Conv1d | nn.Conv2d):
+            kernel = math.prod(layer.kernel_size)
             positions = output[0].numel() // layer.out_channels
             values += layer.in_channels // layer.groups * kernel * positions
         layers.append(values)
@@ -74,7 +76,8 @@ def layer_values(module: LightningModule, image_shape: tuple[int, int, int]) -> 
         if not list(layer.children()):
             layer.register_forward_hook(record)
     dtype = next((p.dtype for p in probe.parameters()), torch.float32)
-    no_images = suppress(RuntimeError, TypeError, ValueError, NotImplementedError)
-    with TRACING, torch.no_grad(), no_images:
-        probe(torch.zeros((1, *image_shape), dtype=dtype))
+    takes_tokens = any(isinstance(layer, nn.Embedding) for layer in probe.modules())
+    not_alone = suppress(RuntimeError, TypeError, ValueError, NotImplementedError)
+    with TRACING, torch.no_grad(), not_alone:
+        probe(torch.zeros((1, *input_shape), dtype=torch.int64 if takes_tokens else dtype))
     return layers

@@ -209,7 +209,8 @@ class Predict:
     """Predictions of each client's model on the server's public examples, in evaluation mode.
 
     Returns (R, classes) for each client, R public examples. `hard`: one-hot rows of the predicted
-    class; `soft`: class probabilities.
+    class; `soft`: class probabilities. Of sequences the rows of all positions are joined; numbers
+    are (R, numbers) as they are predicted.
     """
 
     kind: PredictionKind
@@ -221,20 +222,25 @@ class Predict:
         for u in job.rows.tolist():
             load_params(host.module, {name: leaf[u] for name, leaf in bank.items()})
             rows = in_evaluation(
-                host.module, host.examples, ids, lambda batch: self._rows(host.module(batch[0]))
+                host.module,
+                host.examples,
+                ids,
+                lambda batch: self._rows(host.module(batch[0]), batch[1]),
             )
             predictions.append(torch.cat(rows).float().cpu())
         return predictions
 
-    def _rows(self, scores: Tensor) -> Tensor:
-        if scores.dim() != 2:
+    def _rows(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point() and scores.numel() == targets.numel():
+            return scores.flatten(1)
+        if scores.shape[:-1] != targets.shape:
             raise ExperimentError(
                 "predictions on public examples need a model with a row of class scores "
                 f"for each example, got an output of shape {tuple(scores.shape)}"
             )
         if self.kind == "soft":
-            return scores.softmax(-1)
-        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
+            return scores.softmax(-1).flatten(1)
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).flatten(1)
 
 
 @dataclass(frozen=True)

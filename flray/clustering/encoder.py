@@ -37,7 +37,7 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
-from flray.values import FROM_DATASET, Seed, require_at_least
+from flray.values import FROM_IMAGES, Seed, require_at_least
 
 FORMAT = 2  # of training and files: raise it when the same configuration gives other params
 
@@ -74,7 +74,7 @@ class Encoder:
     # Dataset whose training images the encoder is trained on
     dataset: Annotated[Any, "dataset", DATASETS]
     # Model with `encode(x)`, built for the images of the dataset
-    model: Annotated[Any, "model", MODELS, FROM_DATASET]
+    model: Annotated[Any, "model", MODELS, FROM_IMAGES]
     epochs: int = 40  # Number of epochs; the one with the lowest validation loss is kept
     batch_size: int = 64  # Examples per step
     lr: float = 1e-3  # Learning rate of Adam

@@ -18,12 +18,12 @@ from flray.clustering.encoder_training import Progress
 from flray.columns import PARAMS_SHA256
 from flray.files import replace_file
 from flray.models.bank import Params, digest, stack
-from flray.values import FROM_DATASET
+from flray.values import FROM_IMAGES
 
 NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
 PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
 UNFINISHED_FILE = "unfinished.pt"  # the state after an epoch, from which training goes on
-_NEEDED = ("key", *FROM_DATASET, PARAMS_SHA256)  # of a record, to use it
+_NEEDED = ("key", *FROM_IMAGES, PARAMS_SHA256)  # of a record, to use it
 
 _log = logging.getLogger("flray")
 
@@ -80,7 +80,7 @@ class EncoderCache:
         return needed if needed["key"] == self.key else None
 
     def write(self, params: Params, facts: dict[str, Any]) -> None:  # Any: JSON
-        """Keep trained params and a record of `facts`, which must hold FROM_DATASET."""
+        """Keep trained params and a record of `facts`, which must hold FROM_IMAGES."""
         record = {"key": self.key, **facts, PARAMS_SHA256: _sha256(params)}
         text = json.dumps(record, indent=1, default=repr)
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from Python, where the same object is given again.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule
@@ -15,10 +15,12 @@ from torch.utils.data import TensorDataset
 from flray.config.binding import Component
 from flray.config.parameters import Target
 from flray.data.dataset import Dataset
-from flray.data.tensors import digest_of, from_tensors
+from flray.data.owned import Rows
+from flray.data.tensors import as_array, digest_of, from_tensors
 from flray.errors import ExperimentError
 from flray.models.bank import digest, params_of, stack
 
+OWNED = ("clients", "groups", "time")  # what `flray.run` takes beside dataset=(x, y)
 OBJECT = "object"  # the key of config.yaml that marks a component which no YAML describes
 
 
@@ -62,6 +64,29 @@ def object_component(kind: str, given: Any) -> Component | None:  # Any: from a 
     if kind == "model" and callable(given) and not isinstance(given, type):
         return _component(kind, _name(given), given, "function")
     return None
+
+
+def with_owners(keys: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML and objects
+    """The keys with `clients`, `groups` and `time` put into the dataset (x, y).
+
+    A dataset that knows its clients is split by them if no split is named.
+    """
+    owned = {name: as_array(keys[name]) for name in OWNED if keys.get(name) is not None}
+    plain = {name: value for name, value in keys.items() if name not in OWNED}
+    if owned:
+        dataset = plain.get("dataset")
+        if "clients" not in owned or not isinstance(dataset, tuple | list) or len(dataset) != 2:
+            raise ExperimentError(
+                "clients=, and with it groups= and time=, have one value for each example of "
+                "dataset=(x, y)"
+            )
+        x, y = (as_array(values) for values in dataset)
+        rows = Rows(x, y, owned["clients"], owned.get("groups"), owned.get("time"))
+        plain["dataset"] = rows.dataset("tensors")
+    dataset = plain.get("dataset")
+    if isinstance(dataset, Dataset) and dataset.client_names:
+        plain.setdefault("split", "natural")
+    return plain
 
 
 def _component(kind: str, name: str, target: Target, content: str) -> Component:

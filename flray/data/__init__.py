@@ -4,9 +4,10 @@ from flray.data.datasets.cifar_mixes import Cifar20, Cifar100Subset
 from flray.data.datasets.digits import Digits
 from flray.data.datasets.downloaded import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, Svhn
 from flray.data.datasets.femnist import Femnist
-from flray.data.datasets.own_files import Arrays, Series, Table, Text
+from flray.data.datasets.own_files import Arrays, Series, Text
 from flray.data.datasets.prepared import Cifar100Jpeg, MnistWriters, SvhnRecut, Usps
 from flray.data.datasets.synthetic import Synthetic
+from flray.data.datasets.tables import Table
 from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.dirichlet import Dirichlet
 from flray.data.splits.iid import Iid

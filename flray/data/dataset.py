@@ -1,11 +1,13 @@
 """A dataset: all examples in one array of any shape; clients are index arrays into it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flray.errors import ExperimentError
 
 Ids = NDArray[np.int64]
 
@@ -58,11 +60,30 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     # (N,) further columns of the examples by name; `time` has two, the first and the last instant
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    # (channels,) True: scaled to mean 0 and std 1 on the training examples. None: none of them
+    scaled: NDArray[np.bool_] | None = None
 
     @property
-    def image_shape(self) -> tuple[int, ...]:
-        """Shape of an example; (channels, height, width) of an image."""
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of an example."""
         return self.images.shape[1:]
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an image; refuses data that are no images."""
+        if len(self.input_shape) != 3:
+            raise ExperimentError(
+                f"images (channels, height, width) are needed here, and the examples of "
+                f"{self.name} have the shape {self.input_shape}; use what takes any input, such as "
+                "the models linear, mlp, cnn1d and gru, or the split natural"
+            )
+        channels, height, width = self.input_shape
+        return channels, height, width
+
+    @property
+    def has_classes(self) -> bool:
+        """True if an example has one class; False for numbers and sequences."""
+        return self.num_classes > 0 and self.labels.ndim == 1
 
     @property
     def num_outputs(self) -> int:
@@ -73,6 +94,15 @@ class Dataset:
     def largest_pixel(self) -> int:
         """What pixels are divided by before they are normalised: 255 for bytes, 1 for floats."""
         return 255 if self.images.dtype == np.uint8 else 1
+
+    def standardised(self, rows: Ids) -> "Dataset":
+        """The dataset whose normalization scales the channels `scaled` by what the rows hold."""
+        if self.scaled is None or not self.scaled.any():
+            return self
+        values = self.images[rows].astype(np.float64).swapaxes(0, 1).reshape(len(self.scaled), -1)
+        std = np.where(self.scaled & (values.std(1) > 0), values.std(1), 1.0)
+        mean = np.where(self.scaled, values.mean(1), 0.0)
+        return replace(self, normalization=Normalization(tuple(mean), tuple(std)))
 
     @property
     def train_ids(self) -> Ids:

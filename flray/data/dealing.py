@@ -39,8 +39,14 @@ def whole_share(total: int, share: float) -> int:
 def server_images(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
     """Images for the server, equally many of each class; the first classes take the rest.
 
-    Empty if the server makes its own images (`server_from: synthetic`).
+    Empty if the server makes its own images (`server_from: synthetic`). Refuses data without
+    classes, which every split that deals images needs.
     """
+    if not dataset.has_classes:
+        raise ExperimentError(
+            f"this split deals examples by their classes, and the targets of {dataset.name} are "
+            f"{'sequences' if dataset.num_classes else 'numbers'}: set split: natural"
+        )
     if options.server_from == "synthetic":
         return np.empty(0, np.int64)
     sizes = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))

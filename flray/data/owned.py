@@ -1,23 +1,53 @@
 """Datasets whose examples have owners: whose each example is, when it was made, of which kind."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids, Normalization
+from flray.data.dealing import known_source
+from flray.data.tensors import as_array
 from flray.errors import ExperimentError
+from flray.wording import counted
 
 Column = NDArray[Any]  # (N,) numbers or text; Any: the user's
 
 TIME = "time"  # the column that orders the examples of a client
 
 
+def refuse_rows(is_wrong: NDArray[np.bool_], what: str, advice: str) -> None:
+    """Refuse data with wrong rows; the message names the first one, counted from 0.
+
+    >>> refuse_rows(np.array([False, True, True]), "age has no value", "fill or remove them")
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: age has no value in row 1 (2 such rows); fill or remove them
+    """
+    if is_wrong.any():
+        num = counted(int(is_wrong.sum()), "such row")
+        raise ExperimentError(f"{what} in row {int(is_wrong.argmax())} ({num}); {advice}")
+
+
+def coded(what: str, column: Column) -> tuple[Ids, tuple[str, ...]]:
+    """(N,) the number of each value among the sorted values, and their names.
+
+    >>> coded("city", np.array(["b", "a", "b"]))
+    (array([1, 0, 1]), ('a', 'b'))
+    """
+    codes, values = pd.factorize(column, sort=True)
+    refuse_rows(codes < 0, f"{what} has no value", "fill or remove them")
+    return codes.astype(np.int64), tuple(str(value) for value in values)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Examples as a user has them, in any order of clients.
+
+    Inputs that are floats reach the model as they are, bytes divided by 255; whole numbers are
+    tokens. Targets that are whole numbers are classes from 0, floats are numbers to predict.
 
     >>> rows = Rows(np.zeros((3, 2)), np.array([1.5, 0.5, 2.5]), client=np.array(["b", "a", "b"]))
     >>> data = rows.dataset("visits")
@@ -26,134 +56,127 @@ class Rows:
     """
 
     inputs: NDArray[Any]  # (N, ...) bytes, floats, or whole numbers such as tokens
-    targets: NDArray[Any]  # (N,) classes from 0, or floats or sequences of any shape (N, ...)
+    targets: NDArray[Any]  # (N,) or (N, ...) classes from 0, or floats
     client: Column  # (N,) the name or number of the owner
     group: Column | None = None  # (N,) the kind of the owner, one for each client
-    time: Column | None = None  # (N,) ascending for each client; (N, 2) first and last instant
+    time: Column | None = None  # (N,) ascending for each client
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) others, by name
 
     def dataset(self, name: str) -> Dataset:
         """The rows in the order of the clients' names; how clients take turns changes nothing.
 
         Raises:
-            ExperimentError: Lengths differ, a value is missing, or a client has two groups; the
-                message names the first row, counted from 0.
+            ExperimentError: Lengths differ, a value is missing, times are not sorted, or a client
+                has two groups; the message names the first row, counted from 0.
         """
-        inputs, targets = _inputs(self.inputs), _targets(self.targets)
-        columns = {"inputs": inputs, "targets": targets, "client": self.client, **self.columns}
-        columns |= {} if self.group is None else {"group": self.group}
-        columns |= {} if self.time is None else {TIME: self.time}
+        inputs, targets = _numbers("inputs", self.inputs), _numbers("targets", self.targets)
+        columns: dict[str, Column | None] = {"targets": targets, "client": self.client}
+        columns |= {**self.columns, "group": self.group, TIME: self.time}
         for column, values in columns.items():
-            if len(values) != len(inputs):
+            if values is not None and len(values) != len(inputs):
                 raise ExperimentError(
                     f"{name}: {column} has {len(values)} rows and inputs {len(inputs)}; "
                     "every column must have one value for each example"
                 )
-        names, source = np.unique(self.client, return_inverse=True)
+        source, names = coded("client", self.client)
         order = np.argsort(source, kind="stable")
         kept = {key: np.asarray(values)[order] for key, values in self.columns.items()}
         if self.time is not None:
-            kept[TIME] = _ordered_times(self.time, source, names, order)
-        group_names, groups = self._groups(source, names)
-        is_classes = targets.dtype == np.int64
+            kept[TIME] = _ordered_times(np.asarray(self.time, np.float64), source, names)[order]
+        groups, group_names = self._groups(source, names)
         return Dataset(
             name=name,
             images=inputs[order],
-            labels=targets[order],
+            labels=targets[order].astype(np.int64 if targets.dtype.kind == "u" else targets.dtype),
             num_train=len(inputs),
-            num_classes=int(targets.max()) + 1 if is_classes else 0,
+            num_classes=0 if targets.dtype.kind == "f" else int(targets.max()) + 1,
             normalization=Normalization((0.0,), (1.0,)),
             source=source[order],
-            client_names=tuple(str(client) for client in names),
+            client_names=names,
             groups=groups,
             group_names=group_names,
             columns=kept,
         )
 
-    def _groups(self, source: Ids, names: Column) -> tuple[tuple[str, ...], Ids | None]:
-        """Names of the groups, and (C,) the group of each client."""
+    def _groups(self, source: Ids, names: tuple[str, ...]) -> tuple[Ids | None, tuple[str, ...]]:
+        """(C,) the group of each client, and the names of the groups."""
         if self.group is None:
-            return (), None
-        group_names, group = np.unique(self.group, return_inverse=True)
-        _, first = np.unique(source, return_index=True)
-        groups: Ids = group[first]
-        wrong = np.flatnonzero(group != groups[source])
-        if len(wrong):
-            row, client = int(wrong[0]), source[wrong[0]]
-            raise ExperimentError(
-                f"client {names[client]} is of group {group_names[groups[client]]} in row "
-                f"{first[client]} and of group {group_names[group[row]]} in row {row}; a client "
-                "has one group"
-            )
-        return tuple(str(g) for g in group_names), groups
+            return None, ()
+        group, group_names = coded("group", self.group)
+        first = np.unique(source, return_index=True)[1]  # (C,) first row of each client
+        is_other = group != group[first][source]
+        client = source[is_other.argmax()]
+        what = f"client {names[client]}, {group_names[group[first[client]]]} in row {first[client]}"
+        refuse_rows(is_other, f"{what}, has another group", "a client has one group")
+        return group[first], group_names
 
 
-def _inputs(given: NDArray[Any]) -> NDArray[Any]:
+def _numbers(what: str, given: NDArray[Any]) -> NDArray[Any]:
+    """Bytes as they are, float32 of floats, int64 of other whole numbers."""
     array = np.asarray(given)
-    if array.dtype.kind not in "buif" or not len(array):
+    if array.dtype.kind not in "buif" or array.ndim == 0 or not len(array):
         raise ExperimentError(
-            f"inputs must be numbers, one row for each example, got {array.dtype} of the shape "
+            f"{what} must be numbers, one row for each example, got {array.dtype} of the shape "
             f"{array.shape}"
         )
+    flat = array.reshape(len(array), -1)
+    if array.dtype.kind == "f":
+        wrong, what = ~np.isfinite(flat), f"{what} must be finite numbers, got {{}}"
+    else:
+        wrong, what = flat < 0, f"{what} that are whole numbers count from 0, got {{}}"
+    value = flat[np.unravel_index(wrong.argmax(), flat.shape)]
+    refuse_rows(wrong.any(1), what.format(value), "correct them, or give numbers as floats")
     if array.dtype == np.uint8:
         return array
-    kept = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-    _refuse_missing("inputs", kept)
-    return kept
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
-def _targets(given: NDArray[Any]) -> NDArray[Any]:
-    array = np.asarray(given)
-    if array.dtype.kind not in "buif":
-        raise ExperimentError(f"targets must be numbers, got {array.dtype}")
-    if array.dtype.kind == "f":
-        values = array.astype(np.float32)
-        _refuse_missing("targets", values)
-        return values
-    if array.size and array.min() < 0:
-        row = int(np.argwhere(array < 0)[0][0])
-        raise ExperimentError(
-            f"targets that are whole numbers are classes from 0, got {array[row]} in row {row}; "
-            "give numbers to be predicted as floats"
-        )
-    return array.astype(np.int64)
+def _ordered_times(
+    time: NDArray[np.float64], source: Ids, names: tuple[str, ...]
+) -> NDArray[np.float64]:
+    """(N, 2) the first and the last instant of each example; refuses a client out of order."""
+    order = np.argsort(source, kind="stable")
+    is_early = np.zeros(len(time), bool)
+    is_early[order[1:]] = (np.diff(source[order]) == 0) & ~(np.diff(time[order]) >= 0)
+    client = names[source[is_early.argmax()]]
+    refuse_rows(is_early, f"the time of client {client} goes back", "sort the rows by time")
+    return np.stack([time, time], axis=1)
 
 
-def _refuse_missing(what: str, values: NDArray[Any]) -> None:
-    """Refuse floats that are NaN or infinite, and name the first row that has one."""
-    if values.dtype.kind != "f":
-        return
-    is_missing = ~np.isfinite(values.reshape(len(values), -1))  # (N, values)
-    if is_missing.any():
-        row, at = (int(index[0]) for index in np.nonzero(is_missing))
-        raise ExperimentError(
-            f"{what} must be finite numbers, got {values[row].reshape(-1)[at]} in row {row} "
-            f"({int(is_missing.any(1).sum())} such rows); fill or remove them"
-        )
+def window_rows(instants: Dataset, length: int, every: int) -> Dataset:
+    """Windows of consecutive rows of a client, `every` rows apart, as inputs of a dataset.
+
+    Args:
+        instants: one row for each instant, in the order of clients and times.
+
+    >>> data = Rows(np.arange(5.0), np.zeros(5), np.array(list("aaabb"))).dataset("tiny")
+    >>> window_rows(data, length=2, every=1).images.tolist()  # none has rows of two clients
+    [[0.0, 1.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    source = known_source(instants, "a window")
+    first = np.arange(max(len(source) - length + 1, 0))
+    position = first - np.searchsorted(source, source[first])  # among the rows of the client
+    first = first[(source[first] == source[first + length - 1]) & (position % every == 0)]
+    rows = first[:, None] + np.arange(length)
+    times = instants.columns.get(TIME)
+    return replace(
+        instants,
+        images=instants.images[rows],
+        labels=instants.labels[first],
+        num_train=len(first),
+        source=source[first],
+        columns={} if times is None else {TIME: times[rows[:, [0, -1]], 0]},
+    )
 
 
-def _ordered_times(time: Column, source: Ids, names: Column, order: Ids) -> NDArray[np.float64]:
-    """(N, 2) the first and the last instant of each example, in the order of the clients."""
-    spans = np.asarray(time).astype(np.float64).reshape(len(order), -1)[order][:, [0, -1]]
-    is_same_client = source[order][1:] == source[order][:-1]
-    wrong = np.flatnonzero(is_same_client & (np.diff(spans[:, 0]) < 0))
-    if len(wrong):
-        row = int(order[wrong[0] + 1])
-        raise ExperimentError(
-            f"the rows of client {names[source[row]]} are not ordered by time: row {row} is before "
-            f"row {int(order[wrong[0]])}; sort the file by time"
-        )
-    return spans
+def join_clients(clients: Sequence[Any], name: str = "clients") -> Dataset:
+    """A dataset of one pair (inputs, targets), or torch Dataset, for each client 0, 1, ...
 
-
-def join_clients(clients: Sequence[tuple[Any, Any]], name: str = "clients") -> Dataset:
-    """A dataset of one pair (inputs, targets) for each client; they are named 0, 1, ...
-
-    >>> data = join_clients([(np.zeros((2, 3)), np.array([0, 1])), (np.ones((1, 3)), np.array([1]))])
+    >>> data = join_clients([(np.zeros((2, 3)), [0, 1]), (np.ones((1, 3)), [1])])
     >>> data.source, data.num_classes
     (array([0, 0, 1]), 2)
     """
-    pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
+    pairs = [_pair(client) for client in clients]
     for client, (x, y) in enumerate(pairs):
         if len(x) != len(y) or not len(x) or x.shape[1:] != pairs[0][0].shape[1:]:
             raise ExperimentError(
@@ -163,3 +186,12 @@ def join_clients(clients: Sequence[tuple[Any, Any]], name: str = "clients") -> D
     owner = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])
     inputs, targets = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     return Rows(inputs, targets, owner).dataset(name)
+
+
+def _pair(client: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # Any: from a user
+    """Inputs and targets of one client."""
+    if not isinstance(client, tuple | list):  # a torch Dataset
+        columns = zip(*(client[k] for k in range(len(client))), strict=True)
+        client = [np.stack([as_array(value) for value in column]) for column in columns]
+    x, y = client
+    return as_array(x), as_array(y)

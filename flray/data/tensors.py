@@ -52,21 +52,23 @@ def from_tensors(
 
 
 def digest_of(dataset: Dataset) -> str:
-    """SHA-256 of images, labels and where the test part begins."""
+    """SHA-256 of examples, targets, their owners and where the test part begins."""
     sha = hashlib.sha256(repr((dataset.num_train, dataset.num_classes)).encode())
-    for array in (dataset.images, dataset.labels):
+    arrays = [dataset.images, dataset.labels, dataset.source, dataset.groups]
+    for array in (array for array in arrays if array is not None):
         sha.update(repr((array.shape, array.dtype.str)).encode())
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
 
 
-def _array(values: ArrayLike) -> NDArray[Any]:  # Any: of any kind of number
+def as_array(values: ArrayLike) -> NDArray[Any]:  # Any: of any kind of number
+    """The array of a tensor, a list or an array."""
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def _images(values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
     """(N, channels, height, width), bytes as they are and other numbers as float32."""
-    array = _array(values)
+    array = as_array(values)
     if array.ndim == 2:
         array = array[:, None, None]
     if array.ndim == 3:
@@ -80,7 +82,7 @@ def _images(values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
 
 
 def _labels(values: ArrayLike) -> NDArray[np.int64]:
-    array = _array(values)
+    array = as_array(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
         raise ExperimentError(
             f"labels must be whole numbers from 0, one for each image, got {array.dtype} of the "

@@ -1,5 +1,6 @@
 """Linear models and multi-layer perceptrons for inputs of any shape."""
 
+from itertools import pairwise
 from math import prod
 
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Mlp(Predictor):
         super().__init__()
         widths = [prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
-        for width, following in zip(widths, widths[1:], strict=False):
+        for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
 

@@ -30,11 +30,11 @@ class Predictor(LightningModule):
             targets: (B,) or (B, positions) classes, or (B, ...) numbers.
         """
         if targets.is_floating_point():
-            return (output.view_as(targets) - targets).square().flatten(1).mean(1)
-        if targets.ndim == 1:
-            return F.cross_entropy(output, targets, reduction="none")
-        of_positions = F.cross_entropy(output.movedim(-1, 1), targets, reduction="none")
-        return of_positions.flatten(1).mean(1)
+            losses = (output.view_as(targets) - targets).square()
+        else:
+            by_class = output.movedim(-1, 1)  # (B, classes, positions)
+            losses = F.cross_entropy(by_class, targets, reduction="none")
+        return losses if targets.ndim == 1 else losses.flatten(1).mean(1)
 
     def example_losses(self, batch: Batch) -> Tensor:
         """(B,) the loss of each example of the batch."""

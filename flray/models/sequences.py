@@ -8,6 +8,7 @@ from flray.models.predictor import Predictor
 class Cnn1d(Predictor):
     """Two convolutions over time with pooling, the mean over time, and a linear layer.
 
+    >>> import torch
     >>> Cnn1d((6, 64), 5)(torch.zeros(2, 6, 64)).shape
     torch.Size([2, 5])
     """
@@ -37,6 +38,7 @@ class Cnn1d(Predictor):
 class Gru(Predictor):
     """A recurrent network over (B, instants, channels): the last state gives classes or numbers.
 
+    >>> import torch
     >>> Gru((168, 1), 24, hidden=8)(torch.zeros(2, 168, 1)).shape
     torch.Size([2, 24])
     """
@@ -60,6 +62,7 @@ class Gru(Predictor):
 class CharGru(Predictor):
     """Characters (B, length) to logits of the next ones (B, length, characters).
 
+    >>> import torch
     >>> CharGru((80,), 65, hidden=16)(torch.zeros(2, 80, dtype=torch.int64)).shape
     torch.Size([2, 80, 65])
     """

@@ -15,7 +15,7 @@ from flray.data.dataset import Ids
 from flray.engines.engine import Block
 from flray.engines.plan import plan_clients
 from flray.engines.training import Training, plain_gradient
-from flray.engines.vectorized import check_stackable
+from flray.engines.vectorized import check_stackable, refusal
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.nodes import this_machine
@@ -45,6 +45,9 @@ def describe(experiment: Experiment) -> str:
         f"examples, {counted(num_params, 'parameter')}, engine {engine}, blocks of "
         f"{payload.settings.num_slots}"
     )
+    if engine == "loop" and (reason := refusal(payload.module)):
+        slower = "twice" if payload.settings.device == "cpu" else "50 times"
+        text += f" (models are not stacked, which takes about {slower} as long: {reason})"
     return f"{text}; {parts.plan}" if parts.plan else text
 
 
@@ -61,7 +64,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
         check_requirements(experiment.algorithm.build(), fed)
-        _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.image_shape)
+        _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.input_shape)
 
 
 def _try_one_batch(
@@ -83,5 +86,5 @@ def _try_one_batch(
     if isinstance(output, Failed):
         raise ExperimentError(
             f"model {type(host.module).__name__} cannot train on {len(batch)} examples of client "
-            f"{client}, images of shape {shape}: {output.reason}; change the model or the data"
+            f"{client}, inputs of the shape {shape}: {output.reason}; change the model or the data"
         ) from output.error

@@ -23,10 +23,11 @@ from flray.data.splits.rotation import Rotation
 from flray.errors import ExperimentError
 
 GREY = Synthetic(num_train=100, num_test=50, size=2).load()
+DEALING = sorted(set(SPLITS) - {"natural"})
 DATASET = replace(GREY, images=np.repeat(GREY.images, 3, axis=1), source=np.arange(150) // 10)
 
 
-@pytest.mark.parametrize("name", sorted(SPLITS))
+@pytest.mark.parametrize("name", DEALING)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -52,13 +53,13 @@ def test_shared_fields_are_checked(name: str, fields: dict[str, Any], message: s
         SPLITS[name](**{"clients": 10, **fields})
 
 
-@pytest.mark.parametrize("name", sorted(set(SPLITS) - {"by_writer"}))
+@pytest.mark.parametrize("name", sorted(set(DEALING) - {"by_writer"}))
 def test_more_clients_than_images_is_refused(name: str) -> None:
     with pytest.raises(ExperimentError, match="101 clients for 100 training images of synthetic"):
         SPLITS[name](clients=101).split(DATASET, 0)
 
 
-@pytest.mark.parametrize("name", sorted(SPLITS))
+@pytest.mark.parametrize("name", DEALING)
 def test_server_larger_than_a_class_is_refused(name: str) -> None:
     with pytest.raises(ExperimentError, match=r"server 101 needs 11 .* class 0, .* has 10; lower"):
         SPLITS[name](clients=10, server=101).split(DATASET, 0)
@@ -239,3 +240,17 @@ def test_images_that_are_not_square_are_not_rotated(options: Any) -> None:
     wide = replace(DATASET, images=np.repeat(DATASET.images, 2, axis=3))
     with pytest.raises(ExperimentError, match=r"only square images can be rotated, got \(2, 4\)"):
         options.split(wide, 0)
+
+
+@pytest.mark.parametrize("name", DEALING)
+def test_splits_made_of_labels_refuse_a_regression(name: str) -> None:
+    numbers = replace(DATASET, labels=np.linspace(0, 1, 150, dtype=np.float32), num_classes=0)
+    with pytest.raises(ExperimentError, match="targets of synthetic are numbers: set split: nat"):
+        SPLITS[name](clients=10).split(numbers, 0)
+
+
+@pytest.mark.parametrize("name", ["rotation", "image_shift"])
+def test_splits_of_pixels_refuse_a_table(name: str) -> None:
+    table = replace(DATASET, images=np.zeros((150, 7), np.float32))
+    with pytest.raises(ExperimentError, match=r"examples of synthetic have the shape \(7,\)"):
+        SPLITS[name](clients=4).split(table, 0)

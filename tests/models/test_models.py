@@ -35,8 +35,13 @@ def test_parameter_counts(name, fields, shape, classes, count) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step_is_the_mean_of_example_losses(name) -> None:
     component = bind_component("model", MODELS, name, "model", FROM_DATASET)
-    module = build_seeded(lambda: component.build(image_shape=(1, 28, 28), num_classes=10), 0)
-    batch = torch.rand(5, 1, 28, 28), torch.arange(5)
+    inputs = {"cnn1d": torch.rand(5, 3, 8), "gru": torch.rand(5, 8, 3)}
+    inputs["char_gru"] = torch.arange(5)[:, None]
+    batch = inputs.get(name, torch.rand(5, 1, 28, 28)), torch.arange(5)
+    shape = batch[0].shape[1:]
+    batch = batch[0], batch[1][:, None] if name == "char_gru" else batch[1]
+    facts = {"image_shape": shape, "input_shape": shape, "num_classes": 10, "num_outputs": 10}
+    module = build_seeded(lambda: component.build(**facts), 0)
     losses = module.example_losses(batch)
     assert losses.shape == (5,)
     assert torch.equal(module.training_step(batch, 0), losses.mean())

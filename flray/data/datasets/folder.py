@@ -44,7 +44,7 @@ def not_found(name: str, files: str, end: str) -> ExperimentError:
 
 
 _OF_DAMAGE = (
-    *(OSError, EOFError, BadZipFile, ZlibError),
+    *(OSError, EOFError, BadZipFile, ZlibError, ImportError),  # of a file system of fsspec's
     *(ValueError, TypeError, LookupError, RuntimeError, AssertionError),  # torchvision's too
 )
 

@@ -1,8 +1,10 @@
 """Clients as the data have them: each owner of examples is one client."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least, check_share
 from flray.data.dataset import Dataset, Ids
@@ -22,7 +24,13 @@ class Natural:
 
     Test and validation parts are cut from the client's own examples. By `time` they are its last
     ones, and examples that overlap them in time are left out. By a column, such as a recording or a
-    day, all examples with one value are in one part. So overlapping windows never leak.
+    day, all examples of a client with one value are in one part. So overlapping windows never leak.
+
+    >>> from flray.data.owned import Rows
+    >>> rows = Rows(np.zeros((20, 3)), np.zeros(20), client=np.repeat(["a", "b"], 10))
+    >>> split = Natural(test_fraction=0.3).split(rows.dataset("tiny"), seed=0)
+    >>> [len(part[0]) for part in (split.train, split.validation, split.test)]
+    [6, 1, 3]
     """
 
     # How a client's test and validation examples are chosen. share: at random; time: its last
@@ -30,7 +38,8 @@ class Natural:
     test_by: str = SHARE
     test_fraction: float = 0.2  # Share of a client's data that is its test part
     validation: float = 0.1  # Share of a client's data that is its validation part
-    min_samples: int = 3  # Fewest examples of a client; clients with fewer are left out
+    # Fewest examples of a client; clients with fewer are left out. None: all must have enough
+    min_samples: int | None = None
     clients: int | None = None  # Number of clients, drawn at random. None: all of them
     server: int = 0  # Number of public examples of the server, drawn at random, held by no client
     holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
@@ -43,21 +52,19 @@ class Natural:
                 "validation + test_fraction must be below 1, or nothing is left to train on; got "
                 f"{self.validation} + {self.test_fraction}"
             )
-        check_at_least("min_samples", self.min_samples, 1)
-        check_at_least("server", self.server, 0)
-        check_at_least("holdout", self.holdout, 0)
-        if self.clients is not None:
-            check_at_least("clients", self.clients, 1)
+        check_at_least(self, 1, "min_samples", "clients")
+        check_at_least(self, 0, "server", "holdout")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         source = known_source(dataset, "split natural")
-        public = generator(seed, "split.server").permutation(len(source))[: self.server]
+        public = np.sort(generator(seed, "split.server").permutation(len(source))[: self.server])
         rows = np.setdiff1d(np.arange(len(source)), public)
         clients = self._clients(dataset, source[rows], seed)
-        parts = self._parts(dataset, [rows[source[rows] == client] for client in clients], seed)
+        order = generator(seed, "split.natural").permutation(len(source))
+        parts = [self._parts(dataset, rows[source[rows] == client], order) for client in clients]
         table = np.unique(np.concatenate([public, *(ids for part in parts for ids in part)]))
         train, validation, test = (
-            tuple(np.searchsorted(table, ids) for ids in part) for part in parts
+            tuple(np.searchsorted(table, ids) for ids in part) for part in zip(*parts, strict=True)
         )
         holdout = generator(seed, "split.holdout").permutation(len(clients))[: self.holdout]
         return Split(
@@ -67,82 +74,68 @@ class Natural:
             validation=validation,
             test=test,
             groups=None if dataset.groups is None else dataset.groups[clients],
-            server=np.searchsorted(table, np.sort(public)),
+            server=np.searchsorted(table, public),
             holdout=np.sort(holdout),
         )
 
     def _clients(self, dataset: Dataset, source: Ids, seed: int) -> Ids:
         """Owners with enough examples, as many as were asked for."""
         owners, num_examples = np.unique(source, return_counts=True)
-        eligible = owners[num_examples >= self.min_samples]
+        eligible = owners[num_examples >= (self.min_samples or 1)]
+        chosen = generator(seed, "split.clients").permutation(eligible)[: self.clients]
         wanted = max(self.clients or 1, self.holdout + 1)
-        if len(eligible) < wanted:
-            least = int(num_examples.argmin())
+        if len(chosen) < wanted:
             raise ExperimentError(
-                f"{dataset.name} has {len(eligible)} clients with at least {self.min_samples} "
-                f"examples (split.min_samples), {wanted} are needed; the smallest, "
-                f"{dataset.client_names[owners[least]] if dataset.client_names else owners[least]}, "
-                f"has {num_examples[least]}; lower split.min_samples, clients or holdout"
+                f"{dataset.name} has {len(eligible)} clients with at least {self.min_samples or 1} "
+                f"examples, and {wanted} of {self.clients or len(eligible)} are needed; lower "
+                "split.min_samples, clients or holdout"
             )
-        drawn = generator(seed, "split.clients").permutation(eligible)[: self.clients]
-        return np.sort(drawn)
+        return np.sort(chosen)
 
-    def _parts(
-        self, dataset: Dataset, owned: list[Ids], seed: int
-    ) -> tuple[list[Ids], list[Ids], list[Ids]]:
-        """Rows of each client for training, validation and test."""
-        cut = {SHARE: _by_share, TIME: _by_time}.get(self.test_by, _by_column)
-        if cut is not _by_share and self.test_by not in dataset.columns:
-            known = ", ".join([SHARE, *dataset.columns])
+    def _parts(self, dataset: Dataset, ids: Ids, order: Ids) -> tuple[Ids, Ids, Ids]:
+        """Rows of a client for training, validation and test."""
+        if self.test_by != SHARE and self.test_by not in dataset.columns:
             raise ExperimentError(
-                f"split.test_by is {self.test_by!r}, and {dataset.name} has no such column; "
-                f"known: {known}"
+                f"split.test_by is {self.test_by!r}, and {dataset.name} has no such column; known: "
+                f"{', '.join([SHARE, *dataset.columns])}"
             )
-        values = dataset.columns.get(self.test_by, np.empty(0))
-        order = generator(seed, "split.natural").permutation(len(dataset.labels))
-        train, validation, test = [], [], []
-        for client, ids in enumerate(owned):
-            rest, last = cut(ids, self.test_fraction, values, order)
-            share = self.validation * len(ids) / max(len(rest), 1)
-            rest, middle = cut(rest, min(share, 1.0), values, order)
-            if not len(rest):
-                raise ExperimentError(
-                    f"client {client} of {len(owned)} has {len(ids)} examples and none to train on "
-                    f"after the cut by {self.test_by}; raise split.min_samples, or lower "
-                    "split.test_fraction and split.validation"
-                )
-            train.append(rest)
-            validation.append(middle)
-            test.append(last)
+        values = np.arange(len(order)) if self.test_by == SHARE else dataset.columns[self.test_by]
+        cut = _cut_time if self.test_by == TIME else _cut_values
+        rest, test = cut(ids, self.test_fraction, values, order)
+        share = self.validation / (1 - self.test_fraction)
+        train, validation = cut(rest, share, values, order)
+        if not len(train) or (self.test_fraction and not len(test)):
+            owner = known_source(dataset, "split natural")[ids[0]]
+            name = dataset.client_names[owner] if dataset.client_names else owner
+            raise ExperimentError(
+                f"client {name} has too few examples, {len(ids)}, for a training and a test part "
+                f"by {self.test_by}; leave small clients out with split.min_samples"
+            )
         return train, validation, test
 
 
-def _by_share(ids: Ids, share: float, values: Ids, order: Ids) -> tuple[Ids, Ids]:
-    """The examples in two parts; the second has those that come first in a random order."""
-    num = num_cut(len(ids), share, len(ids))
-    chosen = ids[np.argsort(order[ids])[:num]]
-    return np.setdiff1d(ids, chosen), np.sort(chosen)
-
-
-def _by_time(ids: Ids, share: float, spans: Ids, order: Ids) -> tuple[Ids, Ids]:
+def _cut_time(ids: Ids, share: float, spans: NDArray[Any], order: Ids) -> tuple[Ids, Ids]:  # noqa: ARG001
     """The last examples, and those that ended before the first of these began.
 
     >>> spans = np.array([[0, 2], [1, 3], [2, 4], [3, 5]])  # windows of three instants
-    >>> [ids.tolist() for ids in _by_time(np.arange(4), 0.25, spans, np.arange(4))]
+    >>> [ids.tolist() for ids in _cut_time(np.arange(4), 0.25, spans, np.arange(4))]
     [[0], [3]]
     """
     num = num_cut(len(ids), share, len(ids))
     if not num:
         return ids, ids[:0]
     last = ids[len(ids) - num :]
-    before = ids[spans[ids, 1] < spans[last, 0].min()]
-    return before, last
+    return ids[spans[ids, 1] < spans[last, 0].min()], last
 
 
-def _by_column(ids: Ids, share: float, values: Ids, order: Ids) -> tuple[Ids, Ids]:
-    """Whole values of a column; which ones depends on a random order of all examples."""
+def _cut_values(ids: Ids, share: float, values: NDArray[Any], order: Ids) -> tuple[Ids, Ids]:
+    """Examples with some of their values, which come first in a random order, and the others.
+
+    >>> values = np.array([5, 5, 7, 7])
+    >>> [ids.tolist() for ids in _cut_values(np.arange(4), 0.5, values, np.array([3, 2, 1, 0]))]
+    [[0, 1], [2, 3]]
+    """
     _, first, member = np.unique(values[ids], return_index=True, return_inverse=True)
     num = num_cut(len(first), share, len(first))
-    chosen = np.argsort(order[ids[first]])[:num]
-    is_chosen = np.isin(member, chosen)
+    is_chosen = np.isin(member, np.argsort(order[ids[first]])[:num])
     return ids[~is_chosen], ids[is_chosen]

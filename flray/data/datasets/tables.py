@@ -1,0 +1,99 @@
+"""Tables with owners: rows of a CSV or Parquet file, or of a data frame."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pandas.api import types
+
+from flray.data.dataset import Dataset
+from flray.data.datasets.own_files import Columns, Names, read_table
+from flray.data.owned import Rows, coded, refuse_rows
+from flray.errors import ExperimentError
+
+Task = Literal["auto", "classes", "numbers"]
+MOST_CATEGORIES = 100  # of a column that becomes one-hot
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a CSV or Parquet file, one example each; the other columns are features.
+
+    Columns of text become one-hot. Numbers are scaled to mean 0 and std 1 on the training rows.
+
+    >>> frame = pd.DataFrame({"city": ["b", "a"], "sex": ["m", "f"], "age": [40, 50], "y": [0, 1]})
+    >>> data = Table("visits.csv", client="city", target="y").of(frame, "visits")
+    >>> data.client_names, data.images.tolist()  # age, sex_f, sex_m
+    (('a', 'b'), [[50.0, 1.0, 0.0], [40.0, 0.0, 1.0]])
+    """
+
+    file: str  # Path or URL of a .csv or .parquet file
+    client: Names  # Column with the owner of each row; several are joined
+    target: str  # Column to predict
+    group: str | None = None  # Column with the kind of each owner. None: not known
+    time: str | None = None  # Column with the time of each row, numbers or dates. None: not known
+    features: tuple[str, ...] | None = None  # Columns used as inputs. None: all others
+    # What the target is. auto: text and whole numbers are classes, other numbers are predicted
+    task: Task = "auto"
+
+    def load(self) -> Dataset:
+        return self.of(read_table(self.file), Path(self.file).stem)
+
+    def of(self, frame: pd.DataFrame, name: str) -> Dataset:
+        """The dataset of a data frame."""
+        columns = Columns.of_frame(name, frame)
+        owners = (self.client,) if isinstance(self.client, str) else self.client
+        special = {*owners, self.target, self.group, self.time}
+        others = [str(column) for column in frame.columns if column not in special]
+        chosen = others if self.features is None else list(self.features)
+        for column in (self.target, *chosen):
+            columns[column]  # refuses one that is missing
+            _refuse_text_among_numbers(frame[column])
+        features, is_number = _features(frame[chosen])
+        dataset = Rows(
+            inputs=features,
+            targets=self._targets(frame[self.target]),
+            client=columns.joined(self.client),
+            group=columns.named(self.group),
+            time=columns.times(self.time),
+            columns={k: a for k, a in columns.arrays.items() if k != self.target},
+        ).dataset(name)
+        return replace(dataset, scaled=is_number)
+
+    def _targets(self, column: "pd.Series[Any]") -> NDArray[Any]:
+        """Classes as numbers, or floats."""
+        codes, _ = coded(self.target, column.to_numpy())
+        if self.task == "numbers" and not types.is_numeric_dtype(column):
+            raise ExperimentError(f"task: numbers needs numbers, {self.target} is {column.dtype}")
+        is_floats = self.task == "auto" and types.is_float_dtype(column)
+        return column.to_numpy(np.float32) if is_floats or self.task == "numbers" else codes
+
+
+def _features(frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """(N, F) numbers first, then one-hot columns of texts; and (F,) which are numbers."""
+    if frame.columns.empty:
+        raise ExperimentError("the table has no column left to be a feature")
+    for name, column in frame.items():
+        num_values = column.nunique() if not types.is_numeric_dtype(column) else 0
+        if num_values > MOST_CATEGORIES:
+            raise ExperimentError(
+                f"{name} has {num_values} different texts; at most {MOST_CATEGORIES} become "
+                "one-hot features: name the columns to use in dataset.features"
+            )
+    texts = [name for name, column in frame.items() if not types.is_numeric_dtype(column)]
+    numbers = frame.drop(columns=texts)
+    one_hot = [pd.get_dummies(frame[name].astype(str), prefix=str(name)) for name in texts]
+    features = pd.concat([numbers, *one_hot], axis=1).to_numpy(np.float32)
+    return features, np.arange(features.shape[1]) < numbers.shape[1]
+
+
+def _refuse_text_among_numbers(column: "pd.Series[Any]") -> None:
+    """Refuse missing values, and columns of numbers that a stray text made text."""
+    refuse_rows(column.isna().to_numpy(), f"{column.name} has no value", "fill or remove them")
+    is_text = pd.to_numeric(column, errors="coerce").isna().to_numpy()
+    if 2 * is_text.sum() < len(column):
+        text, advice = column.iloc[is_text.argmax()], "correct them or leave the column out"
+        refuse_rows(is_text, f"{column.name} has the text {text!r} among its numbers", advice)

@@ -1,0 +1,98 @@
+"""Split `natural`: owners are clients, and nothing of a test part is trained on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flray.data.dataset import Dataset
+from flray.data.owned import TIME, Rows, window_rows
+from flray.data.splits.natural import Natural
+from flray.errors import ExperimentError
+
+SIZES = st.lists(st.integers(8, 40), min_size=2, max_size=5)
+SHARES = st.sampled_from([0.1, 0.25, 0.4])
+PARTS = ("train", "validation", "test")
+
+
+def owned(sizes: list[int], **fields) -> Dataset:
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    num = len(owner)
+    return Rows(np.arange(float(num)), np.zeros(num), owner, owner % 2, **fields).dataset("mine")
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, SHARES, SHARES, st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
+def test_a_split_by_time_has_no_leak(sizes, test, validation, length, every, seed) -> None:
+    """All instants of a training window are before all of validation, and these before test."""
+    sizes = [size + 40 for size in sizes]
+    data = window_rows(owned(sizes, time=np.arange(sum(sizes))), length, every)
+    split = Natural("time", test, validation).split(data, seed)
+    spans = data.columns[TIME][split.image_ids]
+    for client in range(len(sizes)):
+        parts = [spans[getattr(split, part)[client]] for part in PARTS]
+        assert all(len(part) for part in parts)
+        assert (parts[0] < parts[1].min()).all()
+        assert (parts[1] < parts[2].min()).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, SHARES, st.integers(0, 3))
+def test_a_value_of_a_column_is_in_one_part(sizes, share, seed) -> None:
+    day = np.random.default_rng(seed).integers(0, 4, sum(sizes))
+    day[np.cumsum(sizes) - 1], day[np.cumsum(sizes) - 2], day[np.cumsum(sizes) - 3] = 0, 1, 2
+    data = owned(sizes, columns={"day": day})
+    split = Natural("day", share, validation=0.2).split(data, seed)
+    for client in range(len(sizes)):
+        days = [set(day[split.image_ids[getattr(split, part)[client]]]) for part in PARTS]
+        assert days[0]
+        assert days[2]
+        assert sum(map(len, days)) == len(set.union(*days))
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, SHARES, st.integers(0, 9), st.integers(0, 1), st.integers(0, 3))
+def test_each_owner_is_a_client_and_every_example_has_one_place(
+    sizes, share, server, holdout, seed
+) -> None:
+    data = owned(sizes)
+    options = Natural(test_fraction=share, server=server, holdout=holdout)
+    split = options.split(data, seed)
+    held = [*split.train, *split.validation, *split.test, split.server]
+    rows = np.sort(split.image_ids[np.concatenate(held)])
+    assert rows.tolist() == list(range(sum(sizes)))  # each once
+    for client, parts in enumerate(zip(split.train, split.validation, split.test, strict=True)):
+        assert set(data.source[split.image_ids[np.concatenate(parts)]]) == {client}
+    assert split.groups.tolist() == [client % 2 for client in range(len(sizes))]
+    assert (len(split.server), len(split.holdout)) == (server, holdout)
+    assert split.digest() == options.split(data, seed).digest()
+    assert split.digest() != options.split(data, seed + 1).digest()
+
+
+def test_small_clients_are_refused_by_name_or_left_out() -> None:
+    owner = np.array(["big"] * 9 + ["small"] + ["tall"] * 6)
+    data = Rows(np.zeros(16), np.zeros(16), owner, owner).dataset("mine")
+    with pytest.raises(ExperimentError, match=r"client small has too few examples, 1, .*min_samp"):
+        Natural().split(data, 0)
+    split = Natural(min_samples=2).split(data, 0)
+    assert (split.num_clients, split.groups.tolist()) == (2, [0, 2])
+    assert Natural(min_samples=2, clients=1).split(data, 0).num_clients == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"test_fraction": 1.5}, r"test_fraction .* must be in \[0, 1\), got 1.5"),
+        ({"validation": 0.5, "test_fraction": 0.5}, r"must be below 1.* got 0.5 \+ 0.5"),
+        ({"min_samples": 0}, "min_samples must be at least 1, got 0"),
+        ({"server": -1}, "server must be at least 0, got -1"),
+        ({"clients": 3}, "mine has 2 clients with at least 1 examples, and 3 of 3 are needed"),
+        ({"clients": 1, "holdout": 1}, "mine has 2 clients .* and 2 of 1 are needed"),
+        ({"min_samples": 50}, "mine has 0 clients with at least 50 examples"),
+        ({"test_by": "week"}, "test_by is 'week', .* no such column; known: share, time"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(fields, message) -> None:
+    data = owned([9, 9], time=np.arange(18))
+    with pytest.raises(ExperimentError, match=message):
+        Natural(**fields).split(data, 0)

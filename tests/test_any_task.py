@@ -1,0 +1,151 @@
+"""Regression and sequences with clients of the user's own, from the rows to trained models."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import flray
+from flray.data.owned import Rows
+from flray.data.split import Split
+from flray.engines.loop import Loop
+from flray.engines.training import Training, plain_gradient
+from flray.engines.vectorized import Vectorized
+from flray.errors import ExperimentError
+from flray.models import MODELS
+from flray.models.bank import build_seeded
+
+from scenarios import RAGGED, block_of, place
+
+pytestmark = pytest.mark.slow
+
+RNG = np.random.default_rng(0)
+OWNER = np.repeat(["b", "a", "c"], [9, 30, 14])
+X = RNG.random((53, 4))
+Y = X @ [1.0, -2.0, 0.5, 3.0] + 0.1 * RNG.random(53)
+KIND = np.where(OWNER == "a", "city", "farm")
+STEP = {
+    "algorithm": "fedavg",
+    "rounds": 1,
+    "train": {"lr": 0.1, "batch_size": 1000},
+    "execution": {"precision": "float64"},
+    "split": {"name": "natural", "validation": 0},
+}
+
+
+def test_one_step_of_fedavg_on_least_squares_is_the_central_step() -> None:
+    """w - lr * grad of the mean over all training rows, whoever holds them."""
+    result = flray.run(dataset=(X, Y), clients=OWNER, model="linear", **STEP)
+    data = Rows(X, Y, OWNER).dataset("tensors")
+    split = result._experiment.split.build().split(data, 0)
+    rows = split.image_ids[np.concatenate(split.train)]
+    x, y = data.images[rows].astype(np.float64), data.labels[rows].astype(np.float64)
+    module = build_seeded(lambda: MODELS["linear"]((4,), 1), _seed_of_initial_model())
+    w = torch.cat([p.detach().flatten() for p in module.double().parameters()]).numpy()
+    errors = x @ w[:4] + w[4] - y
+    assert np.abs(errors).max() > 0.1
+    w = w - 0.1 * 2 / len(x) * np.append(errors @ x, errors.sum())
+    trained = result.model(client=0)
+    found = torch.cat([p.detach().flatten() for p in trained.parameters()]).double().numpy()
+    assert np.abs(found - w).max() < 1e-10
+
+
+def _seed_of_initial_model() -> int:
+    from flray.randomness import torch_seed
+
+    return torch_seed(0, "initial model")
+
+
+def test_how_rows_of_clients_alternate_in_a_file_changes_no_bit(tmp_path) -> None:
+    frame = pd.DataFrame(X, columns=list("pqrs")).assign(owner=OWNER, kind=KIND, y=Y)
+    turns, order = np.random.default_rng(1).permutation(OWNER), np.empty(53, np.int64)
+    for name in "abc":
+        order[turns == name] = np.flatnonzero(name == OWNER)
+    digests = []
+    for rows in (np.arange(53), order):
+        frame.iloc[rows].to_csv(tmp_path / "visits.csv", index=False)
+        dataset = {"name": "table", "file": str(tmp_path / "visits.csv")}
+        dataset |= {"client": "owner", "target": "y", "group": "kind"}
+        result = flray.run(dataset=dataset, model="mlp", **STEP)
+        digests.append(result.summary["params_sha256"])
+    assert digests[0] == digests[1]
+    assert result.summary["clients"] == 3
+
+
+def test_frames_clients_and_arrays_are_one_dataset() -> None:
+    frame = pd.DataFrame(X.astype(np.float32), columns=list("pqrs")).assign(owner=OWNER, y=Y)
+    framed = flray.from_frame(frame, client="owner", target="y")
+    listed = flray.from_clients([(X[name == OWNER], Y[name == OWNER]) for name in "abc"])
+    assert framed.client_names == ("a", "b", "c")
+    assert np.array_equal(framed.images, listed.images)
+    assert np.array_equal(framed.labels, listed.labels)
+    keys = STEP | {"model": "linear"}
+    one = flray.run(dataset=listed, **keys).summary["params_sha256"]
+    other = flray.run(dataset=(torch.tensor(X), list(Y)), clients=OWNER, time=np.arange(53), **keys)
+    assert one == other.summary["params_sha256"]
+    del keys["split"]
+    assert flray.run(dataset=listed, **keys).summary["clients"] == 3
+
+
+def test_features_are_scaled_by_training_rows_alone() -> None:
+    """Rows of the test part and of clients that never train may hold anything."""
+    frame = pd.DataFrame(X.astype(np.float32), columns=list("pqrs")).assign(owner=OWNER, y=Y)
+    split = {"name": "natural", "holdout": 1}
+    keys = STEP | {"model": "linear", "split": split}
+    digests = []
+    for factor in (1.0, 1000.0):
+        data = flray.from_frame(frame, client="owner", target="y")
+        dealt = flray.data.SPLITS["natural"](holdout=1).split(data, 0)
+        trained = dealt.image_ids[np.concatenate([dealt.train[i] for i in dealt.clients])]
+        others = np.setdiff1d(np.arange(53), trained)
+        data.images[others] *= factor
+        digests.append(flray.run(dataset=data, **keys).summary["params_sha256"])
+        assert len(others) > 20
+        data.images[trained[:1]] *= 1.5  # whereas a training row changes the model
+        assert flray.run(dataset=data, **keys).summary["params_sha256"] != digests[-1]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"clients": OWNER[:-1]}, "client has 52 rows and inputs 53"),
+        ({"groups": KIND}, r"clients=, .* one value for each example of dataset=\(x, y\)"),
+        ({"clients": OWNER, "groups": OWNER[::-1]}, "has another group in row"),
+        ({"clients": OWNER, "model": "lenet5"}, r"images .* the shape \(4,\); .* linear, mlp"),
+        ({"clients": OWNER, "split": {"name": "iid", "clients": 3}}, "are numbers: set split: nat"),
+    ],
+)
+def test_wrong_owners_are_refused(keys, message) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(dataset=(X, Y), **(STEP | {"model": "linear"} | keys))
+
+
+INPUTS = {
+    "regression": ("mlp", (5,), np.float32, ()),
+    "forecast": ("mlp", (6, 1), np.float32, (3,)),
+    "windows": ("cnn1d", (2, 8), np.int64, ()),
+    "numbers_of_windows": ("cnn1d", (2, 8), np.float32, ()),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_vectorized_is_loop_for_any_task_on_ragged_clients(case) -> None:
+    name, shape, kind, more = INPUTS[case]
+    rng = np.random.default_rng(3)
+    num = sum(RAGGED)
+    targets = rng.integers(0, 4, (num, *more)) if kind == np.int64 else rng.random((num, *more))
+    owner = np.repeat(np.arange(len(RAGGED)), RAGGED)
+    data = Rows(rng.normal(size=(num, *shape)), targets.astype(kind), owner).dataset("any")
+    ids = np.arange(num)
+    parts = tuple(np.split(ids, np.cumsum(RAGGED)[:-1]))
+    split = Split(ids, data.labels, parts, parts, parts)
+    module = build_seeded(lambda: MODELS[name](shape, data.num_outputs), 0).double()
+    training = Training(lr=0.05, momentum=0.9, epochs=2, batch_size=4)
+    examples, block = place(data, split, torch.float64), block_of(split, module, training)
+    a = Loop(module, examples).train(block, training, plain_gradient)
+    b = Vectorized(module, examples, 6).train(block, training, plain_gradient)
+    for leaf, w in block.w0.items():
+        assert float((a.params[leaf] - w).abs().flatten(1).max(1).values.min()) > 1e-4  # all moved
+        assert float((a.params[leaf] - b.params[leaf]).abs().max()) < 1e-10
+    assert np.abs(a.loss - b.loss).max() < 1e-10
