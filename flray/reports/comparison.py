@@ -1,5 +1,7 @@
-"""Tables of experiments side by side: means over seeds with paired differences, and FL+HC's table
-of the round after the clustering."""
+"""Tables of experiments side by side: what `flray compare` and the first part of a page show.
+
+Means over seeds with paired differences, and FL+HC's table of the round after the clustering.
+"""
 
 from collections.abc import Sequence
 
@@ -32,7 +34,10 @@ SAME = 1e-9  # percent; differences within it are equal, so there is no spread t
 
 
 def reference_of(experiments: Experiments) -> str:
-    """The experiment that others are compared with: FedAvg if present, else the first."""
+    """The name of the experiment that others are compared with: FedAvg if present, else the first.
+
+    If several experiments are FedAvg, it is the first of them. `experiments` must not be empty.
+    """
     fedavg = [n for n, runs in experiments.items() if runs[0].value("algorithm.name") == "fedavg"]
     return next(iter([*fedavg, *experiments]))
 
@@ -80,7 +85,9 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] = _ACCURAC
 def paired_tests(experiments: Experiments) -> list[str]:
     """Notes with tests of the differences to the reference, for experiments with enough seeds.
 
-    Differences are those of test accuracy, in percent, paired by seed.
+    Differences are those of test accuracy, in percent, paired by seed. An experiment has a note if
+    it shares at least `LEAST_PAIRS` seeds with the reference and its differences are not all equal.
+    p values are not corrected for the number of experiments; a last note says so.
     """
     reference, notes = reference_of(experiments), []
     for name in experiments:
@@ -96,6 +103,12 @@ def paired_tests(experiments: Experiments) -> list[str]:
 
 def pairs_text(pairs: Sequence[float]) -> str:
     """The paired t test and Wilcoxon's signed-rank test of differences, two-sided.
+
+    The number in brackets is the smallest p value that Wilcoxon's test can have with so few pairs:
+    with fewer than six seeds it never falls below 0.05.
+
+    Args:
+        pairs: At least two differences that are not all equal.
 
     >>> pairs_text([1.0, 2.0, 3.0])
     '3 seeds, 95 % interval -0.48 to +4.48, t test p = 0.074, Wilcoxon p = 0.25 (at least 0.25)'
@@ -113,7 +126,9 @@ def pairs_text(pairs: Sequence[float]) -> str:
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
     """FL+HC's columns: the round after the clustering and the last, with ratios to the reference.
 
-    Ratios are taken at the same seed and round. None if no experiment but the reference clustered.
+    Columns are the mean test accuracy and the share of clients that reach `evaluate.target`, each
+    after the clustering and at the end, and the ARI of the clusters. Ratios are taken at the same
+    seed and round. None if no experiment but the reference clustered.
     """
     reference = reference_of(experiments)
     after = recorded.ROUND_AFTER_CLUSTERING
