@@ -81,7 +81,12 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
 def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
     """Client steps of a run, as its summary counts them, if its clients end in one cluster.
 
-    A method whose clusters draw cohorts of their own may take more or fewer after its clustering.
+    Exact for FedAvg, since cohorts and batches follow from the seed. A method whose clusters draw
+    cohorts of their own may take more or fewer after its clustering.
+
+    Args:
+        experiment: The experiment of the run.
+        timeline: Who holds which examples in which round.
     """
     settings, algorithm = experiment.settings, experiment.algorithm.build()
     total = 0

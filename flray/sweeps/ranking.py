@@ -18,7 +18,7 @@ def candidates(missing: "pd.Series[int]") -> "pd.Series[bool]":
     These are the complete ones; where none is complete, all of them.
 
     Args:
-        missing: how many rows of each configuration failed or did not finish.
+        missing: How many rows of each configuration failed or did not finish.
 
     >>> candidates(pd.Series([0, 2])).tolist(), candidates(pd.Series([1, 2])).tolist()
     ([True, False], [True, True])

@@ -1,4 +1,8 @@
-"""The results of a sweep: its table, its best configuration and what it cost."""
+"""The results of a sweep: its table, its best configuration and what it cost.
+
+All is computed from the rows' states and run directories, never from what a trial returned, so that
+a resumed sweep has the same table.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -95,7 +99,9 @@ def best_of(
     settings, and means of the metric and the test accuracy.
 
     Args:
-        summaries: of the rows that are done, by number.
+        rows: All rows of the sweep.
+        summaries: The summaries of the rows that are done, by number.
+        options: Metric and mode of the space.
     """
     numbers, metric = [row.number for row in rows], options.metric
     columns = list(dict.fromkeys((metric, *TIE_BREAKERS)))
@@ -131,7 +137,10 @@ def costs_of(
     trained, `ratio` is how many times fewer client steps the sweep trained than its rows alone.
 
     Args:
-        frame: the table of the rows.
+        folder: The folder of the sweep.
+        rows: All rows of the sweep.
+        frame: The table of the rows.
+        cache: The cache, which knows what its entries cost this sweep.
     """
     costs = {kind: cache.costs(kind) for kind in (PREFIX, OBSERVATION, "distance", "tree", GROUP)}
     trained = sum(sum(steps.values()) for steps in costs.values())

@@ -52,10 +52,13 @@ class TrialWatch(TrialProgressCallback):
 
     It shows how many trials are running, asks them to stop, and ends those that hang. A trial hangs
     if its process shows no sign of progress for far longer than any trial took between two signs.
-    Tune starts it once more; after the end of the sweep's time such a start does nothing.
+    Tune starts it once more; after the end of the sweep's time such a start does nothing. It runs
+    in the driver's process, between two steps of Tune.
 
     Args:
-        show: called with the number of running trials.
+        context: Folder and cache of the sweep.
+        show: Called with the number of running trials.
+        should_stop: Asked in each look; True makes the file `context.cache.wish`, which trials see.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class TrialWatch(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
     def step(self, trials: Sequence[Any]) -> None:
-        """Look at all trials once."""
+        """Look at all trials once: pass on the wish to stop, end those that hang, show the rest."""
         cache = self.context.cache
         if self.should_stop() and cache.wish is not None:
             cache.wish.touch()
@@ -101,7 +104,7 @@ class TrialWatch(TrialProgressCallback):
         self.show(len(running))
 
     def allowed_s(self, is_late: bool) -> float:
-        """How long a trial may show no sign; once the sweep's time is over, about two rounds."""
+        """Seconds that a trial may show no sign; after the end of the time, about two rounds."""
         if not is_late:
             return self.patience.of(SIGN)
         return max(LATE_S, 2 * self.patience.longest_s.get(SIGN, 0.0))
@@ -125,6 +128,15 @@ def run_trials(
 
     Trials reuse processes. A trial whose process died is started once more. Tune's own files are
     removed: the sweep's folder holds everything.
+
+    Args:
+        search: Which rows to run; asked until it has no more.
+        options: Concurrency and metric of the space.
+        scheduler: Stops trials early; None: every trial runs to its end.
+        watch: Shows progress and ends trials that hang.
+
+    Returns:
+        Tune's result of each trial, whose `error` is set if its process died twice.
     """
     context, nodes = watch.context, reachable_nodes()
 
@@ -166,8 +178,13 @@ def run_trials(
 def run_trial(config: Mapping[str, Any], context: TrialContext, metric: str) -> dict[str, Any]:
     """Run the rows of a trial and return the mean of their metric; called by Tune.
 
+    The mean is left out if a row has none. Tune also gets `is_over`, by which the driver tells a
+    trial that ended from one that a scheduler stopped.
+
     Args:
         config: `rows`, one row or, with Optuna, one for each seed.
+        context: What trials share.
+        metric: Key of summary.json.
     """
     values: list[Any] = []  # Any: numbers, or None where a row has no such number
     rounds = config["rows"][0].plain["rounds"]
@@ -201,7 +218,12 @@ def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
 def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
     """The scheduler that a space asks for; None: every trial runs to its end.
 
-    Refuses a grace period that is longer than any trial.
+    Args:
+        options: Options of the space.
+        experiments: Experiments of all rows, or of examples of them, for their rounds.
+
+    Raises:
+        ExperimentError: The grace period is longer than any trial.
     """
     scheduler = options.scheduler
     if not isinstance(scheduler, Asha):
