@@ -30,10 +30,14 @@ def evaluation_row(
 ) -> RoundRow:
     """Columns of a round's row: summaries of the scores by part, clusters, agreement with groups.
 
+    Clients that train and holdout clients are summarised apart, the latter in columns that begin
+    with `holdout_`. Clients without a cluster do not count in the agreement with groups.
+
     Args:
-        scores: by part, as clients.parquet names them.
+        scores: The scores by part, as clients.parquet names the parts.
         partition: (M,) the cluster of each client; -1 for a client without one.
-        target: accuracy that clients are to reach, if the experiment names one.
+        split: The split of the round.
+        target: Accuracy that clients are to reach, if the experiment names one.
     """
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
@@ -76,6 +80,8 @@ def distinct(ids: Ids) -> Ids:
 def position_finder(ids: Ids) -> Callable[[Ids], Ids]:
     """A function that returns the positions of ids in `ids`, which are distinct and ascending.
 
+    Ids that are asked for must be among them; for others the result is undefined.
+
     >>> position_finder(np.array([1, 3, 90]))(np.array([90, 1])).tolist()
     [2, 0]
     """
@@ -91,11 +97,19 @@ def evaluate(
 ) -> dict[str, ClientScores]:
     """Score the models of a cohort on the parts that an evaluation asks for.
 
+    Nothing that is trained later depends on it. With fine-tuning, each client's model is first
+    trained on the client's own data, and the tuned model is thrown away.
+
     Args:
-        bank: the model of each client; the clients of the cohort must have one.
+        fed: The federation in the round of the cohort.
+        bank: The model of each client; the clients of the cohort must have one.
+        cohort: The clients to score, and the round.
+        split: The split of that round.
+        evaluation: Settings of the evaluation.
 
     Returns:
-        Scores of the clients by part, as clients.parquet names the parts.
+        Scores of the clients by part, as clients.parquet names the parts: `test`, `validation` and,
+            if they are asked for, `global`, `tuned_test` and so on.
     """
     clients = cohort.clients
     scores = {
@@ -122,8 +136,10 @@ def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids
     """Scores of the clients on the same examples; each distinct model predicts them once.
 
     Args:
-        bank: `bank.owner[i]` is the row of client i.
-        examples: ids of the examples that all of them are scored on.
+        fed: The federation.
+        bank: U models; `bank.owner[i]` is the row of client i.
+        clients: (m,) ids of the clients to score.
+        examples: Ids of the examples that all of them are scored on, at least one.
     """
     rows, model = np.unique(bank.owner[clients], return_inverse=True)
     answers = score(fed, bank, [ScoreJob(int(u), examples) for u in rows])
@@ -135,13 +151,17 @@ def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids
 def score_clients(
     fed: Federation, bank: ModelBank, clients: Ids, part: tuple[Ids, ...]
 ) -> ClientScores:
-    """Scores of the clients on their own examples.
+    """Scores of the clients on their own examples, in the order of `clients`.
 
     An example that several clients with the same model share is predicted once. Holdout clients are
-    scored apart: the size of a batch changes last bits, and they must change nothing for others.
+    scored apart: the size of a batch changes last bits, and they must change nothing for others. A
+    client without examples has a total of 0 and a loss of NaN.
 
     Args:
-        part: ids of validation or test examples, by client id.
+        fed: The federation.
+        bank: U models; `bank.owner[i]` is the row of client i.
+        clients: (m,) ids of the clients to score.
+        part: Ids of validation or test examples, by client id.
     """
     is_holdout = np.isin(clients, fed.holdout).tolist()
     groups: dict[tuple[int, bool], list[int]] = {}

@@ -1,4 +1,8 @@
-"""The summary of a run: its last round, its totals, and the round after a clustering."""
+"""The summary of a run: its last round, its totals, and the round after a clustering.
+
+A summary follows from the files of a run directory alone, so that it can be checked against them
+and computed for a run that was put together from parts.
+"""
 
 import math
 from typing import TYPE_CHECKING
@@ -79,9 +83,14 @@ def summarise_run(
 ) -> RoundRow:
     """The numbers of summary.json, from the records of a run whose rounds are all done.
 
+    Columns of the last round keep their names; totals such as `bytes_up` are sums over rounds;
+    numbers of the round after a clustering end with `_after_clustering`.
+
     Args:
-        target: accuracy of `evaluate.target`, for the rounds and bytes that it took to reach it.
-        params_sha256: digest of the final models.
+        directory: The run directory.
+        timeline: The split of each round, for its hash and the number of clients.
+        target: Accuracy of `evaluate.target`, for the rounds and bytes that it took to reach it.
+        params_sha256: Digest of the final models.
     """
     rounds = directory.rounds()
     t, accuracies = rounds[ROUND].to_numpy(), rounds[ACCURACY_MEAN].to_numpy()
@@ -115,7 +124,10 @@ def checked_summary(directory: RunDirectory) -> RoundRow | None:
     """The summary of a finished run, compared with the run's other files; None if not finished.
 
     Numbers that rounds.parquet does not hold are not compared, nor are numbers that the summary of
-    an older version lacks. Raises an ExperimentError that names the first number that differs.
+    an older version lacks.
+
+    Raises:
+        ExperimentError: The message names the first number that differs.
     """
     summary, config = directory.summary(), directory.config()
     if summary is None:
@@ -147,8 +159,13 @@ def _is_same(written: object, value: object) -> bool:
 
 
 def numbers_so_far(rounds: "pd.DataFrame") -> RoundRow:
-    """The numbers of a run that has not finished, by their keys in a summary: its last evaluation
-    and its totals."""
+    """The numbers of a run that has not finished, by their keys in a summary.
+
+    They are those of its last evaluation, and its totals so far.
+
+    Args:
+        rounds: The table of rounds.parquet, which may be empty.
+    """
     evaluated = rounds.filter(items=[ACCURACY_MEAN]).dropna()
     last = rounds.loc[evaluated.index[-1:]].dropna(axis=1).to_dict("records")
     return {
@@ -166,7 +183,10 @@ def _totals(rounds: "pd.DataFrame") -> RoundRow:
 
 
 def summary_names() -> list[str]:
-    """Every number that a summary may have, whatever the experiment; custom metrics aside."""
+    """Every number that a summary may have, whatever the experiment; custom metrics aside.
+
+    In alphabetical order. A sweep refuses a metric that is not among them.
+    """
     one = np.ones(1, np.int64)
     evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1)), 1)
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
