@@ -24,7 +24,9 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
     """Print what each file would run or why it cannot; returns the number of files that cannot.
 
     Args:
-        tool: the command line of flray, whose calls in a cluster file are checked.
+        arguments: Files of experiments, spaces or clusters, and `key=value` for all of them.
+        console: Where to print.
+        tool: The command line of flray, whose calls in a cluster file are checked.
     """
     files, overrides = files_and_overrides(arguments)
     wrong = 0

@@ -37,7 +37,10 @@ _waiting: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True)
 class Request:
-    """What a keeper gets from the terminal, pickled: a prepared run and where to record it."""
+    """What a keeper gets from the terminal, pickled: a prepared run and where to record it.
+
+    Data and module are inside `build`, which the keeper does not unpickle.
+    """
 
     out: Path
     working_folder: Path  # of the terminal
@@ -69,7 +72,10 @@ def _is_on_ray(file: Path, overrides: Sequence[str]) -> bool:
 
 
 def take_keeper() -> subprocess.Popen[bytes]:
-    """A keeper that waits for its request, or a new one."""
+    """A keeper that waits for its request, or a new one; each is returned once.
+
+    The caller pickles a `Request` to its standard input and closes that.
+    """
     return _waiting.pop() if _waiting else _start()
 
 
@@ -136,6 +142,11 @@ def drive(request: Request, processes: "Processes", draw: Callable[[Path], Seque
 
     SIGTERM ends it after the round in progress. A mirror gets records now and then, and all of them
     in the end.
+
+    Args:
+        request: What the terminal sent.
+        processes: Server and client actors of the run, which are ended.
+        draw: Draws the figures of a run directory for W&B.
     """
     from flray.records.mirror import Mirror
     from flray.runs.conduct import Monitor, conduct, noticing_sigterm

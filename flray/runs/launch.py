@@ -22,10 +22,17 @@ def run_experiment(
 
     With executor inline its rounds are computed in this process. With executor ray this process is
     the driver: it starts a server actor and client actors, and starts them again if they are lost.
+    A run that is finished already is not computed again.
 
     Args:
-        resume: go on where the run in `out` stopped; False: `out` must not hold a run.
-        monitor: called after each round, and asked whether to stop.
+        experiment: What to run.
+        out: The run directory.
+        resume: Go on where the run in `out` stopped; False: `out` must not hold a run.
+        monitor: Called after each round, and asked whether to stop.
+
+    Raises:
+        ExperimentError: The experiment is wrong, or `out` holds another run or is in use.
+        ClientFailure: A client failed and `on_client_failure` is "raise".
 
     >>> from tempfile import TemporaryDirectory
     >>> from flray.config.experiment import parse_experiment
