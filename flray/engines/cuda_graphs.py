@@ -1,4 +1,8 @@
-"""Steps of stacked clients recorded as CUDA graphs."""
+"""Steps of stacked clients recorded as CUDA graphs.
+
+A step of a small model is many short kernels, and launching them from Python takes longer than they
+run.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -25,7 +29,7 @@ class GraphedStep(Step):
     several: torch.cuda.CUDAGraph | None = None
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        """As `Step.start`; the plan is copied to where the graphs read it."""
+        """Begin a block as `Step.start` does; the plan is copied to where the graphs read it."""
         if self.single is None or plan.num_steps > self.buffers.num_steps:
             self._record(block, plan)
         super().start(block, self.buffers)
@@ -37,7 +41,7 @@ class GraphedStep(Step):
             buffer[:, : plan.num_steps].copy_(values)
 
     def advance(self, num_steps: int) -> None:
-        """As `Step.advance`, by replaying graphs."""
+        """Take the next steps as `Step.advance` does, by replaying graphs."""
         assert self.single is not None  # since `start`
         if self.several is not None:
             for _ in range(num_steps // GRAPH_STEPS):
@@ -47,6 +51,7 @@ class GraphedStep(Step):
             self.single.replay()
 
     def _record(self, block: Block, plan: StackedPlan) -> None:
+        """Record the graphs, after three steps that allocate all memory they will use."""
         ids, mask, keys = (t.clone() for t in plan.tensors)
         self.buffers = StackedPlan(ids, mask, keys, plan.last_step)
         super().start(block, self.buffers)

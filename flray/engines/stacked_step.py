@@ -56,10 +56,15 @@ class StackedModule:
 
     @property
     def module(self) -> LightningModule:
+        """The module whose loss is differentiated."""
         return self.batch_loss.module
 
     def gradient_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """Gradient and loss of one client at given params."""
+        """Gradient and loss of one client at given params; to be called inside `vmap`.
+
+        Threads may call it at the same time: a module that is not written out is used by one of
+        them at a time.
+        """
         if self.written is None or batch.loss != "example_losses":
             with self.alone:
                 result: tuple[Params, Tensor] = grad_and_value(self.batch_loss.at)(at, batch)
@@ -124,7 +129,10 @@ class Step:
         }
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        """Put the models of a block into the slots, and begin with its first step."""
+        """Put the models of a block into the slots, and begin with its first step.
+
+        Slots without a client get the first client's model. Momentum begins at 0.
+        """
         _fill(self.w, block.w0)
         if self.descent is not None:
             for v in self.descent.velocity.values():
@@ -138,7 +146,11 @@ class Step:
 
     @torch.no_grad()
     def advance(self, num_steps: int) -> None:
-        """Take the next steps."""
+        """Take the next steps of all slots.
+
+        Finished clients and dummies go on with batches whose mask is False, which only their own
+        slots see: read a client out after its last step.
+        """
         steps = self.number + torch.arange(num_steps, device=self.number.device)
         for batches, targets in self._batches(steps):
             if targets is not None:
@@ -149,6 +161,7 @@ class Step:
         self.number += num_steps
 
     def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
+        """Move all slots along the directions of the hook; (slots,) the losses of the step."""
         w0 = {name: self.w0[name] for name in self.trained}
         try:
             direction, loss = vmap(self._direction_of_client)(self.trained, w0, self.memo, batches)
@@ -173,6 +186,7 @@ class Step:
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
+        """Move all slots along the written-out gradient; (slots,) the losses of the step."""
         assert self.written is not None  # or there is a hook
         if self.descent is not None:
             return self.written.losses(self.w, batch.keys, batch.x, targets, self.descent)
@@ -241,6 +255,12 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
 
     A client is read out after its last step, so clients with more steps do not change it. Clients
     without steps keep their models and have loss 0.
+
+    Args:
+        step: A step whose slots are free; it is left with the last models in them.
+        block: The clients.
+        plan: Their plans, with as many slots as the step has.
+        into: Receives models and losses; may be a view into the result of a larger block.
     """
     num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
     if not num_steps.all():  # such clients keep their models
