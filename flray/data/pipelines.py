@@ -47,7 +47,10 @@ def apply_pipeline(
     """The images (n, channels, height, width) after this pipeline.
 
     Args:
-        rows: (n,) their rows in the dataset, of which and of the seed the noise is a function.
+        name: One of PIPELINES; those of NEED_COLOUR need three channels.
+        images: Bytes; not changed.
+        rows: (n,) their rows in the dataset.
+        seed: Seed of the noise, which depends on it and on the row of an image alone.
 
     >>> apply_pipeline("invert", np.array([[[[0, 200]]]], np.uint8), np.array([0]), seed=0).tolist()
     [[[[255, 55]]]]

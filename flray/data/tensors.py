@@ -26,8 +26,12 @@ def from_tensors(
     Args:
         x_train: (N, channels, height, width), (N, height, width) or (N, features).
         y_train: (N,) whole numbers from 0.
-        x_test: images of the same shape. None: there is no test part.
-        y_test: their labels.
+        x_test: Images of the same shape. None: there is no test part.
+        y_test: Their labels.
+        name: Name of the dataset in tables and files.
+
+    Raises:
+        ExperimentError: Shapes or labels do not fit.
 
     >>> data = from_tensors(torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 1]))
     >>> data.image_shape, data.num_classes, data.num_train
@@ -52,7 +56,11 @@ def from_tensors(
 
 
 def digest_of(dataset: Dataset) -> str:
-    """SHA-256 of images, labels and where the test part begins."""
+    """SHA-256 of images, labels and where the test part begins.
+
+    It stands in config.yaml for a dataset that only exists in memory, so that a resumed run is
+    given the same data.
+    """
     sha = hashlib.sha256(repr((dataset.num_train, dataset.num_classes)).encode())
     for array in (dataset.images, dataset.labels):
         sha.update(repr((array.shape, array.dtype.str)).encode())
@@ -80,6 +88,7 @@ def _images(values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
 
 
 def _labels(values: ArrayLike) -> NDArray[np.int64]:
+    """(N,) int64; refuses negative numbers and anything but integers."""
     array = _array(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
         raise ExperimentError(

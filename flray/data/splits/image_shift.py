@@ -151,10 +151,12 @@ def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Ge
 
 
 def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> list[Ids]:
-    """Deal every client its count of each label.
+    """Deal every client its count of each label; images that are left over go to nobody.
 
     Args:
+        by_label: The images of each label.
         counts: (clients, labels), whose columns sum to at most the images of the label.
+        rng: Shuffles the images of one label after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> hands = deal_counts([np.arange(5), np.arange(5, 9)], np.array([[2, 1], [3, 0]]), rng)

@@ -42,6 +42,7 @@ class Pathological(SplitOptions):
         check_at_least(self, 1, "labels_per_client")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Whole labels or shards for each client, by `variant`."""
         if self.labels_per_client > dataset.num_classes:
             raise ExperimentError(
                 f"labels_per_client must be at most the {dataset.num_classes} classes of "
