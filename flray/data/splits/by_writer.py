@@ -41,7 +41,7 @@ class ByWriter(PartOptions):
             self.check_somebody_trains(self.clients)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
-        """All training images of each chosen writer; its tests are its own if the dataset has any."""
+        """All training images of each chosen writer; their own test images if there are any."""
         source = known_source(dataset, "split by_writer")
         pool = images_of_clients(dataset, self, seed)
         writers = self._writers(source[pool], dataset.name, seed)
