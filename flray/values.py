@@ -11,7 +11,7 @@ Unbounded = Annotated[float, UNBOUNDED]  # a number that may be infinite, such a
 Seed = Annotated[int, UNBOUNDED]  # a whole number that counts nothing, so that any will do
 FROM_DATASET = ("image_shape", "num_classes")  # parameters of models that no YAML names
 LARGEST_COUNT = 10**10  # of rounds, clients, examples, units: more than any machine holds
-LARGEST_WHOLE = 2**63 - 1  # that arrays hold
+LARGEST_WHOLE = 2**63 - 1  # largest whole number that an array holds
 LONGEST_NAME = 120  # bytes of a file whose name is made of others; file systems take 255 bytes
 
 _short = reprlib.Repr()

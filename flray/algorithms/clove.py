@@ -22,7 +22,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.values import require_at_least
 
-LOSS_BYTES = 4  # of one loss, sent as a number
+LOSS_BYTES = 4  # bytes of one loss
 BETTER = 1.1  # by which the silhouette of more clusters must beat that of fewer (authors' code)
 
 Losses = NDArray[np.float64]

@@ -33,7 +33,7 @@ class CampaignRun:
     Its seed is in the experiment.
     """
 
-    name: str  # of the experiment; its seeds share it
+    name: str  # name of the experiment, shared by its seeds
     experiment: Experiment
     out: Path
 

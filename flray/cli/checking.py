@@ -59,7 +59,7 @@ def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[s
     if is_space(find_file(file) or find_file(file, SPACES) or path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
     if _is_cluster_file(path):
-        from flray.execution.cluster_file import check_cluster_file, tool_of  # which imports Ray
+        from flray.execution.cluster_file import check_cluster_file, tool_of  # imports Ray
 
         plain = read_mapping(path, "the cluster")
         return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(tool)})}"]

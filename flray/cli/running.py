@@ -189,7 +189,7 @@ class Display:
 
     def show_results(self) -> None:
         """Print the table of all runs and draw their figures."""
-        from flray.cli.concluding import show_results  # which imports matplotlib
+        from flray.cli.concluding import show_results  # imported late: it imports matplotlib
 
         runs = {run.out: run.name for run in self.campaign.runs}
         show_results(runs, self.console, self.url)
@@ -239,7 +239,7 @@ def attach_to(out: Path, console: Console) -> None:
     root, name, num_left = campaign_of(out)
     if checked_summary(directory) is None:
         return say(f"nobody runs {out}; go on with: {resume_command(root)}")
-    from flray.cli.concluding import show_results  # which imports matplotlib
+    from flray.cli.concluding import show_results  # imported late: it imports matplotlib
 
     show_results({out: name}, console)
     if num_left:

@@ -35,7 +35,7 @@ from flray.wording import counted
 __all__ = ["describe_space", "read_space", "sweep"]
 
 FAILURES_SHOWN = 5
-SHARE_BEFORE_ETA = 0.2  # of the rows: the first ones also train what all of them share
+SHARE_BEFORE_ETA = 0.2  # share of rows done: the first also train what all share
 
 
 def sweep(

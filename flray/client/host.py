@@ -72,7 +72,7 @@ class HostSettings:
 
     engine: EngineName
     device: str  # cpu, cuda or cuda:N
-    dtype: torch.dtype  # of models and images
+    dtype: torch.dtype  # precision of models and images
     num_slots: int  # clients per block
     threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int

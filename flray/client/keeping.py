@@ -13,7 +13,7 @@ from flray.client.host import Host
 from flray.data.dataset import Ids
 from flray.models.bank import Params, rows_of
 
-Question = Callable[[Params], Params]  # of the models of a block, leaves (K, ...)
+Question = Callable[[Params], Params]  # a function of the models of a block, leaves (K, ...)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AskJob:
     the federation trains the block again.
     """
 
-    call: str  # of the training, `Train.call`
+    call: str  # id of the training, `Train.call`
     block: int  # first client of the block
     question: Question
     host: int  # number of the host, to which executors send the job
@@ -54,7 +54,7 @@ class ModelRows:
     """
 
     slots: Ids  # (n,) positions in the block
-    names: Sequence[str]  # of the leaves
+    names: Sequence[str]  # names of the leaves
 
     def __call__(self, models: Params) -> Params:
         is_whole = np.array_equal(self.slots, np.arange(len(next(iter(models.values())))))

@@ -23,11 +23,11 @@ Statistic = Literal[
     "mean", "std", "quantiles", "skewness", "kurtosis", "covariance", "correlation", "components"
 ]
 Values = NDArray[np.float64]
-HoldoutImages = Literal["all", "validation"]  # of a holdout client; never its test images
+HoldoutImages = Literal["all", "validation"]  # what holdout clients describe; never test images
 
 QUANTILES = (0.25, 0.5, 0.75)
 NUM_COMPONENTS = 3  # principal ones
-SMALLEST_SHARE = 1e-12  # of the largest principal value: below it a direction is rounding
+SMALLEST_SHARE = 1e-12  # share of the largest principal value; less is rounding
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ NEED_COLOUR: tuple[Pipeline, ...] = ("grayscale", "hue")
 Pixel = TypeVar("Pixel", np.uint8, np.float32)
 
 _BLUR_SIZE, _BLUR_SIGMA = 5, 1.5
-_LUMA = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue (ITU-R 601)
-_HUE_SHIFT = 0.3  # of a full turn
+_LUMA = np.array([0.2989, 0.587, 0.114], np.float32)  # weights of red, green and blue (ITU-R 601)
+_HUE_SHIFT = 0.3  # as a share of a full turn
 _STRONGER = np.float32(1.6)
 _SOLARIZE_FROM = 0.5
 _POSTERIZE_MASK = 0b11000000  # the two highest bits

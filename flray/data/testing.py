@@ -64,7 +64,7 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
         if not trained[:, kind].any():
             continue
         rng = generator(seed, "split.test", kind)
-        order = rng.permutation(len(trained))  # or the first clients would win every rounding
+        order = rng.permutation(len(trained))  # else the first clients would win every rounding
         sizes = largest_remainder(len(ids), trained[order, kind])
         pieces = np.split(rng.permutation(ids), np.cumsum(sizes)[:-1])
         slices += zip(order.tolist(), pieces, strict=True)

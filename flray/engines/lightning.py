@@ -132,7 +132,7 @@ class LocalEquation(Callback):
     gradient: Gradient
     w0: Params
     memo: Params
-    losses: list[Tensor] = field(default_factory=list)  # of the first call of grad in each step
+    losses: list[Tensor] = field(default_factory=list)  # loss of the first call of grad per step
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int

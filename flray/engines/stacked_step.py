@@ -105,7 +105,7 @@ class Step:
         self.w = self._slots(like.w0, num_slots)
         self.trained = {name: self.w[name] for name in trainable(stacked.module)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
-        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
         self.gradient = gradient
         self.has_hook = self.written is None or gradient is not plain_gradient
         if self.has_hook:
@@ -187,7 +187,7 @@ class Step:
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
         """Move all slots along the written-out gradient; (slots,) the losses of the step."""
-        assert self.written is not None  # or there is a hook
+        assert self.written is not None  # a module that is not written out has a hook
         if self.descent is not None:
             return self.written.losses(self.w, batch.keys, batch.x, targets, self.descent)
         gradients = Gradients(self.written, self.trained)
@@ -196,7 +196,7 @@ class Step:
         return loss
 
     def _move_along(self, direction: Params) -> None:
-        assert self.optimizer is not None  # or layers move themselves
+        assert self.optimizer is not None  # without an optimiser, `Descent` moves the layers
         for name, leaf in self.trained.items():
             leaf.grad = direction[name]
         self.optimizer.step()

@@ -52,7 +52,7 @@ def start_client_actor(needs: Needs, threads: int) -> Any:  # Any: an actor hand
     options: dict[str, Any] = {**needs.options, "scheduling_strategy": "SPREAD"}
     group = get_current_placement_group()
     if group is not None:
-        del options["memory"]  # which the group has reserved, perhaps for another row of a sweep
+        del options["memory"]  # reserved by the placement group
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
     options["runtime_env"] = actor_environment(threads)
     actor: Any = ray.remote(ClientActor).options(**options).remote()

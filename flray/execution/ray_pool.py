@@ -61,14 +61,14 @@ class RayPool:
     that share a GPU are replaced together. Nothing is lost with an actor, because it owns nothing.
     """
 
-    payload: Ref  # of a Payload
+    payload: Ref  # reference to a Payload
     plan: ActorPlan
     threads: int  # per actor
     patience: Patience
     trainings_kept: int = TRAININGS_KEPT  # a probe may come between training and mixing
     retries: int = 1
     actors: list[Actor] = field(default_factory=list)  # by number of the host
-    starting: dict[int, Ref] = field(default_factory=dict)  # of `start`, by number of the host
+    starting: dict[int, Ref] = field(default_factory=dict)  # result of `start`, by host number
     failed_starts: Counter[int] = field(default_factory=Counter)  # in a row, by number of the host
     last_sent: tuple[Params, Ref] | None = None  # a bank in the object store
 

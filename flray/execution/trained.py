@@ -33,7 +33,7 @@ class TrainedModels:
 
     executor: Executor
     task: Train
-    bank: Params  # that the clients started from
+    bank: Params  # models that the clients started from
     done: list[tuple[ClientsJob, BlockResult]]  # replaced in place where a block is trained again
     index: Ids  # (K,) position of each model among those of all blocks
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from flray.files import TEMPORARY, replace_file
 
 MANIFESTS = "checkpoints/round_*.json"
-LEFT_OUT = (TEMPORARY, ".lock", ".alive", ".wish")  # of one machine and one moment
+LEFT_OUT = (TEMPORARY, ".lock", ".alive", ".wish")  # files that only mean something on one machine
 
 Marks = dict[str, tuple[int, int]]  # size and time of change by relative path
 

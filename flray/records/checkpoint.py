@@ -30,7 +30,7 @@ OWN_PACKAGE = __name__.partition(".")[0]
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"round_(\d+)\.(json|safetensors)")
 _DAMAGE = (OSError, SafetensorError, ValueError, LookupError, TypeError)
-_SEAL = ', "crc32": '  # of all that is before it in a manifest
+_SEAL = ', "crc32": '  # before the checksum of everything above it in a manifest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Checkpoint:
     """What was saved after a round: the state of the algorithm, and further values by name."""
 
     round: int
-    state: Any  # of the type that the algorithm returns
+    state: Any  # the algorithm's state, of its own type
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,8 +54,8 @@ class Snapshot:
 class _DataFile(NamedTuple):
     """A `.safetensors` file as manifests refer to it: `[bytes, checksum]`."""
 
-    num_bytes: int  # of tensors
-    crc32: int  # of the whole file: a manifest must not meet the data of another attempt
+    num_bytes: int  # bytes of the tensors in the file
+    crc32: int  # checksum of the file, to recognise data of another attempt
 
 
 @dataclass(frozen=True)

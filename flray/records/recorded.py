@@ -32,7 +32,7 @@ from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.score_files import ScoreFiles
 
 if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
+    import pandas as pd  # imported for types only: pandas delays a start
 
 Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
@@ -197,7 +197,7 @@ class RunRecords:
         self._begin_configurations(after_round + 1)
         self._scores.truncate(after_round)
         for path in self.path.glob(f"{self._rounds.name}.*{TEMPORARY}"):
-            path.unlink(missing_ok=True)  # of a write that was cut short
+            path.unlink(missing_ok=True)  # left by a write that was cut short
         tables.remove_later_files(self._clusterings, "npz", after_round)
         if not self._rounds.exists():
             return

@@ -92,7 +92,7 @@ class RunDirectory(RunRecords):
     def _check_unedited(self, config: Config) -> None:
         """Refuse a config.yaml that is not what the run was computed with."""
         recorded = self.configurations()
-        if not recorded:  # of a version that kept none; `resume` refuses it
+        if not recorded:  # written by a version that kept none; `resume` refuses it
             return
         for key, old, new in differences(recorded[-1]["config"], _as_json(deciding(config))):
             raise ExperimentError(

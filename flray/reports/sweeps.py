@@ -174,7 +174,7 @@ class Sweep:
     def ranked(self) -> pd.DataFrame:
         """The configurations, the best first; equal ones in the order of rows."""
         rows = self.configurations
-        if rows.empty:  # of nothing measured there is no column of the metric
+        if rows.empty:  # nothing was measured, so there is no column of the metric
             return rows
         return rows.loc[self.ranks(rows).sort_values(kind="stable").index]
 

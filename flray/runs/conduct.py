@@ -39,7 +39,7 @@ class Monitor:
     on_round: OnRound = lambda _row: None
     should_stop: ShouldStop = lambda: False
     draw: Callable[[Path], Sequence[Path]] = lambda _run: ()  # PNG files that W&B gets of a run
-    group: str | None = None  # of the run in W&B, unless the experiment names one
+    group: str | None = None  # group of the run in W&B, unless the experiment names one
 
 
 def conduct(

@@ -43,7 +43,7 @@ class Request:
     """
 
     out: Path
-    working_folder: Path  # of the terminal
+    working_folder: Path  # current folder of the terminal
     plan: "ActorPlan"
     threads: int  # Threads per client actor
     build: bytes  # the function that builds the server, pickled with its data
@@ -67,7 +67,7 @@ def _is_on_ray(file: Path, overrides: Sequence[str]) -> bool:
     try:
         execution = override(parse_yaml(read_text(file)) or {}, overrides).get("execution")
     except (YAMLError, ExperimentError, AttributeError):
-        return False  # which the command reports when it reads the file again
+        return False  # the command reports it when it reads the file again
     return isinstance(execution, dict) and execution.get("executor") == "ray"
 
 

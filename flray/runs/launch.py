@@ -71,7 +71,7 @@ def _play_on_actors(
 ) -> bool:
     """Compute the rounds on actors; the data are dealt here and sent to the server."""
     experiment, parts = prepare_in(directory, experiment)
-    assert parts.plan is not None  # of executor ray
+    assert parts.plan is not None  # executor ray has a plan
     processes = start_processes(parts.plan, parts.payload.settings.threads)
     build = pickled(partial(build_server, experiment, parts))
     return run_on_actors(Run(build, directory.path, on_round, should_stop), processes)

@@ -135,7 +135,7 @@ def start_keeper(experiment: Experiment, out: Path, mirror: str | None) -> subpr
     Returns the process of the keeper as soon as it has its request; it does not end with this one.
     """
     experiment, parts = prepare_in(RunDirectory(out), experiment)
-    assert parts.plan is not None  # of executor ray
+    assert parts.plan is not None  # executor ray has a plan
     is_tracked = experiment.plain["tracking"]["name"] != "none"
     request = Request(
         out=out.absolute(),

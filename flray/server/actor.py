@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
-MOST_RESTARTS = 3  # of a run that loses its server
+MOST_RESTARTS = 3  # restarts of a run whose server is lost
 
 # Builds the server of a run in its directory, over client actors that have no data yet.
 BuildServer = Callable[["RunDirectory", Sequence[Any] | None], "Server"]  # Any: actor handles
@@ -67,7 +67,7 @@ class ServerActor:
     def __init__(self) -> None:
         self.rows: list[RoundRow] = []
         self.stopping = False
-        self.copy: Path | None = None  # of the run directory, if the driver's is out of reach
+        self.copy: Path | None = None  # copy of the run directory on another machine
         self.seen: Marks = {}
         self.build: BuildServer | None = None
 
@@ -197,7 +197,7 @@ class Run:
     """
 
     build: bytes  # a `BuildServer`, pickled
-    folder: Path  # of the run, on the driver's machine
+    folder: Path  # run directory on the driver's machine
     on_round: "Callable[[RoundRow], None]"
     should_stop: Callable[[], bool]
 

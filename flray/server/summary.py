@@ -53,7 +53,7 @@ from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
+    import pandas as pd  # imported for types only: pandas delays a start
 
 BITS = 8  # bits per byte
 TOTALS = {

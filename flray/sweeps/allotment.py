@@ -32,7 +32,7 @@ def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bund
     if experiment.settings.execution.executor == "inline":
         return [_in_process(experiment, options.concurrency, nodes)]
     plan = prepare(experiment).plan
-    assert plan is not None  # of executor ray
+    assert plan is not None  # executor ray has a plan
     plan = replace(plan, server=replace(plan.server, num_cpus=1.0))
     check_resources(plan, nodes)
     return [plan.server.bundle, *[plan.per_actor.bundle] * plan.num_actors]

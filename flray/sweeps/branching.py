@@ -30,7 +30,7 @@ from flray.sweeps.cache import Cache, OutOfTime
 PREFIX = "prefix"  # kind of cache entry
 NEVER_ENDS = 1_000_000_000  # rounds, so many that a prefix never counts as a finished run
 OF_EVALUATION = "_evaluation"  # ends the columns of costs of evaluating, not of the round itself
-METRICS = frozenset({TRAIN_LOSS})  # of a round; computed again from the records of its clients
+METRICS = frozenset({TRAIN_LOSS})  # metrics that records of clients give again
 
 
 def branches(experiment: Experiment) -> bool:
@@ -68,11 +68,11 @@ class Prefix:
     rounds it needs, or waits for the process that does; n may be 0.
     """
 
-    key: str  # of everything that decides the rounds
+    key: str  # key of everything that decides the rounds
     cache: Cache
     parts: Prepared
     fed: Federation
-    plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
+    plain: dict[str, Any]  # configuration of a row with this prefix; Any: YAML
     wanted: Collection[int]  # rounds after which rows may cluster
 
     def bank(self, n: int, t: int) -> ModelBank:

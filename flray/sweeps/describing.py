@@ -96,7 +96,7 @@ def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
         cohort = sample_cohort(split.clients, size, settings.seed, t)
         total += int(num_local_steps(split.num_train_examples[cohort], settings.train).sum())
     signature = getattr(getattr(algorithm, "clustering", None), "signature", None)
-    if branches(experiment) and isinstance(signature, Update | Weights):  # which all clients train
+    if branches(experiment) and isinstance(signature, Update | Weights):  # trained by all
         split = timeline.at(max(algorithm.rounds_before, 1))
         epochs = getattr(signature, "epochs", None) or settings.train.epochs
         per_epoch = num_local_steps(split.num_train_examples[split.clients], settings.train)

@@ -45,7 +45,7 @@ class BetweenMerges:
     None of them lies on a merge.
     """
 
-    number: int  # of thresholds
+    number: int  # number of thresholds
 
 
 Values = Grid | BetweenMerges | Domain  # Domain: drawn, in the notation of Ray Tune

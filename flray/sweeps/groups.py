@@ -102,7 +102,7 @@ class GroupRecorder(Callbacks):
     share: Share
     directory: RunDirectory
     cache: Cache
-    groups: Groups  # that are trained here
+    groups: Groups  # groups that are trained here
 
     def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
         """Write loss and steps of the clients that trained, and how far models (M,) have moved."""
@@ -185,7 +185,7 @@ class Assembly:
     experiment: Experiment
     parts: Prepared
     branch: Branch
-    bank: ModelBank  # that clients use after the clustering
+    bank: ModelBank  # models that clients use after the clustering
 
     @property
     def begin(self) -> int:
@@ -225,7 +225,7 @@ class Assembly:
             return row
         trained, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
         steps = int(trained[STEPS].sum())
-        if t == 1:  # whose row has what a clustering before round 1 cost
+        if t == 1:  # this row also has the cost of a clustering before round 1
             steps += self.branch.counts[CLIENT_STEPS]
         whole = row | {CLIENT_STEPS: steps}
         losses = trained.loc[trained[STEPS] > 0, LOSS].to_numpy()

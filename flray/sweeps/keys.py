@@ -22,7 +22,7 @@ from flray.config.reading import Plain
 from flray.records.encoding import encode
 
 SHORT = 12  # characters of a key: 2^48 different ones
-LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
+LIBRARIES = ("numpy", "scipy", "scikit-learn")  # libraries that a clustering depends on
 SHOWING = ("cli", "reports", "tracking")  # packages that change no number
 
 _PACKAGE = Path(__file__).parents[1]

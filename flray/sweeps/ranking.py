@@ -7,7 +7,7 @@ import pandas as pd
 
 from flray.columns import CLUSTERS, VALIDATION_LOSS_MEAN
 
-DECIMALS = 12  # of a mean over seeds: what differs by less is equal
+DECIMALS = 12  # decimals of a mean over seeds; what differs by less is equal
 # What decides between equal values of the metric, one after the other; lower is better.
 TIE_BREAKERS = (VALIDATION_LOSS_MEAN, CLUSTERS)
 

@@ -89,7 +89,7 @@ class Suggestions:
             direction="maximize" if space.options.mode == "max" else "minimize",
             sampler=optuna.samplers.TPESampler(seed=seed),
         )
-        self._trials: dict[str, optuna.Trial] = {}  # that are running, by Tune's id
+        self._trials: dict[str, optuna.Trial] = {}  # running trials, by Tune's id
 
     @property
     def rows(self) -> list[SweepRow]:

@@ -52,7 +52,7 @@ class StoredPipeline(Pipeline):
     plain: Plain = field(kw_only=True)
     cache: Cache = field(kw_only=True)
     prefix: str = field(kw_only=True)
-    keys: dict[int, str] = field(default_factory=dict)  # of points that were observed, by id()
+    keys: dict[int, str] = field(default_factory=dict)  # keys of observed points, by their id()
 
     def observe(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params

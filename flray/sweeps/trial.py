@@ -64,10 +64,10 @@ OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 class TrialContext:
     """What the trials of a sweep have in common; Tune pickles it and sends it to each of them."""
 
-    folder: Path  # of the sweep
+    folder: Path  # folder of the sweep
     cache: Cache
     code: dict[str, str]  # versions of code and libraries
-    has_gpu: bool  # of the cluster
+    has_gpu: bool  # True if the cluster has a GPU
     wanted: frozenset[int]  # rounds after which rows may cluster
     is_scheduled: bool = False  # each row runs on its own and reports its rounds
     draw: Draw = no_figures  # draws the figures of a run for W&B
@@ -209,7 +209,7 @@ class Trial:
         outcome, meter = self._cluster(n)
         if self.row.merge_point is not None:
             tree = outcome.clusterings[0].partition.linkage
-            assert tree is not None  # of hierarchical, which between_merges requires
+            assert tree is not None  # between_merges requires hierarchical, which has a tree
             row = self.row.at(self.row.merge_point.threshold(tree))
             self.experiment = parse_experiment(row.plain)
             self.note(overrides=row.overrides, plain=row.plain)

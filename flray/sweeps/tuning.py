@@ -42,7 +42,7 @@ MOST_PENDING = 16  # trials that wait for resources
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",  # whose silence prints a heading
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints a heading even when silent
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
@@ -148,7 +148,7 @@ def run_trials(
     # Tune would start one process at a time for a search that is not its own.
     pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
     storage = context.folder / FOLDER
-    shutil.rmtree(storage, ignore_errors=True)  # of a sweep that was killed
+    shutil.rmtree(storage, ignore_errors=True)  # left by a sweep that was killed
     with _quiet(pending):
         tuner = tune.Tuner(
             tune.with_resources(trainable, placement),
@@ -164,7 +164,7 @@ def run_trials(
                 name="sweep",
                 storage_path=str(storage),
                 verbose=0,
-                failure_config=tune.FailureConfig(max_failures=1),  # of processes
+                failure_config=tune.FailureConfig(max_failures=1),  # lost processes
                 callbacks=[watch],
             ),
         )
@@ -238,7 +238,7 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
         time_attr=ROUND,
         metric=options.metric,
         mode=options.mode,
-        max_t=rounds + 1,  # or it would end trials that are about to write their summary
+        max_t=rounds + 1,  # one more, so that trials can write their summary
         grace_period=scheduler.grace,
         reduction_factor=scheduler.reduction,
     )

@@ -31,7 +31,7 @@ from flray.server.loop import ignore
 from flray.tracking.loggers import chosen_mode, in_a_line, logger_opener
 
 if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
+    import pandas as pd  # imported for types only: pandas delays a start
 
 Draw = Callable[[Path], Sequence[Path]]  # the figures of a run directory, as PNG files
 CLOSE_TIMEOUT_S = 60.0  # longest wait, when a run ends, for the rest to be logged

@@ -141,7 +141,7 @@ def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Ge
     >>> skewed_counts(20, np.array([1, 0, 0]), 0.8, np.random.default_rng(0)).tolist()
     [16, 2, 2]
     """
-    order = rng.permutation(len(is_major))  # or the first classes would win every rounding
+    order = rng.permutation(len(is_major))  # otherwise the first classes would win every rounding
     first = is_major[order]
     num_major = num if first.all() else round(num * major_share)
     counts = np.empty_like(is_major)

@@ -80,7 +80,7 @@ def balanced_label_sets(
     >>> balanced_label_sets(4, 2, 8, np.random.default_rng(0)).sum(0).tolist()
     [1, 1, 1, 1, 1, 1, 1, 1]
     """
-    order = rng.permutation(num_classes)  # who gets the odd uses
+    order = rng.permutation(num_classes)  # the first in this order get the odd uses
     left = np.empty(num_classes, np.int64)
     left[order] = largest_remainder(num_clients * labels_each, np.ones(num_classes, np.int64))
     chosen = np.zeros((num_clients, num_classes), np.int64)

@@ -14,7 +14,7 @@ from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
-_HALVINGS = 100  # of an interval of doubles: more than it has bits
+_HALVINGS = 100  # halvings of an interval: more than a double has bits
 
 
 @dataclass(frozen=True)
