@@ -30,7 +30,7 @@ _log = logging.getLogger("flray")
 class Epoch:
     """Losses and duration of one epoch of pre-training."""
 
-    epoch: int  # from 1
+    epoch: int  # number of the epoch, from 1
     epochs: int
     lr: float
     train_loss: float  # mean over the epoch's examples, while training

@@ -20,7 +20,7 @@ class MergePoint:
     2.0
     """
 
-    place: int  # from 0: which of the thresholds
+    place: int  # number of the threshold, from 0
     number: int  # number of thresholds between the lowest and the highest merge
 
     def threshold(self, tree: Matrix) -> float:

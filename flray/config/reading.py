@@ -21,7 +21,7 @@ YAML_FILES = (".yaml", ".yml")
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 _REPLACED = (_BOOL, _FLOAT, "tag:yaml.org,2002:timestamp")  # a date is text
 _MERGE = "<<"
-MOST_VALUES, MOST_DEPTH = 100_000, 30  # in a file; lists and mappings inside each other
+MOST_VALUES, MOST_DEPTH = 100_000, 30  # values per file; nesting of lists and mappings
 
 _RESOLVER = re.compile(r"\$\{[^}]*(:|\$\{)")  # `${name:...}`, or a name that is composed
 _TRUE_OR_FALSE = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")

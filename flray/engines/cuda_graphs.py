@@ -14,7 +14,7 @@ from flray.engines.engine import Block
 from flray.engines.stacked_plan import StackedPlan
 from flray.engines.stacked_step import Step
 
-GRAPH_STEPS = 20  # in one CUDA graph
+GRAPH_STEPS = 20  # steps per CUDA graph
 
 
 class GraphedStep(Step):
@@ -36,13 +36,13 @@ class GraphedStep(Step):
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         for value in (value for state in states for value in state.values()):
             if isinstance(value, torch.Tensor):
-                value.zero_()  # as at the first step
+                value.zero_()  # momentum and moments begin at 0 again
         for buffer, values in zip(self.buffers.tensors, plan.tensors, strict=True):
             buffer[:, : plan.num_steps].copy_(values)
 
     def advance(self, num_steps: int) -> None:
         """Take the next steps as `Step.advance` does, by replaying graphs."""
-        assert self.single is not None  # since `start`
+        assert self.single is not None  # recorded by `start`
         if self.several is not None:
             for _ in range(num_steps // GRAPH_STEPS):
                 self.several.replay()

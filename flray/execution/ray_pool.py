@@ -32,12 +32,12 @@ from flray.models.bank import Params
 
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for an actor
 POLL_S = 1.0
-MOST_STARTS = 20  # in a row, of an actor whose GPU is not ready again yet
-MOST_DEATHS = 3  # in a row, of an actor that is killed while it starts
+MOST_STARTS = 20  # starts in a row of an actor whose GPU is not ready again yet
+MOST_DEATHS = 3  # deaths in a row of an actor that is killed while it starts
 
 # Bytes that travel inside a call. An object of the store costs a put and a get, some milliseconds.
 LARGEST_INLINE_TASK = 1 << 16
-LARGEST_INLINE_BANK = 1 << 21  # for a map with a single job
+LARGEST_INLINE_BANK = 1 << 21  # bytes of a bank that is sent along with a single job
 
 Ref = Any  # an ObjectRef
 Actor = Any  # an actor handle
@@ -63,7 +63,7 @@ class RayPool:
 
     payload: Ref  # reference to a Payload
     plan: ActorPlan
-    threads: int  # per actor
+    threads: int  # threads per actor
     patience: Patience
     trainings_kept: int = TRAININGS_KEPT  # a probe may come between training and mixing
     retries: int = 1

@@ -18,7 +18,7 @@ from flray.execution.executor import Executor, Failed
 from flray.models.bank import Params, rows_of
 from flray.models.fixed_point import Terms, Weights
 
-ATTEMPTS = 3  # at a question, before each but the first of which lost models are trained again
+ATTEMPTS = 3  # attempts to answer a question; lost models are trained again between them
 PART_BYTES = 2**27  # models that are brought here at a time, where they need not all be held
 
 

@@ -90,7 +90,7 @@ class Changes:
             replace_file(path, partial(Path.write_bytes, data=content))
         for name in self.gone:
             (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):  # where others are left
+            with suppress(OSError):  # fails for a folder that still holds files
                 (folder / name).parent.rmdir()
 
 

@@ -17,7 +17,7 @@ from flray.data.dataset import Ids
 from flray.files import reading, replace_file
 from flray.wording import counted
 
-FOLDER = "clusterings"  # in a run directory
+FOLDER = "clusterings"  # folder in a run directory
 
 Array = NDArray[Any]  # Any: integers or floats
 

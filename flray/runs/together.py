@@ -180,7 +180,7 @@ def _run_in_child(
 ) -> None:
     """Run one experiment and send the parent its rounds and its end."""
     parent = os.getppid()
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # for tiles, which change no bits
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # threads of tiles, which change no bits
 
     def should_stop() -> bool:
         return bool(stopping.is_set()) or os.getppid() != parent

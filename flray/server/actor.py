@@ -142,7 +142,7 @@ class Processes:
     threads: int  # Threads per client actor
     server: Any  # actor handle
     clients: list[Any]
-    connection: ExitStack  # to Ray; the actors end with it
+    connection: ExitStack  # connection to Ray; the actors end with it
 
     def end(self) -> None:
         """Kill all actors and leave a cluster that was started for them; may be called again."""

@@ -91,7 +91,7 @@ class Server:
     num_rounds: int
     directory: RunDirectory
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
-    device: str  # on which the state is kept
+    device: str  # device on which the state is kept
     on_round: Callable[[RoundRow], None] = ignore  # called with the row of each round
     should_stop: Callable[[], bool] = never  # asked after each round but the last
     callbacks: Callbacks = field(default_factory=Callbacks)

@@ -97,7 +97,7 @@ def summarise_run(
     return {
         ROUNDS: int(t[-1]),
         "clients": len(timeline.at(int(t[-1])).clients),
-        ARI: None,  # if no groups were planted
+        ARI: None,  # null if no groups were planted
         NMI: None,
         ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, accuracies, target),
         **_of_rounds(rounds, directory.clustering_rounds()),

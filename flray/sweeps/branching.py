@@ -200,7 +200,7 @@ class Branch:
 
     def deploy(self, state: Any, clients: Ids, fed: Federation) -> ModelBank:
         """Before the clustering the one model of the prefix, later the algorithm's models."""
-        if isinstance(state, FedAvgState):  # as it was before the clustering
+        if isinstance(state, FedAvgState):  # the state before the clustering
             return state.bank
         return self.algorithm.deploy(state, clients, fed)
 
