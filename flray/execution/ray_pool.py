@@ -45,7 +45,7 @@ Actor = Any  # an actor handle
 
 @dataclass(frozen=True)
 class Running:
-    """A job that was handed to an actor and has not ended yet."""
+    """A job that was handed to an actor and has not ended yet, to find those that hang."""
 
     job: int  # position among the jobs of a map
     host: int  # number of the actor
@@ -82,7 +82,7 @@ class RayPool:
 
     @property
     def clients_per_job(self) -> int | None:
-        """One actor per client, literally, takes one client at a time."""
+        """1 with `count: per_client`, whose actors take one client at a time; None: blocks."""
         return 1 if self.plan.actors.count == "per_client" else None
 
     def start(self, actors: Sequence[Actor]) -> None:
@@ -144,7 +144,11 @@ class RayPool:
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        """The outputs of the jobs in their order, see `Executor.map`."""
+        """The outputs of the jobs in their order, see `Executor.map`.
+
+        Jobs are handed out as actors become idle, so which actor runs which job varies; outputs do
+        not. Call it from one thread at a time.
+        """
         kind, sent = type(task).__name__, (_sent_task(task), self._sent(bank, len(jobs)))
         outputs: dict[int, Output | Failed] = {}
         waiting, running = deque(range(len(jobs))), dict[Ref, Running]()
@@ -220,7 +224,7 @@ class RayPool:
             return Failed(cause or error, is_host_lost(error))
 
     def close(self) -> None:
-        """Kill the actors."""
+        """Kill the actors; may be called again."""
         for actor in self.actors:
             ray.kill(actor)
         self.actors.clear()
@@ -230,7 +234,13 @@ def start_pool(payload: Payload, plan: ActorPlan, actors: Sequence[Actor] | None
     """A pool of client actors, each of them ready to work.
 
     Args:
-        actors: client actors that were started before and have no data yet.
+        payload: Module, data and settings, put into the object store once.
+        plan: Number of actors and what each asks for.
+        actors: Client actors that were started before and have no data yet; missing ones are
+            started here.
+
+    Raises:
+        ExperimentError: Actors did not start, or died while they started.
     """
     share_tensors_without_copies()
     pool = RayPool(ray.put(payload), plan, payload.settings.threads, Patience())
@@ -254,6 +264,7 @@ def _next_for(host: int, waiting: deque[int], jobs: Sequence[Job]) -> int | None
 
 
 def _not_started(error: RayError, num_ready: int, plan: ActorPlan) -> Exception:
+    """The error to raise if actors did not start, with the plan and what to change."""
     if isinstance(error, RayTaskError):
         return error.cause if isinstance(error.cause, ExperimentError) else error
     if isinstance(error, GetTimeoutError):
