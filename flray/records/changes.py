@@ -83,7 +83,7 @@ class Changes:
     gone: list[str]
 
     def apply_to(self, folder: Path) -> None:
-        """Make the folder a copy of the one that changed."""
+        """Make the folder a copy of the one that changed; cut short, it can still be resumed from."""
         for name, content in self.files:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,11 @@ class Changes:
 
 
 def changes_since(folder: Path, seen: Marks) -> tuple[Changes, Marks]:
-    """What has changed since the files had these marks, and their marks now."""
+    """What has changed since the files had these marks, and their marks now.
+
+    Reads the contents of all changed files into memory. Files that a run replaces meanwhile are
+    left to the next call.
+    """
     names, gone, marks = changed_names(folder, seen)
     files = []
     for name in names:

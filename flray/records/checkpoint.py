@@ -35,7 +35,10 @@ _SEAL = ', "crc32": '  # before the checksum of everything above it in a manifes
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved after a round: the state of the algorithm, and further values by name."""
+    """What was saved after a round: the state of the algorithm, and further values by name.
+
+    Round 0 is the state before the first round.
+    """
 
     round: int
     state: Any  # the algorithm's state, of its own type
@@ -44,7 +47,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state that is to be written: a tree, and arrays in the memory of the host."""
+    """A state that is to be written: a tree, and arrays in the memory of the host.
+
+    `CheckpointStore.snapshot` makes one, quickly and in the caller's thread; `write` takes it.
+    """
 
     round: int
     arrays: Arrays
@@ -132,7 +138,13 @@ class CheckpointStore:
     def snapshot(
         self, t: int, state: object, extra: Mapping[str, object] | None = None
     ) -> Snapshot:
-        """What `write` needs, copied from the device; tensors of the host are not copied."""
+        """What `write` needs, copied from the device; tensors of the host are not copied.
+
+        Raises:
+            TypeError: The state contains what cannot be saved; the message has the path to it.
+            ExperimentError: The state contains dataclasses of packages that the store does not
+                trust.
+        """
         state_tree, arrays = encode(state, cache=self._tensors)
         self._tensors.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
@@ -141,7 +153,13 @@ class CheckpointStore:
         return Snapshot(t, arrays | extra_arrays, trees)
 
     def write(self, snapshot: Snapshot) -> None:
-        """The second half of `save`, for a thread of its own: it touches no device."""
+        """The second half of `save`, for a thread of its own: it touches no device.
+
+        Raises:
+            ValueError: The round is not after the last one.
+            ExperimentError: The disk is full, or records of the run have gone; what was there
+                stays.
+        """
         before, t, arrays = self._saved, snapshot.round, snapshot.arrays
         if t <= before.round or t < 0:
             last = "none yet" if before.round < 0 else before.round

@@ -50,11 +50,18 @@ class RunDirectory(RunRecords):
     """
 
     def holds_run(self) -> bool:
-        """True if a run has started here: config.yaml is written last by `start`."""
+        """True if a run has started here: config.yaml is written last by `start`.
+
+        Without it, a folder with other files of a run is a start that was cut short.
+        """
         return self._config.is_file()
 
     def check_start(self, config: Config) -> None:
-        """Refuse a directory that already holds something."""
+        """Refuse a directory that already holds something.
+
+        Raises:
+            ExperimentError: The message says what is there and what to type instead.
+        """
         self.check_resume(config)
         if self.holds_run():
             raise ExperimentError(

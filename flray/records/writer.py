@@ -60,7 +60,10 @@ class RoundWriter:
             self._start()
 
     def flush(self) -> None:
-        """Return once all rounds that were added are written."""
+        """Return once all rounds that were added are written, with a checkpoint of the last.
+
+        Raises what a write raised.
+        """
         self._wait()
         if self._rows:
             self._start()
