@@ -83,7 +83,7 @@ class Changes:
     gone: list[str]
 
     def apply_to(self, folder: Path) -> None:
-        """Make the folder a copy of the one that changed; cut short, it can still be resumed from."""
+        """Make the folder a copy of the one that changed; cut short, it stays resumable."""
         for name, content in self.files:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
