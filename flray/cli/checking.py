@@ -25,7 +25,6 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
 
     Args:
         arguments: Files of experiments, spaces or clusters, and `key=value` for all of them.
-        console: Where to print.
         tool: The command line of flray, whose calls in a cluster file are checked.
     """
     files, overrides = files_and_overrides(arguments)

@@ -21,7 +21,6 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
 
     Args:
         runs: The name of each run directory in the table; runs of one name are seeds.
-        console: Where to print.
         url: Where their folder has a copy.
     """
     done = [read_run(path, name) for path, name in runs.items()]

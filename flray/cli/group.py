@@ -100,12 +100,7 @@ format_option = click.option(
 
 
 def output_file(name: str, text: str) -> Decorator:
-    """An option for a file, as in `--out page.html`.
-
-    Args:
-        name: Name of the option.
-        text: Its help.
-    """
+    """An option for a file, as in `--out page.html`."""
     return click.option(name, type=click.Path(path_type=Path, dir_okay=False), help=text)
 
 

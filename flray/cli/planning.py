@@ -41,7 +41,6 @@ def plan_files(
         nodes: Nodes with so many GPUs each.
         profile: A file of rates of another machine; nothing is measured then.
         save: A file for the rates of this machine.
-        console: Where to print.
     """
     rates = None if profile is None else read_profile(profile)
     measured: dict[str, Rate] = {}

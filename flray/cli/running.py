@@ -44,7 +44,6 @@ def run_all(
 
     Args:
         campaign: The runs of the command.
-        console: Where to print.
         max_minutes: Minutes after which the round in progress is the last one.
         mirror: Copies the folder to a URL meanwhile.
         together: Runs at a time; None: as many as a GPU takes, one on a CPU.
@@ -154,7 +153,6 @@ class Display:
         Copies the folder of the command to its URL now and then, unless a keeper does.
 
         Args:
-            run: The run.
             row: The row of its round, as rounds.parquet has it.
             prefix: Begins each line, to tell apart runs side by side.
         """
@@ -208,7 +206,6 @@ def attach_to(out: Path, console: Console) -> None:
 
     Args:
         out: The run directory.
-        console: Where to print.
 
     Raises:
         ExperimentError: The folder holds no run, or several, which the message lists.

@@ -46,7 +46,6 @@ def write_start(name: str | None, out: Path | None, console: Console) -> None:
     Args:
         name: Name of a method or of a shipped experiment; None: a blank experiment.
         out: The file, which must not exist; None: one of that name in the current folder.
-        console: Where to print.
 
     Raises:
         ExperimentError: The file exists, or there is no such method or experiment.

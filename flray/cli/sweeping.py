@@ -53,7 +53,6 @@ def sweep(
         out: The folder of the sweep; None: one below runs/.
         resume: Go on with the sweep in that folder, or with the newest of this name.
         max_minutes: Minutes after which running trials end their rounds and nothing more begins.
-        console: Where to print.
         mirror: Copies the folder to a URL meanwhile.
 
     Raises:
@@ -100,7 +99,6 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     them share.
 
     Args:
-        progress: Counts of rows.
         metric: Name of the metric whose best value is shown.
         seconds: Seconds since the sweep, or its resumption, began.
 

@@ -25,7 +25,6 @@ def show_table(
         name: Name of the table, such as flhc.4.
         runs: A folder; finished runs anywhere below it count.
         form: Format; texts are printed without wrapping, so that they can be written to a file.
-        console: Where to print.
 
     Raises:
         ExperimentError: There is no such table or folder.

@@ -81,9 +81,7 @@ class FineTuneCentres:
         """A client's centres after its own epochs, and what the next client would go on from.
 
         Args:
-            host: The host.
             carried: Params of the encoder, with Adam's state if a client has trained before.
-            client: The client.
         """
         embed = self.embed
         module = copied_module(embed.module, host)

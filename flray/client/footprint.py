@@ -27,7 +27,6 @@ def bytes_of_steps(
     from above for chains of layers; what a module computes outside of layers is not seen.
 
     Args:
-        module: The model.
         image_shape: (channels, height, width).
         batch_size: Examples of a client's batch.
         settings: Engine, device, precision, block and threads of the host.

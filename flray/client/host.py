@@ -157,7 +157,6 @@ def start_host(
         module: The module, which is moved to device and dtype in place.
         dataset: All images and labels.
         timeline: The split of every round; all of them share one table of examples.
-        settings: How the host computes.
 
     Raises:
         ExperimentError: The engine that was asked for cannot run the module.
@@ -181,7 +180,6 @@ def start_host_of_actor(payload: Payload, number: int) -> Host:
     their own.
 
     Args:
-        payload: Module, data and settings.
         number: Number of the actor among those of its executor, by which jobs find it again.
     """
     module = copy.deepcopy(payload.module)

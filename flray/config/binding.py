@@ -198,7 +198,6 @@ def bind(
 
     Args:
         target: The class, or a function that builds one.
-        given: Keys and values.
         where: The dotted key of the class, for messages; "" for a whole file.
         injected: Parameters that no YAML names.
         base: An instance of the class, from which comes what is not given; None: the defaults of

@@ -43,7 +43,6 @@ def server_images(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
     server makes its own images (`server_from: synthetic`).
 
     Args:
-        dataset: The dataset.
         options: `server` is how many, `server_from` the part of the dataset.
         seed: Seed of the split.
 
@@ -93,7 +92,6 @@ def known_source(dataset: Dataset, asker: str) -> Ids:
     """(N,) the source of each image; refuses a dataset that does not know it.
 
     Args:
-        dataset: The dataset.
         asker: What needs the sources, as the message names it.
     """
     if dataset.source is None:

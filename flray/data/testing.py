@@ -83,7 +83,6 @@ def proportional_sample(
     """`size` different images in the proportions of one client's training counts.
 
     Args:
-        size: Number of images.
         trained: (kinds,) the client's training images of each kind.
         images: The test images of each kind.
         rng: Shuffles one kind after the other.

@@ -73,7 +73,6 @@ def train_one_by_one(
     Args:
         module: The module, on the device.
         device: Device of the module and its generator.
-        block: The clients.
         train_client: Trains the module in place, from a plan, w0 and memo of the client, leaves
             without client axis, and returns the mean loss over its steps.
     """

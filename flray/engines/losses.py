@@ -95,7 +95,6 @@ def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples
     """The batch of one step of one client, with the second where the step takes two.
 
     Args:
-        plan: The client's plan.
         step: Number of the step, from 0.
         module: The module, whose dropout layers get the keys of the step.
         examples: Where example ids are looked up.
@@ -112,7 +111,6 @@ def unpadded_batch(
     """One batch of one client without padding, on the device of the examples.
 
     Args:
-        plan: The client's plan.
         step_and_batch: Number of the step, and of the batch in the step.
         module: The module, whose dropout layers get the keys of the batch.
         examples: Where example ids are looked up; augmentation draws from the batch's key.

@@ -86,8 +86,6 @@ def plan_clients(
     Args:
         examples: The example ids of each client.
         training: Epochs, batch size and batches per step.
-        seed: Seed of the run.
-        t: The round.
         clients: (K,) client ids, in the order of `examples`.
 
     >>> ids = [np.array([5, 6, 7]), np.array([8])]

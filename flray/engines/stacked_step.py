@@ -258,7 +258,6 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
 
     Args:
         step: A step whose slots are free; it is left with the last models in them.
-        block: The clients.
         plan: Their plans, with as many slots as the step has.
         into: Receives models and losses; may be a view into the result of a larger block.
     """

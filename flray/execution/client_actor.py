@@ -55,7 +55,6 @@ def start_client_actor(needs: Needs, threads: int) -> Any:  # Any: an actor hand
     at once, even if no node has room yet.
 
     Args:
-        needs: What the actor asks Ray for.
         threads: Threads of its process.
     """
     options: dict[str, Any] = {**needs.options, "scheduling_strategy": "SPREAD"}

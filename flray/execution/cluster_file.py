@@ -32,7 +32,6 @@ def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) ->
     """Refuse what `ray up` would fail on later; returns a line that describes the cluster.
 
     Args:
-        plain: Content of the file.
         folder: Where `ray up` is called, from which local paths are looked for.
         tools: Command lines beside `ray` whose commands the file may run, by name.
 

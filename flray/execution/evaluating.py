@@ -52,10 +52,8 @@ def tune_and_score(
     answer and counted in `clients_dropped_evaluation`.
 
     Args:
-        fed: The federation.
         bank: The model of each client before tuning.
         cohort: The clients, and the round whose data they train on.
-        tuning: Settings of the tuning.
         parts: Parts that tuned models are scored on.
     """
     task, rows = TuneAndScore(tuning, cohort.t, parts), bank.owner[cohort.clients]

@@ -93,7 +93,6 @@ class Population:
         whatever the other clusters are.
 
         Args:
-            t: The round.
             members: Ids to draw from, ascending.
             size: Number of clients, by default max(rho |members|, 1).
         """

@@ -169,7 +169,6 @@ class ActorPlan:
         Args:
             actors: The part `execution.actors` of the experiment.
             server: The part `execution.server` of the experiment.
-            num_actors: Number of client actors.
             load: What the run puts into memory.
         """
         per_job = 1 if actors.count == "per_client" else load.block
@@ -223,7 +222,6 @@ def check_resources(plan: ActorPlan, nodes: Sequence[Mapping[str, float]]) -> No
     """Refuse what the cluster cannot give, in all or on single nodes.
 
     Args:
-        plan: What the run asks for.
         nodes: What each node has, in all or free, as Ray counts it.
 
     Raises:

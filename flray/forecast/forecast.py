@@ -79,7 +79,6 @@ def forecast(
     each kind of block, about a second of training.
 
     Args:
-        experiment: The experiment.
         processes: Client actors that train at a time; None: as many as the experiment asks for.
         rates: Rates of another machine by kind of block; nothing is measured here then.
         budget_s: Seconds of rounds after which the rehearsal ends.

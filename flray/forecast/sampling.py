@@ -104,7 +104,6 @@ def some_steps(block: Block, share: float) -> Block:
     """The first steps of each client, at least one.
 
     Args:
-        block: The block.
         share: The part of each client's steps to keep, 0 to 1, rounded up.
     """
     plans = []

@@ -47,7 +47,6 @@ class ScoreFiles:
         """Add a row for each scored client of one part in round t.
 
         Args:
-            t: The round.
             part: One of PARTS.
             scores: Scores of some clients; without any, nothing is written.
             model: The bank row each client of the run uses, by client id 0..M-1.

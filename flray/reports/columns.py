@@ -121,7 +121,6 @@ def decimals_of(key: str, values: Iterable[object]) -> int:
     that are not whole.
 
     Args:
-        key: The recorded column.
         values: Numbers already in the unit of the column; what is no number is ignored.
 
     >>> decimals_of("clusters", [3.0, 4.0]), decimals_of("clusters", [3.5, 4.0])

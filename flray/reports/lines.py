@@ -70,7 +70,6 @@ def event_line(events: Sequence[Mapping[str, Any]], t: int) -> str:  # Any: YAML
 
     Args:
         events: The list `events` of a resolved configuration, each with round, kind and clients.
-        t: The round, counted from 1.
 
     >>> event_line([{"round": 3, "kind": "leave", "clients": [4, 5]}], 3)
     'round 3 begins with: leave (clients 4, 5)'

@@ -46,7 +46,6 @@ def curve_figure(sweep: Sweep, key: str) -> Figure | None:
     the values of that setting have panels of their own.
 
     Args:
-        sweep: The sweep.
         key: The number on the x axis, one of `curve_keys`.
     """
     shown = [column for column in CURVES if column in sweep.measured][:MAX_PANELS]

@@ -104,8 +104,6 @@ def assemble(
     """The server of an experiment; refuses what its algorithm lacks, and starts nothing.
 
     Args:
-        experiment: The experiment.
-        parts: Its data and module.
         fed: A federation; experiments that differ in the algorithm only may share it.
         directory: The run directory, which may not exist yet.
 
@@ -151,7 +149,6 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
     """The clients of an experiment as its algorithm sees them, in round 1.
 
     Args:
-        experiment: The experiment.
         parts: Its data and module; the initial models are the module's weights.
         executor: Where clients are computed; several federations may share it, one at a time.
     """

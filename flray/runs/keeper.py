@@ -144,7 +144,6 @@ def drive(request: Request, processes: "Processes", draw: Callable[[Path], Seque
     in the end.
 
     Args:
-        request: What the terminal sent.
         processes: Server and client actors of the run, which are ended.
         draw: Draws the figures of a run directory for W&B.
     """

@@ -25,7 +25,6 @@ def run_experiment(
     A run that is finished already is not computed again.
 
     Args:
-        experiment: What to run.
         out: The run directory.
         resume: Go on where the run in `out` stopped; False: `out` must not hold a run.
         monitor: Called after each round, and asked whether to stop.

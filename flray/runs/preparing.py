@@ -63,7 +63,6 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     Writes and starts nothing. Equal experiments give equal data and weights, whatever `pool` is.
 
     Args:
-        experiment: The experiment.
         pool: Actors of the run's own; the default block divides a cohort among them. None: the
             block does not depend on the actors, as in a sweep.
 
@@ -93,7 +92,6 @@ def _host_settings(
     """How a host computes; what the experiment leaves open follows from model, device and cohort.
 
     Args:
-        experiment: The experiment.
         module: Its model, whose size decides the default block.
         num_heard: Clients that train in a round.
         num_hosts: Hosts among which the default block divides them.
@@ -169,7 +167,6 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
     """The module with its initial weights, which depend on the seed and `number` alone.
 
     Args:
-        experiment: The experiment.
         dataset: Its data, for the shape of inputs and the number of classes.
         number: Number of a further initial model, drawn independently; none: the first one.
 

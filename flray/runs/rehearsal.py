@@ -59,7 +59,6 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
     when it returns.
 
     Args:
-        experiment: The experiment.
         parts: Its data and module, whose weights do not change.
 
     Raises:

@@ -47,7 +47,6 @@ def runs_at_a_time(experiments: Sequence[Experiment], asked: int | None) -> int:
     """The number of runs to compute at the same time.
 
     Args:
-        experiments: The experiments of all runs.
         asked: The number that the user asked for; None: as many as the cores can serve and as fit
             on the GPU, and one on a CPU, which a single run keeps busy.
 

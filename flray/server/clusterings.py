@@ -21,7 +21,6 @@ def record_clusterings(
     them, and the planted groups of its clients.
 
     Args:
-        directory: The run directory.
         timeline: The split of each round, for the planted groups.
         t: The round, 0 for a clustering before round 1.
         clusterings: The clusterings of this round in their order; the last one counts.

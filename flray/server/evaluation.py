@@ -36,7 +36,6 @@ def evaluation_row(
     Args:
         scores: The scores by part, as clients.parquet names the parts.
         partition: (M,) the cluster of each client; -1 for a client without one.
-        split: The split of the round.
         target: Accuracy that clients are to reach, if the experiment names one.
     """
     clients = split.clients
@@ -104,7 +103,6 @@ def evaluate(
         fed: The federation in the round of the cohort.
         bank: The model of each client; the clients of the cohort must have one.
         cohort: The clients to score, and the round.
-        split: The split of that round.
         evaluation: Settings of the evaluation.
 
     Returns:
@@ -136,7 +134,6 @@ def score_globally(fed: Federation, bank: ModelBank, clients: Ids, examples: Ids
     """Scores of the clients on the same examples; each distinct model predicts them once.
 
     Args:
-        fed: The federation.
         bank: U models; `bank.owner[i]` is the row of client i.
         clients: (m,) ids of the clients to score.
         examples: Ids of the examples that all of them are scored on, at least one.
@@ -158,7 +155,6 @@ def score_clients(
     client without examples has a total of 0 and a loss of NaN.
 
     Args:
-        fed: The federation.
         bank: U models; `bank.owner[i]` is the row of client i.
         clients: (m,) ids of the clients to score.
         part: Ids of validation or test examples, by client id.

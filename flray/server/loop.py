@@ -54,7 +54,6 @@ class Callbacks:
         """Called when round t was computed, before it is written.
 
         Args:
-            t: The round.
             moved: (M,) ||w_i^t - w_i^(t-1)||^2 of each client's model; None: t was not evaluated.
         """
 
@@ -230,7 +229,6 @@ class Server:
         """The models that clients use in the state after round t; None: all clients.
 
         Args:
-            state: The algorithm's state.
             t: The round that led to it; 0: the state before round 1.
             clients: Ids of the clients whose models are needed; rows of others are undefined.
         """

@@ -87,7 +87,6 @@ def summarise_run(
     numbers of the round after a clustering end with `_after_clustering`.
 
     Args:
-        directory: The run directory.
         timeline: The split of each round, for its hash and the number of clients.
         target: Accuracy of `evaluate.target`, for the rounds and bytes that it took to reach it.
         params_sha256: Digest of the final models.

@@ -146,7 +146,6 @@ def read_rows(folder: Path, left_out: Collection[int] = ()) -> dict[int, SweepRo
     """All rows that had a trial, as they were last recorded, by ascending number.
 
     Args:
-        folder: The folder of the sweep.
         left_out: Numbers of rows that need not be read, because they will not change.
     """
     numbers = sorted(int(file.stem) for file in (folder / ROWS).glob("*.json"))

@@ -135,7 +135,6 @@ def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
     """True if `except` leaves this combination out: a pattern of it matches in all its keys.
 
     Args:
-        space: The space.
         chosen: A value for each key that the space varies.
     """
     return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)

@@ -157,7 +157,6 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
     Experiments themselves are checked when rows are made of them (`flray.sweeps.rows`).
 
     Args:
-        plain: The content of a space.
         folder: Where files of experiments are looked for.
         overrides: `key=value` for keys of the experiments.
 

@@ -25,7 +25,6 @@ def with_stored_stages(pipeline: Pipeline, plain: Plain, cache: Cache, prefix: s
     """The pipeline with signatures and stages of the cache; one with own methods stays as it is.
 
     Args:
-        pipeline: The pipeline of an algorithm.
         plain: Configuration of the pipeline.
         cache: Where signatures and stages are looked up and put.
         prefix: Key of everything that led to the models that clients start from.

@@ -99,7 +99,6 @@ def best_of(
     settings, and means of the metric and the test accuracy.
 
     Args:
-        rows: All rows of the sweep.
         summaries: The summaries of the rows that are done, by number.
         options: Metric and mode of the space.
     """
@@ -137,9 +136,6 @@ def costs_of(
     trained, `ratio` is how many times fewer client steps the sweep trained than its rows alone.
 
     Args:
-        folder: The folder of the sweep.
-        rows: All rows of the sweep.
-        frame: The table of the rows.
         cache: The cache, which knows what its entries cost this sweep.
     """
     costs = {kind: cache.costs(kind) for kind in (PREFIX, OBSERVATION, "distance", "tree", GROUP)}

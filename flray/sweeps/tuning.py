@@ -219,7 +219,6 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
     """The scheduler that a space asks for; None: every trial runs to its end.
 
     Args:
-        options: Options of the space.
         experiments: Experiments of all rows, or of examples of them, for their rounds.
 
     Raises:
