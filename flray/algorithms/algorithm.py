@@ -60,20 +60,34 @@ class Algorithm(Protocol[State]):
 
     @property
     def gradient(self) -> Gradient:
-        """What the optimiser of a client steps along; `plain_gradient` is local SGD."""
+        """What the optimiser of a client steps along; `plain_gradient` is local SGD.
+
+        A method with a local equation of its own defines it as a method or as an attribute, with
+        the arguments of `flray.engines.training.Gradient`, and passes it to `fed.train`.
+        """
         ...
 
     def init(self, fed: Federation) -> Outcome[State]:
-        """The state before round 1; `fed` is the federation of round 1."""
+        """The state before round 1; `fed` is the federation of round 1.
+
+        May ask clients, for instance to cluster before training; what that costs is counted in
+        round 1.
+        """
         ...
 
     def cohort(self, state: State, t: int, fed: Federation) -> Cohort:
-        """The clients that train in round t, in ascending order; there may be none."""
+        """The clients that train in round t, in ascending order; there may be none.
+
+        `fed.sample` and `fed.sample_clusters` draw them. `fed` is the federation of round t.
+        """
         ...
 
     def round(self, state: State, cohort: Cohort, fed: Federation) -> Outcome[State]:
-        """The state after the cohort has trained: `fed.train`, then `fed.mix`, or both in
-        `fed.average`."""
+        """The state after the cohort has trained.
+
+        Most methods call `fed.train`, then `fed.mix`, or both in `fed.average`. The given state is
+        not changed: a run that is resumed calls `round` with the same state again.
+        """
         ...
 
     def deploy(self, state: State, clients: Ids, fed: Federation) -> ModelBank:
@@ -85,7 +99,10 @@ class Algorithm(Protocol[State]):
         ...
 
     def partition(self, state: State) -> Ids:
-        """(M,) the cluster of each client, -1 for none; `clusters` and ARI are computed from it."""
+        """(M,) the cluster of each client, -1 for none; `clusters` and ARI are computed from it.
+
+        Methods with one model for all return zeros.
+        """
         ...
 
 
@@ -138,7 +155,10 @@ class Branching(Algorithm[State], Protocol[State]):
 
 @runtime_checkable
 class Places(Protocol):
-    """An algorithm that finds the cluster of any client, also of one that is not in the state."""
+    """An algorithm that finds the cluster of any client, also of one that is not in the state.
+
+    `evaluate.robustness` needs it; methods without it are refused there.
+    """
 
     def nearest_clusters(
         self,
@@ -155,7 +175,10 @@ class Places(Protocol):
 
 @runtime_checkable
 class Requires(Protocol):
-    """An algorithm or a stage that does not work with every experiment."""
+    """An algorithm or a stage that does not work with every experiment.
+
+    Called once before a run starts, for the algorithm and, recursively, its fields.
+    """
 
     def require(self, fed: Federation) -> None:
         """Raise an ExperimentError if the experiment lacks what it needs. Asks no client."""
@@ -163,7 +186,11 @@ class Requires(Protocol):
 
 
 def check_requirements(component: object, fed: Federation) -> None:
-    """Refuse an experiment that lacks what the algorithm or one of its stages needs."""
+    """Refuse an experiment that lacks what the algorithm or one of its stages needs.
+
+    Raises:
+        ExperimentError: As the component's own `require` raises it.
+    """
     if isinstance(component, Requires):
         component.require(fed)
     if is_dataclass(component):

@@ -88,7 +88,10 @@ class Dynamic:
         return Flags(raised, last)
 
     def is_due(self, flags: Flags, t: int) -> bool:
-        """True if clients are clustered again after round t. l. 23: sum_i δ_i > λ or t mod τ = 0"""
+        """True if clients are clustered again after round t.
+
+        l. 23: sum_i δ_i > λ or t mod τ = 0
+        """
         enough = int(flags.raised.sum()) > self.more_than
         return enough or (self.every is not None and t % self.every == 0)
 

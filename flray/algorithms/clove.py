@@ -22,8 +22,8 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.values import require_at_least
 
-LOSS_BYTES = 4  # of one loss, sent as a number
-BETTER = 1.1  # by which the silhouette of more clusters must beat that of fewer (authors' code)
+LOSS_BYTES = 4  # bytes of one loss
+BETTER = 1.1  # factor by which the silhouette of more clusters must beat fewer (authors' code)
 
 Losses = NDArray[np.float64]
 

@@ -42,7 +42,10 @@ def cluster(
     This is not a round: `round` calls it after round `rounds_before`, or `init` before round 1.
 
     Args:
-        clients: those that are asked for a signature. None: all that may train.
+        algorithm: The method, whose pipeline clusters and whose `branch` makes the state.
+        bank: The models that signatures are computed with; one row, the joint model.
+        fed: The federation; costs of signatures are counted in its meter.
+        clients: Those that are asked for a signature. None: all that may train.
     """
     t = algorithm.rounds_before
     cohort = Cohort(max(t, 1), fed.clients if clients is None else clients)
@@ -74,7 +77,10 @@ def mix_clusters(
 
 
 def labels_of(clustering: Clustering, num_clients: int) -> Ids:
-    """(M,) the cluster of each client, -1 for those that were not clustered."""
+    """(M,) the cluster of each client, -1 for those that were not clustered.
+
+    For the field `labels` of a state, from a clustering of some of the M clients.
+    """
     labels = np.full(num_clients, -1, np.int64)
     labels[clustering.clients] = clustering.labels
     return labels

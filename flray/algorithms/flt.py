@@ -204,7 +204,7 @@ class Flt:
         heard, memory = self.clustering.observe(fed, state.bank, Cohort(fed.t, new), state.memory)
         if not heard.num_clients:
             return state
-        placed = state.centres.of(np.flatnonzero(state.labels >= 0))  # of no holdout client
+        placed = state.centres.of(np.flatnonzero(state.labels >= 0))  # without holdout clients
         means = placed.cluster_means(state.labels[placed.clients])
         clusters = nearest_cluster(L2(), Points.vectors(np.arange(len(means)), means), heard)
         state = place(state, new, lambda _: (heard.clients, clusters), placed.clients)

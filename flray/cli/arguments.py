@@ -1,4 +1,7 @@
-"""The arguments of commands that take files and `key=value`."""
+"""The arguments of commands that take files and `key=value`.
+
+Mistakes such as `--train.lr 0.1` or `train.lr 0.1` are answered with what to type.
+"""
 
 from collections.abc import Sequence
 
@@ -10,9 +13,14 @@ from flray.errors import ExperimentError
 
 
 class TakingKeys(click.Command):
-    """A command with files and `key=value` as arguments; explains keys that came as options."""
+    """A command with files and `key=value` as arguments; explains keys that came as options.
+
+    Raises an ExperimentError for an unknown option that is a key of experiments, with what to type,
+    and click's own error for any other.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments as click does; a key that came as an option becomes advice."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -31,10 +39,13 @@ def files_and_overrides(
 ) -> tuple[list[str], list[str]]:
     """Divide arguments into those without and those with `=`.
 
-    A key and a value with a space between them are refused, with what to type instead.
-
     Args:
-        kind: of the files, experiments or spaces; names of shipped ones are files too.
+        arguments: What was typed, without options.
+        kind: Kind of the files, experiments or spaces; names of shipped ones are files too.
+
+    Raises:
+        ExperimentError: A key and its value have a space between them; the message has what to
+            type.
 
     >>> files_and_overrides(["mine.yaml", "train.lr=0.1", "rounds=5"])
     (['mine.yaml'], ['train.lr=0.1', 'rounds=5'])

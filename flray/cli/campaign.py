@@ -1,4 +1,7 @@
-"""The runs of a `flray run` command: from its arguments, or from the folder it goes on with."""
+"""The runs of a `flray run` command: from its arguments, or from the folder it goes on with.
+
+A *campaign* is all runs of one command: each file with each listed component and seed.
+"""
 
 import json
 import os
@@ -25,9 +28,12 @@ from flray.values import file_name
 
 @dataclass(frozen=True)
 class CampaignRun:
-    """One of the runs that a command starts or goes on with: an experiment, a seed, a folder."""
+    """One of the runs that a command starts or goes on with: an experiment, a seed, a folder.
 
-    name: str  # of the experiment; its seeds share it
+    Its seed is in the experiment.
+    """
+
+    name: str  # name of the experiment, shared by its seeds
     experiment: Experiment
     out: Path
 
@@ -46,7 +52,7 @@ class Campaign:
     changed: tuple[str, ...] = ()  # keys that runs may go on with other values of
 
     def write(self) -> None:
-        """Write command.json."""
+        """Write command.json, from which `--resume` and the order of tables follow; atomic."""
         runs = [
             {
                 "name": run.name,
@@ -72,11 +78,15 @@ def read_campaign(arguments: Sequence[str], out: Path | None, resume: bool) -> C
     """Every file with every listed component and seed, each with a folder of its own.
 
     With resume, overrides of the earlier command hold too; without a file, the runs are those that
-    the folder holds.
+    the folder holds. Experiments that are compared are evaluated in the same rounds.
 
     Args:
-        arguments: files and `key=value`; no file: the embedded demo.
-        out: the folder of the run, or of all of them; None: one below runs/.
+        arguments: Files and `key=value`; no file: the embedded demo.
+        out: The folder of the run, or of all of them; None: one below runs/.
+        resume: Go on with an earlier command.
+
+    Raises:
+        ExperimentError: A file or key is wrong, or there is nothing to resume.
     """
     names, overrides = files_and_overrides(arguments)
     files = [Path(name) for name in names]
@@ -171,6 +181,11 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 def campaign_of(out: Path) -> tuple[Path, str, int]:
     """The command that a run belongs to, by the run's folder.
+
+    A run without a command.json, as Python code makes one, is a command of its own.
+
+    Args:
+        out: The run directory.
 
     Returns:
         The folder of the command, the name of the run, and how many runs are not finished.

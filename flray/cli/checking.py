@@ -24,7 +24,8 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
     """Print what each file would run or why it cannot; returns the number of files that cannot.
 
     Args:
-        tool: the command line of flray, whose calls in a cluster file are checked.
+        arguments: Files of experiments, spaces or clusters, and `key=value` for all of them.
+        tool: The command line of flray, whose calls in a cluster file are checked.
     """
     files, overrides = files_and_overrides(arguments)
     wrong = 0
@@ -57,7 +58,7 @@ def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[s
     if is_space(find_file(file) or find_file(file, SPACES) or path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
     if _is_cluster_file(path):
-        from flray.execution.cluster_file import check_cluster_file, tool_of  # which imports Ray
+        from flray.execution.cluster_file import check_cluster_file, tool_of  # imports Ray
 
         plain = read_mapping(path, "the cluster")
         return [f"{path.name}: {check_cluster_file(plain, Path.cwd(), {'flray': tool_of(tool)})}"]

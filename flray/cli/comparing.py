@@ -21,6 +21,9 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
     """The finished runs in and below the folders by experiment, in the order of the folders.
 
     Rows of sweeps count as runs. Unfinished runs are left out, with a line on standard error.
+
+    Raises:
+        ExperimentError: There is no run below a folder, or none is finished.
     """
     runs, sweeps = find_runs(folders)
     every = [*runs, *(run for sweep in sweeps for run in row_runs(sweep))]
@@ -51,7 +54,13 @@ def show_comparison(experiments: Experiments, form: Format, console: Console) ->
 
 
 def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
-    """Draw a figure of the experiments into a file, whose name decides its format."""
+    """Draw a figure of the experiments into a file, whose name decides its format.
+
+    Args:
+        experiments: The runs of each experiment; the first `MAX_LINES` are drawn.
+        file: A file that ends with .pdf, .svg or .png.
+        kind: A key of FIGURES.
+    """
     drawn = dict(itertools.islice(experiments.items(), MAX_LINES))
     if len(drawn) < len(experiments):
         _say(f"the first {MAX_LINES} of {len(experiments)} experiments are drawn: name fewer")

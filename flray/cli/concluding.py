@@ -17,9 +17,11 @@ from flray.wording import counted
 def show_results(runs: Mapping[Path, str], console: Console, url: str | None = None) -> None:
     """Show the table of finished runs and where they are, and draw their figures.
 
+    Figures go to figures/ in the deepest folder that holds all of the runs.
+
     Args:
-        runs: the name of each run directory in the table.
-        url: where their folder has a copy.
+        runs: The name of each run directory in the table; runs of one name are seeds.
+        url: Where their folder has a copy.
     """
     done = [read_run(path, name) for path, name in runs.items()]
     experiments = by_experiment(done)

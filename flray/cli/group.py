@@ -23,9 +23,13 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Commands(click.Group):
-    """The group of commands; an OSError about a file becomes an ExperimentError of one line."""
+    """The group of commands; an OSError about a file becomes an ExperimentError of one line.
+
+    So a full disk or a missing permission exits with one line and code 2, and no traceback.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:  # Any: what a command returns
+        """Run the command that was typed; Any: what it returns."""
         try:
             return super().invoke(ctx)
         except OSError as error:
@@ -101,7 +105,10 @@ def output_file(name: str, text: str) -> Decorator:
 
 
 def open_console() -> Console:
-    """Standard output as the commands print to it."""
+    """Standard output as the commands print to it: no colours of numbers, no markup.
+
+    A pipe is WIDTH_OF_A_PIPE columns wide, a terminal as wide as it is.
+    """
     plain = partial(Console, highlight=False, markup=False)  # names of files may look like markup
     console = plain()
     # A pipe has no width of its own: rich would fold tables at 80 columns.
@@ -110,7 +117,15 @@ def open_console() -> Console:
 
 @contextmanager
 def progress_bar(console: Console, name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar below what is printed, in a terminal; yields what to call with the progress."""
+    """Show a bar below what is printed, in a terminal; yields what to call with the progress.
+
+    Nothing is shown if the console is a pipe or a file.
+
+    Args:
+        console: Where to show it; print through the same console meanwhile.
+        name: Text before the bar.
+        total: Progress at which it is full.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -127,7 +142,10 @@ def progress_bar(console: Console, name: str, total: int) -> Iterator[Callable[[
 
 
 def draw_figures(run: Path) -> Sequence[Path]:
-    """The figures of a run directory, as PNG files; matplotlib is imported when they are drawn."""
+    """The figures of a run directory, as PNG files; matplotlib is imported when they are drawn.
+
+    What runs are given as `draw`, so that packages below the reports need not import them.
+    """
     from flray.reports.figure_files import figures_of
 
     return figures_of(run)

@@ -1,4 +1,8 @@
-"""`flray list` and `flray keys`: components, keys and shipped files as tables."""
+"""`flray list` and `flray keys`: components, keys and shipped files as tables.
+
+Purposes and notes are read from docstrings and comments of the components
+(`flray.config.reference`), so there is no second description to keep.
+"""
 
 from collections.abc import Sequence
 
@@ -29,7 +33,8 @@ def component_tables(kind: str) -> list[Table]:
     """The tables that `flray list` prints of a kind of component: name, purpose, keys.
 
     Args:
-        kind: algorithms, datasets, splits, models, or stages, which has one table per stage.
+        kind: `algorithms`, `datasets`, `splits`, `models`, or `stages`, which has one table per
+            stage.
     """
     if kind == "stages":
         return [_components(f"stage {stage}", stage) for stage in STAGES]
@@ -37,7 +42,13 @@ def component_tables(kind: str) -> list[Table]:
 
 
 def shipped_table(kind: str) -> Table:
-    """The experiments or spaces that come with flray, by the names that commands take."""
+    """The experiments or spaces that come with flray, by the names that commands take.
+
+    The description of each is the first comment of its file.
+
+    Args:
+        kind: `experiments` or `spaces`.
+    """
     folder = EXPERIMENTS if kind == "experiments" else SPACES
     table = _table(kind, "name", "what it is")
     for name in names(folder):
@@ -50,8 +61,11 @@ def key_tables(prefix: str | None) -> list[Table]:
     """The tables that `flray keys` prints.
 
     Args:
-        prefix: a key, for it and those below it, or the name of a component; None: the keys of
+        prefix: A key, for it and those below it, or the name of a component; None: the keys of
             every experiment.
+
+    Raises:
+        ExperimentError: There is no such key or component; the message names similar ones.
     """
     if prefix is None:
         return [_keys("keys of an experiment", experiment_keys())]

@@ -17,7 +17,10 @@ RUNS = Path("runs")  # below which results are kept unless --out is given
 
 
 class Place(click.Path):
-    """The type of an argument: a folder, as a Path, or a URL, as text."""
+    """The type of an argument: a folder, as a Path, or a URL, as text.
+
+    Whether a URL exists is not checked here.
+    """
 
     name = "folder or URL"
 
@@ -25,13 +28,21 @@ class Place(click.Path):
         super().__init__(exists=exists, file_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # Any: of click
+        """The text itself if it is a URL, else a Path; Any: types of click."""
         if isinstance(value, str) and "://" in value:
             return value
         return super().convert(value, param, ctx)
 
 
 def default_folder(name: str, resume: bool) -> Path:
-    """A new folder below runs/, or the newest one of this name to go on with."""
+    """A new folder below runs/, or the newest one of this name to go on with.
+
+    A new folder is named by the time, so that sorting by name sorts by age; it is not made here.
+
+    Args:
+        name: Name of the experiment or space, a folder below runs/.
+        resume: True: take the newest if there is one.
+    """
     before = sorted((RUNS / name).glob("*"))
     if resume and before:
         return before[-1]
@@ -44,6 +55,12 @@ def mirrored(out: Path | str | None) -> "Iterator[tuple[Path | None, Mirror | No
 
     The folder begins as a copy of what is at the URL, and is copied there in the end, whatever
     happens. Errors name the URL, so that the commands they suggest work there.
+
+    Args:
+        out: A folder or None, which are yielded as they are, or a URL.
+
+    Raises:
+        ExperimentError: The folder could not be copied to the URL; the local copy stays.
     """
     if not isinstance(out, str):
         yield out, None
@@ -69,7 +86,10 @@ def mirrored(out: Path | str | None) -> "Iterator[tuple[Path | None, Mirror | No
 
 
 def fetched(folder: Path | str) -> Path:
-    """The folder itself, or a local copy of what lies at a URL."""
+    """The folder itself, or a local copy of what lies at a URL.
+
+    The copy is kept and brought up to date by the next call; nothing is written to the URL.
+    """
     if not isinstance(folder, str):
         return folder
     from flray.records.mirror import Mirror

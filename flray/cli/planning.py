@@ -36,9 +36,11 @@ def plan_files(
     """Print what each experiment will take, and keep the rates that were measured if asked to.
 
     Args:
+        arguments: Files and `key=value`, as for `flray run`.
         gpus: GPUs of a node for client actors; None: as the experiment asks for.
-        profile: a file of rates of another machine; nothing is measured then.
-        save: a file for the rates of this machine.
+        nodes: Nodes with so many GPUs each.
+        profile: A file of rates of another machine; nothing is measured then.
+        save: A file for the rates of this machine.
     """
     rates = None if profile is None else read_profile(profile)
     measured: dict[str, Rate] = {}
@@ -55,7 +57,11 @@ def plan_files(
 
 
 def read_profile(path: Path) -> dict[str, Rate]:
-    """The rates in a file of --save-profile, by kind of block."""
+    """The rates in a file of --save-profile, by kind of block.
+
+    Raises:
+        ExperimentError: The file cannot be read, or is no such file.
+    """
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         return {kind: Rate(**rate) for kind, rate in plain.items()}
@@ -80,7 +86,7 @@ def _processes(run: CampaignRun, gpus: float | None, nodes: int) -> int | None:
 
 
 def describe_forecast(name: str, forecast: Forecast) -> list[str]:
-    """The lines that `flray plan` prints of an experiment."""
+    """The lines that `flray plan` prints of an experiment: time, work, memory, what to change."""
     shares = ", ".join(
         f"{part} {seconds:.1f} s" for part, seconds in forecast.seconds.items() if seconds >= 0.05
     )

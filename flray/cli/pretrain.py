@@ -19,6 +19,13 @@ def run_pretraining(arguments: Sequence[str], console: Console) -> None:
     """Train the encoder of a file, unless it is kept already, and print where it is kept.
 
     An interrupted training goes on after its last epoch.
+
+    Args:
+        arguments: One file of an encoder, and `key=value` for it.
+        console: Where to print, a line for each epoch.
+
+    Raises:
+        ExperimentError: There is not exactly one file, or a key is wrong.
     """
     files = [a for a in arguments if "=" not in a]
     if len(files) != 1:
@@ -43,6 +50,7 @@ def run_pretraining(arguments: Sequence[str], console: Console) -> None:
 
 
 def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
+    """Train the encoder with a bar and a line for each epoch."""
     with progress_bar(console, name, encoder.epochs) as advance:
 
         def show(epoch: Epoch) -> None:

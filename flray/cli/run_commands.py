@@ -140,7 +140,13 @@ def pretrain(arguments: tuple[str, ...]) -> None:
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def attach(run: Path) -> None:
-    """Watch a run that goes on without you: rounds as they come, then the table."""
+    """Watch a run that goes on without you: rounds as they come, then the table.
+
+    Ctrl-C asks whether to stay, to stop the run or to leave it alone.
+
+    \b
+    flray attach runs/mine
+    """
     from flray.cli.running import attach_to
 
     attach_to(run, open_console())

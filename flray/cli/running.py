@@ -43,9 +43,13 @@ def run_all(
     Ctrl-C and SIGTERM stop it so that --resume goes on; a run on Ray can also be left alone.
 
     Args:
-        mirror: copies the folder to a URL meanwhile.
-        max_minutes: after which the round in progress is the last one.
-        together: runs at a time; None: as many as a GPU takes, one on a CPU.
+        campaign: The runs of the command.
+        max_minutes: Minutes after which the round in progress is the last one.
+        mirror: Copies the folder to a URL meanwhile.
+        together: Runs at a time; None: as many as a GPU takes, one on a CPU.
+
+    Raises:
+        click.Abort: The runs were interrupted; the way to go on has been printed.
     """
     runs = campaign.runs
     for run in runs:
@@ -126,7 +130,7 @@ class Display:
 
     @property
     def url(self) -> str | None:
-        """Where the folder of the command has a copy."""
+        """Where the folder of the command has a copy; None: it has none."""
         return None if self.mirror is None else self.mirror.url
 
     def print(self, line: str) -> None:
@@ -138,7 +142,7 @@ class Display:
         self.console.print(Text.assemble((name, "bold"), rest), soft_wrap=True)
 
     def show_remarks(self, runs: Iterable[CampaignRun]) -> None:
-        """What users may not expect of these runs, each remark once."""
+        """Print what users may not expect of these runs, each remark once."""
         lines = [line for run in runs for line in remarks_on(run)]
         for line in dict.fromkeys(lines):
             self.print(f"note: {line}")
@@ -147,6 +151,10 @@ class Display:
         """Print a line about a round, after one about what happened to the data in it.
 
         Copies the folder of the command to its URL now and then, unless a keeper does.
+
+        Args:
+            row: The row of its round, as rounds.parquet has it.
+            prefix: Begins each line, to tell apart runs side by side.
         """
         if not self.is_begun:
             self.campaign.write()
@@ -161,7 +169,10 @@ class Display:
 
     @contextmanager
     def progress(self, run: CampaignRun) -> Iterator[Callable[[RoundRow], None]]:
-        """Yield what shows a round of a run, with a bar below it in a terminal."""
+        """Yield what shows a round of a run, with a bar below it in a terminal.
+
+        The bar is removed when the block ends; lines of rounds stay.
+        """
         with progress_bar(self.console, run.name, run.experiment.settings.rounds) as advance:
 
             def show(row: RoundRow) -> None:
@@ -176,7 +187,7 @@ class Display:
 
     def show_results(self) -> None:
         """Print the table of all runs and draw their figures."""
-        from flray.cli.concluding import show_results  # which imports matplotlib
+        from flray.cli.concluding import show_results  # imported late: it imports matplotlib
 
         runs = {run.out: run.name for run in self.campaign.runs}
         show_results(runs, self.console, self.url)
@@ -192,6 +203,12 @@ def attach_to(out: Path, console: Console) -> None:
 
     Works for every run that some process conducts, on Ray or not. Ctrl-C asks whether to stay, to
     stop the run or to leave it.
+
+    Args:
+        out: The run directory.
+
+    Raises:
+        ExperimentError: The folder holds no run, or several, which the message lists.
     """
     directory = RunDirectory(out)
     if not directory.holds_run():
@@ -219,7 +236,7 @@ def attach_to(out: Path, console: Console) -> None:
     root, name, num_left = campaign_of(out)
     if checked_summary(directory) is None:
         return say(f"nobody runs {out}; go on with: {resume_command(root)}")
-    from flray.cli.concluding import show_results  # which imports matplotlib
+    from flray.cli.concluding import show_results  # imported late: it imports matplotlib
 
     show_results({out: name}, console)
     if num_left:

@@ -17,7 +17,12 @@ KINDS = ("algorithms", "datasets", "splits", "models", "stages")
 @click.argument("folders", nargs=-1, required=True, type=Place(exists=True))
 @output_file("--out", "The page.  [default: report.html in the first folder, of a URL here]")
 def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
-    """One self-contained HTML page of a run, several runs, or a sweep."""
+    """One self-contained HTML page of a run, several runs, or a sweep.
+
+    \b
+    flray report runs/mine                      report.html in that folder
+    flray report runs/a runs/b --out both.html  runs side by side
+    """
     from flray.files import is_plain
     from flray.reports.page import write_page
 
@@ -126,7 +131,12 @@ def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv
 @cli.command("list")
 @click.argument("kind", type=click.Choice((*KINDS, *SHIPPED, "tables")), required=False)
 def list_(kind: str | None) -> None:
-    """What an experiment can be made of, shipped experiments and spaces, and published tables."""
+    """What an experiment can be made of, shipped experiments and spaces, and published tables.
+
+    \b
+    flray list                everything
+    flray list algorithms     one kind, with the keys of each and their defaults
+    """
     from flray.cli.listing import component_tables, shipped_table
     from flray.cli.tables import tables_listing
 

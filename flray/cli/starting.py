@@ -1,4 +1,7 @@
-"""`flray init`: an experiment file to start from."""
+"""`flray init`: an experiment file to start from.
+
+The file runs as it is: on embedded data, or with the data of a shipped experiment.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +44,11 @@ def write_start(name: str | None, out: Path | None, console: Console) -> None:
     """Write an experiment file to start from and print the command that runs it.
 
     Args:
-        name: of a method or of a shipped experiment; None: a blank experiment.
-        out: the file, which must not exist; None: one of that name in the current folder.
+        name: Name of a method or of a shipped experiment; None: a blank experiment.
+        out: The file, which must not exist; None: one of that name in the current folder.
+
+    Raises:
+        ExperimentError: The file exists, or there is no such method or experiment.
     """
     text, file = _start(name, out)
     if file.exists():
@@ -67,7 +73,8 @@ def experiment_text(method: Described, file: Path) -> str:
     """The text of an experiment file: a method on embedded data, its keys as comments.
 
     Args:
-        file: the name that the first line tells to run.
+        method: The method as `flray.config.reference` describes it.
+        file: The name that the first line tells to run.
     """
     needed = NEEDS.get(method.name, "")
     lines = "".join(f"  # {line}\n" for line in _default_lines(method, needed))

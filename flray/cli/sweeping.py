@@ -35,7 +35,7 @@ from flray.wording import counted
 __all__ = ["describe_space", "read_space", "sweep"]
 
 FAILURES_SHOWN = 5
-SHARE_BEFORE_ETA = 0.2  # of the rows: the first ones also train what all of them share
+SHARE_BEFORE_ETA = 0.2  # share of rows done: the first also train what all share
 
 
 def sweep(
@@ -49,9 +49,16 @@ def sweep(
     """Run a space, show its progress and print what was best, what failed and what it cost.
 
     Args:
-        arguments: one space file, and `key=value`.
-        out: the folder of the sweep; None: one below runs/.
-        mirror: copies the folder to a URL meanwhile.
+        arguments: One space file, and `key=value`.
+        out: The folder of the sweep; None: one below runs/.
+        resume: Go on with the sweep in that folder, or with the newest of this name.
+        max_minutes: Minutes after which running trials end their rounds and nothing more begins.
+        mirror: Copies the folder to a URL meanwhile.
+
+    Raises:
+        ExperimentError: The space is refused, or the file is no space.
+        ClientFailure: Every row failed.
+        click.Abort: The sweep was interrupted; the way to go on has been printed.
     """
     files, overrides = files_and_overrides(arguments, SPACES)
     if len(files) != 1:
@@ -87,6 +94,13 @@ def sweep(
 
 def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     """How far a sweep is, on one line.
+
+    The time left is shown once a fifth of the rows is done: the first rows also train what all of
+    them share.
+
+    Args:
+        metric: Name of the metric whose best value is shown.
+        seconds: Seconds since the sweep, or its resumption, began.
 
     >>> progress_line(Progress(rows=9, done=6, failed=1, running=2, shared=4, best=0.875),
     ...               "accuracy_mean", 60.0)

@@ -22,8 +22,12 @@ def show_table(
     Below a table for people: how many runs there are, and what to run if none of them fits.
 
     Args:
-        name: of the table, such as flhc.4.
-        runs: a folder; finished runs anywhere below it count.
+        name: Name of the table, such as flhc.4.
+        runs: A folder; finished runs anywhere below it count.
+        form: Format; texts are printed without wrapping, so that they can be written to a file.
+
+    Raises:
+        ExperimentError: There is no such table or folder.
     """
     # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
     from flray.reports.published.filling import fill, is_filled, nearest_miss
@@ -50,8 +54,10 @@ def show_table(
 
 
 def tables_listing() -> RichTable:
-    """A table of all published tables: what they cost, whether flray has their methods, and the
-    sweep that fills them."""
+    """A table of all published tables, as `flray list tables` prints it.
+
+    It has what they cost, whether flray has their methods, and the sweep that fills them.
+    """
     listing = RichTable(title="tables", title_justify="left", title_style="bold")
     for column in ("name", "what it is", "client SGD steps", "state"):
         listing.add_column(column, overflow="fold")

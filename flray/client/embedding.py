@@ -43,7 +43,7 @@ class EmbedCentres:
     """l. 6-9: centres of the clients' training examples of round t, encoded in evaluation mode.
 
     Returns (k, e) for each client: k centres in the latent space of the encoder, whose params are
-    those that the task is called with.
+    those that the task is called with. The centres of a client do not depend on other clients.
     """
 
     module: LightningModule  # encoder, whose own weights are not used
@@ -57,7 +57,7 @@ class EmbedCentres:
         return [self.centres(module, host, int(i)) for i in job.clients]
 
     def centres(self, module: LightningModule, host: Host, client: int) -> Latents:
-        """(k, e) the centres of one client's examples."""
+        """(k, e) the centres of one client's examples; clients with fewer than k repeat theirs."""
         ids = host.on_device(host.timeline.at(self.t).train[client])
         latents = encode(module, rescaled(host.examples, self.pixels), ids)
         return k_means(latents, self.num_centres[client])
@@ -78,7 +78,11 @@ class FineTuneCentres:
         return [centres for centres, _ in alone]
 
     def tuned_centres(self, host: Host, carried: Params, client: int) -> tuple[Latents, Params]:
-        """A client's centres after its own epochs, and what the next client would go on from."""
+        """A client's centres after its own epochs, and what the next client would go on from.
+
+        Args:
+            carried: Params of the encoder, with Adam's state if a client has trained before.
+        """
         embed = self.embed
         module = copied_module(embed.module, host)
         ids = host.on_device(host.timeline.at(embed.t).train[client])
@@ -104,6 +108,7 @@ class FineTuneInTurn:
     def __call__(
         self, host: Host, carried: Params, job: ClientsJob
     ) -> tuple[list[Latents], Params]:
+        """Train and embed the clients of a job one after the other, in its order."""
         alone, outputs = FineTuneCentres(self.embed, self.training), []
         for i in job.clients:
             centres, carried = alone.tuned_centres(host, carried, int(i))
@@ -115,6 +120,14 @@ def encode(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:
     """(n, e) the latents of the examples, in evaluation mode.
 
     A module without `encode`, such as a classifier, is an encoder up to its last linear layer.
+
+    Args:
+        module: An encoder or classifier, which is left in evaluation mode.
+        examples: Where ids are looked up, with the pixel range that the encoder expects.
+        ids: (n,) example ids on the device of the examples.
+
+    Raises:
+        ExperimentError: The module has neither `encode` nor a linear layer.
     """
     with _encoding(module) as encoding:
         parts = in_evaluation(module, examples, ids, lambda batch: encoding(batch[0]))
@@ -181,6 +194,7 @@ class ProjectCentres:
         return [self._centres(host, int(i)) for i in job.clients]
 
     def _centres(self, host: Host, client: int) -> Latents:
+        """(k, components) of one client; an error if an image has fewer pixels than components."""
         ids = host.on_device(host.timeline.at(self.t).train[client])
         x, _ = rescaled(host.examples, "unit").batch(ids)
         pixels: Latents = x.flatten(1).cpu().numpy()
@@ -193,7 +207,15 @@ class ProjectCentres:
 
 
 def project(pixels: Latents, components: int) -> Latents:
-    """(n, components) the rows projected by PCA; too few rows are repeated in turn."""
+    """(n, components) the rows projected by PCA; too few rows are repeated in turn.
+
+    Args:
+        pixels: (n, d) rows, d at least `components`.
+        components: Number of principal components.
+
+    >>> np.abs(project(np.array([[0.0, 0.0], [3.0, 4.0]]), 1)).ravel().round(5).tolist()
+    [2.5, 2.5]
+    """
     from sklearn.decomposition import PCA  # seconds to import, and seldom needed
 
     pca = PCA(components, random_state=FLT_SEED)
@@ -214,7 +236,7 @@ def _thread_pools() -> ThreadpoolController:
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's training data as it would leave the client."""
+    """A client's training data as it would leave the client: raw pixels and labels."""
 
     images: NDArray[np.uint8]  # (n, channels, height, width)
     labels: Ids  # (n,)
@@ -230,6 +252,7 @@ class SendData:
     t: int
 
     def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[ClientData]:
+        """Images and labels of each client of the job."""
         examples = host.examples
         data = []
         for i in job.clients:
@@ -240,14 +263,20 @@ class SendData:
 
 
 class TellImageShape:
-    """Shape of the clients' images, (channels, height, width), which all of them share."""
+    """Shape of the clients' images, (channels, height, width), which all of them share.
+
+    A task, so that a server which holds no data can learn what encoder it needs.
+    """
 
     def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[tuple[int, ...]]:
         return [tuple(host.examples.images.shape[1:])] * len(job.clients)
 
 
 def copied_module(module: LightningModule, host: Host) -> LightningModule:
-    """A copy of the module on the device and in the precision of the host's examples."""
+    """A copy of the module on the device and in the precision of the host's examples.
+
+    The original is not changed: it may lie in memory that processes share.
+    """
     mean = host.examples.mean
     return copy.deepcopy(module).to(device=mean.device, dtype=mean.dtype)
 

@@ -19,7 +19,10 @@ EPOCH, STEP, MOMENTS = "adam/epoch", "adam/step", ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class EncoderTraining:
-    """Settings of Adam over batches of examples, with a rate that is halved now and then."""
+    """Settings of Adam over batches of examples, with a rate that is halved now and then.
+
+    FLT trains encoders this way, centrally and on clients.
+    """
 
     epochs: int  # J of FLT, epochs per client or in all
     batch_size: int
@@ -74,9 +77,14 @@ def run_epoch(
 ) -> float:
     """Train the module for one epoch; returns the mean loss over its examples.
 
+    Losses are those before each step, as they come, weighted by the size of their batch.
+
     Args:
-        batches: example ids of each step, on the device of the examples.
-        lr: the learning rate of the epoch, which replaces that of the optimiser.
+        module: Changed in place.
+        optimizer: Over the parameters of the module; its state goes on from epoch to epoch.
+        examples: Where ids are looked up; pixels are not augmented.
+        batches: Example ids of each step, on the device of the examples; at least one batch.
+        lr: The learning rate of the epoch, which replaces that of the optimiser.
     """
     module.train()
     for group in optimizer.param_groups:
@@ -95,7 +103,13 @@ def run_epoch(
 
 
 def mean_loss(module: LightningModule, examples: Examples, ids: Tensor) -> float:
-    """The mean loss over the examples, in evaluation mode."""
+    """The mean loss over the examples, in evaluation mode.
+
+    Args:
+        module: The module, which is left in evaluation mode.
+        examples: Where ids are looked up.
+        ids: (n,) example ids on the device of the examples, n > 0.
+    """
     batch_loss = BatchLoss(module)
     total = torch.zeros((), device=examples.device, dtype=torch.float64)
     for loss in in_evaluation(

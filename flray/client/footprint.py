@@ -24,7 +24,13 @@ def bytes_of_steps(
 ) -> int:
     """Bytes of the layers' values while a block is trained or a model is evaluated.
 
-    The larger of both, for the estimate of what an actor needs (`execution.resources`).
+    The larger of both, for the estimate of what an actor needs (`execution.resources`). An estimate
+    from above for chains of layers; what a module computes outside of layers is not seen.
+
+    Args:
+        image_shape: (channels, height, width).
+        batch_size: Examples of a client's batch.
+        settings: Engine, device, precision, block and threads of the host.
     """
     layers = layer_values(module, input_shape)
     at_once = models_at_once(module, settings)

@@ -1,4 +1,8 @@
-"""A host: what a process keeps to run the task of any client."""
+"""A host: what a process keeps to run the task of any client.
+
+A *task* is a pure function `task(host, bank, job)`: `flray.client.tasks` has those of training and
+scoring, other modules of this package those of signatures. Executors send tasks and jobs to hosts.
+"""
 
 import copy
 import os
@@ -73,7 +77,7 @@ class HostSettings:
 
     engine: EngineName
     device: str  # cpu, cuda or cuda:N
-    dtype: torch.dtype  # of models and images
+    dtype: torch.dtype  # precision of models and images
     num_slots: int  # clients per block
     threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int
@@ -83,7 +87,10 @@ class HostSettings:
 
 @dataclass(frozen=True)
 class Payload:
-    """All that a process needs to become a host; for actors, put into the object store once."""
+    """All that a process needs to become a host; for actors, put into the object store once.
+
+    It can be pickled, and is not changed by hosts in other processes.
+    """
 
     module: LightningModule
     dataset: Dataset
@@ -120,13 +127,19 @@ def default_threads(engine: EngineName, module: LightningModule, device: str) ->
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use, or OMP_NUM_THREADS, which Ray sets for workers."""
+    """Number of cores that this process may use, or OMP_NUM_THREADS, which Ray sets for workers.
+
+    The affinity of the process counts, not the cores of the machine.
+    """
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 @contextmanager
 def restored_torch_settings() -> Iterator[None]:
-    """Restore after the `with` block the settings of torch that `start_host` changes."""
+    """Restore after the `with` block the settings of torch that `start_host` changes.
+
+    For hosts in a process that does other things afterwards, such as a user's notebook.
+    """
     cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
     threads, is_benchmark = torch.get_num_threads(), cudnn.benchmark
     is_deterministic, has_tf32 = cudnn.deterministic, cudnn.allow_tf32
@@ -147,8 +160,12 @@ def start_host(
     Also fixes the settings of torch that would change bits, for the whole process.
 
     Args:
-        module: moved to device and dtype in place.
-        timeline: the split of every round; all of them share one table of examples.
+        module: The module, which is moved to device and dtype in place.
+        dataset: All images and labels.
+        timeline: The split of every round; all of them share one table of examples.
+
+    Raises:
+        ExperimentError: The engine that was asked for cannot run the module.
     """
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
@@ -167,6 +184,9 @@ def start_host_of_actor(payload: Payload, number: int) -> Host:
 
     The weights in the payload are memory that all actors of the node share: engines write into
     their own.
+
+    Args:
+        number: Number of the actor among those of its executor, by which jobs find it again.
     """
     module = copy.deepcopy(payload.module)
     host = start_host(module, payload.dataset, payload.timeline, payload.settings)
@@ -190,10 +210,14 @@ def in_evaluation(
 ) -> list[Tensor]:
     """`compute` of one batch of the examples after another, in evaluation mode.
 
-    Every walk of a task over a client's examples that keeps no gradient is this one.
+    Every walk of a task over a client's examples that keeps no gradient is this one. Batches have
+    `EVALUATION_BATCH` examples, the last one the rest, in the order of `ids`.
 
     Args:
+        module: The module, which is left in evaluation mode.
+        examples: Where ids are looked up.
         ids: (n,) example ids on the device of the examples.
+        compute: Called with (x, y) of each batch, without gradients.
     """
     module.eval()
     with torch.no_grad():

@@ -23,16 +23,19 @@ Statistic = Literal[
     "mean", "std", "quantiles", "skewness", "kurtosis", "covariance", "correlation", "components"
 ]
 Values = NDArray[np.float64]
-HoldoutImages = Literal["all", "validation"]  # of a holdout client; never its test images
+HoldoutImages = Literal["all", "validation"]  # what holdout clients describe; never test images
 
 QUANTILES = (0.25, 0.5, 0.75)
 NUM_COMPONENTS = 3  # principal ones
-SMALLEST_SHARE = 1e-12  # of the largest principal value: below it a direction is rounding
+SMALLEST_SHARE = 1e-12  # share of the largest principal value; less is rounding
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """An encoder that is not the model of the run; its params are those the task is called with."""
+    """An encoder that is not the model of the run; its params are those the task is called with.
+
+    It may have been trained on other data, with other ranges of pixels.
+    """
 
     module: LightningModule
     pixels: PixelScale  # range of the pixels that the encoder expects
@@ -54,6 +57,7 @@ class DescribeLatents:
     holdout: HoldoutImages = "all"
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Latents]:
+        """A vector for each client of the job, in the precision of the host."""
         module, examples = host.module, host.examples
         if self.foreign is not None:
             module = copied_module(self.foreign.module, host)
@@ -77,6 +81,13 @@ class DescribeLatents:
 
 def describe(latents: Values, statistics: tuple[Statistic, ...]) -> Values:
     """S: the statistics of the rows of latents (n, E), one after the other; ddof 0.
+
+    Args:
+        latents: (n, E), n >= 1.
+        statistics: Their names, in the order of the result.
+
+    Returns:
+        A vector whose length depends on E and the statistics alone, not on n.
 
     >>> describe(np.array([[0.0, 1.0], [2.0, 1.0]]), ("mean", "std")).tolist()
     [1.0, 1.0, 1.0, 0.0]

@@ -1,4 +1,8 @@
-"""What a client tells of its data in PACFL: the directions in which its inputs lie."""
+"""What a client tells of its data in PACFL: the directions in which its inputs lie.
+
+Vahidian et al.: Efficient Distribution Similarity Identification in Clustered Federated Learning
+via Principal Angles Between Client Data Subspaces. AAAI 2023, arXiv 2209.10526.
+"""
 
 from dataclasses import dataclass
 
@@ -18,8 +22,9 @@ Basis = NDArray[np.float32]  # (p, d)
 class DescribeSubspace:
     """The first p left singular vectors of a client's inputs in round t, as rows (p, d).
 
-    The sign of a singular vector is free: the largest of its entries is made positive, so that
-    results do not depend on the library.
+    Inputs are columns in the paper and rows here. With `per_label` each label of the client has p
+    vectors of its own, one label after the other. The sign of a singular vector is free: the
+    largest of its entries is made positive, so that results do not depend on the library.
     """
 
     p: int

@@ -1,4 +1,8 @@
-"""Tasks of clients: pure functions of (a host, models, a job) that any host can run."""
+"""Tasks of clients: pure functions of (a host, models, a job) that any host can run.
+
+A task is sent to hosts once per call and must be picklable; jobs are the parts of its work. The
+bank that it is called with has leaves (U, ...) and must not be changed: processes share it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -59,11 +63,15 @@ class ClientsJob:
         return ClientsJob(self.clients[positions], self.rows[positions], memo, weights)
 
     def in_parts(self, size: int) -> "list[ClientsJob]":
-        """Jobs of at most `size` clients each, in the order of the clients."""
+        """Jobs of at most `size` clients each, in the order of the clients.
+
+        >>> [part.clients.tolist() for part in ClientsJob(np.arange(5)).in_parts(2)]
+        [[0, 1], [2, 3], [4]]
+        """
         return [self.part(slice(k, k + size)) for k in range(0, len(self.clients), size)]
 
     def alone(self) -> "list[ClientsJob]":
-        """A job for each client, to find the one that fails."""
+        """A job for each client, to find the one that fails when a block of them does."""
         return self.in_parts(1)
 
 
@@ -86,6 +94,7 @@ class Train:
     call: str = field(default_factory=lambda: uuid4().hex)
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> BlockResult:
+        """Train the block, and keep or return its models."""
         trained = host.engine.train(self.block(host, bank, job), self.training, self.gradient)
         trained = replace(trained, largest=largest_values(trained.params), host=host.number)
         if not self.num_kept:
@@ -136,7 +145,11 @@ def _rows(leaf: Tensor, rows: Ids, device: torch.device) -> Tensor:
 
 
 def is_finite(trained: BlockResult) -> NDArray[np.bool_]:
-    """(K,) True where a client's loss and all its params are finite numbers."""
+    """(K,) True where a client's loss and all its params are finite numbers.
+
+    Args:
+        trained: A result of the task `Train`, which records the largest value of each leaf.
+    """
     finite: NDArray[np.bool_] = np.isfinite(trained.loss)
     for values in trained.largest.values():
         finite &= np.isfinite(values)
@@ -217,6 +230,7 @@ class Predict:
     t: int
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Tensor]:
+        """(R, classes) of each client on the CPU, float32."""
         ids = host.on_device(host.timeline.at(self.t).server)
         predictions = []
         for u in job.rows.tolist():
@@ -259,6 +273,7 @@ class TuneAndScore:
     def __call__(
         self, host: Host, bank: Params, job: ClientsJob
     ) -> list[dict[Part, PartScore] | Exception]:
+        """For each client its scores by part, or an error in their place if its tuning diverged."""
         reseeded = replace(host, seed=torch_seed(host.seed, "fine-tune evaluation"))
         tuned = Train(self.training, plain_gradient, self.t)(reseeded, bank, job)
         split, finite = host.timeline.at(self.t), is_finite(tuned)

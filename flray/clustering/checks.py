@@ -8,7 +8,7 @@ from flray.clustering.points import Matrix, Points
 from flray.clustering.related import Related
 
 LARGEST = 1e150  # squares of larger numbers leave float64
-ASYMMETRY = 1e-6  # of the largest distance, which two orders of summation may differ by
+ASYMMETRY = 1e-6  # share of the largest distance that D_ij and D_ji may differ by
 ROWS_AT_ONCE = 1000  # rows of D that are compared at a time
 
 

@@ -1,6 +1,6 @@
 """Sizes of the chunks in which large arrays are processed, to avoid a second copy of them."""
 
-CHUNK_BYTES = 2**24  # of float64 at a time: near a cache, and enough for matrix products
+CHUNK_BYTES = 2**24  # bytes of float64 at a time: near a cache, and enough for products
 
 
 def chunk_length(bytes_each: int) -> int:

@@ -39,7 +39,7 @@ from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
 from flray.values import FROM_IMAGES, Seed, require_at_least
 
-FORMAT = 2  # of training and files: raise it when the same configuration gives other params
+FORMAT = 2  # version of training and files: raise it when a configuration gives other params
 
 
 @dataclass(frozen=True)

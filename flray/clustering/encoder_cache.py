@@ -20,7 +20,7 @@ from flray.files import replace_file
 from flray.models.bank import Params, digest, stack
 from flray.values import FROM_IMAGES
 
-NAME_LENGTH = 16  # of a folder in the cache, of the 64 digits of a key
+NAME_LENGTH = 16  # digits of the 64 of a key that name a folder of the cache
 PARAMS_FILE, RECORD_FILE = "encoder.safetensors", "encoder.json"
 UNFINISHED_FILE = "unfinished.pt"  # the state after an epoch, from which training goes on
 _NEEDED = ("key", *FROM_IMAGES, PARAMS_SHA256)  # of a record, to use it

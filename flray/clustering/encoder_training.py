@@ -30,7 +30,7 @@ _log = logging.getLogger("flray")
 class Epoch:
     """Losses and duration of one epoch of pre-training."""
 
-    epoch: int  # from 1
+    epoch: int  # number of the epoch, from 1
     epochs: int
     lr: float
     train_loss: float  # mean over the epoch's examples, while training
@@ -71,7 +71,7 @@ class Progress:
     """
 
     path: Path
-    key: str  # of the encoder
+    key: str  # key of the encoder
     device: str  # cpu or cuda
 
     def read(self) -> dict[str, Any] | None:  # Any: what torch.save wrote
@@ -102,7 +102,7 @@ class EncoderRun:
     device: torch.device
     epoch: int = 0  # epochs done
     lowest: float = math.inf  # validation loss
-    kept: Params | None = None  # of the epoch with the lowest validation loss
+    kept: Params | None = None  # params after the epoch with the lowest validation loss
 
     def train_epoch(self, examples: Examples, order: Ids, batch_size: int, lr: float) -> float:
         """Train for one epoch over the examples in this order; the mean loss."""

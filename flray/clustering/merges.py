@@ -8,7 +8,7 @@ import numpy as np
 from flray.clustering.points import Matrix
 
 SAME_HEIGHT = 1e-6  # relative difference below which a threshold counts as on a merge
-SINGLE_MERGE_SPACING = 2.0  # of thresholds where all merges have one height
+SINGLE_MERGE_SPACING = 2.0  # ratio of thresholds where all merges have one height
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class MergePoint:
     2.0
     """
 
-    place: int  # from 0: which of the thresholds
-    number: int  # of thresholds between the lowest and the highest merge
+    place: int  # number of the threshold, from 0
+    number: int  # number of thresholds between the lowest and the highest merge
 
     def threshold(self, tree: Matrix) -> float:
         """The threshold for a tree (m - 1, 4) as scipy writes it."""

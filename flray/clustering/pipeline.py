@@ -188,7 +188,7 @@ class Pipeline:
         """Run the stages after the signature."""
         embedded: Points = self.embed(points, fed.seed)
         distance: Matrix = self.distance(embedded)
-        stage = getattr(self.distance, "stage", self.distance)  # of a sweep's cache: what it keeps
+        stage = getattr(self.distance, "stage", self.distance)  # what a sweep's cache wraps
         require_distances(distance, embedded, stage)
         relation: Matrix | None = self.relate(distance)
         related = Related(

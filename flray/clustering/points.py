@@ -100,7 +100,7 @@ class Points:
         means = self.means()
         if weights is None:
             return _means(means, labels)
-        shares = weights / np.bincount(labels, weights)[labels]  # of the cluster, sum to 1
+        shares = weights / np.bincount(labels, weights)[labels]  # shares of each cluster sum to 1
         of_cluster = np.zeros((labels.max() + 1, len(labels)))
         of_cluster[labels, np.arange(len(labels))] = shares
         return torch.from_numpy(of_cluster).to(means) @ means

@@ -55,7 +55,15 @@ class Component:
     plain: Plain  # with every default filled in, for config.yaml
 
     def build(self, **injected: Any) -> Any:
-        """Call the class; what it does not ask for is not passed."""
+        """Call the class; what it does not ask for is not passed.
+
+        Args:
+            injected: What is known only now, such as `image_shape` of the dataset for a model.
+
+        Raises:
+            ExperimentError: The class refuses its configuration, or it is too large for the
+                machine.
+        """
         with self.reported():
             return self.target(**self.arguments(**injected))
 
@@ -160,7 +168,11 @@ def _component(
 
 
 def look_up(kind: str, registry: Registry, name: str) -> Target:
-    """The registered class, or the one at `package.module:Name` of a kind that users may extend."""
+    """The registered class, or the one at `package.module:Name` of a kind that users may extend.
+
+    Raises:
+        ExperimentError: The name is unknown; the message lists the known ones and the nearest.
+    """
     if ":" in name and is_extensible(kind):
         return import_class(kind, name)
     if name not in registry:
@@ -181,12 +193,19 @@ def bind(
 ) -> Plain:
     """Check the keys `given` against the parameters of a class; returns the arguments for a call.
 
+    Values are converted by the annotations; parameters that are not given are left out, so that the
+    class's own defaults hold.
+
     Args:
-        where: the dotted key of the class, for messages; "" for a whole file.
-        injected: parameters that no YAML names.
-        base: an instance of the class, from which comes what is not given; None: the defaults of
+        target: The class, or a function that builds one.
+        where: The dotted key of the class, for messages; "" for a whole file.
+        injected: Parameters that no YAML names.
+        base: An instance of the class, from which comes what is not given; None: the defaults of
             the class. Keys that the class calls `exclusive` come from `base` only if none of them
             is given.
+
+    Raises:
+        ExperimentError: A key is unknown or missing, or a value is of the wrong type.
     """
     hints, defaults = hints_of(target), defaults_of(target)
     parameters = {

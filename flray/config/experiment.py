@@ -119,6 +119,8 @@ class Experiment:
 def read_yaml(path: str | Path) -> Plain:
     """The keys of an experiment file, or of a shipped one by its name.
 
+    Nothing is checked but the YAML itself; `parse_experiment` comes next.
+
     >>> read_yaml("demo/flhc")["dataset"]
     'digits'
     """

@@ -54,7 +54,7 @@ def object_component(kind: str, given: Any) -> Component | None:  # Any: from a 
         given = from_tensors(*_tensors(given))
     if kind == "dataset" and isinstance(given, Dataset):
         return _component(kind, given.name, ReadyObject(given), digest_of(given))
-    if kind == "model" and isinstance(given, Module):  # of pytorch_lightning or of lightning
+    if kind == "model" and isinstance(given, Module):  # from pytorch_lightning or lightning
         if not hasattr(given, "training_step"):
             raise ExperimentError(
                 f"model must be a LightningModule, got {_name(type(given))} without a training_step"

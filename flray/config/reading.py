@@ -21,7 +21,7 @@ YAML_FILES = (".yaml", ".yml")
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 _REPLACED = (_BOOL, _FLOAT, "tag:yaml.org,2002:timestamp")  # a date is text
 _MERGE = "<<"
-MOST_VALUES, MOST_DEPTH = 100_000, 30  # in a file; lists and mappings inside each other
+MOST_VALUES, MOST_DEPTH = 100_000, 30  # values per file; nesting of lists and mappings
 
 _RESOLVER = re.compile(r"\$\{[^}]*(:|\$\{)")  # `${name:...}`, or a name that is composed
 _TRUE_OR_FALSE = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
@@ -84,7 +84,7 @@ def parse_yaml(text: str) -> Any:  # Any: YAML
         message = f"more than {MOST_DEPTH} lists or mappings inside each other"
         raise yaml.YAMLError(message) from error
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:
-        raise yaml.YAMLError(str(error)) from error  # of a tag, as in `!!int x`
+        raise yaml.YAMLError(str(error)) from error  # a wrong tag, as in `!!int x`
     except yaml.MarkedYAMLError as error:
         raise yaml.YAMLError(_on_one_line(error)) from error
     return value
@@ -119,7 +119,7 @@ def read_mapping(path: Path, where: str) -> Plain:
     Raises:
         ExperimentError: if there is no such file, or if it is not a YAML mapping.
     """
-    from omegaconf import OmegaConf  # whose import delays `flray --help`
+    from omegaconf import OmegaConf  # imported here, because it would delay `flray --help`
     from omegaconf.errors import OmegaConfBaseException
 
     file = find_file(path)
@@ -159,7 +159,7 @@ def _measure(value: Any, measured: dict[int, tuple[int, int]]) -> tuple[int, int
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"keys are text, got {shown(key)}; write it in quotes")
-    measured[id(value)] = MOST_VALUES, 0  # of one that contains itself
+    measured[id(value)] = MOST_VALUES, 0  # counted as too many if the value contains itself
     children = value.values() if isinstance(value, dict) else value
     measures = [_measure(child, measured) for child in children]
     sizes, depths = [size for size, _ in measures], [depth for _, depth in measures]

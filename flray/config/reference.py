@@ -42,7 +42,7 @@ COMPONENTS = ("dataset", "split", "model", "algorithm")
 STAGES = ("signature", "embed", "distance", "relate", "partition")
 SETTINGS = "flray.config.experiment:Settings"
 ENCODER = "flray.clustering.encoder:Encoder"
-OPTIONS = "flray.sweeps.space:Options"  # of a space
+OPTIONS = "flray.sweeps.space:Options"  # class of the options of a space
 SEEDS = "seeds"
 SEE_BELOW = "see below"  # default of a mapping
 

@@ -32,7 +32,7 @@ class NamedExperiment:
 
     @property
     def folder(self) -> Path:
-        """Where its run is, from the folder of all of them."""
+        """Where its run is, from the folder of all of them: NAME/seed_N."""
         return Path(self.name, f"seed_{self.experiment.settings.seed}")
 
 

@@ -37,7 +37,12 @@ def find_file(given: str | Path, kind: str = EXPERIMENTS) -> Path | None:
 
 
 def require_file(given: str | Path, kind: str = EXPERIMENTS) -> Path:
-    """As `find_file`; a missing file is an ExperimentError that suggests a name."""
+    """As `find_file`; a missing file is an ExperimentError that suggests a name.
+
+    Args:
+        given: A path or the name of a shipped file.
+        kind: EXPERIMENTS or SPACES, where shipped files are looked for.
+    """
     file = find_file(given, kind)
     if file is not None:
         return file
@@ -69,7 +74,11 @@ def is_space(path: Path) -> bool:
 
 
 def names(kind: str) -> list[str]:
-    """The names of the shipped files of a kind, EXPERIMENTS or SPACES, sorted."""
+    """The names of the shipped files of a kind, EXPERIMENTS or SPACES, sorted.
+
+    >>> "demo/flhc" in names(EXPERIMENTS)
+    True
+    """
     folder = _PACKAGE / kind
     return sorted(
         path.relative_to(folder).with_suffix("").as_posix()

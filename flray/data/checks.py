@@ -13,7 +13,10 @@ from flray.errors import ExperimentError
 
 
 def check_literals(options: object) -> None:
-    """Refuse a value that the `Literal` of its field, or of a tuple's items, does not allow."""
+    """Refuse a value that the `Literal` of its field, or of a tuple's items, does not allow.
+
+    Called in `__post_init__` of options, because Python itself does not check annotations.
+    """
     for field, hint in get_type_hints(type(options)).items():
         value = getattr(options, field)
         is_tuple = get_origin(hint) is tuple
@@ -45,7 +48,12 @@ def check_share(field: str, value: float) -> None:
 
 
 def check_memory(num_images: int, size: int) -> None:
-    """Refuse images that could never lie in this machine's memory, before they are drawn."""
+    """Refuse images that could never lie in this machine's memory, before they are drawn.
+
+    Args:
+        num_images: Number of one-channel images of bytes.
+        size: Their height and width.
+    """
     needed = num_images * size * size  # bytes of uint8
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:

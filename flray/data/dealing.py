@@ -37,7 +37,7 @@ def whole_share(total: int, share: float) -> int:
 
 
 def server_images(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
-    """Images for the server, equally many of each class; the first classes take the rest.
+    """(n,) rows of the images for the server, ascending, equally many of each class.
 
     Empty if the server makes its own images (`server_from: synthetic`). Refuses data without
     classes, which every split that deals images needs.
@@ -72,7 +72,11 @@ def images_of_clients(dataset: Dataset, options: "PartOptions", seed: int) -> Id
 
 
 def images_to_deal(dataset: Dataset, options: "SplitOptions", seed: int) -> Ids:
-    """As `images_of_clients`, for a known number of clients that must each get some."""
+    """As `images_of_clients`, for a known number of clients that must each get some.
+
+    Raises:
+        ExperimentError: There are fewer images than clients.
+    """
     pool = images_of_clients(dataset, options, seed)
     if len(pool) < options.clients:
         raise ExperimentError(
@@ -86,7 +90,7 @@ def known_source(dataset: Dataset, asker: str) -> Ids:
     """(N,) the source of each image; refuses a dataset that does not know it.
 
     Args:
-        asker: what needs it, as the message names it.
+        asker: What needs the sources, as the message names it.
     """
     if dataset.source is None:
         raise ExperimentError(
@@ -106,12 +110,19 @@ def deal_evenly(images: Ids, num_clients: int, rng: np.random.Generator) -> list
 
 
 def images_by_label(dataset: Dataset, pool: Ids) -> list[Ids]:
-    """The images of the pool, a list for each label of the dataset."""
+    """The images of the pool, an array for each label of the dataset, in the order of the pool.
+
+    Labels without images have empty arrays.
+    """
     return [pool[dataset.labels[pool] == label] for label in range(dataset.num_classes)]
 
 
 def deal_label(images: Ids, num_clients: int, label: int, rng: np.random.Generator) -> list[Ids]:
-    """As `deal_evenly`, for clients that must each get some of the label."""
+    """As `deal_evenly`, for clients that must each get some of the label.
+
+    Raises:
+        ExperimentError: There are fewer images than clients; the message names the label.
+    """
     if len(images) < num_clients:
         raise ExperimentError(
             f"label {label} has {len(images)} training images for the {num_clients} clients that "

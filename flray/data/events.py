@@ -77,13 +77,16 @@ class Timeline:
     phases: tuple[tuple[int, Split], ...]
 
     def at(self, t: int) -> Split:
-        """The split of round t, counted from 1."""
+        """The split of round t, counted from 1; rounds after the last phase have its split."""
         if t < 1:
             raise ExperimentError(f"round must be at least 1, got {t}")
         return self.phases[bisect_right([first for first, _ in self.phases], t) - 1][1]
 
     def changed(self, t: int) -> Ids:
-        """The clients that hold other data than in round t - 1, or were not there then."""
+        """The clients that hold other data than in round t - 1, or were not there then.
+
+        Ascending; empty for round 1. Validation and test parts change together with training parts.
+        """
         now = self.at(t)
         before = self.at(max(t - 1, 1))
         if now is before:
@@ -112,6 +115,7 @@ class _Hand:
 
     @property
     def is_changed(self) -> bool:
+        """True if a label of the data was swapped."""
         return self.labels != tuple(range(len(self.labels)))
 
 
@@ -127,6 +131,10 @@ def make_timeline(split: Split, events: Sequence[Event]) -> Timeline:
     """The timeline of a split and its events; events of one round happen in the order given.
 
     Planted groups travel with the data; relabelled data of a group is a group of its own.
+
+    Raises:
+        ExperimentError: An event names a client or label that does not exist, a client joins that
+            is there or leaves that is not, or nobody is left to train.
     """
     in_time = sorted(events, key=lambda event: event.round)  # stable
     num_labels = int(split.labels.max()) + 1 if split.has_classes else 1

@@ -31,7 +31,12 @@ class PixelOptions:
         check_literals(self)
 
     def normalization(self, standard: Normalization) -> Normalization:
-        """The normalization asked for; `standard` is the dataset's own mean and std."""
+        """The normalization asked for.
+
+        Args:
+            standard: The dataset's own mean and standard deviation, for `normalize: standard`; its
+                length is the number of channels.
+        """
         channels = len(standard.mean)
         if self.normalize == "unit":
             return Normalization((0.0,) * channels, (1.0,) * channels)

@@ -44,7 +44,7 @@ class Deal:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of each client, as rows of dataset.images."""
+    """The parts of each client, as rows of dataset.images: an array per client in each list."""
 
     train: list[Ids]
     validation: list[Ids]
@@ -56,7 +56,17 @@ def cut_parts(deal: Deal, dataset: Dataset, options: "PartOptions", seed: int) -
 
     Shares of each client's images become its validation and, with `test: own_split`, its test part;
     otherwise test images are found in the dataset's test part. Distinct (view, image, label) are
-    the examples of the split. Refuses a deal that leaves a client without training data.
+    the examples of the split.
+
+    Args:
+        deal: Who holds which images.
+        dataset: The dataset that was dealt.
+        options: How parts are cut.
+        seed: Seed of the cuts; each cut has a random stream of its own, so that changing one share
+            does not move the others.
+
+    Raises:
+        ExperimentError: A client is left without training data or without test images.
 
     >>> from flray.data.datasets.synthetic import Synthetic
     >>> from flray.data.splits.options import PartOptions

@@ -33,8 +33,8 @@ NEED_COLOUR: tuple[Pipeline, ...] = ("grayscale", "hue")
 Pixel = TypeVar("Pixel", np.uint8, np.float32)
 
 _BLUR_SIZE, _BLUR_SIGMA = 5, 1.5
-_LUMA = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue (ITU-R 601)
-_HUE_SHIFT = 0.3  # of a full turn
+_LUMA = np.array([0.2989, 0.587, 0.114], np.float32)  # weights of red, green and blue (ITU-R 601)
+_HUE_SHIFT = 0.3  # as a share of a full turn
 _STRONGER = np.float32(1.6)
 _SOLARIZE_FROM = 0.5
 _POSTERIZE_MASK = 0b11000000  # the two highest bits
@@ -47,7 +47,10 @@ def apply_pipeline(
     """The images (n, channels, height, width) after this pipeline.
 
     Args:
-        rows: (n,) their rows in the dataset, of which and of the seed the noise is a function.
+        name: One of PIPELINES; those of NEED_COLOUR need three channels.
+        images: Bytes; not changed.
+        rows: (n,) their rows in the dataset.
+        seed: Seed of the noise, which depends on it and on the row of an image alone.
 
     >>> apply_pipeline("invert", np.array([[[[0, 200]]]], np.uint8), np.array([0]), seed=0).tolist()
     [[[[255, 55]]]]

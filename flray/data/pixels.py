@@ -12,7 +12,7 @@ from flray.data.dataset import Dataset
 from flray.data.split import Split
 from flray.randomness import counter_hash
 
-PAD = 4  # pixels added on each side before a random crop (FLIS, SPEC 2)
+PAD = 4  # pixels added on each side before a random crop, as in the code of FLIS
 
 # Of images kept normalised on a GPU, which spares a step four kernels; 70,000 of MNIST fit.
 NORMALISED_BYTES = 1 << 28
@@ -49,7 +49,11 @@ class Examples:
         return self._gather(ids), self.labels[ids]
 
     def training_batch(self, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """As `batch`, augmented; ids are (clients, B), keys (clients,) one per client and step."""
+        """As `batch`, augmented; ids are (clients, B), keys (clients,) one per client and step.
+
+        Equal keys give equal crops and flips on every device. Keys are ignored without
+        augmentation.
+        """
         if self.augment != "crop_flip":
             return self.batch(ids)
         return self._normalise(crop_flip(self._pixels(ids), keys)), self.labels[ids]
@@ -105,7 +109,10 @@ def _targets(targets: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 
 def tensor_over(array: NDArray[Any]) -> Tensor:
-    """A tensor over the array's own memory, read-only where the array came from another process."""
+    """A tensor over the array's own memory, read-only where the array came from another process.
+
+    Nothing is copied, so nobody may write into it.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -79,7 +79,10 @@ class Split:
         return np.array([len(ids) for ids in self.train], dtype=np.int64)
 
     def trained_on(self, client: int) -> Ids:
-        """The training examples of a client, or of one that was made up to resemble a client."""
+        """The training examples of a client, or of one that was made up to resemble a client.
+
+        Made-up clients have ids from M on; measures of robustness ask for them.
+        """
         if client < self.num_clients:
             return self.train[client]
         return self.similar[client - self.num_clients]
@@ -90,7 +93,10 @@ class Split:
         return len(self.image_ids) - self.num_global_only
 
     def label_counts(self, clients: Ids) -> Ids:
-        """(K, labels) how many training examples of each label each of the clients holds."""
+        """(K, labels) how many training examples of each label each of the clients holds.
+
+        Labels are those that clients see, 0 to the largest that anybody holds.
+        """
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
         labels = (self.labels[self.train[i]] for i in clients)
         return np.stack([np.bincount(row, minlength=num_labels) for row in labels])

@@ -26,8 +26,12 @@ def from_tensors(
     Args:
         x_train: (N, channels, height, width), (N, height, width) or (N, features).
         y_train: (N,) whole numbers from 0.
-        x_test: images of the same shape. None: there is no test part.
-        y_test: their labels.
+        x_test: Images of the same shape. None: there is no test part.
+        y_test: Their labels.
+        name: Name of the dataset in tables and files.
+
+    Raises:
+        ExperimentError: Shapes or labels do not fit.
 
     >>> data = from_tensors(torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 1]))
     >>> data.image_shape, data.num_classes, data.num_train

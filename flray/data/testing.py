@@ -22,8 +22,13 @@ def tested_images(options: "PartOptions", trained: Ids, images: list[Ids], seed:
     """The test images of each client, by the rule `options.test` names.
 
     Args:
+        options: The rule, and the size of samples.
         trained: (M, kinds) training images of each client and kind.
-        images: per kind, the test images.
+        images: The test images of each kind.
+        seed: Seed of the split.
+
+    Raises:
+        ExperimentError: A client would have none.
     """
     available = np.array([len(ids) for ids in images])
     for client, row in enumerate(trained):
@@ -59,7 +64,7 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
         if not trained[:, kind].any():
             continue
         rng = generator(seed, "split.test", kind)
-        order = rng.permutation(len(trained))  # or the first clients would win every rounding
+        order = rng.permutation(len(trained))  # else the first clients would win every rounding
         sizes = largest_remainder(len(ids), trained[order, kind])
         holders.append(np.repeat(order, sizes))
         given.append(rng.permutation(ids))
@@ -76,6 +81,14 @@ def proportional_sample(
     size: int, trained: Ids, images: list[Ids], rng: np.random.Generator
 ) -> Ids:
     """`size` different images in the proportions of one client's training counts.
+
+    Args:
+        trained: (kinds,) the client's training images of each kind.
+        images: The test images of each kind.
+        rng: Shuffles one kind after the other.
+
+    Raises:
+        ExperimentError: A kind has too few test images.
 
     >>> images = [np.array([10, 11]), np.array([20, 21, 22])]
     >>> sample = proportional_sample(4, np.array([30, 90]), images, np.random.default_rng(0))

@@ -1,4 +1,8 @@
-"""Steps of stacked clients recorded as CUDA graphs."""
+"""Steps of stacked clients recorded as CUDA graphs.
+
+A step of a small model is many short kernels, and launching them from Python takes longer than they
+run.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -10,7 +14,7 @@ from flray.engines.engine import Block
 from flray.engines.stacked_plan import StackedPlan
 from flray.engines.stacked_step import Step
 
-GRAPH_STEPS = 20  # in one CUDA graph
+GRAPH_STEPS = 20  # steps per CUDA graph
 
 
 class GraphedStep(Step):
@@ -25,20 +29,20 @@ class GraphedStep(Step):
     several: torch.cuda.CUDAGraph | None = None
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        """As `Step.start`; the plan is copied to where the graphs read it."""
+        """Begin a block as `Step.start` does; the plan is copied to where the graphs read it."""
         if self.single is None or plan.num_steps > self.buffers.num_steps:
             self._record(block, plan)
         super().start(block, self.buffers)
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         for value in (value for state in states for value in state.values()):
             if isinstance(value, torch.Tensor):
-                value.zero_()  # as at the first step
+                value.zero_()  # momentum and moments begin at 0 again
         for buffer, values in zip(self.buffers.tensors, plan.tensors, strict=True):
             buffer[:, : plan.num_steps].copy_(values)
 
     def advance(self, num_steps: int) -> None:
-        """As `Step.advance`, by replaying graphs."""
-        assert self.single is not None  # since `start`
+        """Take the next steps as `Step.advance` does, by replaying graphs."""
+        assert self.single is not None  # recorded by `start`
         if self.several is not None:
             for _ in range(num_steps // GRAPH_STEPS):
                 self.several.replay()

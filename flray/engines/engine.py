@@ -32,7 +32,7 @@ class Block:
         return np.array([plan.client for plan in self.plans], dtype=np.int64)
 
     def part(self, clients: slice) -> "Block":
-        """A block of these positions, over the same memory."""
+        """A block of the clients at these positions, over the same memory."""
         w0, memo = (
             {name: leaf[clients] for name, leaf in leaves.items()}
             for leaves in (self.w0, self.memo)
@@ -59,7 +59,7 @@ class BlockResult:
 
     @classmethod
     def empty_like(cls, block: Block) -> "BlockResult":
-        """Uninitialised memory for the models of a block, to be written into."""
+        """Uninitialised memory for the models of a block, to be written into by an engine."""
         params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
         return cls(params, np.empty(len(block.plans)))
 

@@ -38,7 +38,11 @@ class Lightning:
     callbacks: tuple[MakeCallback, ...] = ()  # built anew for each client and round
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
-        """As `Engine.train`."""
+        """Train each client with a Trainer of its own; the contract is that of `Engine.train`.
+
+        Trainers log nothing, keep no checkpoints and do not validate. The logging of Lightning is
+        set to errors for the whole process.
+        """
         # Otherwise each Trainer logs the devices of the machine.
         for name in ("pytorch_lightning", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -52,6 +56,7 @@ class Lightning:
         return train_one_by_one(self.module, self.examples.device, block, training, train_client)
 
     def _fit(self, local: "LocalEquation", training: Training) -> None:
+        """Run `Trainer.fit` over the planned batches; the local equation is the last callback."""
         device = self.examples.device
         make_trainer, make_environment = lightning_of(self.module)
         trainer = make_trainer(
@@ -92,7 +97,11 @@ def lightning_of(
 
 @dataclass
 class PlannedBatches:
-    """The first batch of each step of a plan; each pass over them is the next epoch."""
+    """The first batch of each step of a plan; each pass over them is the next epoch.
+
+    What a Trainer takes for a data loader: batches are (x, y) without padding. The second batch of
+    a paired step reaches the hook through `LocalEquation`.
+    """
 
     plan: IndexPlan
     module: LightningModule
@@ -113,7 +122,10 @@ class PlannedBatches:
 
 @dataclass
 class LocalEquation(Callback):
-    """A callback that replaces the gradient by the algorithm's direction, before each step."""
+    """A callback that replaces the gradient by the algorithm's direction, before each step.
+
+    Lightning's own gradient is used if the hook asks for it, so a plain step costs no second pass.
+    """
 
     plan: IndexPlan
     examples: Examples
@@ -127,6 +139,7 @@ class LocalEquation(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
+        """Give the module's dropout layers the keys of the step."""
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
         self.batch = step_batch(self.plan, step, pl_module, self.examples)
         for name, layer_key in self.batch.keys.items():
@@ -135,6 +148,7 @@ class LocalEquation(Callback):
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
+        """Remember the loss that Lightning has computed."""
         self.loss = loss.detach()
 
     def on_before_optimizer_step(
@@ -160,6 +174,7 @@ class LocalEquation(Callback):
             p.grad = direction[name] if self.training.moves(name) else None
 
     def mean_loss(self) -> float:
+        """The mean loss over the steps so far; 0 without steps."""
         return float(torch.stack(self.losses).sum()) / len(self.losses) if self.losses else 0.0
 
 

@@ -20,13 +20,17 @@ from flray.models.generator import seeded_generator
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs any LightningModule, with BatchNorm statistics and without `example_losses` too."""
+    """Runs any LightningModule, with BatchNorm statistics and without `example_losses` too.
+
+    One client after another through the module itself: nothing is stacked, padded or recorded, so
+    this engine is what the others are compared with.
+    """
 
     module: LightningModule
     examples: Examples
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
-        """As `Engine.train`."""
+        """Train one client after another; the contract is that of `Engine.train`."""
 
         def train_client(plan: IndexPlan, w0: Params, memo: Params, extra: Params) -> float:
             start = Block((plan,), w0, memo)
@@ -71,6 +75,9 @@ def train_one_by_one(
 ) -> BlockResult:
     """Train the module anew for each client of a block.
 
+    Each client starts from its row of the block with a generator of its own, so that no client
+    depends on those before it. The module is left with the weights of the last one.
+
     Args:
         train_client: trains the module and the leaves beside it in place, from a plan, w0, memo
             and those leaves of the client, all without client axis, and returns the mean loss
@@ -95,5 +102,9 @@ def train_one_by_one(
 
 
 def own_generator(plan: IndexPlan, device: torch.device) -> AbstractContextManager[None]:
-    """Layers that draw from torch's generator (a user's nn.Dropout) get one seeded by the plan."""
+    """A context in which torch's generator is seeded by the plan of a client.
+
+    For layers that draw from it, such as a user's nn.Dropout; their draws then depend on seed,
+    round and client alone. The generator is restored afterwards.
+    """
     return seeded_generator(int(plan.keys[0, 0]) if plan.num_steps else None, device)

@@ -39,6 +39,7 @@ class BatchLoss(nn.Module):
         self.per_example = hasattr(module, "example_losses")
 
     def forward(self, batch: LocalBatch) -> Tensor:
+        """The mean loss of a batch with the module's own weights; () a scalar."""
         if not self.per_example:
             if batch.weight is not None:
                 raise ExperimentError(
@@ -65,7 +66,10 @@ class BatchLoss(nn.Module):
         return cast(Tensor, functional_call(self, state, (batch,)))
 
     def gradient_at(self, w: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """Gradient and value of the loss at w, of one client, by plain autograd."""
+        """Gradient and value of the loss at w, of one client, by plain autograd.
+
+        Leaves that the loss does not depend on have gradient 0. The loss is detached.
+        """
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
         loss = self.at(leaves, batch)
         wrt = list(leaves.values())
@@ -97,7 +101,13 @@ class RecordedGradient:
 
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:
-    """The batch of one step of one client, with the second where the step takes two."""
+    """The batch of one step of one client, with the second where the step takes two.
+
+    Args:
+        step: Number of the step, from 0.
+        module: The module, whose dropout layers get the keys of the step.
+        examples: Where example ids are looked up.
+    """
     first, *second = (
         unpadded_batch(plan, (step, b), module, examples) for b in range(plan.batches_per_step)
     )
@@ -107,7 +117,13 @@ def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples
 def unpadded_batch(
     plan: IndexPlan, step_and_batch: tuple[int, int], module: nn.Module, examples: Examples
 ) -> LocalBatch:
-    """One batch of one client, without padding: (number of the step, number in the step)."""
+    """One batch of one client without padding, on the device of the examples.
+
+    Args:
+        step_and_batch: Number of the step, and of the batch in the step.
+        module: The module, whose dropout layers get the keys of the batch.
+        examples: Where example ids are looked up; augmentation draws from the batch's key.
+    """
     ids = torch.from_numpy(plan.ids[step_and_batch][plan.mask[step_and_batch]]).to(examples.device)
     key = torch.tensor(int(plan.keys[step_and_batch]), device=examples.device)
     x, y = examples.training_batch(ids[None], key[None])

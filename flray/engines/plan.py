@@ -1,4 +1,7 @@
-"""Index plans: which example is in which batch of which step, decided before anything executes."""
+"""Index plans: which example is in which batch of which step, decided before anything executes.
+
+All engines take their batches from plans, so that none of them draws an order of its own.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +35,7 @@ class IndexPlan:
 
     @property
     def batches_per_step(self) -> int:
+        """Batches that a step takes: 1, or 2 with `Training.paired`."""
         return int(self.ids.shape[1])
 
     def weighted(self, examples: Ids, weights: NDArray[np.float64]) -> "IndexPlan":
@@ -51,6 +55,11 @@ def batch_orders(
     """(K, steps, batches, B) positions in the examples of K clients that have equally many.
 
     Each epoch is a permutation drawn from the client's stream; -1 where a batch is short.
+
+    Args:
+        num_examples: Examples of each of these clients.
+        training: Epochs, batch size and batches per step.
+        streams: The random stream of each client; it is advanced by one permutation per epoch.
 
     >>> order = batch_orders(5, Training(epochs=2, batch_size=3), [np.random.default_rng(0)])[0]
     >>> order.shape, sorted(order[:2].flatten().tolist())
@@ -86,13 +95,15 @@ def plan_clients(
 
     A plan depends on seed, round, client and its examples alone, not on the other clients.
 
+    Args:
+        examples: The example ids of each client.
+        training: Epochs, batch size and batches per step.
+        clients: (K,) client ids, in the order of `examples`.
+
     >>> ids = [np.array([5, 6, 7]), np.array([8])]
     >>> first, second = plan_clients(ids, Training(batch_size=2), 0, 1, np.array([3, 4]))
     >>> first.num_steps, second.num_steps, sorted(first.ids[first.mask].tolist())
     (2, 1, [5, 6, 7])
-
-    Args:
-        examples: the example ids of each client.
     """
     sizes = np.array([len(ids) for ids in examples])
     streams = Generators(seed, ("order", "step"), t, clients=clients)
@@ -125,5 +136,5 @@ def steps_per_epoch(num_examples: Ids, training: Training) -> Ids:
 
 
 def num_local_steps(num_examples: Ids, training: Training) -> Ids:
-    """Steps of clients with so many examples in all epochs of a round."""
+    """(n,) steps in all epochs of a round, for clients with so many examples each."""
     return training.epochs * steps_per_epoch(num_examples, training)

@@ -22,7 +22,7 @@ Saved = Any  # Any: what a layer's backward needs of its forward, known to that 
 
 
 class Sink(Protocol):
-    """Where the gradients of the parameters go."""
+    """Where the gradients of the parameters go: collected, or applied to the weights at once."""
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
         """The gradient inputs^T dy of a weight, whose matrix (K, n, m) is a view of the leaf."""
@@ -34,7 +34,11 @@ class Sink(Protocol):
 
 
 class Layer(Protocol):
-    """A layer of K stacked models; weights and dropout keys are looked up by name."""
+    """A layer of K stacked models; weights and dropout keys are looked up by name.
+
+    `forward` and `backward` are called in pairs, the latter in reverse order of layers. Both may
+    overwrite the tensors they are given.
+    """
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         """The output for x (K, B, ...), and what `backward` needs of it."""
@@ -54,7 +58,10 @@ MOST_PARTS = 32
 
 
 def num_parts(inputs: Tensor, dy: Tensor) -> int:
-    """The number of parts in which a GPU sums up inputs^T dy, the gradient of a weight."""
+    """The number of parts in which a GPU sums up inputs^T dy, the gradient of a weight.
+
+    1 on a CPU, and where the product has enough elements to keep a GPU busy. It divides the rows.
+    """
     num = inputs.shape[1]
     is_thin = inputs.shape[2] * dy.shape[2] <= FEW_ELEMENTS and num >= LONG_SUM
     return math.gcd(num, MOST_PARTS) if is_thin and inputs.device.type == "cuda" else 1
@@ -81,7 +88,7 @@ def sum_of_products(inputs: Tensor, dy: Tensor, parts: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """Inputs (K, B, in) times weights, plus bias."""
+    """Inputs (K, B, in) times weights, plus bias: (K, B, out)."""
 
     weight: str
     bias: str | None
@@ -93,14 +100,17 @@ class Linear:
 
     @staticmethod
     def leaf(matrix: Tensor, like: Tensor) -> Tensor:  # noqa: ARG004  # a convolution needs it
+        """A weight (K, out, in) of a matrix (K, in, out), over the same memory."""
         return matrix.transpose(1, 2)
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, B, out), and x itself for `backward`."""
         return _affine(w, self.bias, x, self.matrix(w[self.weight])), x
 
     def backward(
         self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool
     ) -> Tensor | None:
+        """dy W, if it is needed; the sink gets x^T dy and the sum of dy over examples."""
         matrix = self.matrix(w[self.weight])
         dx = _times_transposed(dy, matrix) if needs_dx else None  # before w is stepped
         sink.product(self.weight, matrix, saved, dy)
@@ -111,7 +121,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Stride 1, one group: patches (K, B pixels, kernel) times weights."""
+    """Stride 1, one group: patches (K, B pixels, kernel) times weights.
+
+    Images are (K, B, height, width, channels); `padding` rows and columns of zeros lie around them.
+    """
 
     weight: str
     bias: str | None
@@ -125,6 +138,7 @@ class Convolution:
 
     @staticmethod
     def leaf(matrix: Tensor, like: Tensor) -> Tensor:
+        """A weight (K, out, in, rows, columns) of a matrix (K, rows x columns x in, out)."""
         num, outputs, inputs, rows, columns = like.shape
         return matrix.view(num, rows, columns, inputs, outputs).permute(0, 4, 3, 1, 2)
 
@@ -134,6 +148,7 @@ class Convolution:
         return [side + 2 * around - k + 1 for side, k, around in grown]
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """(K, B, out rows, out columns, out), and the patches for `backward`."""
         patches = _patches(_padded(x, self.padding), self.kernel)
         y = _affine(w, self.bias, patches.flatten(1, 3), self.matrix(w[self.weight]))
         return y.view(*patches.shape[:4], -1), patches.flatten(1, 3)
@@ -141,6 +156,7 @@ class Convolution:
     def backward(
         self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool
     ) -> Tensor | None:
+        """dy convolved with the turned kernel, if it is needed; the sink gets patches^T dy."""
         dx = self._input_gradient(w[self.weight], dy) if needs_dx else None
         by_pixel = dy.flatten(1, 3)
         sink.product(self.weight, self.matrix(w[self.weight]), saved, by_pixel)
@@ -161,26 +177,33 @@ class Relu:
     """max(x, 0), in the memory of x."""
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x with negative entries set to 0 in place, and the same for `backward`."""
         y = x.clamp_(min=0)  # x is the output of the layer before and nobody else's
         return y, y
 
     def backward(self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
+        """dy where the output was positive, else 0."""
         dx: Tensor = torch.ops.aten.threshold_backward(dy, saved, 0)
         return dx
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """Maxima of disjoint windows."""
+    """Maxima of disjoint windows of images (K, B, height, width, channels).
+
+    Rows and columns that do not fill a window are left out, as torch does.
+    """
 
     size: tuple[int, int]
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """The maxima, and which entries they are for `backward`."""
         images = x.flatten(0, 1).permute(0, 3, 1, 2)  # channels last in memory
         y, winners = F.max_pool2d(images, self.size, return_indices=True)
         return _channels_last(y, len(x)), (images, winners)
 
     def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
+        """dy at the entries that were maxima, else 0."""
         images, winners = saved
         dx = torch.ops.aten.max_pool2d_with_indices_backward(
             dy.flatten(0, 1).permute(0, 3, 1, 2),
@@ -200,12 +223,14 @@ class Flatten:
     """Images to vectors, in the order channels, rows, columns that weights after it expect."""
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """(K, B, values) of images; vectors are returned as they are."""
         if x.dim() == 3:
             return x, None
         channels_first = x.permute(0, 1, 4, 2, 3)
         return channels_first.flatten(2), channels_first.shape
 
     def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
+        """dy in the shape and memory layout of the images."""
         if saved is None:
             return dy
         return dy.view(saved).permute(0, 1, 3, 4, 2).contiguous()
@@ -219,6 +244,7 @@ class Dropout:
     p: float
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """x / (1 - p) where the mask keeps it, else 0; and the mask for `backward`."""
         images = x.dim() == 5
         shape = x.permute(0, 1, 4, 2, 3).shape if images else x.shape
         keep = keys[self.key]
@@ -229,6 +255,7 @@ class Dropout:
         return self._kept(x, keep), keep
 
     def backward(self, w: Params, saved: Tensor, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
+        """dy / (1 - p) where the mask kept x, else 0."""
         return self._kept(dy, saved)
 
     def _kept(self, x: Tensor, keep: Tensor) -> Tensor:
@@ -236,6 +263,7 @@ class Dropout:
 
 
 def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:
+    """x matrix + bias, (K, rows, m), by the fastest product for how the weights lie in memory."""
     if matrix.stride(-1) != 1 and x.device.type == "cpu":  # a leaf as its module has it
         y = torch.bmm(matrix.transpose(1, 2), x.transpose(1, 2).contiguous()).transpose(1, 2)
         return y if bias is None else y.add_(w[bias][:, None, :])

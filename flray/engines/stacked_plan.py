@@ -25,7 +25,11 @@ class StackedPlan:
 
     @classmethod
     def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
-        """The plans of a block of at most `num_slots` clients, on the device."""
+        """The plans of a block of at most `num_slots` clients, on the device.
+
+        S is the largest number of steps among them, so that shapes depend on the block; ids of
+        steps and slots that do not count are 0, a valid id.
+        """
         batches = block.plans[0].ids.shape[1:]  # (b, B)
         num_steps = max(plan.num_steps for plan in block.plans)
         ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)

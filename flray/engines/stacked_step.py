@@ -62,10 +62,15 @@ class StackedModule:
 
     @property
     def module(self) -> LightningModule:
+        """The module whose loss is differentiated."""
         return self.batch_loss.module
 
     def gradient_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """Gradient and loss of one client at given params."""
+        """Gradient and loss of one client at given params; to be called inside `vmap`.
+
+        Threads may call it at the same time: a module that is not written out is used by one of
+        them at a time.
+        """
         if self.written is None or batch.loss != "example_losses":
             with self.alone:
                 result: tuple[Params, Tensor] = grad_and_value(self.batch_loss.at)(at, batch)
@@ -109,7 +114,7 @@ class Step:
         self.trained = {n: self.w[n] for n in (*trainable(stacked.module), *sorted(extra))}
         self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
-        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
         self.gradient = gradient
         self.has_hook = self.written is None or gradient is not plain_gradient
         if self.has_hook:
@@ -134,7 +139,10 @@ class Step:
         }
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        """Put the models of a block into the slots, and begin with its first step."""
+        """Put the models of a block into the slots, and begin with its first step.
+
+        Slots without a client get the first client's model. Momentum begins at 0.
+        """
         _fill(self.w, block.w0)
         if self.descent is not None:
             for v in self.descent.velocity.values():
@@ -148,7 +156,11 @@ class Step:
 
     @torch.no_grad()
     def advance(self, num_steps: int) -> None:
-        """Take the next steps."""
+        """Take the next steps of all slots.
+
+        Finished clients and dummies go on with batches whose mask is False, which only their own
+        slots see: read a client out after its last step.
+        """
         steps = self.number + torch.arange(num_steps, device=self.number.device)
         for batches, targets in self._batches(steps):
             if targets is not None:
@@ -159,6 +171,7 @@ class Step:
         self.number += num_steps
 
     def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
+        """Move all slots along the directions of the hook; (slots,) the losses of the step."""
         w0 = {name: self.w0[name] for name in self.trained}
         try:
             direction, loss = vmap(self._direction_of_client)(self.trained, w0, self.memo, batches)
@@ -183,7 +196,8 @@ class Step:
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
-        assert self.written is not None  # or there is a hook
+        """Move all slots along the written-out gradient; (slots,) the losses of the step."""
+        assert self.written is not None  # a module that is not written out has a hook
         if self.descent is not None:
             return self.written.losses(self.w, batch.keys, batch.x, targets, self.descent)
         gradients = Gradients(self.written, self.moved)
@@ -254,6 +268,11 @@ def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
 
     A client is read out after its last step, so clients with more steps do not change it. Clients
     without steps keep their models and have loss 0.
+
+    Args:
+        step: A step whose slots are free; it is left with the last models in them.
+        plan: Their plans, with as many slots as the step has.
+        into: Receives models and losses; may be a view into the result of a larger block.
     """
     num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
     if not num_steps.all():  # such clients keep their models

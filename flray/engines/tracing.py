@@ -45,6 +45,13 @@ NOT_TRACEABLE = (
 def write_out(module: LightningModule, loss: str) -> Written | None:
     """The written-out form of one of the module's losses, or None if it is not such a chain.
 
+    None also for a module with frozen parameters, hooks or shared weights. The module is not
+    changed. Threads may call it at the same time.
+
+    Args:
+        module: A LightningModule.
+        loss: Name of a method that maps a batch (x, y) to losses (B,), such as `example_losses`.
+
     >>> from flray.models.mlp200 import Mlp200
     >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
     >>> [type(layer).__name__ for layer in written.layers]
@@ -64,7 +71,10 @@ def write_out(module: LightningModule, loss: str) -> Written | None:
 
 
 def write_out_forward(module: LightningModule) -> Written | None:
-    """The written-out form of the module's output in evaluation mode."""
+    """The written-out form of the module's output in evaluation mode, without dropout.
+
+    None if the output is not such a chain.
+    """
     with _mode(module, training=False):
         nodes = _trace(_Forward(module))
         if len(nodes) < 3 or nodes[-1].args != (nodes[-2],):
@@ -92,33 +102,42 @@ def _trace(computation: nn.Module) -> list[fx.Node]:
 
 
 def is_written_out(module: LightningModule) -> bool:
-    """True if the module's training step can be written out."""
+    """True if the module's training step can be written out; its engine then needs no `vmap`."""
     return write_out(module, "example_losses") is not None
 
 
 class _Loss(nn.Module):
+    """A module whose forward is a loss, since torch.fx traces forwards."""
+
     def __init__(self, module: LightningModule, loss: str) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Losses (B,) of a batch."""
         losses: Tensor = getattr(self.module, self.loss)((x, y))
         return losses
 
 
 class _Forward(nn.Module):
+    """A module whose forward is that of another, so that names of layers begin alike in both."""
+
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
+        """The module's output for a batch of images."""
         output: Tensor = self.module(x)
         return output
 
 
 class _Tracer(fx.Tracer):
+    """Traces a module down to torch's layers, and no further into dropout."""
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """True for layers that are translated as a whole."""
         return isinstance(m, KeyedDropout) or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -129,6 +148,7 @@ class _Translation:
     module: LightningModule
 
     def of(self, x: fx.Node, chain: list[fx.Node]) -> Written | None:
+        """The layers from x along the chain, each of which takes the output of the one before."""
         layers: list[Layer] = []
         before = x
         for node in chain:
@@ -140,6 +160,7 @@ class _Translation:
         return self._written(layers)
 
     def _written(self, layers: list[Layer]) -> Written | None:
+        """The written-out form of known layers, unless they break a rule of the stacked ones."""
         weighted = [layer for layer in layers if isinstance(layer, Linear | Convolution)]
         if not weighted or not isinstance(weighted[-1], Linear) or not _shapes_fit(layers):
             return None
@@ -161,6 +182,7 @@ class _Translation:
         return None
 
     def _of_module(self, name: str, module: nn.Module) -> list[Layer] | None:
+        """The layers that a submodule stands for: one, or none for an identity; None: unknown."""
         prefix = f"{name}." if name else ""
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return None
@@ -203,6 +225,7 @@ def _bias(prefix: str, module: nn.Linear | nn.Conv2d) -> str | None:
 
 
 def _convolution(prefix: str, module: nn.Conv2d) -> list[Layer] | None:
+    """A convolution with stride 1 and zero padding smaller than its kernel; None: any other."""
     rows, columns = module.kernel_size
     plain = module.stride == module.dilation == (1, 1) and module.groups == 1
     if not plain or module.padding_mode != "zeros":
@@ -227,6 +250,7 @@ def _max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> list[Layer] | None:
+    """A pool of disjoint windows without padding; None: any other."""
     size = _pair(kernel_size)
     disjoint = stride is None or _pair(stride) == size
     plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1)
@@ -256,6 +280,7 @@ FUNCTIONS: dict[Any, Callable[..., list[Layer] | None]] = {  # Any: a function o
 
 
 def _is_cross_entropy(node: fx.Node, logits: fx.Node, y: fx.Node) -> bool:
+    """True if a node is the cross-entropy of logits and labels, per example and without options."""
     defaults = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None}
     options = {**defaults, "label_smoothing": 0.0, **node.kwargs}
     plain = options == {**defaults, "label_smoothing": 0.0, "reduction": "none"}

@@ -103,11 +103,13 @@ class Training:
     ) -> torch.optim.Optimizer:
         """A fresh optimiser over `params`, which stand for the module's parameters of these names.
 
-        Elementwise optimisers step a stack of models exactly as they step each one, so `params`
-        may have a leading client axis.
+        Elementwise optimisers step a stack of models exactly as they step each one, so `params` may
+        have a leading client axis.
 
         Args:
-            capturable: the optimiser is recorded in a CUDA graph.
+            module: The module, whose own optimiser is rebuilt if `optimizer` is "module".
+            params: Tensors to move, by name of a parameter.
+            capturable: True: the optimiser is recorded in a CUDA graph.
         """
         if self.optimizer == "module":
             return _module_optimizer_over(module, params)
@@ -123,7 +125,10 @@ class Training:
     def make_scheduled(
         self, module: LightningModule, params: Params
     ) -> "tuple[torch.optim.Optimizer, Schedule | None]":
-        """A fresh optimiser over the module's own parameters, with its scheduler if it has one."""
+        """A fresh optimiser over the module's own parameters, with its scheduler if it has one.
+
+        Only a module's own optimiser can have a scheduler; settings of an experiment have none.
+        """
         if self.optimizer == "module":
             return module_optimizer(module)
         return self.make_optimizer(module, params), None
@@ -175,7 +180,10 @@ def _module_optimizer_over(module: LightningModule, params: Params) -> torch.opt
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate scheduler of a module, stepped as Lightning does."""
+    """A learning rate scheduler of a module, stepped as Lightning does.
+
+    It begins anew in every round, with the client's optimiser.
+    """
 
     scheduler: torch.optim.lr_scheduler.LRScheduler
     by_step: bool = False  # False: by epoch
@@ -189,7 +197,12 @@ class Schedule:
 
 
 def module_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Schedule | None]:
-    """What `configure_optimizers` returns: an optimiser, with a scheduler or without."""
+    """What `configure_optimizers` returns: an optimiser, with a scheduler or without.
+
+    Raises:
+        ExperimentError: The module returns several optimisers or none, or a scheduler that monitors
+            a value.
+    """
     optimizer: Any = module.configure_optimizers()  # Any: one of Lightning's many forms
     scheduler: Any = None
     if isinstance(optimizer, Mapping):
@@ -207,6 +220,7 @@ def module_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Sc
 
 
 def _schedule(scheduler: Any) -> Schedule:  # Any: a scheduler, or a mapping with one
+    """The schedule of a scheduler, or of Lightning's mapping with its interval and frequency."""
     is_mapping = isinstance(scheduler, Mapping)
     options: Mapping[str, Any] = scheduler if is_mapping else {"scheduler": scheduler}
     scheduler = options["scheduler"]

@@ -30,6 +30,8 @@ PATCHES_ON_GPU = 4 << 30
 def refusal(module: LightningModule) -> str | None:
     """The reason why this module cannot be stacked, or None if it can.
 
+    A reason completes the sentence "cannot be stacked, because ...".
+
     >>> from pytorch_lightning import LightningModule
     >>> refusal(LightningModule())
     'it does not define example_losses(batch) -> (B,)'
@@ -90,7 +92,16 @@ class Vectorized:
         self.in_tiles = self.written is not None and examples.device.type == "cpu"
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
-        """As `Engine.train`; blocks have at most `num_slots` clients."""
+        """Train all clients of a block at once; the contract is that of `Engine.train`.
+
+        Args:
+            block: At most `num_slots` clients.
+            training: Settings of local training; the optimiser must step element by element.
+            gradient: The hook, which must run under `torch.func.vmap`.
+
+        Raises:
+            ExperimentError: The optimiser or the hook cannot be stacked.
+        """
         self.module.train()
         result = BlockResult.empty_like(block)
         size = self.tile if self.in_tiles else self.num_slots
@@ -112,6 +123,7 @@ class Vectorized:
         return result
 
     def _step(self, training: Training, gradient: Gradient, block: Block, size: int) -> Step:
+        """A step for blocks of this shape: on a GPU the recorded one, on a CPU a new one."""
         if self.examples.device.type == "cpu":
             return Step(self.stacked, training, gradient, block, size)
         # A bound method equals another only if both have the very same object: compare by value.

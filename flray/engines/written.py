@@ -84,7 +84,7 @@ class Written:
 
     @property
     def is_dense(self) -> bool:
-        """True for a chain of linear layers."""
+        """True for a chain of linear layers, without convolutions and pools."""
         return not any(isinstance(layer, Convolution | MaxPool) for layer in self.layers)
 
     def patch_values(self, w: Mapping[str, Tensor], image_shape: Sequence[int]) -> int:
@@ -174,6 +174,7 @@ class Gradients:
             self.collected[name] = self.written.weights[name].leaf(gradient, self.w[name])
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
+        """Collect the gradient of a bias."""
         self.collected[name] = gradient
 
     def of_all(self) -> Params:
@@ -197,6 +198,7 @@ class Descent:
     velocity: Params = field(default_factory=dict)  # v of matrices and vectors, made when needed
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
+        """Move a weight along inputs^T dy, which is not computed by itself where possible."""
         parts = num_parts(inputs, dy)
         if parts > 1:
             self.vector(name, matrix, sum_of_products(inputs, dy, parts))
@@ -208,6 +210,7 @@ class Descent:
             matrix.baddbmm_(inputs.transpose(1, 2), dy, alpha=-self.lr)
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
+        """Move a leaf along its gradient."""
         if self.momentum:
             gradient = self._velocity(name, leaf).mul_(self.momentum).add_(gradient)
         leaf.sub_(gradient, alpha=self.lr)
@@ -219,10 +222,15 @@ class Descent:
 
 
 class WrittenGradient(torch.autograd.Function):
-    """Gradients and loss by `Written`, for use inside vmap: its rule gets all clients at once."""
+    """Gradients and loss by `Written`, for use inside vmap: its rule gets all clients at once.
+
+    `apply(written, names, *tensors)` takes the names of leaves and dropout keys, then their
+    tensors, x, y and mask of one client, and returns the gradient of each leaf, then the loss.
+    """
 
     @staticmethod
     def forward(*inputs: Any) -> Any:  # noqa: ARG004  # as torch calls it
+        """Never called: gradients are asked for inside `vmap` only."""
         raise AssertionError("the gradient of one client is computed under vmap only")
 
     @staticmethod
@@ -237,6 +245,7 @@ class WrittenGradient(torch.autograd.Function):
         names: tuple[tuple[str, ...], tuple[str, ...]],
         *tensors: Tensor,
     ) -> Any:
+        """The gradients of all clients; what does not differ between clients is expanded."""
         stacked = [
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(tensors, in_dims[2:], strict=True)

@@ -68,7 +68,8 @@ def attempt(
 ) -> list[Output | Failed]:
     """The outputs of the jobs in their order; failed jobs are repeated `executor.retries` times.
 
-    For jobs of any kind: those that are no blocks of clients cannot be split.
+    For jobs of any kind: those that are no blocks of clients cannot be split. A job that still
+    fails has a `Failed` in the place of its output.
     """
     outputs = executor.map(task, params, jobs) if jobs else []
     for _ in range(executor.retries):

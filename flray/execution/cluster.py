@@ -111,7 +111,7 @@ def _start() -> None:
             )
         if python is not None:  # Ray's agents would look for a killed raylet for 100 s
             python.end_with_owner(_children_of_raylet())
-    except Exception as error:  # which Ray raises as such
+    except Exception as error:  # Ray raises plain Exceptions here
         logs: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]  # ray's own
         raise ExperimentError(
             f"Ray did not start on this machine ({one_line_message(error)}); if the machine is "

@@ -32,8 +32,11 @@ def check_cluster_file(plain: Plain, folder: Path, tools: Mapping[str, Tool]) ->
     """Refuse what `ray up` would fail on later; returns a line that describes the cluster.
 
     Args:
-        folder: where `ray up` is called, from which local paths are looked for.
-        tools: command lines beside `ray` whose commands the file may run, by name.
+        folder: Where `ray up` is called, from which local paths are looked for.
+        tools: Command lines beside `ray` whose commands the file may run, by name.
+
+    Raises:
+        ExperimentError: The message names the key and, for a misspelt one, what was meant.
     """
     _check_schema(plain)
     _check_mounts(plain, folder)

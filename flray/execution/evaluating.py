@@ -23,10 +23,16 @@ SCORE_GROUPS = 16
 def score(fed: Federation, bank: ModelBank, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
     """The scores of each job, in their order; jobs that follow each other are sent together.
 
-    A host that fails is tried again; then the run ends with a ClientFailure.
+    How jobs are grouped depends on their examples alone, never on the number of hosts, because
+    sizes of batches change last bits.
 
     Args:
-        jobs: a row of the bank and the examples to score it on.
+        fed: The federation, whose executor computes.
+        bank: U models.
+        jobs: A row of the bank and the examples to score it on.
+
+    Raises:
+        ClientFailure: A host failed, and failed again when it was retried.
     """
     scores: list[ExampleScores] = []
     for output in attempt(fed.executor, Score(), bank.params, _grouped(jobs)):
@@ -42,8 +48,13 @@ def tune_and_score(
     """Scores of each client's model after training on the client's own data, by client.
 
     The tuned models do not leave their hosts. What it costs is not counted as training, but in
-    `client_steps_evaluation`. With `on_client_failure: drop`, clients that fail are missing in
-    the answer and counted in `clients_dropped_evaluation`.
+    `client_steps_evaluation`. With `on_client_failure: drop`, clients that fail are missing in the
+    answer and counted in `clients_dropped_evaluation`.
+
+    Args:
+        bank: The model of each client before tuning.
+        cohort: The clients, and the round whose data they train on.
+        parts: Parts that tuned models are scored on.
     """
     task, rows = TuneAndScore(tuning, cohort.t, parts), bank.owner[cohort.clients]
     scores = fed.map(task, cohort, bank.params, rows=rows, dropped="clients_dropped_evaluation")

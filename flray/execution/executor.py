@@ -73,7 +73,10 @@ class Executor(Protocol):
 
     @property
     def retries(self) -> int:
-        """How often a failed block is tried again before its clients are tried one by one."""
+        """How often a failed block is tried again before its clients are tried one by one.
+
+        Retries are for hosts that fail; an error of a client's code fails every time.
+        """
         ...
 
     def map(
@@ -81,21 +84,28 @@ class Executor(Protocol):
     ) -> list[Output | Failed]:
         """The outputs of the jobs in their order, `Failed` for those that failed.
 
+        Errors of `CLIENT_ERRORS` and lost hosts are failures; an `ExperimentError`, or any other
+        error, is raised.
+
         Args:
-            task: called on a host with (host, bank, job).
-            bank: models for all jobs; sent once, not once per job.
-            jobs: a job with an attribute `host` runs on the host of that number.
+            task: Called on a host with (host, bank, job).
+            bank: Models for all jobs; sent once, not once per job.
+            jobs: A job with an attribute `host` runs on the host of that number.
         """
         ...
 
     def close(self) -> None:
-        """Release the hosts; the executor cannot be used afterwards."""
+        """Release the hosts; the executor cannot be used afterwards. May be called again."""
         ...
 
 
 @dataclass(frozen=True)
 class Inline:
-    """Runs all jobs in this process, one after another."""
+    """Runs all jobs in this process, one after another.
+
+    Used for `execution.executor: inline`, for rehearsals and forecasts, and wherever a test needs a
+    host without Ray.
+    """
 
     host: Host
     clients_per_job: int | None = None
@@ -105,11 +115,13 @@ class Inline:
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
+        """The outputs of the jobs in their order; see `Executor.map`."""
         return [self._run(task, bank, job) for job in jobs]
 
     def _run(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, job: Job
     ) -> Output | Failed:
+        """The output of one job, or its failure."""
         try:
             return task(self.host, bank, job)
         except ExperimentError:
@@ -118,7 +130,7 @@ class Inline:
             return Failed(error)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 class LazyExecutor:
@@ -136,21 +148,26 @@ class LazyExecutor:
 
     @property
     def clients_per_job(self) -> int | None:
+        """As the executor has it, which is started to know."""
         return self._executor.clients_per_job
 
     @property
     def trainings_kept(self) -> int:
+        """As the executor has it, which is started to know."""
         return self._executor.trainings_kept
 
     @property
     def retries(self) -> int:
+        """As the executor has it, which is started to know."""
         return self._executor.retries
 
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
+        """The outputs of the jobs; without jobs nothing is started."""
         return self._executor.map(task, bank, jobs) if jobs else []
 
     def close(self) -> None:
+        """Close the executor if it was started."""
         if "_executor" in vars(self):  # it was started
             self._executor.close()

@@ -97,7 +97,7 @@ class Share:
 
     clients: Ids  # clients that train here
     after: int  # all clients are evaluated here up to this round, later only `clients`
-    trained: list[Trained] = field(default_factory=list)  # of every round since it was cleared
+    trained: list[Trained] = field(default_factory=list)  # trainings since the list was cleared
 
 
 @dataclass(frozen=True, kw_only=True)

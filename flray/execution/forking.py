@@ -46,20 +46,26 @@ READY = b"ready"
 
 @dataclass(frozen=True)
 class ForkingPython:
-    """A server of forks, as its owner sees it."""
+    """A server of forks, as the process that started it sees it."""
 
     command: str  # command line that starts a Python program as a fork
     pipe: IO[bytes]  # the server's standard input
 
     def end_with_owner(self, processes: Iterable[int]) -> None:
-        """Have the server kill these processes when its owner has been killed."""
+        """Have the server kill these processes when its owner has been killed.
+
+        For processes that would outlive a driver that got SIGKILL, which cannot end them itself.
+        """
         with suppress(OSError):  # a server that has died
             self.pipe.write(" ".join(map(str, processes)).encode() + b"\n")
             self.pipe.flush()
 
 
 def kept_forking_python() -> ForkingPython | None:
-    """As `forking_python`, until this process ends: its next cluster starts sooner."""
+    """As `forking_python`, until this process ends: its next cluster starts sooner.
+
+    A second call returns the same server.
+    """
     return _kept_by(os.getpid())
 
 
@@ -103,6 +109,7 @@ def forking_python() -> Iterator[ForkingPython | None]:
 
 
 def _start_server(listener: int, folder: Path) -> subprocess.Popen[bytes]:
+    """Start `serve` in a process of its own, with one thread and our search path."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
         [sys.executable, __file__, SERVE, str(listener), str(folder)],
@@ -124,7 +131,7 @@ class Program:
     folder: str
 
     def become(self) -> None:
-        """Continue as a Python that was started with this program."""
+        """Continue as a Python that was started with this program; returns when it has ended."""
         os.environ.clear()
         os.environ.update(self.environment)
         os.chdir(self.folder)
@@ -195,6 +202,7 @@ def _die_with(starter: socket.socket) -> None:
 
 
 def _received(connection: socket.socket) -> tuple[Program, list[int]]:
+    """The program that is asked for, and the three standard streams of who asks."""
     part, streams, _, _ = socket.recv_fds(connection, LARGEST_PART, 3)
     parts = [part]
     while part and not part.endswith(b"\n"):
@@ -205,7 +213,12 @@ def _received(connection: socket.socket) -> tuple[Program, list[int]]:
 
 
 def start(address: str, argv: list[str]) -> None:
-    """Have a fork run the program, or become an ordinary Python that does."""
+    """Have a fork run the program, or become an ordinary Python that does.
+
+    Args:
+        address: Path of the socket on which the server listens.
+        argv: What Python would have been started with: a file and its arguments.
+    """
     has_one_thread = os.environ.get("OMP_NUM_THREADS", "1") == "1"
     if has_one_thread and _forked(address, argv):
         return
@@ -213,6 +226,7 @@ def start(address: str, argv: list[str]) -> None:
 
 
 def _forked(address: str, argv: list[str]) -> bool:
+    """Ask the server for a fork and wait until it has ended; False if there is no server."""
     plain = {"argv": argv, "environment": dict(os.environ), "folder": os.getcwd()}
     request = json.dumps(plain).encode() + b"\n"
     try:

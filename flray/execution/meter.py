@@ -32,7 +32,10 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds of the `with` block to the column `seconds_<name>`."""
+        """Add the seconds of the `with` block to the column `seconds_<name>`.
+
+        Phases may be inside each other; the outer one then includes the inner one.
+        """
         begin = perf_counter()
         try:
             yield
@@ -40,7 +43,13 @@ class Meter:
             self.seconds[name] += perf_counter() - begin
 
     def count_transfer(self, kind: str, down: int = 0, up: int = 0) -> None:
-        """Bytes a real system would have sent to clients (down) and received from them (up)."""
+        """Bytes a real system would have sent to clients (down) and received from them (up).
+
+        Args:
+            kind: What was sent, as in `bytes_up_<kind>`: model, signature, ...
+            down: Bytes to all clients together.
+            up: Bytes from all clients together.
+        """
         self.counts[f"bytes_down_{kind}"] += down
         self.counts[f"bytes_up_{kind}"] += up
 
@@ -48,7 +57,8 @@ class Meter:
         """Keep what modules logged, one value per client; the row has the mean.
 
         Args:
-            blocks: by name, (K,) of the clients of a block; NaN for a client that logged nothing.
+            blocks: For each block, by name, (K,) values of its clients; NaN for a client that
+                logged nothing.
         """
         for block in blocks:
             for name, values in block.items():

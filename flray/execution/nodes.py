@@ -20,7 +20,7 @@ Resources = dict[str, float]  # amounts by kind, as Ray counts them: CPU, GPU, m
 
 
 def whole_nodes() -> list[Resources]:
-    """What each node has in all, taken or free."""
+    """What each node of the connected cluster has in all, taken or free."""
     ask: Callable[[], dict[str, Resources]] = ray._private.state.total_resources_per_node
     return list(ask().values())
 
@@ -64,7 +64,13 @@ def this_machine() -> Resources:
 
 
 def wait_for_resources(plan: ActorPlan) -> None:
-    """Refuse at once what the cluster does not have; wait a little for what others give back."""
+    """Refuse at once what the cluster does not have; wait a little for what others give back.
+
+    Does nothing inside a placement group, whose resources are reserved already.
+
+    Raises:
+        ExperimentError: The cluster does not have the resources, or they are not free in time.
+    """
     if get_current_placement_group() is not None:
         return  # made for us, and counted as taken
     check_resources(plan, reachable_nodes())

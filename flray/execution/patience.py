@@ -17,7 +17,7 @@ class Patience:
     30.0
     """
 
-    first_s: float = 3600.0  # for a kind of which no job has ended yet
+    first_s: float = 3600.0  # patience for a kind of which no job has ended yet
     least_s: float = 120.0
     factor: float = 10.0  # times the longest job of the kind
     longest_s: dict[str, float] = field(default_factory=dict)  # by kind

@@ -75,7 +75,7 @@ class Population:
         return cohort_size(len(self.clients), self.participation)
 
     def num_steps(self, clients: Ids, training: Training) -> Ids:
-        """(K,) steps of these clients' optimisers in a training."""
+        """(K,) steps of these clients' optimisers in a training of this round."""
         sizes = [len(self._split.trained_on(i)) for i in clients.tolist()]
         return num_local_steps(np.array(sizes, np.int64), training)
 
@@ -89,8 +89,12 @@ class Population:
     def sample(self, t: int, members: Ids, size: int | None = None) -> Ids:
         """A cohort of `size` of the members, at most all of them; of no members nobody is drawn.
 
+        Drawn by seed, round and the smallest member, so that a cluster draws the same clients
+        whatever the other clusters are.
+
         Args:
-            size: number of clients, by default max(rho |members|, 1).
+            members: Ids to draw from, ascending.
+            size: Number of clients, by default max(rho |members|, 1).
         """
         if size is None:
             size = cohort_size(len(members), self.participation)

@@ -32,12 +32,12 @@ from flray.models.bank import Params
 
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for an actor
 POLL_S = 1.0
-MOST_STARTS = 20  # in a row, of an actor whose GPU is not ready again yet
-MOST_DEATHS = 3  # in a row, of an actor that is killed while it starts
+MOST_STARTS = 20  # starts in a row of an actor whose GPU is not ready again yet
+MOST_DEATHS = 3  # deaths in a row of an actor that is killed while it starts
 
 # Bytes that travel inside a call. An object of the store costs a put and a get, some milliseconds.
 LARGEST_INLINE_TASK = 1 << 16
-LARGEST_INLINE_BANK = 1 << 21  # for a map with a single job
+LARGEST_INLINE_BANK = 1 << 21  # bytes of a bank that is sent along with a single job
 
 Ref = Any  # an ObjectRef
 Actor = Any  # an actor handle
@@ -45,7 +45,7 @@ Actor = Any  # an actor handle
 
 @dataclass(frozen=True)
 class Running:
-    """A job that was handed to an actor and has not ended yet."""
+    """A job that was handed to an actor and has not ended yet, to find those that hang."""
 
     job: int  # position among the jobs of a map
     host: int  # number of the actor
@@ -61,14 +61,14 @@ class RayPool:
     that share a GPU are replaced together. Nothing is lost with an actor, because it owns nothing.
     """
 
-    payload: Ref  # of a Payload
+    payload: Ref  # reference to a Payload
     plan: ActorPlan
-    threads: int  # per actor
+    threads: int  # threads per actor
     patience: Patience
     trainings_kept: int = TRAININGS_KEPT  # a probe may come between training and mixing
     retries: int = 1
     actors: list[Actor] = field(default_factory=list)  # by number of the host
-    starting: dict[int, Ref] = field(default_factory=dict)  # of `start`, by number of the host
+    starting: dict[int, Ref] = field(default_factory=dict)  # result of `start`, by host number
     failed_starts: Counter[int] = field(default_factory=Counter)  # in a row, by number of the host
     last_sent: tuple[Params, Ref] | None = None  # a bank in the object store
 
@@ -82,7 +82,7 @@ class RayPool:
 
     @property
     def clients_per_job(self) -> int | None:
-        """One actor per client, literally, takes one client at a time."""
+        """1 with `count: per_client`, whose actors take one client at a time; None: blocks."""
         return 1 if self.plan.actors.count == "per_client" else None
 
     def start(self, actors: Sequence[Actor]) -> None:
@@ -144,7 +144,11 @@ class RayPool:
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
     ) -> list[Output | Failed]:
-        """The outputs of the jobs in their order, see `Executor.map`."""
+        """The outputs of the jobs in their order, see `Executor.map`.
+
+        Jobs are handed out as actors become idle, so which actor runs which job varies; outputs do
+        not. Call it from one thread at a time.
+        """
         kind, sent = type(task).__name__, (_sent_task(task), self._sent(bank, len(jobs)))
         outputs: dict[int, Output | Failed] = {}
         waiting, running = deque(range(len(jobs))), dict[Ref, Running]()
@@ -220,7 +224,7 @@ class RayPool:
             return Failed(cause or error, is_host_lost(error))
 
     def close(self) -> None:
-        """Kill the actors."""
+        """Kill the actors; may be called again."""
         for actor in self.actors:
             ray.kill(actor)
         self.actors.clear()
@@ -230,7 +234,13 @@ def start_pool(payload: Payload, plan: ActorPlan, actors: Sequence[Actor] | None
     """A pool of client actors, each of them ready to work.
 
     Args:
-        actors: client actors that were started before and have no data yet.
+        payload: Module, data and settings, put into the object store once.
+        plan: Number of actors and what each asks for.
+        actors: Client actors that were started before and have no data yet; missing ones are
+            started here.
+
+    Raises:
+        ExperimentError: Actors did not start, or died while they started.
     """
     share_tensors_without_copies()
     pool = RayPool(ray.put(payload), plan, payload.settings.threads, Patience())
@@ -254,6 +264,7 @@ def _next_for(host: int, waiting: deque[int], jobs: Sequence[Job]) -> int | None
 
 
 def _not_started(error: RayError, num_ready: int, plan: ActorPlan) -> Exception:
+    """The error to raise if actors did not start, with the plan and what to change."""
     if isinstance(error, RayTaskError):
         return error.cause if isinstance(error.cause, ExperimentError) else error
     if isinstance(error, GetTimeoutError):

@@ -104,12 +104,12 @@ class Needs:
 
     @property
     def options(self) -> dict[str, float]:
-        """As arguments of Ray's `options`."""
+        """The amounts as arguments of Ray's `options`."""
         return asdict(self)
 
     @property
     def bundle(self) -> dict[str, float]:
-        """As a bundle of a placement group, which may have no zeros."""
+        """The amounts as a bundle of a placement group, which may have no zeros."""
         amounts = zip(KINDS, self.options.values(), strict=True)
         return {kind: amount for kind, amount in amounts if amount}
 
@@ -164,7 +164,13 @@ class ActorPlan:
 
     @classmethod
     def of(cls, actors: Actors, server: ServerProcess, num_actors: int, load: Load) -> Self:
-        """The plan of a run, with the memory that the experiment names or the load needs."""
+        """The plan of a run, with the memory that the experiment names or the load needs.
+
+        Args:
+            actors: The part `execution.actors` of the experiment.
+            server: The part `execution.server` of the experiment.
+            load: What the run puts into memory.
+        """
         per_job = 1 if actors.count == "per_client" else load.block
         return cls(
             num_actors=num_actors,
@@ -213,15 +219,18 @@ def _described(needs: Needs, times: int = 1) -> str:
 
 
 def check_resources(plan: ActorPlan, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Refuse what the cluster cannot give.
+    """Refuse what the cluster cannot give, in all or on single nodes.
+
+    Args:
+        nodes: What each node has, in all or free, as Ray counts it.
+
+    Raises:
+        ExperimentError: The message has the sum, what there is, and what to lower.
 
     >>> check_resources(ActorPlan(3, Actors(), 1, 1, Needs(1.0), Needs(0.0)), [{"CPU": 2.0}])
     Traceback (most recent call last):
     flray.errors.ExperimentError: execution.actors asks for 3 x 1 = 3 CPU, the cluster has 2 free: \
 2 such actors fit; lower execution.actors.count or actors.num_cpus
-
-    Args:
-        nodes: what each node has, in all or free, as Ray counts it.
     """
     for kind in KINDS:
         available = sum(node.get(kind, 0.0) for node in nodes) + ROUNDING
@@ -237,6 +246,7 @@ def check_resources(plan: ActorPlan, nodes: Sequence[Mapping[str, float]]) -> No
 
 
 def _refuse(plan: ActorPlan, kind: Kind, available: str) -> None:
+    """Raise the error for one kind of resource, with the sum and what to lower."""
     actor, server = plan.per_actor.of(kind), plan.server.of(kind)
     unit = "GB of memory" if kind == "memory" else kind
     beside = f" + {_amount(server, kind)} for the server" if server else ""

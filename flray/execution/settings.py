@@ -64,7 +64,14 @@ class Execution:
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def resolve_device(self) -> str:
-        """The device of this machine, or of an actor, that `device` stands for."""
+        """The device of this machine, or of an actor, that `device` stands for.
+
+        Returns:
+            "cpu", "cuda" or "cuda:N".
+
+        Raises:
+            ExperimentError: CUDA is asked for, and there is no GPU or actors ask for none.
+        """
         if self.executor == "ray":
             return self._device_of_an_actor()
         if self.device == "auto":

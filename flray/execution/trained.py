@@ -18,7 +18,7 @@ from flray.execution.executor import Executor, Failed
 from flray.models.bank import Params, rows_of
 from flray.models.fixed_point import Terms, Weights
 
-ATTEMPTS = 3  # at a question, before each but the first of which lost models are trained again
+ATTEMPTS = 3  # attempts to answer a question; lost models are trained again between them
 PART_BYTES = 2**27  # models that are brought here at a time, where they need not all be held
 
 
@@ -33,7 +33,7 @@ class TrainedModels:
 
     executor: Executor
     task: Train
-    bank: Params  # that the clients started from
+    bank: Params  # models that the clients started from
     done: list[tuple[ClientsJob, BlockResult]]  # replaced in place where a block is trained again
     index: Ids  # (K,) position of each model among those of all blocks
 
@@ -57,7 +57,15 @@ class TrainedModels:
         return np.repeat(np.arange(len(sizes)), sizes)[self.index], slots[self.index]
 
     def rows(self, places: Ids, names: Sequence[str]) -> Params:
-        """The leaves (n, ...) of the models at these positions, brought here."""
+        """The leaves (n, ...) of the models at these positions, brought here.
+
+        Args:
+            places: (n,) positions among the K models, in any order.
+            names: Names of the leaves; [] for none.
+
+        Raises:
+            ClientFailure: Models were lost again and again.
+        """
         block, slot = (values[places] for values in self._slots)
         asked = np.unique(block) if names else block[:0]
         answers = self._ask({int(b): ModelRows(slot[block == b], names) for b in asked})
@@ -73,7 +81,11 @@ class TrainedModels:
         return joined if is_sorted else {name: rows_of(leaf, back) for name, leaf in joined.items()}
 
     def sums(self, terms: Terms) -> Params:
-        """Weighted sums, each of which hosts add up of the models they have."""
+        """Weighted sums, each of which hosts add up of the models they have.
+
+        Exact whatever the blocks and hosts: terms are added in fixed point
+        (`flray.models.fixed_point`).
+        """
         block, slot = self._slots
         used = np.unique(block[np.concatenate(terms.positions)])
         questions = {int(b): terms.at(np.where(block == b, slot, -1)) for b in used}

@@ -40,7 +40,11 @@ ROUND_TRIP_S = 0.02  # Time that a block on a client actor takes beside its trai
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will take: totals over all rounds, and seconds by what takes them."""
+    """What a run will take: totals over all rounds, and seconds by what takes them.
+
+    Client steps and bytes are exact if all rounds were rehearsed and clusters do not depend on
+    training; seconds are predictions.
+    """
 
     rounds: int
     client_steps: int
@@ -54,12 +58,12 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole run."""
+        """Seconds of the whole run, as if what takes them did not overlap."""
         return sum(self.seconds.values())
 
     @property
     def binding(self) -> str:
-        """What takes most of the time."""
+        """What takes most of the time: a key of `seconds`, for which there is advice."""
         return max(self.seconds, key=lambda name: self.seconds[name])
 
 
@@ -71,10 +75,16 @@ def forecast(
 ) -> Forecast:
     """Rehearse an experiment in this process and compute what the run will take.
 
+    Writes to a temporary folder only. Takes about `budget_s`, the time to load the data and, for
+    each kind of block, about a second of training.
+
     Args:
-        processes: client actors that train at a time; None: as many as the experiment asks for.
-        rates: measured on another machine; nothing is measured here then.
-        budget_s: seconds of rounds after which the rehearsal ends.
+        processes: Client actors that train at a time; None: as many as the experiment asks for.
+        rates: Rates of another machine by kind of block; nothing is measured here then.
+        budget_s: Seconds of rounds after which the rehearsal ends.
+
+    Raises:
+        ExperimentError: The run would be refused, or `rates` lack a kind of block that it has.
     """
     settings, begin = experiment.settings, perf_counter()
     planned = prepare(experiment, settings.execution.actors)
@@ -177,6 +187,7 @@ class _UnknownKinds:
     known: tuple[str, ...]
 
     def train(self, block: Any, training: Any, gradient: Any) -> Any:  # Any: never used
+        """Refuse the block; only kinds without a rate get here."""
         raise ExperimentError(
             "the profile has no blocks of this kind, it knows: " + "; ".join(self.known)
         )

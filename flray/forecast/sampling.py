@@ -1,4 +1,7 @@
-"""An engine that measures a few steps of the blocks it is given and predicts the rest."""
+"""An engine that measures a few steps of the blocks it is given and predicts the rest.
+
+It takes the place of a run's engine, so that a rehearsal passes through the whole round loop.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,7 +21,10 @@ SHARES = (0.1, 0.3)  # Shares of each client's steps that are measured, if there
 
 @dataclass(frozen=True)
 class Rate:
-    """The time that blocks of one kind take: linear in their client steps."""
+    """The time that blocks of one kind take: linear in their client steps.
+
+    `flray plan --save-profile` writes rates to a file, so that a run can be planned elsewhere.
+    """
 
     seconds: float  # Seconds per block
     seconds_per_step: float  # Seconds per client step
@@ -45,7 +51,10 @@ class Sampling:
     blocks: list[float] = field(default_factory=list)  # predicted seconds per block so far
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
-        """Note what the block would take and return its models, moved by a small step."""
+        """Note what the block would take and return its models, moved by a small step.
+
+        The loss of every client is 1. A block without steps costs nothing.
+        """
         num_steps = sum(plan.num_steps for plan in block.plans)
         if num_steps:
             kind = kind_of(block, training, gradient)
@@ -79,7 +88,11 @@ class Sampling:
 
 
 def kind_of(block: Block, training: Training, gradient: Gradient) -> str:
-    """The kind of a block: the time of blocks of one kind depends on their steps only."""
+    """The kind of a block: the time of blocks of one kind depends on their steps only.
+
+    A kind has one number of parameters, one local equation, one size of batches, and up to the same
+    power of two of clients.
+    """
     num_params = sum(leaf[0].numel() for leaf in block.w0.values())
     name = getattr(gradient, "__name__", type(gradient).__name__)
     clients = 1 << (len(block.plans) - 1).bit_length()
@@ -88,7 +101,11 @@ def kind_of(block: Block, training: Training, gradient: Gradient) -> str:
 
 
 def some_steps(block: Block, share: float) -> Block:
-    """The first steps of each client, at least one."""
+    """The first steps of each client, at least one.
+
+    Args:
+        share: The part of each client's steps to keep, 0 to 1, rounded up.
+    """
     plans = []
     for plan in block.plans:
         end = min(plan.num_steps, max(1, ceil(share * plan.num_steps)))
@@ -99,7 +116,7 @@ def some_steps(block: Block, share: float) -> Block:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of some work, a GPU's included."""
+    """Seconds of some work, a GPU's included: kernels that were only launched are waited for."""
     begin = perf_counter()
     work()
     if torch.cuda.is_available():

@@ -27,4 +27,4 @@ def _columns() -> dict[str, Column]:
     return dict(sorted(columns.items(), key=lambda item: notes.index(item[1].note)))
 
 
-MEASURE_COLUMNS = _columns()  # of summaries and tables; columns with the same note are adjacent
+MEASURE_COLUMNS = _columns()  # for summaries and tables; columns with one note are adjacent

@@ -97,7 +97,7 @@ class Drift(Measure):
 def _views(deal: Deal, rows: Ids) -> tuple[Ids, list[NDArray[np.uint8]]]:
     """(M,) the view that each client has, and the same images in each of the V views."""
     assert deal.views is not None  # checked by `prepare`
-    assert deal.render is not None  # as there are views
+    assert deal.render is not None  # a deal with views can render them
     views, view_of_client = np.unique(deal.views, return_inverse=True)
     return view_of_client, [deal.render(int(view), rows) for view in views]
 

@@ -24,7 +24,10 @@ _error = partial(Column, note=_NOTE, is_mean=True)
 
 @dataclass(frozen=True)
 class PlantedGroups(Measure):
-    """`partition_scores` of a clustering; left out where the split plants no groups."""
+    """`partition_scores` of a clustering; left out where the split plants no groups.
+
+    Columns are `clustering_ari`, `clustering_nmi` and the others of `partition_scores`.
+    """
 
     def __call__(self, context: ClusteringContext) -> Numbers:
         groups, clustering = context.split.groups, context.clustering

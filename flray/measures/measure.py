@@ -18,7 +18,7 @@ Numbers = dict[str, float]  # by column, without the prefix `clustering_`
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of a run, before its first round."""
+    """The data of a run, before its first round: what a measure may prepare itself with."""
 
     split: Any  # Any: the configured split, a registered class or the user's own
     dataset: Dataset
@@ -29,7 +29,11 @@ class RunData:
 
 @dataclass(frozen=True)
 class ClusteringContext:
-    """One clustering and the run around it: all that a measure may look at."""
+    """One clustering and the run around it: all that a measure may look at.
+
+    Ground truth is among it (`split.groups`, `split.label_counts`): measures judge and decide
+    nothing.
+    """
 
     clustering: Clustering
     split: Split  # in the round of the clustering

@@ -133,7 +133,10 @@ class Evaluation:
         return tuple(kind() if value is True else value for kind, value in settings if value)
 
     def tuning(self, training: Training) -> Training | None:
-        """How models are fine-tuned in an experiment with this training; None: they are not."""
+        """How models are fine-tuned in an experiment with this training; None: they are not.
+
+        Batch size, optimiser and the rest are those of the training.
+        """
         if self.fine_tune is None:
             return None
         lr = training.lr if self.fine_tune.lr is None else self.fine_tune.lr

@@ -13,7 +13,7 @@ from pathlib import Path
 from flray.files import TEMPORARY, replace_file
 
 MANIFESTS = "checkpoints/round_*.json"
-LEFT_OUT = (TEMPORARY, ".lock", ".alive", ".wish")  # of one machine and one moment
+LEFT_OUT = (TEMPORARY, ".lock", ".alive", ".wish")  # files that only mean something on one machine
 
 Marks = dict[str, tuple[int, int]]  # size and time of change by relative path
 
@@ -83,19 +83,23 @@ class Changes:
     gone: list[str]
 
     def apply_to(self, folder: Path) -> None:
-        """Make the folder a copy of the one that changed."""
+        """Make the folder a copy of the one that changed; cut short, it stays resumable."""
         for name, content in self.files:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, partial(Path.write_bytes, data=content))
         for name in self.gone:
             (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):  # where others are left
+            with suppress(OSError):  # fails for a folder that still holds files
                 (folder / name).parent.rmdir()
 
 
 def changes_since(folder: Path, seen: Marks) -> tuple[Changes, Marks]:
-    """What has changed since the files had these marks, and their marks now."""
+    """What has changed since the files had these marks, and their marks now.
+
+    Reads the contents of all changed files into memory. Files that a run replaces meanwhile are
+    left to the next call.
+    """
     names, gone, marks = changed_names(folder, seen)
     files = []
     for name in names:

@@ -30,21 +30,27 @@ OWN_PACKAGE = __name__.partition(".")[0]
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"round_(\d+)\.(json|safetensors)")
 _DAMAGE = (OSError, SafetensorError, ValueError, LookupError, TypeError)
-_SEAL = ', "crc32": '  # of all that is before it in a manifest
+_SEAL = ', "crc32": '  # before the checksum of everything above it in a manifest
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved after a round: the state of the algorithm, and further values by name."""
+    """What was saved after a round: the state of the algorithm, and further values by name.
+
+    Round 0 is the state before the first round.
+    """
 
     round: int
-    state: Any  # of the type that the algorithm returns
+    state: Any  # the algorithm's state, of its own type
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state that is to be written: a tree, and arrays in the memory of the host."""
+    """A state that is to be written: a tree, and arrays in the memory of the host.
+
+    `CheckpointStore.snapshot` makes one, quickly and in the caller's thread; `write` takes it.
+    """
 
     round: int
     arrays: Arrays
@@ -54,8 +60,8 @@ class Snapshot:
 class _DataFile(NamedTuple):
     """A `.safetensors` file as manifests refer to it: `[bytes, checksum]`."""
 
-    num_bytes: int  # of tensors
-    crc32: int  # of the whole file: a manifest must not meet the data of another attempt
+    num_bytes: int  # bytes of the tensors in the file
+    crc32: int  # checksum of the file, to recognise data of another attempt
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,13 @@ class CheckpointStore:
     def snapshot(
         self, t: int, state: object, extra: Mapping[str, object] | None = None
     ) -> Snapshot:
-        """What `write` needs, copied from the device; tensors of the host are not copied."""
+        """What `write` needs, copied from the device; tensors of the host are not copied.
+
+        Raises:
+            TypeError: The state contains what cannot be saved; the message has the path to it.
+            ExperimentError: The state contains dataclasses of packages that the store does not
+                trust.
+        """
         state_tree, arrays = encode(state, cache=self._tensors)
         self._tensors.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
@@ -141,7 +153,13 @@ class CheckpointStore:
         return Snapshot(t, arrays | extra_arrays, trees)
 
     def write(self, snapshot: Snapshot) -> None:
-        """The second half of `save`, for a thread of its own: it touches no device."""
+        """The second half of `save`, for a thread of its own: it touches no device.
+
+        Raises:
+            ValueError: The round is not after the last one.
+            ExperimentError: The disk is full, or records of the run have gone; what was there
+                stays.
+        """
         before, t, arrays = self._saved, snapshot.round, snapshot.arrays
         if t <= before.round or t < 0:
             last = "none yet" if before.round < 0 else before.round

@@ -17,7 +17,7 @@ from flray.data.dataset import Ids
 from flray.files import reading, replace_file
 from flray.wording import counted
 
-FOLDER = "clusterings"  # in a run directory
+FOLDER = "clusterings"  # folder in a run directory
 
 Array = NDArray[Any]  # Any: integers or floats
 
@@ -93,7 +93,7 @@ class ClusteringRecord:
 
     @property
     def counted(self) -> str:
-        """How many clusters there are, in words."""
+        """How many clusters there are, in words: "1 cluster", "4 overlapping clusters"."""
         kind = "overlapping cluster" if self.is_overlapping else "cluster"
         return counted(self.num_clusters, kind)
 
@@ -132,7 +132,10 @@ def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_late
 
 
 def clustering_files(run: Path) -> dict[int, Path]:
-    """The files of a run's clusterings by round, in order of rounds."""
+    """The files of a run's clusterings by round, in order of rounds; {} if there are none.
+
+    Of several clusterings of one round, the last.
+    """
     named = ((_NAME.fullmatch(path.name), path) for path in (run / FOLDER).glob("*.npz"))
     return dict(sorted((int(name[1]), path) for name, path in named if name))
 
@@ -143,7 +146,11 @@ def read_clusterings(run: Path) -> dict[int, ClusteringRecord]:
 
 
 def read_clustering(path: Path) -> ClusteringRecord:
-    """The clustering of one file; a damaged file is an ExperimentError."""
+    """The clustering of one file.
+
+    Raises:
+        ExperimentError: The file is missing or damaged, or its arrays do not fit together.
+    """
     with reading(path), np.load(path, allow_pickle=False) as stored:
         return _checked(dict(stored))
 

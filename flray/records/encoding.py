@@ -145,6 +145,7 @@ def _encode_children(
 def _as_array(
     value: Tensor | Array | np.generic, path: str, cache: TensorCache | None
 ) -> tuple[str, Array]:
+    """The kind of a tensor, array or scalar as its tag names it, and its values as an array."""
     kind = "scalar" if isinstance(value, np.generic) else "array"
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
@@ -192,6 +193,7 @@ def classes_in(tree: Json) -> set[str]:
 
 
 def _import_dataclass(name: str) -> type:
+    """The dataclass `package.module:Name`; refuses whatever else has that name."""
     module, _, qualname = name.partition(":")
     try:
         target: Any = importlib.import_module(module)  # Any: a module, then what its names are

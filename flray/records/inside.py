@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flray.errors import ExperimentError
 
-WANDB = "wandb"  # in a run directory: what W&B keeps of it
+WANDB = "wandb"  # folder in a run directory in which W&B keeps its copy
 
 
 def path_below(root: Path, name: str) -> Path:

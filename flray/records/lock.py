@@ -54,13 +54,20 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def check_free(directory: Path) -> None:
-    """Refuse a directory that another process is running."""
+    """Refuse a directory that another process is running.
+
+    Raises:
+        ExperimentError: The message names the process and how to watch it.
+    """
     if (pid := holder(directory)) is not None:
         raise _in_use(directory, pid)
 
 
 def holder(directory: Path) -> int | None:
-    """The id of the process that is running this directory now, -1 if unknown; None: nobody."""
+    """The id of the process that is running this directory now, -1 if unknown; None: nobody.
+
+    Asks the lock, not the file: the file of a process that was killed counts for nothing.
+    """
     try:
         with (directory / NAME).open("r+") as handle:
             return None if _try_lock(handle) else _pid_in(handle)

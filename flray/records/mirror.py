@@ -53,7 +53,14 @@ class Mirror:
         self.next = 0.0
 
     def fetch(self) -> None:
-        """Make the local folder what lies at the URL; nothing there is no folder."""
+        """Make the local folder what lies at the URL; nothing there is no folder.
+
+        What the local folder has and the URL does not is put aside, with a warning.
+
+        Raises:
+            ExperimentError: A process is running in the local folder, or a file at the URL has a
+                name that leads out of it.
+        """
         for lock in self.local.rglob(NAME):
             check_free(lock.parent)
         self._clear()
@@ -86,7 +93,13 @@ class Mirror:
         self.next = monotonic() + EVERY_S
 
     def push(self) -> None:
-        """Copy what changed, then remove there what is gone here."""
+        """Copy what changed, then remove there what is gone here.
+
+        Cut short at any point, what is at the URL can be resumed from.
+
+        Raises:
+            OSError: The file system of the URL does not answer.
+        """
         changed, gone, marks = changed_names(self.local, self.sent)
         for name in changed:
             try:

@@ -32,7 +32,7 @@ from flray.records.clusterings import FOLDER, write_clustering
 from flray.records.score_files import ScoreFiles
 
 if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
+    import pandas as pd  # imported for types only: pandas delays a start
 
 Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
@@ -68,7 +68,11 @@ class RunRecords:
         self._summary = self.path / "summary.json"
 
     def config(self) -> Config:
-        """The resolved configuration of the run: config.yaml, as nested mappings and lists."""
+        """The resolved configuration of the run: config.yaml, as nested mappings and lists.
+
+        Raises:
+            ExperimentError: The file is missing or damaged.
+        """
         with reading(self._config):
             config = yaml.safe_load(self._config.read_text(encoding="utf-8"))
             if not isinstance(config, dict):
@@ -117,7 +121,10 @@ class RunRecords:
             return tuple(ScoreColumns(**entry) for entry in entries) or (ACCURACY_COLUMNS,)
 
     def plans(self) -> list[str | None]:
-        """What each start of the run asked of a cluster; None where it ran in process."""
+        """What each start of the run asked of a cluster; None where it ran in process.
+
+        One entry per start; [] for a run that has not started.
+        """
         if not self.has_environment():
             return []
         recorded = self.environment()
@@ -188,7 +195,10 @@ class RunRecords:
         write_clustering(self._clusterings, t, arrays, num_later)
 
     def adopt(self, other: "RunRecords", num_rounds: int) -> None:
-        """Take over the first rounds of another, unfinished run, which this one would repeat."""
+        """Take over the first rounds of another, unfinished run, which this one would repeat.
+
+        Columns that are empty in these rounds are left out, as a run that stopped there has them.
+        """
         table = tables.read(other._rounds).filter(pc.field(ROUND) <= num_rounds)
         used = [name for name in table.column_names if table[name].null_count < len(table)]
         tables.write(self._rounds, table.select(used))
@@ -204,7 +214,7 @@ class RunRecords:
         self._begin_configurations(after_round + 1)
         self._scores.truncate(after_round)
         for path in self.path.glob(f"{self._rounds.name}.*{TEMPORARY}"):
-            path.unlink(missing_ok=True)  # of a write that was cut short
+            path.unlink(missing_ok=True)  # left by a write that was cut short
         tables.remove_later_files(self._clusterings, "npz", after_round)
         if not self._rounds.exists():
             return
@@ -235,7 +245,12 @@ class RunRecords:
         self._scores.remove_parts()
 
     def conclude(self, scores: "pd.DataFrame", summary: Row) -> None:
-        """Finish with scores that were recorded elsewhere."""
+        """Finish with scores that were recorded elsewhere.
+
+        Args:
+            scores: A table with the columns of clients.parquet.
+            summary: Numbers of summary.json.
+        """
         table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
         self._scores.replace(table)
         replace_text(self._summary, to_json(summary))
@@ -246,7 +261,7 @@ class RunRecords:
         self._summary.unlink()
 
     def replace_rounds(self, rows: Sequence[Row]) -> None:
-        """Write the rows of all rounds anew."""
+        """Write the rows of all rounds anew; a reader sees the old table or the new one."""
         tables.write(self._rounds, tables.of_rows(rows))
 
     def copy_records_to(self, path: Path) -> None:
@@ -270,7 +285,10 @@ class RunRecords:
         return summary
 
     def is_finished(self, config: Config) -> bool:
-        """True if the run is finished and has at least the rounds of this configuration."""
+        """True if the run is finished and has at least the rounds of this configuration.
+
+        A finished run with fewer rounds can go on (`reopen`).
+        """
         summary = self.summary()
         wanted = config.get("rounds", 0)
         return summary is not None and bool(summary.get(ROUNDS, wanted) >= wanted)
@@ -285,14 +303,21 @@ class RunRecords:
         return t in self.clustering_rounds()
 
     def rounds(self) -> "pd.DataFrame":
-        """A row for each round so far, with the columns of `flray.columns`."""
+        """A row for each round so far, with the columns of `flray.columns`.
+
+        Columns that a round does not have are NaN or None there; without rounds there is the column
+        `round` alone.
+        """
         is_begun = self._rounds.exists()
         table = tables.read(self._rounds) if is_begun else pa.table({ROUND: np.empty(0, np.int64)})
         frame: pd.DataFrame = table.to_pandas()
         return frame
 
     def rows(self, seen: int = 0) -> list[dict[str, Any]]:
-        """The rows of rounds.parquet after the first `seen`, each without its empty columns."""
+        """The rows of rounds.parquet after the first `seen`, each without its empty columns.
+
+        For those who follow a run and poll it; does not import pandas.
+        """
         if not self._rounds.exists():
             return []
         rows: list[dict[str, Any]] = tables.read(self._rounds).slice(seen).to_pylist()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flray.data.dataset import Ids
 from flray.records.encoding import Array, Arrays
 
-MAX_FILES = 8  # that the rows of one checkpoint may lie in
+MAX_FILES = 8  # most files in which the rows of one checkpoint may lie
 CHUNK_BYTES = 1 << 24  # compared or hashed at a time, so that no second copy of a state is made
 
 Mask = NDArray[np.bool_]
@@ -89,7 +89,7 @@ def changed_rows(old: Array | None, new: Array) -> Mask:
     array([False,  True, False,  True])
     """
     rows = as_rows(new)
-    if old is new:  # of a tensor that was saved before and is never changed in place
+    if old is new:  # the same tensor, which is never changed in place
         return np.zeros(len(rows), dtype=np.bool_)
     changed = np.ones(len(rows), dtype=np.bool_)
     if old is None or old.dtype != new.dtype or as_rows(old).shape[1:] != rows.shape[1:]:

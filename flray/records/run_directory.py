@@ -50,11 +50,18 @@ class RunDirectory(RunRecords):
     """
 
     def holds_run(self) -> bool:
-        """True if a run has started here: config.yaml is written last by `start`."""
+        """True if a run has started here: config.yaml is written last by `start`.
+
+        Without it, a folder with other files of a run is a start that was cut short.
+        """
         return self._config.is_file()
 
     def check_start(self, config: Config) -> None:
-        """Refuse a directory that already holds something."""
+        """Refuse a directory that already holds something.
+
+        Raises:
+            ExperimentError: The message says what is there and what to type instead.
+        """
         self.check_resume(config)
         if self.holds_run():
             raise ExperimentError(
@@ -92,7 +99,7 @@ class RunDirectory(RunRecords):
     def _check_unedited(self, config: Config) -> None:
         """Refuse a config.yaml that is not what the run was computed with."""
         recorded = self.configurations()
-        if not recorded:  # of a version that kept none; `resume` refuses it
+        if not recorded:  # written by a version that kept none; `resume` refuses it
             return
         for key, old, new in differences(recorded[-1]["config"], _as_json(deciding(config))):
             raise ExperimentError(

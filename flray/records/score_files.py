@@ -54,8 +54,13 @@ class ScoreFiles:
         """Add a row for each scored client of one part in round t.
 
         Args:
-            model: the bank row each client of the run uses, by client id 0..M-1.
-            group: planted groups, by client id too.
+            part: One of PARTS.
+            scores: Scores of some clients; without any, nothing is written.
+            model: The bank row each client of the run uses, by client id 0..M-1.
+            group: Planted groups, by client id too.
+
+        Raises:
+            ValueError: The part is unknown, or was recorded for this round already.
         """
         if part not in PARTS:
             raise ValueError(f"unknown part {part!r}; known: {', '.join(PARTS)}")
@@ -80,7 +85,7 @@ class ScoreFiles:
         return tables.join([tables.read_with(f, REQUIRED) for f in self._files()] or [empty])
 
     def num_evaluations(self, t: int, is_final: bool) -> int:
-        """How many parts were scored until round t."""
+        """How many parts were scored until round t, each part of each round counted once."""
         if not is_final:
             return tables.num_files(self.folder, "parquet", t)
         table = tables.read(self.path, [ROUND, PART]).filter(pc.field(ROUND) <= t)

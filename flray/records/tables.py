@@ -87,7 +87,10 @@ def round_of(path: Path) -> int:
 
 
 def files_of_rounds(folder: Path, suffix: str) -> list[Path]:
-    """The files `round_*.suffix` of a folder in order of rounds; none if there is no folder."""
+    """The files `round_*.suffix` of a folder in order of rounds; none if there is no folder.
+
+    Files of one round are in the order of their names.
+    """
     return sorted(folder.glob(f"round_*.{suffix}"), key=lambda path: (round_of(path), path.name))
 
 

@@ -40,7 +40,7 @@ class RoundWriter:
         self._directory, self._store = directory, store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._in_progress: Future[None] | None = None
-        self._rows: list[Row] = []  # of complete rounds that wait for a checkpoint
+        self._rows: list[Row] = []  # rows of complete rounds that wait for a checkpoint
         self._records: list[Write] = []
         self._state: object = None  # after the last of them
 
@@ -60,7 +60,10 @@ class RoundWriter:
             self._start()
 
     def flush(self) -> None:
-        """Return once all rounds that were added are written."""
+        """Return once all rounds that were added are written, with a checkpoint of the last.
+
+        Raises what a write raised.
+        """
         self._wait()
         if self._rows:
             self._start()

@@ -1,4 +1,8 @@
-"""Figures of a clustering: its distances, its clients in the plane, and its graph of clients."""
+"""Figures of a clustering: its distances, its clients in the plane, and its graph of clients.
+
+All take a `ClusteringRecord`, of m clients, and draw clusters in the colours of the planted groups
+that they share most clients with (`style.matched_colours`).
+"""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -85,7 +89,16 @@ def distance_figure(
 def embedding_figure(
     clustering: ClusteringRecord, title: str = "", _threshold: float | None = None
 ) -> Figure:
-    """Clients, or their points, in the plane; by cluster, and by planted group if there are any."""
+    """Clients, or their points, in the plane; by cluster, and by planted group if there are any.
+
+    Each point of a client is a dot, so that clients with several points (FLT's centres) have
+    several. The headline names the projection and the variance that it keeps. There is no threshold
+    in this figure; the argument makes all figures of a clustering callable alike.
+
+    Args:
+        clustering: What was clustered, and the clusters.
+        title: Begins the headline of the figure.
+    """
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
     points, owner, how = plane(clustering)
     panels = 1 if clustering.groups is None else 2
@@ -105,7 +118,16 @@ def embedding_figure(
 def graph_figure(
     clustering: ClusteringRecord, title: str = "", _threshold: float | None = None
 ) -> Figure:
-    """The relation between clients, as in FLT's Fig. 2: matrix and graph, raw and reordered."""
+    """The relation between clients, as in FLT's Fig. 2: matrix and graph, raw and reordered.
+
+    Two clients have an edge if one hears the other (R > 0); of more than `MAX_EDGES` edges an even
+    selection is drawn and the panel says so. Without R, clients of one cluster are related. There
+    is no threshold in this figure; the argument makes all figures of a clustering callable alike.
+
+    Args:
+        clustering: What was clustered, and the clusters.
+        title: Begins the headline of the figure.
+    """
     of_cluster, _ = matched_colours(clustering.labels, clustering.groups)
     order = cluster_order(clustering)
     figure = Figure(figsize=(8.6, 9), layout="constrained")
@@ -135,7 +157,11 @@ CLUSTERING_FIGURES = {
 
 
 def when(t: int) -> str:
-    """The time of a clustering, in words."""
+    """The time of a clustering, in words.
+
+    >>> when(0), when(3)
+    ('before the first round', 'after round 3')
+    """
     return "before the first round" if t == 0 else f"after round {t}"
 
 
@@ -193,6 +219,7 @@ def _strip(axes: Axes, bounds: tuple[float, ...], labels: Ids, colours: Colours)
 def _draw_dendrogram(
     axes: Axes, brackets: Matrix, colours: list[Colour], threshold: float | None
 ) -> None:
+    """Draw brackets (m - 1, 4, 2) above the axes of a matrix, with a dashed line at the cut."""
     tree = axes.inset_axes((0, 1.05, 1, 0.34))
     tree.add_collection(LineCollection(list(brackets), colors=colours, linewidths=0.9))
     highest = float(brackets[..., 1].max())
@@ -210,6 +237,7 @@ def _draw_dendrogram(
 def _legend(
     axes: Axes, colours: Colours, side: Anchor, anchor: tuple[float, float], title: str = ""
 ) -> None:
+    """Name the colours beside the axes; more than `MAX_LEGEND` of them are not named."""
     if len(colours) > MAX_LEGEND:
         return
     dots = lines({str(name): c for name, c in colours.items()}, linestyle="", marker="o")
@@ -218,6 +246,7 @@ def _legend(
 
 
 def _scatter(axes: Axes, points: Matrix, labels: Ids, colours: Colours) -> None:
+    """Draw points (n, 2) in the colours of their labels (n,)."""
     # One call: no category lies wholly above another.
     c, size = [colours[label] for label in labels.tolist()], 36 if len(points) <= 200 else 10
     x, y = points.T

@@ -1,6 +1,7 @@
 """Display of recorded columns: heading, unit, scale and decimals of each, and texts of values.
 
-Tables, figures and pages take these facts from `column_of` alone.
+Tables, figures and pages take these facts from `column_of` alone. Recorded accuracies are
+fractions, recorded traffic is in bytes; what is shown is scaled (percent, MB).
 """
 
 import math
@@ -41,6 +42,9 @@ def measured_columns(scores: Sequence[ScoreColumns]) -> tuple[str, ...]:
 class Heading:
     """The heading of a column of a table, and the decimals of the numbers below it.
 
+    `key` identifies the column in the cells of a sheet; it is a recorded column, or any other text
+    for computed columns such as "vs".
+
     >>> Heading("accuracy_mean after", "after", "accuracy %").title
     'accuracy % after'
     """
@@ -52,6 +56,7 @@ class Heading:
 
     @property
     def title(self) -> str:
+        """Both headings on one line, for formats without a second level."""
         return f"{self.group} {self.name}".strip()
 
 
@@ -104,6 +109,9 @@ _FRACTIONS = re.compile(r"(tuned_)?(global_)?(holdout_|validation_)?(accuracy|cl
 def column_of(key: str) -> Column:
     """How a recorded column is shown; keys without an entry of their own have their name as title.
 
+    Never fails: a column of a later version, or of a user's own measure, is shown as recorded;
+    accuracies of any protocol and part are shown in percent.
+
     >>> column_of("tuned_validation_accuracy_mean").scale, column_of("clusters").scale
     (100.0, 1.0)
     """
@@ -119,7 +127,7 @@ def is_recorded(key: str) -> bool:
 
 
 def finite(value: object) -> float:
-    """A recorded number; NaN for anything else.
+    """A recorded number as a float; NaN for anything else: None, booleans, texts, infinity.
 
     >>> finite(1), finite(None), finite(float("inf")), finite("x")
     (1.0, nan, nan, nan)
@@ -139,7 +147,13 @@ def scaled(key: str, value: object) -> float:
 
 
 def decimals_of(key: str, values: Iterable[object]) -> int:
-    """How many decimals all scaled values of a column are shown with.
+    """How many decimals all values of a column are shown with.
+
+    Columns with fixed decimals have those; columns of counts have none, except for means over seeds
+    that are not whole.
+
+    Args:
+        values: Numbers already in the unit of the column; what is no number is ignored.
 
     >>> decimals_of("clusters", [3.0, 4.0]), decimals_of("clusters", [3.5, 4.0])
     (0, 1)

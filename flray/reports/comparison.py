@@ -1,5 +1,7 @@
-"""Tables of experiments side by side: means over seeds with paired differences, and FL+HC's table
-of the round after the clustering."""
+"""Tables of experiments side by side: what `flray compare` and the first part of a page show.
+
+Means over seeds with paired differences, and FL+HC's table of the round after the clustering.
+"""
 
 from collections.abc import Sequence
 
@@ -23,7 +25,10 @@ SAME = (
 
 
 def reference_of(experiments: Experiments) -> str:
-    """The experiment that others are compared with: FedAvg if present, else the first."""
+    """The name of the experiment that others are compared with: FedAvg if present, else the first.
+
+    If several experiments are FedAvg, it is the first of them. `experiments` must not be empty.
+    """
     fedavg = [n for n, runs in experiments.items() if runs[0].value("algorithm.name") == "fedavg"]
     return next(iter([*fedavg, *experiments]))
 
@@ -104,6 +109,12 @@ def paired_tests(experiments: Experiments) -> list[str]:
 def pairs_text(pairs: Sequence[float], decimals: int = 2) -> str:
     """The paired t test and Wilcoxon's signed-rank test of differences, two-sided.
 
+    The number in brackets is the smallest p value that Wilcoxon's test can have with so few pairs:
+    with fewer than six seeds it never falls below 0.05.
+
+    Args:
+        pairs: At least two differences that are not all equal.
+
     >>> pairs_text([1.0, 2.0, 3.0])
     '3 seeds, 95 % interval -0.48 to +4.48, t test p = 0.074, Wilcoxon p = 0.25 (at least 0.25)'
     """
@@ -121,7 +132,9 @@ def pairs_text(pairs: Sequence[float], decimals: int = 2) -> str:
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
     """FL+HC's columns: the round after the clustering and the last, with ratios to the reference.
 
-    Ratios are taken at the same seed and round. None if no experiment but the reference clustered.
+    Columns are the mean test accuracy and the share of clients that reach `evaluate.target`, each
+    after the clustering and at the end, and the ARI of the clusters. Ratios are taken at the same
+    seed and round. None if no experiment but the reference clustered.
     """
     reference = reference_of(experiments)
     after = recorded.ROUND_AFTER_CLUSTERING

@@ -8,8 +8,12 @@ from typing import Any
 def value_at(config: Mapping[str, Any], key: str) -> Any:  # Any: YAML
     """The value of a dotted key, None without one; a component given by name alone has that `name`.
 
+    A key whose value is null cannot be told from a key that is not there.
+
     >>> value_at({"split": {"name": "iid"}, "model": "mlp200"}, "model.name")
     'mlp200'
+    >>> value_at({"split": {"name": "iid"}}, "split.clients.number") is None
+    True
     """
     node: Any = config
     for part in key.split("."):

@@ -18,11 +18,15 @@ _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 def figure_source(name: str, *arguments: object) -> tuple[str, int] | None:
     """The figure that the function `<name>_figure` draws, as a data URL, and its width in pixels.
 
-    It is SVG, or WebP if SVG would be large; None if there is nothing to draw.
+    It is SVG, or WebP if SVG would be larger than `MAX_SVG_BYTES`; None if there is nothing to
+    draw. Equal figures give equal SVG texts, so that pages of equal runs are equal.
 
     Args:
         name: Name of a function of this package's figures, without `_figure`.
         arguments: Arguments of that function.
+
+    Raises:
+        StopIteration: No figure has this name; names come from templates, never from users.
     """
     modules = (figures, clustering_figures, sweep_curves, sweep_figures)
     draw = next(draw for module in modules if (draw := vars(module).get(f"{name}_figure")))

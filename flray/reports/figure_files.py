@@ -47,7 +47,13 @@ def write_figures(experiments: Experiments, folder: Path) -> list[Path]:
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure into a file; the suffix .pdf, .svg or .png decides its format."""
+    """Write a figure into a file; the suffix .pdf, .svg or .png decides its format.
+
+    Folders are created. The file has no date in it, so that equal figures give equal files.
+
+    Raises:
+        ExperimentError: The suffix is none of these.
+    """
     if file.suffix not in METADATA:
         raise ExperimentError(f"a figure is one of {', '.join(METADATA)}, got {file.name!r}")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +63,11 @@ def save_figure(figure: Figure, file: Path) -> None:
 
 
 def figures_of(run: Path) -> list[Path]:
-    """Draw the figures of one run into its folder figures/; returns their paths."""
+    """Draw the figures of one run into its folder figures/; returns their paths.
+
+    They are accuracy.png, clients.png and, for each drawn clustering after round t,
+    run_round_t_distance.png, _embedding.png and _graph.png. Existing files are replaced.
+    """
     return write_figures({"run": [read_run(run, "run")]}, run / "figures")
 
 

@@ -1,4 +1,10 @@
-"""Figures of runs: accuracy by round, by client and by what was sent; clustering errors."""
+"""Figures of runs: accuracy by round, by client and by what was sent; clustering errors.
+
+Except for `error_figure`, all take the runs of each experiment by name. They return a matplotlib
+`Figure` that nobody else holds; nothing is shown on a screen and no global state of pyplot is used.
+An experiment has the same colour in each of them. Experiments that read ground truth are marked in
+the legend.
+"""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 
@@ -130,6 +136,9 @@ def clients_figure(experiments: Experiments) -> Figure:
 def efficiency_figure(experiments: Experiments) -> Figure:
     """Mean score over seeds against the bytes sent so far in both directions.
 
+    Bytes are counted in all rounds, also in those without an evaluation. The unit (bytes to GB)
+    follows from the largest number.
+
     Args:
         experiments: The runs of each experiment by name.
     """
@@ -168,8 +177,13 @@ def efficiency_figure(experiments: Experiments) -> Figure:
 def error_figure(errors: pd.DataFrame) -> Figure:
     """False positives and, on top of them, false negatives by round, as in FLIS's Fig. 3.
 
+    A client's *companions* are the other clients of its cluster. A false positive is a companion
+    whose labels do not fit the client's, a false negative a client whose labels fit in another
+    cluster. Each panel has its own rule for what labels fit.
+
     Args:
-        errors: Columns overlap_fp, overlap_fn, equal_fp and equal_fn by round.
+        errors: Columns overlap_fp, overlap_fn, equal_fp and equal_fn by round, as
+            `flray.reports.measures.errors_by_round` returns them.
     """
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     truths = {"overlap": "at least half of a client's labels", "equal": "the same labels"}

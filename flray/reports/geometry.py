@@ -1,4 +1,8 @@
-"""Positions of the clients of a clustering in figures: orders, a plane, a tree, graphs."""
+"""Positions of the clients of a clustering in figures: orders, a plane, a tree, graphs.
+
+Orders are permutations of 0, ..., m - 1, positions in the arrays of a `ClusteringRecord`, and not
+client ids. Nothing here draws.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +35,13 @@ def leaf_order(clustering: ClusteringRecord) -> Ids:
 
 
 def cluster_order(clustering: ClusteringRecord) -> Ids:
-    """The leaf order, changed as little as it takes to have the clients of a cluster together."""
+    """The leaf order, changed as little as it takes to have the clients of a cluster together.
+
+    Clusters come in the order of their first leaf.
+
+    >>> cluster_order(ClusteringRecord(np.arange(4), np.array([7, 2, 7, 2]), np.zeros((4, 4))))
+    array([1, 3, 0, 2])
+    """
     leaves = leaf_order(clustering)
     _, first, cluster = np.unique(clustering.labels[leaves], return_index=True, return_inverse=True)
     return leaves[np.argsort(first[cluster], kind="stable")]
@@ -59,7 +69,15 @@ def _plane_of_products(G: Matrix) -> tuple[Matrix, float]:
 
 
 def principal_plane(points: Matrix) -> tuple[Matrix, float]:
-    """The first two principal components, and the share of the variance that they keep."""
+    """The first two principal components, and the share of the variance that they keep.
+
+    Args:
+        points: (n, d) coordinates. Components that do not exist (n or d of 1) are 0.
+
+    >>> flat, share = principal_plane(np.array([[0.0, 0.0, 5.0], [3.0, 4.0, 5.0]]))
+    >>> float(np.linalg.norm(flat[0] - flat[1]).round(9)), share
+    (5.0, 1.0)
+    """
     centred = points - points.mean(axis=0)
     if len(points) <= points.shape[1]:  # much cheaper than singular vectors as long as a model
         return _plane_of_products(centred @ centred.T)
@@ -71,7 +89,12 @@ def principal_plane(points: Matrix) -> tuple[Matrix, float]:
 
 
 def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
-    """(n, 2) points, the position in `clients` of the owner of each, and how they were computed."""
+    """(n, 2) points, the position in `clients` of the owner of each, and how they were computed.
+
+    Recorded points of two dimensions are drawn as they are; of more, their principal components;
+    without points there is one per client, by classical scaling of D. The text is a caption and has
+    the share of the variance that the plane keeps.
+    """
     points, owner, full = clustering.points, clustering.point_owner, clustering.projected_from
     if points is None or owner is None or (full is None and points.shape[1] < 2):
         flat, share = classical_scaling(np.asarray(clustering.D, np.float64))
@@ -99,7 +122,12 @@ def _projection_note(clustering: ClusteringRecord, num_kept: int) -> str:
 def dendrogram_brackets(linkage: Matrix, leaves: Ids) -> Matrix:
     """(m - 1, 4, 2) corners of the bracket of each merge; leaf leaves[k] is at x = k.
 
+    Corners run from the foot of one branch over the height of the merge to the foot of the other.
     scipy's `dendrogram` recurses, too deep for the chains of single linkage.
+
+    Args:
+        linkage: (m - 1, 4) merges, as `scipy.cluster.hierarchy.linkage` returns them.
+        leaves: (m,) positions of clients from left to right.
     """
     m = len(leaves)
     x, height = np.zeros(2 * m - 1), np.zeros(2 * m - 1)
@@ -125,7 +153,11 @@ def merge_clusters(linkage: Matrix, labels: Ids) -> list[int | None]:
 
 
 def circle_layout(num_clients: int) -> Matrix:
-    """(m, 2) positions on a circle, clockwise from the top, neighbours about 1 apart."""
+    """(m, 2) positions on a circle, clockwise from the top, neighbours about 1 apart.
+
+    >>> circle_layout(1)
+    array([[0., 0.]])
+    """
     angle = 2 * np.pi * np.arange(num_clients) / num_clients
     radius = num_clients / (2 * np.pi) if num_clients > 1 else 0.0
     return radius * np.stack([np.sin(angle), np.cos(angle)], axis=1)

@@ -12,6 +12,9 @@ from flray.config.deciding import leaves
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """The name of each dotted key: its end, as long as it takes to distinguish the keys.
 
+    A trailing `.name` is dropped. Keys that end alike are named by their last two parts, whether or
+    not that distinguishes them.
+
     >>> short_names(["algorithm.clustering.distance.name", "train.lr", "pretrain.lr"]).values()
     dict_values(['distance', 'train.lr', 'pretrain.lr'])
     """
@@ -35,7 +38,12 @@ def component_name(value: Any) -> str:  # Any: YAML
 def readable_settings(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """A column of rows.parquet for people: numbers if all of its values are, else texts.
 
-    Values are recorded as JSON; mappings become `component_labels`.
+    Values are recorded as JSON; mappings become `component_labels`. Missing values stay missing.
+
+    >>> readable_settings(pd.Series(["0.1", "10"])).tolist()
+    [0.1, 10.0]
+    >>> readable_settings(pd.Series(['"cfl"', '{"name": "flt", "k": 4}'])).tolist()
+    ['cfl', 'flt']
     """
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return column

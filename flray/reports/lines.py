@@ -24,7 +24,13 @@ def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any
     range of merges of its clustering.
 
     The range is not a recorded column, because rows of a sweep with equal clusters share a run even
-    if their trees differ.
+    if their trees differ. The row is returned unchanged if the round did not cluster, or if the
+    partition has no tree.
+
+    Args:
+        row: A row of rounds.parquet.
+        run: The run directory, whose clusterings/ has the file of the round already.
+        config: The resolved configuration, for the threshold.
     """
     row = {**row, _SCORE: RunDirectory(run).scores()[0]}
     files = clustering_files(run) if row.get(recorded.CLUSTERING_CLUSTERS) is not None else {}
@@ -36,7 +42,7 @@ def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def round_line(row: Row, num_rounds: int) -> str:
-    """One round on one line.
+    """One round on one line: its evaluation if it had one, its loss, its clustering, its seconds.
 
     >>> round_line({"round": 3, "accuracy_mean": 0.5, "accuracy_worst": 0.25, "clusters": 2,
     ...             "train_loss": 1.5, "seconds": 0.25}, 20)
@@ -72,6 +78,9 @@ def round_line(row: Row, num_rounds: int) -> str:
 
 def event_line(events: Sequence[Mapping[str, Any]], t: int) -> str:  # Any: YAML
     """The events at the start of round t on one line, "" if there are none.
+
+    Args:
+        events: The list `events` of a resolved configuration, each with round, kind and clients.
 
     >>> event_line([{"round": 3, "kind": "leave", "clients": [4, 5]}], 3)
     'round 3 begins with: leave (clients 4, 5)'

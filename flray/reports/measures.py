@@ -28,7 +28,13 @@ def run_sheet(run: RunRecord, clusterings: Sequence[int]) -> Sheet | None:
 
 
 def experiments_sheet(experiments: Experiments) -> Sheet | None:
-    """The measures of each experiment that has any, means over its seeds."""
+    """The measures of each experiment that has any, means over its seeds.
+
+    They are those of the whole run, as its summary has them. None if no experiment has any.
+
+    Args:
+        experiments: The finished runs of each experiment by name.
+    """
     rows = {name: [run.numbers for run in runs] for name, runs in experiments.items()}
     measured = {name: seeds for name, seeds in rows.items() if any(map(_is_measured, seeds))}
     return _sheet("experiment", measured)
@@ -39,7 +45,11 @@ def _is_measured(numbers: Plain) -> bool:
 
 
 def errors_by_round(run: RunRecord) -> pd.DataFrame:
-    """The clustering errors of each clustering by round; empty if none are recorded."""
+    """The clustering errors of each clustering by round; empty if none are recorded.
+
+    Columns are overlap_fp, overlap_fn, equal_fp and equal_fn, in companions per client. Rounds
+    without a clustering are left out.
+    """
     names = {CLUSTERING + name: name for name in ERRORS}
     errors = run.rounds.set_index(ROUND).reindex(columns=list(names)).rename(columns=names)
     return errors.astype(float).dropna()

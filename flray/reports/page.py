@@ -1,6 +1,8 @@
 """One self-contained HTML page of runs and sweeps: what `flray.report` and `flray report` write.
 
-Templates define layout and wording; `page_run` and `sweep_tables` compute what templates cannot.
+Templates (`templates/*.html`) define layout and wording; `page_run` and `sweep_tables` compute what
+templates cannot. Texts of users, such as names of experiments, are escaped, and a name that a
+template misspells is an error. The page loads nothing from the network: figures are inside it.
 """
 
 import functools
@@ -42,9 +44,15 @@ _FUNCTIONS = (  # functions that templates call by name
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write one page of all runs and sweeps in and below the folders; returns its path.
 
+    The file is replaced as a whole: a reader sees the old page or the new one.
+
     Args:
         folders: Folders of runs or sweeps, or folders that contain such folders.
         out: The file to write. None: report.html in the first folder.
+
+    Raises:
+        ExperimentError: There is neither a run nor a sweep in one of the folders, or the files of a
+            run contradict each other.
     """
     path = path_below(folders[0], PAGE) if out is None else out
     page = render_page(*find_runs(folders))
@@ -54,7 +62,12 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
-    """The HTML of a page."""
+    """The HTML of a page, with runs grouped into experiments by their names.
+
+    Args:
+        runs: Runs, finished or not, as `find_runs` returns them.
+        sweeps: Sweeps, each with a chapter of its own.
+    """
     return (
         _environment()
         .get_template("page.html")
@@ -64,6 +77,7 @@ def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
 
 @functools.cache
 def _environment() -> Environment:
+    """The templates with the functions, constants, filters and tests that they use."""
     environment = Environment(
         loader=PackageLoader("flray.reports", "templates"),
         autoescape=True,
@@ -95,7 +109,11 @@ def _environment() -> Environment:
 
 
 def typed(path: Path) -> str:
-    """A path to type in a shell, relative if it is below the current folder."""
+    """A path to type in a shell: quoted if necessary, relative if it is below the current folder.
+
+    >>> typed(Path.cwd() / "my runs" / "a")
+    "'my runs/a'"
+    """
     absolute, here = path.absolute(), Path.cwd()
     return shlex.quote(
         str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

@@ -1,4 +1,7 @@
-"""Contents of pages of runs that templates cannot compute."""
+"""Contents of pages of runs that templates cannot compute.
+
+Templates reach these functions as `of_run.<name>`.
+"""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -26,7 +29,10 @@ _NOT_COMPARED = (SEED, "execution", "tracking")  # keys that do not make an expe
 
 
 def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
-    """The clusterings to draw by round, the last one first; at most MAX_DRAWN."""
+    """The clusterings to draw by round, the last one first; at most MAX_DRAWN.
+
+    Of more, they are spread evenly over the run, with its first and its last clustering.
+    """
     events = list(run.clusterings)
     number = min(MAX_DRAWN, len(events))
     chosen = [events[k] for k in np.linspace(0, len(events) - 1, number).astype(int)]
@@ -71,7 +77,11 @@ def ranges(clients: Ids) -> str:
 
 
 def environments(run: RunRecord) -> list[dict[str, object]]:
-    """Versions, commit and hardware of the first start; for later starts, what differs from it."""
+    """Versions, commit and hardware of the first start; for later starts, what differs from it.
+
+    Keys are the last parts of those in environment.json. A run that was never resumed has one
+    entry, a run without environment.json none.
+    """
     starts = [run.environment, *run.environment.get("resumed", [])] if run.environment else []
     flat = [leaves({k: v for k, v in start.items() if k != "resumed"}) for start in starts]
     named = [{k.split(".", 1)[-1]: v for k, v in start.items() if v is not None} for start in flat]
@@ -80,7 +90,16 @@ def environments(run: RunRecord) -> list[dict[str, object]]:
 
 
 def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
-    """The parts of bytes or seconds in each round, a column for each kind that occurs."""
+    """The parts of bytes or seconds in each round, a column for each kind that occurs.
+
+    Args:
+        rounds: The table of rounds.parquet.
+        total: The column of the total, such as `bytes_up`; columns `bytes_up_<kind>` are its parts.
+
+    >>> rounds = pd.DataFrame({"round": [1, 2], "bytes_up": [5, 7], "bytes_up_model": [5.0, 7.0]})
+    >>> by_kind(rounds.assign(bytes_up_signature=0.0), "bytes_up").to_dict()
+    {'model': {1: 5.0, 2: 7.0}}
+    """
     columns = [str(name) for name in rounds if str(name).startswith(f"{total}_")]
     names = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
     kinds = rounds[list(names)].fillna(0).rename(columns=names)
@@ -89,7 +108,11 @@ def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
 
 
 def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of each round by phase; phases do not overlap, `other` is the rest of the round."""
+    """Seconds of each round by phase; phases do not overlap, `other` is the rest of the round.
+
+    The phase that takes longest in the whole run comes first. Where one phase contains another (the
+    signature its probe), the inner one is subtracted, so that phases add up to the round.
+    """
     phases = by_kind(rounds, SECONDS)
     for inner, outer in _INSIDE.items():
         if inner in phases and outer in phases:
@@ -108,7 +131,11 @@ def sheets(experiments: Experiments) -> list[Sheet]:
 
 
 def common(experiments: Experiments) -> dict[str, str]:
-    """The data, split, model, rounds, seeds and dates of compared experiments."""
+    """The data, split, model, rounds, seeds and dates of compared experiments.
+
+    Values are texts. What all experiments share is named once, different values are separated by
+    `;`. `started` has the first and the last day (UTC) on which one of the runs began.
+    """
     every = [run for runs in experiments.values() for run in runs]
     shown = {
         key: "; ".join(dict.fromkeys(component_text(run.config.get(key)) for run in every))
@@ -136,7 +163,11 @@ def component_text(value: object) -> str:
 
 
 def differing_settings(experiments: Experiments) -> pd.DataFrame:
-    """A row for each setting that differs between experiments, a column for each experiment."""
+    """A row for each setting that differs between experiments, a column for each experiment.
+
+    Values are texts, "" for a setting that an experiment does not have. Seeds, execution and
+    tracking are not compared.
+    """
     configs = {name: without(runs[0].config, _NOT_COMPARED) for name, runs in experiments.items()}
     texts = {name: pd.Series(config, dtype=object).map(str) for name, config in configs.items()}
     frame = pd.DataFrame(texts).fillna("")

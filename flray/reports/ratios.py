@@ -1,4 +1,8 @@
-"""The ratio of a number to that of a baseline such as FedAvg: paired by run, then averaged."""
+"""The ratio of a number to that of a baseline such as FedAvg: paired by run, then averaged.
+
+Ratios are computed run by run and then averaged, never as a ratio of two means, because seeds
+differ in difficulty.
+"""
 
 import math
 from collections import defaultdict
@@ -16,7 +20,10 @@ _FREE = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also", "e
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of a run that a ratio is taken of."""
+    """A number of a run that a ratio is taken of.
+
+    `value` is in the recorded unit, as the baseline's number is; NaN is left out of the mean.
+    """
 
     run: RunRecord
     round: int | None  # round of the baseline's number; None: the last
@@ -32,6 +39,11 @@ def mean_ratio(
     that measured `key` in the round. Several such baselines differ at most in their bits; the one
     with the lowest `params_sha256` is taken, so that folders do not decide. The mean is NaN without
     a pair, or if a baseline is 0.
+
+    Args:
+        ours: The numbers, at most one per run; runs without a baseline are left out.
+        key: The recorded column of the baselines.
+        baselines: Finished runs to pair with, of any settings.
     """
     by_problem: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in baselines:

@@ -1,7 +1,8 @@
 """Run directories as tables, figures and pages read them: one record per run, finished or not.
 
 `find_runs` returns the runs and sweeps to report, `collect_runs` the finished runs, also those
-inside sweeps, that may fill a published table.
+inside sweeps, that may fill a published table. A run directory is recognised by its files alone
+(`holds_run`), wherever it lies; nothing here writes into one.
 """
 
 import json
@@ -39,7 +40,15 @@ _SEED_FOLDER = re.compile(r"seed_\d+")
 class RunRecord:
     """A run directory; its tables are read when they are first used.
 
-    `read_run` makes one. `numbers` are those of the summary, or of the last round so far.
+    `read_run` makes one. `numbers` are those of the summary, or of the last round so far. A record
+    is a snapshot: tables that were read once do not change while the run goes on.
+
+    >>> config = {"algorithm": {"name": "ifca", "k": 4}, "dataset": "digits", "seed": 1}
+    >>> run = RunRecord(Path("runs/ifca/seed_1"), config, {"accuracy_mean": 0.5}, "ifca")
+    >>> run.label, run.folder, run.title
+    ('ifca, seed 1', 'ifca/seed_1', 'ifca · digits · ?')
+    >>> run.value("algorithm.k"), run.value("summary.accuracy_mean"), run.value("train.lr")
+    (4, 0.5, None)
     """
 
     path: Path
@@ -60,11 +69,15 @@ class RunRecord:
 
     @cached_property
     def clusterings(self) -> Mapping[int, Path]:
-        """The files of clusterings by round."""
+        """The files of the recorded clusterings by round, ascending; round 0 is before training.
+
+        `flray.records.clusterings.read_clustering` reads one.
+        """
         return clustering_files(self.path)
 
     @cached_property
     def environment(self) -> Plain:
+        """The content of environment.json: versions, commit, hardware; {} if the run has none."""
         directory = RunDirectory(self.path)
         return directory.environment() if directory.has_environment() else {}
 
@@ -85,10 +98,12 @@ class RunRecord:
 
     @property
     def seed(self) -> int | None:
+        """The seed of this run; None if its configuration has none."""
         return self.config.get(recorded.SEED)
 
     @property
     def label(self) -> str:
+        """The name of the experiment with the seed, to tell apart the runs of one experiment."""
         return self.name if self.seed is None else f"{self.name}, seed {self.seed}"
 
     @property
@@ -99,6 +114,7 @@ class RunRecord:
 
     @property
     def title(self) -> str:
+        """Algorithm, dataset and split by name, "?" for what the configuration does not have."""
         keys = ("algorithm.name", "dataset.name", "split.name")
         return " · ".join(str(self.value(key) or "?") for key in keys)
 
@@ -109,17 +125,28 @@ class RunRecord:
         return bool(self.numbers.get(recorded.USES_GROUND_TRUTH, allowed))
 
     def value(self, key: str) -> Any:  # Any: YAML and JSON
-        """The value of a dotted key of the configuration, or of summary.KEY; None without one."""
+        """The value of a dotted key of the configuration, or of summary.KEY; None without one.
+
+        A component that is given by its name alone has that `name`, so that "split.name" works for
+        both forms. Keys of the summary are not nested.
+        """
         first, _, rest = key.partition(".")
         return (self.summary or {}).get(rest) if first == "summary" else value_at(self.config, key)
 
     def row(self, t: int | None) -> Plain:
-        """The numbers of round t in rounds.parquet, {} without such a round."""
+        """The numbers of round t in rounds.parquet, {} without such a round.
+
+        Columns that were not measured in this round are left out.
+        """
         row = self.rounds[self.rounds[recorded.ROUND] == t]
         return {} if row.empty else {str(k): v for k, v in row.iloc[0].dropna().items()}
 
     def at(self, t: int | None) -> Plain:
-        """The numbers of round t, {} without such a round; None: those of the end of the run."""
+        """The numbers of round t, {} without such a round; None: those of the end of the run.
+
+        The last round of a finished run has the keys of its summary, other rounds have the columns
+        of rounds.parquet, which are fewer.
+        """
         is_end = self.summary is not None and t in (None, self.summary.get(recorded.ROUNDS))
         return self.numbers if is_end else self.row(t)
 
@@ -131,10 +158,14 @@ class RunRecord:
 
     @property
     def is_evaluated(self) -> bool:
+        """True if at least one round so far has a test accuracy."""
         return len(self.evaluated()) > 0
 
     def last_test(self) -> pd.DataFrame:
-        """The rows of `clients` of the last evaluation on test parts."""
+        """The rows of `clients` of the last evaluation on test parts.
+
+        One row per evaluated client; no row before the first evaluation.
+        """
         test = self.clients[self.clients[recorded.PART] == "test"]
         last: pd.DataFrame = test[test[recorded.ROUND] == test[recorded.ROUND].max()]
         return last
@@ -151,7 +182,13 @@ def score_of(experiments: Experiments) -> ScoreColumns:
 def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     """The runs of each experiment in the order of seeds, with the number of unfinished ones.
 
-    Experiments come in the order of their first run.
+    Experiments come in the order of their first run. Each returned record has `missing_seeds` set
+    to the unfinished runs of its experiment.
+
+    >>> done, running = (RunRecord(Path(p), {"seed": s}, x, "fedavg")
+    ...                  for p, s, x in (("b", 1, {}), ("a", 0, None)))
+    >>> [(run.seed, run.missing_seeds) for run in by_experiment([done, running])["fedavg"]]
+    [(0, 1), (1, 1)]
     """
     grouped: dict[str, list[RunRecord]] = {}
     for run in runs:
@@ -270,7 +307,10 @@ def collect_runs(folder: Path) -> list[RunRecord]:
 
 
 def holds_run(path: Path) -> bool:
-    """True for a run directory; a run that has just started has an environment, but no rounds."""
+    """True for a run directory; a run that has just started has an environment, but no rounds.
+
+    A config.yaml alone, as a user may keep one beside runs, is not enough.
+    """
     files = (path / "rounds.parquet", path / "environment.json")
     return RunDirectory(path).holds_run() and any(file.is_file() for file in files)
 
@@ -289,12 +329,25 @@ def experiment_names(runs: Sequence[Path]) -> list[str]:
 
 
 def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
-    """The values of a configuration by dotted key, without `keys` and all keys below them."""
+    """The values of a configuration by dotted key, without `keys` and all keys below them.
+
+    >>> without({"seed": 0, "train": {"lr": 0.1, "epochs": 5}, "execution": {"block": 8}},
+    ...         ["execution", "train.lr"])
+    {'seed': 0, 'train.epochs': 5}
+    """
     return {key: value for key, value in leaves(config).items() if not is_below(key, keys)}
 
 
 def settings_text(config: Plain, *left_out: str) -> str:
-    """The settings of an experiment, without `left_out`, as text: equal for equal settings."""
+    """The settings of an experiment, without `left_out`, as text: equal for equal settings.
+
+    Keys that cannot change a result (`NO_MATTER`) are always left out, and the order of keys does
+    not matter. Leave out the seed to compare the seeds of one experiment.
+
+    >>> first = {"seed": 0, "rounds": 5, "execution": {"block": 8}}
+    >>> settings_text(first, "seed") == settings_text({"rounds": 5, "seed": 1}, "seed")
+    True
+    """
     return json.dumps(without(config, (*NO_MATTER, *left_out)), sort_keys=True, default=str)
 
 

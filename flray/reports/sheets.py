@@ -1,6 +1,8 @@
 """The form of every table: a long data frame of numbers, and its layout.
 
-`flray.reports.writers` writes sheets for the terminal and as text, templates write them into pages.
+Each kind of table (comparison, best of a sweep, published table, measures) makes a `Sheet` with
+`sheet_of`. `flray.reports.writers` writes sheets for the terminal and as text, templates write them
+into pages, so that marks, decimals and ± are decided here once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,7 +69,11 @@ class Sheet:
 
     @cached_property
     def references(self) -> dict[tuple[Any, Any], int]:
-        """The distinct pairs of runs and baselines behind numbers, counted from 1."""
+        """The distinct pairs of runs and baselines behind numbers, counted from 1.
+
+        Cells show the count in square brackets, `runs` lists what it stands for. Empty unless
+        `numbers_runs`.
+        """
         pairs = zip(self.cells["runs"], self.cells["baselines"], strict=True)
         distinct = dict.fromkeys(pair for pair in pairs if pair[0]) if self.numbers_runs else ()
         return {pair: k for k, pair in enumerate(distinct, start=1)}
@@ -79,7 +85,12 @@ class Sheet:
         return [f"{runs}; FedAvg: {base}" if base else runs for runs, base in joined]
 
     def lines(self) -> dict[tuple[Any, str], dict[str, str]]:
-        """The text of every cell by source, in the order of PREFIXES."""
+        """The text of every cell by source, in the order of PREFIXES.
+
+        Keys are pairs of a row (index of `labels`) and a column's key; every pair has an entry, {}
+        for a cell without a number. Where the paper has a number and no run fills the cell, ours is
+        MISSING.
+        """
         decimals = {heading.key: heading.decimals for heading in self.headings}
         texts: dict[tuple[Any, str], dict[str, str]] = {
             (row, key): {} for row in self.labels.index for key in decimals
@@ -162,7 +173,15 @@ def sheet_of(
 
 
 def numbers(cells: Cells) -> pd.DataFrame:
-    """The cells of a sheet: a row for each number, a column for each of FIELDS."""
+    """The cells of a sheet: a row for each number, a column for each of FIELDS.
+
+    The index has the levels `row`, `column` and `source`, in the order of `cells`; fields that a
+    cell does not have are the defaults of FIELDS, and None becomes NaN where numbers are expected.
+
+    >>> frame = numbers({("fedavg", "ari", "ours"): {"value": 0.5, "error": None}})
+    >>> frame.index.tolist(), frame["value"].tolist(), frame["error"].tolist()
+    ([('fedavg', 'ari', 'ours')], [0.5], [nan])
+    """
     frame = pd.DataFrame(
         [{**FIELDS, **cell} for cell in cells.values()],
         index=pd.MultiIndex.from_tuples(list(cells), names=["row", "column", "source"]),
@@ -184,7 +203,11 @@ def seed_mean(values: Sequence[float]) -> Fields:
 
 
 def mark_fields(runs: Sequence[RunRecord]) -> Fields:
-    """The fields that mark a number of these runs."""
+    """The fields that mark a number of these runs: ground truth if one read it, missing seeds.
+
+    Args:
+        runs: At least one run; the largest `missing_seeds` counts.
+    """
     return {
         "uses_ground_truth": any(run.uses_ground_truth for run in runs),
         "missing_seeds": max(run.missing_seeds for run in runs),
@@ -201,7 +224,7 @@ def marks(uses_ground_truth: bool, missing_seeds: float) -> str:
 
 
 def mark_notes(cells: pd.DataFrame) -> Iterator[str]:
-    """The meaning of each mark that occurs in the cells."""
+    """The meaning of each mark that occurs in the cells, as sentences for below the table."""
     if cells["uses_ground_truth"].any():
         yield GROUND_TRUTH_NOTE
     if (cells["missing_seeds"] > 0).any():

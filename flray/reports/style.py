@@ -1,4 +1,8 @@
-"""The style of all figures: colours of categories, axes, legends, texts."""
+"""The style of all figures: colours of categories, axes, legends, texts.
+
+Methods and clusters have colours of two disjoint schemes, so that no line is mistaken for a
+cluster. Nothing here is random or depends on a display.
+"""
 
 import colorsys
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +47,10 @@ def palette(num_colours: int, few: Sequence[str] = METHODS) -> list[Colour]:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour for each distinct name, in the order of their first occurrence."""
+    """A colour for each distinct name, in the order of their first occurrence.
+
+    The first eight are those of METHODS; a name's colour depends on the names before it alone.
+    """
     distinct = list(dict.fromkeys(names))
     return dict(zip(distinct, palette(len(distinct)), strict=True))
 
@@ -87,7 +94,11 @@ def for_figure(text: str, length: int = 40) -> str:
 
 
 def spread_out(number: int, width: float) -> Values:
-    """Offsets within `width` that keep dots at the same position apart; not random."""
+    """Offsets within `width` that keep dots at the same position apart; not random.
+
+    >>> spread_out(3, 1.0).round(3)
+    array([-0.5  ,  0.118, -0.264])
+    """
     return width * (np.arange(number, dtype=np.float64) * GOLDEN_RATIO % 1 - 0.5)
 
 
@@ -105,7 +116,10 @@ def whole_rounds(axes: Axes) -> None:
 
 
 def count_axis(axes: Axes) -> None:
-    """Label the y axis as numbers of clusters, logarithmic if a panel that shares it has many."""
+    """Label the y axis as numbers of clusters, logarithmic if a panel that shares it has many.
+
+    Call it after drawing: it reads the limits of the data from the axes.
+    """
     axes.set_ylabel("clusters")
     largest = max(panel.dataLim.y1 for panel in axes.get_shared_y_axes().get_siblings(axes))
     if largest > LOG_FROM:
@@ -117,17 +131,20 @@ def count_axis(axes: Axes) -> None:
 
 
 def line(label: str, colour: Colour | str, **style: object) -> Line2D:
-    """An entry of a legend."""
+    """An entry of a legend; `style` are properties of a `Line2D`, such as linestyle or marker."""
     return Line2D([], [], color=colour, label=label, **style)  # type: ignore[arg-type]
 
 
 def lines(colours: Mapping[str, Colour], **style: object) -> list[Line2D]:
-    """An entry of a legend for each label."""
+    """An entry of a legend for each label, in the order of `colours`, all with one `style`."""
     return [line(label, colour, **style) for label, colour in colours.items()]
 
 
 def legend_below(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Put a legend below all panels, in as many columns as its labels fit into."""
+    """Put a legend below all panels, in as many columns as its labels fit into.
+
+    The figure must have the layout "constrained", which makes room for it.
+    """
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     columns = max(1, min(5, len(handles), LEGEND_WIDTH // (longest + 6)))
     figure.legend(

@@ -1,6 +1,7 @@
 """Figures of a sweep against a number: accuracy, clusters and measures of clusterings.
 
-Each function returns None if the sweep measured nothing that it draws.
+Each function returns None if the sweep measured nothing that it draws. A *facet* is a value of
+another setting that has a column of panels of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,9 @@ def curve_figure(sweep: Sweep, key: str) -> Figure | None:
 
     If the magnitude of the number depends on another setting, as thresholds depend on the distance,
     the values of that setting have panels of their own.
+
+    Args:
+        key: The number on the x axis, one of `curve_keys`.
     """
     score = sweep.score
     curves = (
@@ -50,12 +54,19 @@ def curve_figure(sweep: Sweep, key: str) -> Figure | None:
 
 
 def clustering_error_figure(sweep: Sweep, key: str) -> Figure | None:
-    """False positives, false negatives and their sum against a number, as FLIS's Fig. 3."""
+    """False positives, false negatives and their sum against a number, as FLIS's Fig. 3.
+
+    All are companions per client (see `flray.reports.figures.error_figure`). Small thresholds give
+    false negatives, large ones false positives; the minimum of the sum is the threshold to take.
+    """
     return _curves(sweep, key, (columns.CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN))
 
 
 def correlation_figure(sweep: Sweep, key: str) -> Figure | None:
-    """Correlation of signatures with the similarity of data against a number, as REPA's Fig. 1."""
+    """Correlation of signatures with the similarity of data against a number, as REPA's Fig. 1.
+
+    1 means that clients with similar data have signatures that are near each other.
+    """
     return _curves(sweep, key, recorded.CORRELATIONS)
 
 
@@ -181,7 +192,10 @@ def _draw_references(
 def draw_dashed(
     axes: Axes, sweep: Sweep, configurations: pd.DataFrame, column: str
 ) -> dict[str, Line2D]:
-    """Draw a level line for each configuration without a value on the axis; the lines by label."""
+    """Draw a level line for each configuration without a value on the axis; the lines by label.
+
+    These are baselines such as FedAvg, which has no threshold. The result are entries for a legend.
+    """
     drawn = {}
     for k, (_, row) in enumerate(configurations.dropna(subset=[column]).iterrows()):
         label, dashes = combination(row, sweep.keys) or "without", DASHES[k % len(DASHES)]
@@ -191,7 +205,10 @@ def draw_dashed(
 
 
 def scale_axis(axes: Axes, numbers: "pd.Series[float]") -> None:
-    """A logarithmic axis for positive numbers of several magnitudes."""
+    """Make the x axis logarithmic if its numbers are positive and of several magnitudes.
+
+    That is, if the largest is more than `LOG_RATIO` times the smallest.
+    """
     if len(numbers) and numbers.min() > 0 and numbers.max() > LOG_RATIO * numbers.min():
         axes.set_xscale("log")
 
@@ -202,8 +219,10 @@ def varied_keys(sweep: Sweep, rows: pd.DataFrame, key: str) -> list[str]:
 
 
 def combination(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
+    """The settings of a configuration under these keys as one label; missing ones are left out."""
     return ", ".join(setting_label(row[key]) for key in keys if pd.notna(row[key]))
 
 
 def setting_label(value: object) -> str:
+    """A value of a setting as text that fits into a figure."""
     return style.for_figure(columns.value_text(value))

@@ -26,7 +26,11 @@ RING = {"ls": "", "marker": "o", "mfc": "none", "ms": 9, "mew": 1.8}
 
 
 def heatmap_pairs(sweep: Sweep) -> list[tuple[str, str]]:
-    """Pairs of settings with few values each; pairs of names come before pairs with numbers."""
+    """Pairs of settings with few values each; pairs of names come before pairs with numbers.
+
+    Both settings of a pair have two to MAX_CATEGORIES values, vary together, and were listed, not
+    drawn at random.
+    """
 
     def is_drawn(key: str) -> bool:
         """True if every configuration has a value of its own, as random draws have."""
@@ -47,7 +51,8 @@ def evolution_figure(sweep: Sweep, key: str) -> Figure | None:
     """The score by round, a colour for each value of a setting, as in REPA's Figs. 4 and 5.
 
     The panels are the validation part of the clients that train (VAL) and holdout clients (HO).
-    Combinations of other settings differ in their dashes.
+    Combinations of other settings differ in their dashes. Lines are means over seeds. None if
+    neither accuracy was recorded, or if the runs of the rows are no longer there.
     """
     rounds, hue = _rounds_of(sweep, key), sweep.names[key]
     panels = _panels(sweep)
@@ -146,7 +151,11 @@ def overview_figure(sweep: Sweep) -> Figure:
 
 
 def importance_figure(sweep: Sweep) -> Figure | None:
-    """The share of the metric's variance that each key explains, for a sampled sweep."""
+    """The share of the metric's variance that each key explains, for a sampled sweep.
+
+    Shares are those of `Sweep.importances` (fANOVA). None for a grid, where settings are compared
+    one by one instead.
+    """
     shares = 100 * sweep.importances[::-1]  # the largest on top
     if shares.empty:
         return None

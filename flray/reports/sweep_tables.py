@@ -1,4 +1,8 @@
-"""Tables and texts of a sweep: its best configurations, all of its rows, the failed rows."""
+"""Tables and texts of a sweep: its best configurations, all of its rows, the failed rows.
+
+A configuration is a row of `Sweep.configurations`. Templates reach these functions as
+`of_sweep.<name>`.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +65,7 @@ def _rank_names(sweep: Sweep, ranked: pd.DataFrame, listed: pd.DataFrame) -> lis
 
 
 def _top_notes(sweep: Sweep) -> Iterator[str]:
+    """How the configurations were ranked, what ties and marks mean, which keys matter."""
     over = ", a mean ± standard deviation over seeds" if sweep.has_seeds else ""
     yield f"Ranked by {sweep.metric}{over}."
     if sweep.num_left_out:
@@ -84,31 +89,39 @@ def _top_notes(sweep: Sweep) -> Iterator[str]:
 
 
 def mark_of(configuration: "pd.Series[Any]") -> str:
-    """The marks behind a number of a configuration."""
+    """The marks behind a number of a configuration, after a space; "" if it has none.
+
+    >>> mark_of(pd.Series({USES: 1.0, MISSING_ROWS: 0}))
+    ' †'
+    """
     text = marks(configuration[USES] > 0, configuration[MISSING_ROWS])
     return f" {text}" if text else ""
 
 
 def measured(configuration: "pd.Series[Any]", column: str) -> str:
-    """A number of a configuration with its standard deviation over seeds and its marks."""
+    """A number of a configuration with its unit, its deviation over seeds and its marks."""
     text = columns.with_unit(column, configuration[column], configuration[column + SPREAD])
     return text + mark_of(configuration)
 
 
 def settings_of(sweep: Sweep, configuration: "pd.Series[Any]") -> dict[str, str]:
-    """The settings that a configuration has, by key."""
+    """The settings that a configuration has, by key, as texts; missing ones are left out."""
     settings = configuration.reindex([*sweep.keys, recorded.MERGE_PLACE]).dropna()
     return {str(key): value_text(value) for key, value in settings.items()}
 
 
 def best_folder(sweep: Sweep) -> Path | None:
-    """The folder of the first row of the best configuration; None if it has none."""
+    """The folder of the first row of the best configuration; None if its run was not kept."""
     folder = sweep.rows_of(sweep.best)[recorded.FOLDER].iloc[0]
     return None if pd.isna(folder) else sweep.path / str(folder)
 
 
 def row_texts(sweep: Sweep) -> pd.DataFrame:
-    """Every row with its settings, what it measured, its status and its folder."""
+    """Every row with its settings, what it measured, its status and its folder.
+
+    All values are texts, MISSING for what a row does not have; the index counts rows from 0. Rows
+    that read ground truth, and finished rows whose configuration misses others, are marked.
+    """
     rows = sweep.rows
     texts = {"row": [f"{k}{f' {GROUND_TRUTH}' * used}" for k, used in enumerate(rows[USES] > 0)]}
     for key, name in _settings(sweep).items():
@@ -127,7 +140,7 @@ def row_texts(sweep: Sweep) -> pd.DataFrame:
 
 
 def failures(sweep: Sweep) -> pd.DataFrame:
-    """The message of each failed row by its settings."""
+    """The message of each failed row by its settings: a column `message`, and labels as index."""
     names, rows = _settings(sweep), sweep.rows[sweep.rows[recorded.STATUS] == FAILED]
     labels = [
         ", ".join(f"{names[k]}={value_text(row[k])}" for k in names if pd.notna(row[k]))

@@ -1,4 +1,8 @@
-"""The folder of a sweep as tables, figures and pages read it: rows, varied keys, best rows."""
+"""The folder of a sweep as tables, figures and pages read it: rows, varied keys, best rows.
+
+Reads `rows.parquet` (a row for each trial), `sweep.json` (counts) and `space.yaml` (what was asked
+for), which `flray.sweeps` writes. Works on a sweep in progress as well.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -45,7 +49,16 @@ class Sweep:
     """A sweep's folder: a row for each configuration and seed, and what follows from the rows.
 
     A *configuration* is a setting of the varied `keys`; its numbers are means over its seeds.
-    `read_sweep` makes one.
+    `read_sweep` makes one. Everything is computed when it is first asked for. The best
+    configuration is chosen by `metric`, a validation number by default.
+
+    >>> rows = pd.DataFrame({"train.lr": [0.1, 0.1, 0.5], "seed": [0, 1, 0], "status": "done",
+    ...                      "uses_ground_truth": 0.0, "validation_accuracy_mean": [0.5, 1.0, 1.0]})
+    >>> sweep = Sweep(Path("out"), rows, {}, {})
+    >>> sweep.keys, sweep.names, sweep.metric
+    (['train.lr'], {'train.lr': 'lr'}, 'validation_accuracy_mean')
+    >>> sweep.ranked[["train.lr", sweep.metric, "seeds"]].to_dict("list")
+    {'train.lr': [0.5, 0.1], 'validation_accuracy_mean': [1.0, 0.75], 'seeds': [1, 2]}
     """
 
     path: Path
@@ -61,7 +74,7 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """The varied keys, in words."""
+        """The varied keys, in words: "Sweep over lr, linkage"."""
         varied_keys = self.space.get("space") or self.keys  # a baseline sets other keys too
         varied = [key for key in self.keys if key in varied_keys and len(self.values(key)) > 1]
         return f"Sweep over {', '.join(short_names(varied).values())}" if varied else "Sweep"
@@ -80,7 +93,11 @@ class Sweep:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The settings that differ between rows, seeds aside."""
+        """The settings that differ between rows, seeds aside, by dotted key.
+
+        They come in the order of the columns of rows.parquet. `experiment` is one of them if the
+        space has several experiments.
+        """
         listed = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
         settings = [c for c in self.rows if c in listed or c == "experiment" or "." in str(c)]
         settings = [c for c in settings if c not in (SEED, USES_GROUND_TRUTH)]
@@ -110,7 +127,10 @@ class Sweep:
 
     @cached_property
     def finished(self) -> pd.DataFrame:
-        """The rows that ran to their end and have the metric."""
+        """The rows that ran to their end and have the metric.
+
+        Rows that a scheduler stopped early are not among them: their numbers are of fewer rounds.
+        """
         rows: pd.DataFrame = self.rows[~self.rows[STATUS].isin(NOT_FINISHED)]
         return rows.dropna(subset=[self.metric])
 
@@ -130,7 +150,12 @@ class Sweep:
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
-        """A row for each setting of the keys: means over `seeds` seeds, deviations in `_sd`."""
+        """A row for each setting of the keys: means over `seeds` seeds, deviations in `_sd`.
+
+        Columns are `identifying`, the means of `measured`, their deviations (`accuracy_mean_sd`),
+        `seeds`, `missing_rows`, and `uses_ground_truth` as a share. Only finished rows count; a
+        configuration without one is not listed.
+        """
         averages = [key for key in self.keys if key not in self.identifying]
         missing = self.missing_rows.loc[self.finished.index]
         rows = self.finished.assign(**{MISSING_ROWS: missing})
@@ -148,15 +173,22 @@ class Sweep:
         return bool((self.configurations[NUM_SEEDS] > 1).any())
 
     def ranks(self, configurations: pd.DataFrame) -> "pd.Series[int]":
-        """Ranks by the metric, 1 is best; configurations with missing rows come last."""
+        """Ranks by the metric, 1 is best; configurations with missing rows come last.
+
+        Equal metrics share a rank unless validation loss and clusters tell them apart (see
+        `flray.sweeps.ranking.ranks`).
+
+        Args:
+            configurations: Rows of `configurations`, or some of its columns.
+        """
         missing = configurations[MISSING_ROWS]
         return ranks(configurations, self.metric, missing, self.is_maximised)
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The configurations, the best first."""
+        """The configurations, the best first; equal ones in the order of rows."""
         rows = self.configurations
-        if rows.empty:  # of nothing measured there is no column of the metric
+        if rows.empty:  # nothing was measured, so there is no column of the metric
             return rows
         return rows.loc[self.ranks(rows).sort_values(kind="stable").index]
 
@@ -214,14 +246,21 @@ class Sweep:
         return self.configurations[is_baseline]
 
     def rows_of(self, configuration: pd.DataFrame) -> pd.DataFrame:
-        """The finished rows of a configuration, one per seed."""
+        """The finished rows of a configuration, one per seed.
+
+        Args:
+            configuration: One row of `configurations`, such as `best`, as a frame.
+        """
         if not self.identifying:
             return self.finished
         return self.finished.merge(configuration[self.identifying], on=self.identifying)
 
     @cached_property
     def sampled(self) -> list[str]:
-        """The keys whose values were drawn or suggested, not listed."""
+        """The keys whose values were drawn or suggested, not listed.
+
+        Figures show them as points instead of lines, and their importance can be estimated.
+        """
         space = self.space.get("space") or {}
         if component_name(self.space.get("search")) == "optuna":
             return [key for key in self.keys if key in space]
@@ -230,7 +269,10 @@ class Sweep:
 
     @cached_property
     def importances(self) -> "pd.Series[float]":
-        """The share of the metric's variance that each key explains, by name; empty for grids."""
+        """The share of the metric's variance that each key explains, by name; empty for grids.
+
+        Shares sum to 1 and descend; baselines do not count (see `flray.sweeps.importance`).
+        """
         if not self.sampled:
             return pd.Series(dtype=float)
         tried = self.configurations.drop(self.baselines.index)
@@ -238,6 +280,7 @@ class Sweep:
         return importances(tried[list(keys)], tried[self.metric]).rename(keys)
 
     def is_number(self, key: str) -> bool:
+        """True if all values of a setting are numbers."""
         return pd.api.types.is_numeric_dtype(self.rows[key])
 
     def values(self, key: str) -> list[Any]:  # Any: numbers or text
@@ -252,7 +295,7 @@ class Sweep:
 
 
 def holds_sweep(path: Path) -> bool:
-    """True for the folder of a sweep that has a table."""
+    """True for the folder of a sweep that has a table, finished or in progress."""
     files = ("sweep.json", SPACE)
     return (path / "rows.parquet").is_file() and any((path / file).is_file() for file in files)
 
@@ -268,7 +311,14 @@ def enclosing_sweep(run: Path) -> Path | None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """The sweep in a folder; columns of rows.parquet that it lacks are added as missing."""
+    """The sweep in a folder; columns of rows.parquet that it lacks are added as missing.
+
+    Args:
+        path: A folder with rows.parquet (see `holds_sweep`).
+
+    Raises:
+        ExperimentError: rows.parquet, sweep.json or space.yaml is damaged.
+    """
     with reading(path / "rows.parquet"):
         rows = pd.read_parquet(path / "rows.parquet").apply(readable_settings)
     rows = rows.reindex(columns=list(dict.fromkeys((*rows, *_ALWAYS))))
@@ -287,6 +337,9 @@ def read_sweep(path: Path) -> Sweep:
 def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -> pd.DataFrame:
     """A row for each combination of the keys: means, deviations (ddof 1) and numbers of seeds.
 
+    Combinations come in the order of their first row; a missing setting is a value like any other.
+    Without keys, all rows are one combination.
+
     >>> rows = pd.DataFrame({"lr": [0.1, 0.1, 0.5], "accuracy_mean": [0.25, 0.75, 0.5]})
     >>> averaged(rows, ["lr"], ["accuracy_mean"])[["accuracy_mean", "seeds"]].to_dict("list")
     {'accuracy_mean': [0.5, 0.5], 'seeds': [2, 1]}
@@ -298,7 +351,7 @@ def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -
 
 
 def left_out_note(number: int) -> str:
-    """The reason why configurations cannot be the best."""
+    """The reason why configurations cannot be the best, as a phrase without a full stop."""
     subject = "1 configuration is" if number == 1 else f"{number} configurations are"
     return f"{subject} left out of this choice: some of their rows failed or did not finish"
 

@@ -21,13 +21,17 @@ _STYLE = {"ours": "bold", "paper": "dim", "difference": "", "test": "italic"}
 
 
 def render_sheet(sheet: Sheet, form: Format) -> RenderableType:
-    """The sheet in one of the formats; text, except for `rich`."""
+    """The sheet in one of the formats: an object that rich prints for `rich`, else a text."""
     writers = {"rich": to_rich, "md": to_markdown, "latex": to_latex, "csv": to_csv}
     return writers[form](sheet)
 
 
 def to_rich(sheet: Sheet) -> RenderableType:
-    """A table for the terminal, with what is below it, its notes and its runs."""
+    """A table for the terminal, with what is below it, its notes and its runs.
+
+    Tables of single numbers are aligned to the right; tables with groups of columns and several
+    lines per cell, as the papers', to the left and wrapped to fit into 100 characters.
+    """
     grid = RichTable(
         title=sheet.title or None,
         title_justify="left",
@@ -104,7 +108,11 @@ def _pipes(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def to_latex(sheet: Sheet) -> str:
-    """A booktabs table; notes and the runs behind it are comments."""
+    r"""A booktabs table; notes and the runs behind it are comments.
+
+    Special characters are escaped and marks become daggers. Several lines of a cell are one
+    \shortstack. The document needs the package booktabs.
+    """
     heads = [*(("", str(name)) for name in sheet.labels)]
     heads += [(heading.group, heading.name) for heading in sheet.headings]
     body = [

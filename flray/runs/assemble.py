@@ -38,8 +38,14 @@ def build_server(
     that holds the run already is checked, and gets a further entry in environment.json.
 
     Args:
-        parts: of this experiment, from `prepare_in` for this directory.
-        clients: client actors that were started for it and have no data yet.
+        experiment: The experiment, with the block that its directory has recorded.
+        parts: Data and module of this experiment, from `prepare_in` for this directory.
+        directory: The run directory, which may not exist yet.
+        clients: Client actors that were started for it and have no data yet; None: they are started
+            here if the experiment needs any.
+
+    Raises:
+        ExperimentError: The method lacks something, or the directory holds another experiment.
     """
     fed = build_federation(experiment, parts, start_executor(parts, clients))
     server = assemble(experiment, parts, fed, directory)
@@ -80,6 +86,9 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
     """Make the run directory, or check that it holds this experiment and the same split.
 
     Records configuration, environment, the plan of the actors and the number of threads.
+
+    Raises:
+        ExperimentError: The directory holds another experiment, or one with another split.
     """
     evaluate = experiment.settings.evaluate
     recorded = environment() | {
@@ -99,8 +108,12 @@ def assemble(
     """The server of an experiment; refuses what its algorithm lacks, and starts nothing.
 
     Args:
-        fed: a federation; experiments that differ in the algorithm only may share it.
-        directory: of the run, which may not exist yet.
+        fed: A federation; experiments that differ in the algorithm only may share it.
+        directory: The run directory, which may not exist yet.
+
+    Raises:
+        ExperimentError: The algorithm, or one of its stages, needs what the experiment does not
+            have.
     """
     settings, payload = experiment.settings, parts.payload
     data = run_data(experiment, payload.dataset, payload.timeline)
@@ -124,8 +137,11 @@ def start_executor(
 ) -> Executor:  # Any: actor handles
     """Start what computes for the clients: one host in this process, or the planned client actors.
 
+    The caller closes it.
+
     Args:
-        clients: client actors that were started before and have no data yet.
+        parts: Data and module of an experiment; its plan decides between the two.
+        clients: Client actors that were started before and have no data yet.
     """
     if parts.plan:
         return start_pool(parts.payload, parts.plan, clients)
@@ -134,7 +150,12 @@ def start_executor(
 
 
 def build_federation(experiment: Experiment, parts: Prepared, executor: Executor) -> Federation:
-    """The clients of an experiment as its algorithm sees them, in round 1."""
+    """The clients of an experiment as its algorithm sees them, in round 1.
+
+    Args:
+        parts: Its data and module; the initial models are the module's weights.
+        executor: Where clients are computed; several federations may share it, one at a time.
+    """
     settings = experiment.settings
     initial = stack([params_of(parts.payload.module)])
     return Federation(
@@ -164,6 +185,10 @@ def deployed_models(
 
     Returns:
         The module with its initial weights, and a bank: U models, and the row of each client.
+
+    Raises:
+        ExperimentError: There is no checkpoint, or its models do not have the digest of the
+            summary.
     """
     inline = _with_execution(experiment, executor="inline", device="auto")
     parts = prepare(inline)
@@ -187,7 +212,10 @@ def deployed_models(
 
 
 def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
-    """What a summary contains in addition to numbers: names, and what decides the bits."""
+    """What a summary contains in addition to numbers: names, and what decides the bits.
+
+    Names of the four components, `seed`, `engine`, `device` and `block`.
+    """
     names = {
         kind: experiment.plain[kind]["name"] for kind in ("algorithm", "dataset", "split", "model")
     }

@@ -39,7 +39,7 @@ class Monitor:
     on_round: OnRound = lambda _row: None
     should_stop: ShouldStop = lambda: False
     draw: Callable[[Path], Sequence[Path]] = lambda _run: ()  # PNG files that W&B gets of a run
-    group: str | None = None  # of the run in W&B, unless the experiment names one
+    group: str | None = None  # group of the run in W&B, unless the experiment names one
 
 
 def conduct(
@@ -51,12 +51,16 @@ def conduct(
     the rounds end early when the monitor or somebody who watches the directory asks for it.
 
     Args:
-        play: computes the rounds: here, on actors, as a trial.
-        out: the run directory, which is made if it does not exist and nothing refuses the run.
-        experiment: whose tracker gets the rounds; None: nothing is tracked, nor imported for it.
+        play: Computes the rounds: here, on actors, as a trial.
+        out: The run directory, which is made if it does not exist and nothing refuses the run.
+        monitor: Called after each round, and asked whether to stop.
+        experiment: Its tracker gets the rounds; None: nothing is tracked, nor imported for it.
 
     Returns:
         True when all rounds are done, False when the run was stopped before.
+
+    Raises:
+        ExperimentError: Another process runs this directory, or the tracker cannot be used.
     """
     wish = out / STOP_FILE
     with ExitStack() as stack:
@@ -86,6 +90,10 @@ def noticing_sigterm(say: Callable[[str], object]) -> Iterator[ShouldStop]:
     """Take SIGTERM, as a spot machine sends it before it goes away, as a wish to stop.
 
     Yields a function that returns True once the signal has come; a second one ends the process.
+    Only for the main thread, where Python handles signals.
+
+    Args:
+        say: Called with one line when the signal comes.
     """
     signals: list[int] = []
 

@@ -37,10 +37,13 @@ _waiting: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True)
 class Request:
-    """What a keeper gets from the terminal, pickled: a prepared run and where to record it."""
+    """What a keeper gets from the terminal, pickled: a prepared run and where to record it.
+
+    Data and module are inside `build`, which the keeper does not unpickle.
+    """
 
     out: Path
-    working_folder: Path  # of the terminal
+    working_folder: Path  # current folder of the terminal
     plan: "ActorPlan"
     threads: int  # Threads per client actor
     build: bytes  # the function that builds the server, pickled with its data
@@ -64,12 +67,15 @@ def _is_on_ray(file: Path, overrides: Sequence[str]) -> bool:
     try:
         execution = override(parse_yaml(read_text(file)) or {}, overrides).get("execution")
     except (YAMLError, ExperimentError, AttributeError):
-        return False  # which the command reports when it reads the file again
+        return False  # the command reports it when it reads the file again
     return isinstance(execution, dict) and execution.get("executor") == "ray"
 
 
 def take_keeper() -> subprocess.Popen[bytes]:
-    """A keeper that waits for its request, or a new one."""
+    """A keeper that waits for its request, or a new one; each is returned once.
+
+    The caller pickles a `Request` to its standard input and closes that.
+    """
     return _waiting.pop() if _waiting else _start()
 
 
@@ -136,6 +142,10 @@ def drive(request: Request, processes: "Processes", draw: Callable[[Path], Seque
 
     SIGTERM ends it after the round in progress. A mirror gets records now and then, and all of them
     in the end.
+
+    Args:
+        processes: Server and client actors of the run, which are ended.
+        draw: Draws the figures of a run directory for W&B.
     """
     from flray.records.mirror import Mirror
     from flray.runs.conduct import Monitor, conduct, noticing_sigterm

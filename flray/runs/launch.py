@@ -22,10 +22,16 @@ def run_experiment(
 
     With executor inline its rounds are computed in this process. With executor ray this process is
     the driver: it starts a server actor and client actors, and starts them again if they are lost.
+    A run that is finished already is not computed again.
 
     Args:
-        resume: go on where the run in `out` stopped; False: `out` must not hold a run.
-        monitor: called after each round, and asked whether to stop.
+        out: The run directory.
+        resume: Go on where the run in `out` stopped; False: `out` must not hold a run.
+        monitor: Called after each round, and asked whether to stop.
+
+    Raises:
+        ExperimentError: The experiment is wrong, or `out` holds another run or is in use.
+        ClientFailure: A client failed and `on_client_failure` is "raise".
 
     >>> from tempfile import TemporaryDirectory
     >>> from flray.config.experiment import parse_experiment
@@ -64,7 +70,7 @@ def _play_on_actors(
 ) -> bool:
     """Compute the rounds on actors; the data are dealt here and sent to the server."""
     experiment, parts = prepare_in(directory, experiment)
-    assert parts.plan is not None  # of executor ray
+    assert parts.plan is not None  # executor ray has a plan
     processes = start_processes(parts.plan, parts.payload.settings.threads)
     build = pickled(partial(build_server, experiment, parts))
     return run_on_actors(Run(build, directory.path, on_round, should_stop), processes)

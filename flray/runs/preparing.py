@@ -45,14 +45,16 @@ class Prepared:
 
     @property
     def device(self) -> str:
-        """Where the server keeps models."""
+        """Where the server keeps models: on the CPU if clients are actors, else with the host."""
         return "cpu" if self.plan else self.payload.settings.device
 
     def in_process(self, num_slots: int | None = None) -> "Prepared":
         """The same run with one host in this process instead of actors.
 
+        On a machine without a GPU the host computes on the CPU, whatever the run would use.
+
         Args:
-            num_slots: clients trained together; None: the block of the run.
+            num_slots: Clients trained together; None: the block of the run.
         """
         settings = self.payload.settings
         device = settings.device if torch.cuda.is_available() else "cpu"
@@ -63,11 +65,14 @@ class Prepared:
 def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     """Load and split the data, build the module and plan the memory of the run's processes.
 
-    Refuses an experiment whose parts do not fit each other. Writes and starts nothing.
+    Writes and starts nothing. Equal experiments give equal data and weights, whatever `pool` is.
 
     Args:
-        pool: actors of the run's own; the default block divides a cohort among them. None: the
+        pool: Actors of the run's own; the default block divides a cohort among them. None: the
             block does not depend on the actors, as in a sweep.
+
+    Raises:
+        ExperimentError: The parts of the experiment do not fit each other, or data are missing.
     """
     settings, execution = experiment.settings, experiment.settings.execution
     with experiment.dataset.reported():
@@ -99,8 +104,9 @@ def _host_settings(
     """How a host computes; what the experiment leaves open follows from model, device and cohort.
 
     Args:
-        num_heard: clients that train in a round.
-        num_hosts: among which the default block divides them.
+        module: Its model, whose size decides the default block.
+        num_heard: Clients that train in a round.
+        num_hosts: Hosts among which the default block divides them.
     """
     execution, device = (
         experiment.settings.execution,
@@ -157,7 +163,7 @@ def _timeline(experiment: Experiment, dataset: Dataset, split: Split) -> Timelin
 
 
 def run_data(experiment: Experiment, dataset: Dataset, timeline: Timeline) -> RunData:
-    """The data of the run as measures see it."""
+    """The data of a run as measures of clusterings see it, ground truth included."""
     settings = experiment.settings
     split = experiment.split.build()
     return RunData(split, dataset, timeline, bool(settings.events), settings.seed)
@@ -167,8 +173,10 @@ def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) 
     """What a run keeps in the memory of its actors.
 
     Args:
-        num_heard: clients that train in a round.
-        num_actors: among which their blocks are divided.
+        payload: Module, data and settings of a host.
+        batch_size: Examples of a client's batch.
+        num_heard: Clients that train in a round.
+        num_actors: Actors among which their blocks are divided.
     """
     settings, split = payload.settings, payload.timeline.at(1)
     leaves = [*payload.module.parameters(), *payload.module.buffers()]
@@ -188,10 +196,15 @@ def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) 
 
 
 def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> LightningModule:
-    """The module with its initial weights.
+    """The module with its initial weights, which depend on the seed and `number` alone.
 
     Args:
-        number: of a further initial model, drawn independently; none: the first one.
+        dataset: Its data, for the shape of inputs and the number of classes.
+        number: Number of a further initial model, drawn independently; none: the first one.
+
+    Raises:
+        ExperimentError: A further model is asked for, and the experiment has a module built
+            already.
     """
     settings = experiment.settings
     if number and isinstance(experiment.model.target, ReadyObject):
@@ -213,7 +226,11 @@ def model_facts(model: Component, dataset: Dataset) -> dict[str, Any]:  # Any: s
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:
-    """Split a dataset among the clients of an experiment by its seed; some must have tests."""
+    """Split a dataset among the clients of an experiment by its seed.
+
+    Raises:
+        ExperimentError: The split refuses the dataset, or no client has test examples.
+    """
     with experiment.split.reported():
         split: Split = experiment.split.build().split(dataset, experiment.settings.seed)
     if not any(len(split.test[i]) for i in split.clients):

@@ -30,6 +30,9 @@ def describe(experiment: Experiment) -> str:
     """One sentence about the run that an experiment would be; refuses one that would fail.
 
     Deals the data and trains one batch, so what a run would refuse at its start is refused here.
+
+    Raises:
+        ExperimentError: The run would be refused, for the same reason and with the same message.
     """
     parts = prepare(experiment, experiment.settings.execution.actors)
     rehearse(experiment, parts)
@@ -55,7 +58,14 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
     """Refuse an experiment that this machine, its method or its model cannot run.
 
     Trains one batch of one client with the engine of the run. Resources of a cluster elsewhere
-    (RAY_ADDRESS) are not checked.
+    (RAY_ADDRESS) are not checked. Torch's settings, such as its number of threads, are as before
+    when it returns.
+
+    Args:
+        parts: Its data and module, whose weights do not change.
+
+    Raises:
+        ExperimentError: The message says what does not fit.
     """
     if parts.plan is not None and "RAY_ADDRESS" not in os.environ:
         check_resources(parts.plan, [this_machine()])

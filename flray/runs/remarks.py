@@ -60,7 +60,10 @@ def _method_remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def encoder_of(experiment: Experiment) -> Encoder | None:
-    """The encoder that clients' data are embedded with, if the experiment has one."""
+    """The encoder that clients' data are embedded with; None if the method uses none.
+
+    It is the encoder of FLT's signature, which is trained before the first round, once.
+    """
     pipeline = getattr(experiment.algorithm.build(), "clustering", None)
     encoder = getattr(getattr(pipeline, "signature", None), "encoder", None)
     return encoder if isinstance(encoder, Encoder) else None

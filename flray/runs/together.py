@@ -33,7 +33,10 @@ RoundRow = dict[str, Any]  # Any: one value a column
 
 @dataclass(frozen=True)
 class ForkedRun:
-    """A run that gets a process of its own, and the folder it is recorded in."""
+    """A run that gets a process of its own, and the folder it is recorded in.
+
+    `resume` is that of `run_experiment`.
+    """
 
     experiment: Experiment
     out: Path
@@ -44,8 +47,11 @@ def runs_at_a_time(experiments: Sequence[Experiment], asked: int | None) -> int:
     """The number of runs to compute at the same time.
 
     Args:
-        asked: by the user; None: as many as the cores can serve and as fit on the GPU, and one on
-            a CPU, which a single run keeps busy.
+        asked: The number that the user asked for; None: as many as the cores can serve and as fit
+            on the GPU, and one on a CPU, which a single run keeps busy.
+
+    Raises:
+        ExperimentError: Several were asked for, and a run uses Ray.
     """
     executions = [experiment.settings.execution for experiment in experiments]
     are_inline = all(execution.executor == "inline" for execution in executions)
@@ -75,11 +81,14 @@ def run_together(
     """Compute runs side by side; True when all are done, False if one was stopped before its end.
 
     The first run that fails stops the others after their rounds in progress, and so does Ctrl-C;
-    its error is raised when all have ended.
+    its error is raised when all have ended. A run has the bits that it has alone.
 
     Args:
-        show: called with the position of a run and each of its rounds.
-        draw: the figures of a run directory, which W&B gets.
+        runs: The runs, which are started in this order.
+        at_a_time: Processes at a time.
+        show: Called with the position of a run and each of its rounds, in this process.
+        should_stop: Asked several times a second; True ends all runs after their current round.
+        draw: Draws the figures of a run directory for W&B, in the run's process.
     """
     import pandas  # noqa: F401  # once, not in every process
 
@@ -170,7 +179,7 @@ def _run_in_child(
 ) -> None:
     """Run one experiment and send the parent its rounds and its end."""
     parent = os.getppid()
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # for tiles, which change no bits
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # threads of tiles, which change no bits
 
     def should_stop() -> bool:
         return bool(stopping.is_set()) or os.getppid() != parent

@@ -34,7 +34,7 @@ RoundRow = dict[str, Any]  # Any: one value a column
 
 
 class Detached(Exception):
-    """The watcher leaves, the run goes on; the message tells how to come back."""
+    """The watcher leaves, the run goes on; the message is a line for the user on how to return."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,15 @@ class Watcher:
     def watch(self, out: Path, is_running: Callable[[], bool]) -> None:
         """Show each round of a run as it is recorded, until nobody runs it any more.
 
-        Ctrl-C asks whether to stay, to stop the run or to leave it, which raises `Detached`.
+        Rounds that were recorded before are not shown. Ctrl-C asks whether to stay, to stop the run
+        or to leave it.
+
+        Args:
+            out: The run directory.
+            is_running: Asked several times a second; False ends the watch.
+
+        Raises:
+            Detached: The user leaves the run alone.
         """
         directory = RunDirectory(out)
         num_rows, num_plans = len(directory.rows()), len(directory.plans())
@@ -92,11 +100,19 @@ def run_kept(
 ) -> RoundRow | None:
     """Run what is left of an experiment on Ray in a keeper; its summary, or None if stopped.
 
-    A keeper that is killed is replaced, a few times. Raises `Detached` when the watcher leaves.
+    A keeper that is killed is replaced, a few times.
 
     Args:
-        resume: go on where the run in `out` stopped; False: `out` must not hold a run.
-        mirror: a URL that the keeper copies the folder to.
+        experiment: An experiment with executor ray.
+        out: The run directory.
+        resume: Go on where the run in `out` stopped; False: `out` must not hold a run.
+        watcher: The terminal that shows the run.
+        mirror: A URL that the keeper copies the folder to.
+
+    Raises:
+        Detached: The watcher leaves; the run goes on.
+        ExperimentError: The run was refused.
+        ClientFailure: The run failed, or its keeper did.
     """
     directory = RunDirectory(out)
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
@@ -114,9 +130,12 @@ def run_kept(
 
 
 def start_keeper(experiment: Experiment, out: Path, mirror: str | None) -> subprocess.Popen[bytes]:
-    """Deal the data and hand the run to a keeper, which goes on with what the directory holds."""
+    """Deal the data and hand the run to a keeper, which goes on with what the directory holds.
+
+    Returns the process of the keeper as soon as it has its request; it does not end with this one.
+    """
     experiment, parts = prepare_in(RunDirectory(out), experiment)
-    assert parts.plan is not None  # of executor ray
+    assert parts.plan is not None  # executor ray has a plan
     is_tracked = experiment.plain["tracking"]["name"] != "none"
     request = Request(
         out=out.absolute(),

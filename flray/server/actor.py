@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a machine may have to be started for it
-MOST_RESTARTS = 3  # of a run that loses its server
+MOST_RESTARTS = 3  # restarts of a run whose server is lost
 
 # Builds the server of a run in its directory, over client actors that have no data yet.
 BuildServer = Callable[["RunDirectory", Sequence[Any] | None], "Server"]  # Any: actor handles
@@ -47,7 +47,10 @@ _log = logging.getLogger(__name__)
 
 
 def pickled(build: BuildServer) -> bytes:
-    """The function with all data that it holds, as a driver sends it to a server actor."""
+    """The function with all data that it holds, as a driver sends it to a server actor.
+
+    The driver may keep the bytes and send them again without importing what is in them.
+    """
     data: bytes = cloudpickle.dumps(build)  # type: ignore[no-untyped-call]  # ray's own
     return data
 
@@ -57,17 +60,19 @@ class ServerActor:
 
     The driver calls `receive`, then `run`, and asks for new rows meanwhile. If the actor is on
     another machine, `take` gives it the records so far and `changes` returns what it has written.
+    Everything that the actor knows is also in the run directory, so that a new actor can take its
+    place.
     """
 
     def __init__(self) -> None:
         self.rows: list[RoundRow] = []
         self.stopping = False
-        self.copy: Path | None = None  # of the run directory, if the driver's is out of reach
+        self.copy: Path | None = None  # copy of the run directory on another machine
         self.seen: Marks = {}
         self.build: BuildServer | None = None
 
     def node(self) -> str:
-        """The node it is on."""
+        """The id of the node it is on; answers as soon as the actor has started."""
         node_id: str = ray.get_runtime_context().get_node_id()
         return node_id
 
@@ -76,19 +81,22 @@ class ServerActor:
         self.build = cloudpickle.loads(build)
 
     def take(self, records: Changes) -> None:
-        """Work in a folder of this machine, with the records of the driver's run directory."""
+        """Work in a folder of this machine, with the records of the driver's run directory.
+
+        Call it before `run`.
+        """
         self.copy = Path(mkdtemp(prefix="flray-server-")) / "run"
         records.apply_to(self.copy)
         _, self.seen = changes_since(self.copy, {})
 
     def changes(self) -> Changes:
-        """What has changed in that folder since the last call."""
+        """What has changed in that folder since the last call; the driver applies it to its own."""
         assert self.copy is not None
         changes, self.seen = changes_since(self.copy, self.seen)
         return changes
 
     def leave(self) -> None:
-        """Remove that folder."""
+        """Remove that folder; the driver has fetched all of its changes."""
         if self.copy is not None:
             shutil.rmtree(self.copy.parent, ignore_errors=True)
 
@@ -96,7 +104,10 @@ class ServerActor:
         """Run all rounds; True when the run is done, False when it was stopped.
 
         Args:
-            working_folder: of the driver; files of an experiment may be named relative to it.
+            folder: The run directory; not used if `take` has given the actor a copy.
+            clients: Handles of client actors without data; None: the server starts what it needs.
+            working_folder: Current folder of the driver; files of an experiment may be named
+                relative to it. Ignored on a machine that does not have it.
         """
         from flray.records.run_directory import RunDirectory
 
@@ -112,23 +123,26 @@ class ServerActor:
             server.fed.executor.close()
 
     def rows_since(self, seen: int) -> "list[RoundRow]":
-        """The rows of the rounds after the first `seen`."""
+        """The rows of the rounds after the first `seen` that this actor has computed."""
         return self.rows[seen:]
 
     def stop(self) -> None:
-        """Stop after the round in progress."""
+        """Stop after the round in progress; returns at once."""
         self.stopping = True
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Actors that were started together and import what they need on their own."""
+    """Actors that were started together and import what they need on their own.
+
+    `run_on_actors` takes them over and ends them.
+    """
 
     plan: ActorPlan
     threads: int  # Threads per client actor
     server: Any  # actor handle
     clients: list[Any]
-    connection: ExitStack  # to Ray; the actors end with it
+    connection: ExitStack  # connection to Ray; the actors end with it
 
     def end(self) -> None:
         """Kill all actors and leave a cluster that was started for them; may be called again."""
@@ -140,12 +154,15 @@ def start_processes(
 ) -> Processes:
     """Start a server, on any node with room, and the client actors.
 
-    Refuses what the cluster does not have. Returns at once: actors import what they need while the
-    driver goes on.
+    Returns at once: actors import what they need while the driver goes on.
 
     Args:
-        threads: per client actor.
-        connection: to Ray, which ends with them; None: a new one.
+        plan: What server and client actors ask of the cluster.
+        threads: Threads per client actor.
+        connection: Holds the connection to Ray, which ends with the actors; None: a new one.
+
+    Raises:
+        ExperimentError: The cluster does not have the resources.
     """
     with connection or ExitStack() as connection:
         connection.enter_context(connected())
@@ -174,10 +191,13 @@ def _kill(actors: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its driver sees it: how to build its server, and who hears of its rounds."""
+    """A run as its driver sees it: how to build its server, and who hears of its rounds.
+
+    `on_round` and `should_stop` are called in the driver's process.
+    """
 
     build: bytes  # a `BuildServer`, pickled
-    folder: Path  # of the run, on the driver's machine
+    folder: Path  # run directory on the driver's machine
     on_round: "Callable[[RoundRow], None]"
     should_stop: Callable[[], bool]
 
@@ -186,7 +206,12 @@ def run_on_actors(run: Run, processes: Processes) -> bool:
     """Run a server as an actor; True when the run is done, False when it was stopped.
 
     Ends the processes. A run that loses its server goes on from the last checkpoint with new
-    processes, a few times.
+    processes, at most `MOST_RESTARTS` times, and ends in the same bits.
+
+    Raises:
+        ExperimentError: The experiment was refused.
+        ClientFailure: A client failed.
+        ServerLost: The server died too often; --resume goes on.
     """
     for restart in range(1, MOST_RESTARTS + 1):
         try:
@@ -201,8 +226,10 @@ def run_on_actors(run: Run, processes: Processes) -> bool:
 def run_in_actor(run: Run, processes: Processes) -> bool:
     """Run a server as an actor and end all processes; True when the run is done.
 
-    Raises the error of the experiment or client that the server raised, or `ServerLost` if its
-    process or node died.
+    Raises:
+        ExperimentError: The experiment was refused.
+        ClientFailure: A client failed.
+        ServerLost: The process or the node of the server died.
     """
     server = processes.server
     try:

@@ -15,7 +15,16 @@ from flray.server.evaluation import RoundRow
 def record_clusterings(
     directory: RunDirectory, timeline: Timeline, t: int, clusterings: Sequence[Clustering]
 ) -> None:
-    """Write what the clusterings after round t were decided by to the run directory."""
+    """Write what the clusterings after round t were decided by to the run directory.
+
+    Each is a file of clusterings/ with points, D, R, labels and tree, as far as the method has
+    them, and the planted groups of its clients.
+
+    Args:
+        timeline: The split of each round, for the planted groups.
+        t: The round, 0 for a clustering before round 1.
+        clusterings: The clusterings of this round in their order; the last one counts.
+    """
     groups = timeline.at(max(t, 1)).groups
     for number, clustering in enumerate(clusterings):
         arrays = clustering.evidence()
@@ -25,7 +34,10 @@ def record_clusterings(
 
 
 def clustering_row(context: ClusteringContext, measurements: Sequence[Measurement]) -> RoundRow:
-    """The columns of a clustering: its size, and the numbers of all measures."""
+    """The columns of a clustering: its size, and the numbers of all measures.
+
+    Names begin with `clustering_`, so that they do not mix with columns of the round itself.
+    """
     clustering = context.clustering
     row: RoundRow = {CLUSTERING_CLUSTERS: len(np.unique(clustering.labels))}
     row |= {CLUSTERING_OVERLAPPING: True} if clustering.partition.overlapping else {}

@@ -31,8 +31,11 @@ def evaluation_row(
 ) -> RoundRow:
     """Columns of a round's row: summaries of the scores by part, clusters, agreement with groups.
 
+    Clients that train and holdout clients are summarised apart, the latter in columns that begin
+    with `holdout_`. Clients without a cluster do not count in the agreement with groups.
+
     Args:
-        scores: by part, as clients.parquet names them.
+        scores: The scores by part, as clients.parquet names the parts.
         partition: (M,) the cluster of each client; -1 for a client without one.
         target: value of the first score that clients are to reach, if the experiment names one.
     """
@@ -77,6 +80,8 @@ def distinct(ids: Ids) -> Ids:
 def position_finder(ids: Ids) -> Callable[[Ids], Ids]:
     """A function that returns the positions of ids in `ids`, which are distinct and ascending.
 
+    Ids that are asked for must be among them; for others the result is undefined.
+
     >>> position_finder(np.array([1, 3, 90]))(np.array([90, 1])).tolist()
     [2, 0]
     """
@@ -92,11 +97,18 @@ def evaluate(
 ) -> dict[str, ClientScores]:
     """Score the models of a cohort on the parts that an evaluation asks for.
 
+    Nothing that is trained later depends on it. With fine-tuning, each client's model is first
+    trained on the client's own data, and the tuned model is thrown away.
+
     Args:
-        bank: the model of each client; the clients of the cohort must have one.
+        fed: The federation in the round of the cohort.
+        bank: The model of each client; the clients of the cohort must have one.
+        cohort: The clients to score, and the round.
+        evaluation: Settings of the evaluation.
 
     Returns:
-        Scores of the clients by part, as clients.parquet names the parts.
+        Scores of the clients by part, as clients.parquet names the parts: `test`, `validation` and,
+            if they are asked for, `global`, `tuned_test` and so on.
     """
     clients, judged_by = cohort.clients, evaluation.computed
     scores = {
@@ -153,10 +165,11 @@ def score_clients(
     part: tuple[Ids, ...],
     scores: Sequence[Score] = (),
 ) -> ClientScores:
-    """Scores of the clients on their own examples.
+    """Scores of the clients on their own examples, in the order of `clients`.
 
     An example that several clients with the same model share is predicted once. Holdout clients are
-    scored apart: the size of a batch changes last bits, and they must change nothing for others.
+    scored apart: the size of a batch changes last bits, and they must change nothing for others. A
+    client without examples has a total of 0 and a loss of NaN.
 
     Args:
         part: ids of validation or test examples, by client id.

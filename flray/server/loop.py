@@ -1,4 +1,7 @@
-"""The round loop: cohort, round, evaluation, record, checkpoint; the only one in the project."""
+"""The round loop: cohort, round, evaluation, record, checkpoint; the only one in the project.
+
+Everything else that happens in a run is called from here, or wraps it (`flray.runs`).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -28,10 +31,11 @@ from flray.server.summary import summarise_run
 
 
 def ignore(row: RoundRow) -> None:
-    """Show nothing of a round."""
+    """Show nothing of a round; the default of `on_round` everywhere."""
 
 
 def never() -> bool:
+    """Never stop a run early; the default of `should_stop` everywhere."""
     return False
 
 
@@ -54,10 +58,16 @@ class Callbacks:
         """
 
     def while_writing(self, t: int, writer: RoundWriter) -> None:
-        """Called when round t was given to the writer, before `on_round`."""
+        """Called when round t was given to the writer, before `on_round`.
+
+        `writer.flush()` waits until the round is on disk.
+        """
 
     def finish(self, bank: ModelBank) -> bool:
-        """Called with the final models. True: the caller ends the run, without a summary."""
+        """Called with the final models. True: the caller ends the run, without a summary.
+
+        After the last round alone, not when the run is stopped before.
+        """
         return False
 
 
@@ -80,14 +90,18 @@ class Server:
     num_rounds: int
     directory: RunDirectory
     facts: dict[str, str | int]  # names for the summary: algorithm, dataset, ...
-    device: str  # on which the state is kept
+    device: str  # device on which the state is kept
     on_round: Callable[[RoundRow], None] = ignore  # called with the row of each round
     should_stop: Callable[[], bool] = never  # asked after each round but the last
     callbacks: Callbacks = field(default_factory=Callbacks)
     measurements: Sequence[Measurement] = ()  # what is measured of clusterings
 
     def run(self) -> bool:
-        """Continue from the last checkpoint, or from the start; True when all rounds are done."""
+        """Continue from the last checkpoint, or from the start; True when all rounds are done.
+
+        Returns False if `should_stop` ended it early; rounds so far are then on disk and a later
+        call goes on. Records of rounds that no checkpoint covers are dropped and computed again.
+        """
         store = self.directory.store(packages_of(self.algorithm))
         checkpoint = store.load_latest(self.device)
         if checkpoint is None:
@@ -212,7 +226,12 @@ class Server:
         return partial(append, t, "last_trained", scores, bank.owner, split.groups)
 
     def deployed(self, state: Any, t: int, clients: Ids | None = None) -> ModelBank:
-        """The models that clients use in the state after round t; None: all clients."""
+        """The models that clients use in the state after round t; None: all clients.
+
+        Args:
+            t: The round that led to it; 0: the state before round 1.
+            clients: Ids of the clients whose models are needed; rows of others are undefined.
+        """
         fed = self._during(t)[1]
         asked = np.arange(fed.num_clients) if clients is None else clients
         return self.algorithm.deploy(state, asked, fed)
@@ -224,7 +243,14 @@ class Server:
 
 
 def packages_of(component: object) -> set[str]:
-    """The packages of the classes that an algorithm and its stages are made of."""
+    """The packages of the classes that an algorithm and its stages are made of.
+
+    A checkpoint may contain objects of these packages and no others.
+
+    >>> from flray.algorithms.fedavg import FedAvg
+    >>> packages_of(FedAvg())
+    {'flray'}
+    """
     package = type(component).__module__.partition(".")[0]
     packages = set() if package == "builtins" else {package}
     if is_dataclass(component):

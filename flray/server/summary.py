@@ -1,4 +1,8 @@
-"""The summary of a run: its last round, its totals, and the round after a clustering."""
+"""The summary of a run: its last round, its totals, and the round after a clustering.
+
+A summary follows from the files of a run directory alone, so that it can be checked against them
+and computed for a run that was put together from parts.
+"""
 
 import math
 from collections.abc import Iterable
@@ -47,7 +51,7 @@ from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
 if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
+    import pandas as pd  # imported for types only: pandas delays a start
 
 BITS = 8  # bits per byte
 TOTALS = {
@@ -76,6 +80,9 @@ def summarise_run(
 ) -> RoundRow:
     """The numbers of summary.json, from the records of a run whose rounds are all done.
 
+    Columns of the last round keep their names; totals such as `bytes_up` are sums over rounds;
+    numbers of the round after a clustering end with `_after_clustering`.
+
     Args:
         target: `evaluate.target`, for the rounds and bytes that it took to reach it.
         params_sha256: digest of the final models.
@@ -85,7 +92,7 @@ def summarise_run(
     return {
         ROUNDS: int(t[-1]),
         "clients": len(timeline.at(int(t[-1])).clients),
-        ARI: None,  # if no groups were planted
+        ARI: None,  # null if no groups were planted
         NMI: None,
         ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, means, target, score),
         **_of_rounds(directory),
@@ -113,7 +120,10 @@ def checked_summary(directory: RunDirectory) -> RoundRow | None:
     """The summary of a finished run, compared with the run's other files; None if not finished.
 
     Numbers that rounds.parquet does not hold are not compared, nor are numbers that the summary of
-    an older version lacks. Raises an ExperimentError that names the first number that differs.
+    an older version lacks.
+
+    Raises:
+        ExperimentError: The message names the first number that differs.
     """
     summary, config = directory.summary(), directory.config()
     if summary is None:

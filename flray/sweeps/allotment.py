@@ -18,13 +18,21 @@ def bundles(experiment: Experiment, options: Options, nodes: Nodes) -> list[Bund
     """The resources of a trial, as Tune asks for them.
 
     The trial's own process comes first, then a bundle for each client actor it will start. A trial
-    in process has `execution.threads` CPUs and, if the cluster has GPUs, a share of one. Raises an
-    ExperimentError with the sum if the cluster can never provide them.
+    in process has `execution.threads` CPUs and, if the cluster has GPUs, a share of one: with
+    `concurrency` trials at a time, an equal share of all GPUs, at most one.
+
+    Args:
+        experiment: The experiment of the trial's row.
+        options: Options of the space, of which `concurrency` counts here.
+        nodes: The resources of each machine of the cluster.
+
+    Raises:
+        ExperimentError: The cluster can never provide them; the message has the sum.
     """
     if experiment.settings.execution.executor == "inline":
         return [_in_process(experiment, options.concurrency, nodes)]
     plan = prepare(experiment).plan
-    assert plan is not None  # of executor ray
+    assert plan is not None  # executor ray has a plan
     plan = replace(plan, server=replace(plan.server, num_cpus=1.0))
     check_resources(plan, nodes)
     return [plan.server.bundle, *[plan.per_actor.bundle] * plan.num_actors]

@@ -30,11 +30,15 @@ from flray.sweeps.cache import Cache, OutOfTime
 PREFIX = "prefix"  # kind of cache entry
 NEVER_ENDS = 1_000_000_000  # rounds, so many that a prefix never counts as a finished run
 OF_EVALUATION = "_evaluation"  # ends the columns of costs of evaluating, not of the round itself
-METRICS = frozenset({TRAIN_LOSS})  # of a round; computed again from the records of its clients
+METRICS = frozenset({TRAIN_LOSS})  # metrics that records of clients give again
 
 
 def branches(experiment: Experiment) -> bool:
-    """True if the experiment is FedAvg up to a clustering, and has enough rounds to reach it."""
+    """True if the experiment is FedAvg up to a clustering, and has enough rounds to reach it.
+
+    Then its rounds before the clustering can be taken from a `Prefix`;
+    `flray.algorithms.algorithm.Branching` describes such algorithms.
+    """
     algorithm = experiment.algorithm.build()
     if not isinstance(algorithm, Branching):
         return False
@@ -48,6 +52,7 @@ class _StopAfter(Callbacks):
         self.last, self.is_reached = last, False
 
     def while_writing(self, t: int, writer: RoundWriter) -> None:
+        """Write the last two rounds at once, and stop the loop after the last."""
         if t >= self.last - 1:
             writer.flush()
         self.is_reached = t >= self.last
@@ -63,15 +68,18 @@ class Prefix:
     rounds it needs, or waits for the process that does; n may be 0.
     """
 
-    key: str  # of everything that decides the rounds
+    key: str  # key of everything that decides the rounds
     cache: Cache
     parts: Prepared
     fed: Federation
-    plain: dict[str, Any]  # of an experiment that has this prefix; Any: YAML
+    plain: dict[str, Any]  # configuration of a row with this prefix; Any: YAML
     wanted: Collection[int]  # rounds after which rows may cluster
 
     def bank(self, n: int, t: int) -> ModelBank:
-        """The model after round t of the prefix of n rounds; t is n - 1 or n."""
+        """The model after round t of the prefix of n rounds; t is n - 1 or n.
+
+        t = 0 is the initial model, for which nothing is trained.
+        """
         if t == 0:
             return self.fed.initial_bank()
         checkpoint = self._after(n).store().load_latest(self.parts.device, up_to=t)
@@ -134,7 +142,10 @@ class Prefix:
 
 
 class OwnMetrics(Exception):
-    """A round returned metrics that are recorded neither in the prefix nor for groups."""
+    """A round returned metrics that are recorded neither in the prefix nor for groups.
+
+    The trial then runs its row from round 1, as a run of its own.
+    """
 
 
 @dataclass(frozen=True)
@@ -155,18 +166,22 @@ class Branch:
 
     @property
     def gradient(self) -> Gradient:
+        """The algorithm's local equation."""
         return self.algorithm.gradient
 
     def init(self, fed: Federation) -> Outcome[Any]:
+        """The state after the clustering, of a row that clusters before round 1."""
         fed.meter.counts.update(self.counts)
         return Outcome(self.state, clusterings=(self.clustering,))
 
     def cohort(self, state: Any, t: int, fed: Federation) -> Cohort:
+        """FedAvg's cohort in the round of the clustering, later the algorithm's."""
         if t == self.algorithm.rounds_before:
             return FedAvg().cohort(state, t, fed)
         return self.algorithm.cohort(state, t, fed)
 
     def round(self, state: Any, cohort: Cohort, fed: Federation) -> Outcome[Any]:
+        """In the round of the clustering what the prefix recorded, later the algorithm's round."""
         if cohort.t > self.algorithm.rounds_before:
             outcome = self.algorithm.round(state, cohort, fed)
             if outcome.metrics.keys() - METRICS:
@@ -184,7 +199,8 @@ class Branch:
         return Outcome(self.state, metrics, (self.clustering,))
 
     def deploy(self, state: Any, clients: Ids, fed: Federation) -> ModelBank:
-        if isinstance(state, FedAvgState):  # as it was before the clustering
+        """Before the clustering the one model of the prefix, later the algorithm's models."""
+        if isinstance(state, FedAvgState):  # the state before the clustering
             return state.bank
         return self.algorithm.deploy(state, clients, fed)
 
@@ -193,4 +209,9 @@ class Branch:
 
     @property
     def nearest_clusters(self) -> Any:  # Any: a method that only some algorithms have
+        """The algorithm's method that assigns newcomers to clusters.
+
+        Raises:
+            AttributeError: The algorithm has none, as `hasattr` expects.
+        """
         return self.algorithm.nearest_clusters  # type: ignore[attr-defined]  # raised without one

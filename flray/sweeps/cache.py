@@ -31,12 +31,16 @@ DEVICE = "device"  # in the record of a value: the kind of device it was compute
 
 
 class OutOfTime(Exception):
-    """The time of the sweep ended before something was computed."""
+    """The time of the sweep ended, or it was asked to stop, before something was computed."""
 
 
 @dataclass(frozen=True)
 class Cache:
     """Entries that the trials of one or several sweeps share, and the end of a sweep's time.
+
+    Safe to use from several processes, on several machines if their file system has locks. Equal
+    keys must mean equal bits (`flray.sweeps.keys`): an entry that exists is never computed again,
+    compared or changed.
 
     >>> from tempfile import mkdtemp
     >>> cache = Cache(Path(mkdtemp()), sweep="a", session="1")
@@ -61,17 +65,29 @@ class Cache:
         return self.root / kind / key
 
     def claim(self, kind: str, key: str) -> AbstractContextManager[bool]:
-        """Claim an entry in order to compute it; True if no other process holds the claim."""
+        """Claim an entry in order to compute it; True if no other process holds the claim.
+
+        A context: the claim ends with it, or with the process. Check once more that the entry is
+        absent, since another process may have completed it before the claim.
+        """
         return claimed(self.root / kind / f"{key}.lock")
 
     def obtain(self, kind: str, key: str, compute: Callable[[Path], int]) -> Path:
         """The folder of an entry, which exists, is computed here or awaited from another process.
 
-        Raises OutOfTime if the sweep has to stop, ClientFailure if the entry has failed before.
+        The folder is to be read only. Several processes may ask for one entry at a time; exactly
+        one computes it.
 
         Args:
-            compute: fills the folder it is given and returns the client steps it took. The folder
+            kind: Folder of entries of this kind.
+            key: Key of the entry, as `flray.sweeps.keys` makes it.
+            compute: Fills the folder it is given and returns the client steps it took. The folder
                 has what a process that was stopped has left.
+
+        Raises:
+            OutOfTime: The sweep has to stop.
+            ClientFailure: The entry has failed since the sweep was started; the message is
+                repeated.
         """
         path = self.path(kind, key)
         while not path.exists():
@@ -83,7 +99,10 @@ class Cache:
         return path
 
     def value(self, kind: str, key: str, compute: Callable[[], Any]) -> Any:
-        """A value of tensors, arrays and dataclasses by its key. Any: what `compute` returns."""
+        """A value of tensors, arrays and dataclasses by its key; Any: what `compute` returns.
+
+        Equal keys are one object within a process, which callers must not change.
+        """
 
         def save(folder: Path) -> int:
             write_value(folder, compute())
@@ -92,7 +111,10 @@ class Cache:
         return read_value(self.obtain(kind, key, save)).state
 
     def publish(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
-        """Compute an entry whose claim is held and put it in place."""
+        """Compute an entry whose claim is held and put it in place.
+
+        The entry appears as a whole, by a rename; if `compute` raises, nothing appears.
+        """
         work = self.path(kind, f".{key}")
         work.mkdir(parents=True, exist_ok=True)
         steps = {**self._steps(kind, key), self.sweep: compute(work)}
@@ -100,25 +122,35 @@ class Cache:
         os.replace(work, self.path(kind, key))
 
     def costs(self, kind: str) -> dict[str, int]:
-        """The client steps that the entries of a kind took this sweep, by key."""
+        """The client steps that the entries of a kind took this sweep, by key.
+
+        Entries that other sweeps computed in a common cache cost nothing.
+        """
         keys = [path.stem for path in (self.root / kind).glob("*.json")]
         steps = {key: self._steps(kind, key) for key in keys}
         return {key: by[self.sweep] for key, by in steps.items() if self.sweep in by}
 
     def wait(self) -> None:
-        """Wait a moment for another process; raises OutOfTime once the sweep has to stop."""
+        """Wait a moment for another process; call it in a loop until that process is done.
+
+        Raises:
+            OutOfTime: The sweep has to stop.
+        """
         if self.is_over():
             raise OutOfTime
         sleep(POLL_S)
 
     def is_over(self) -> bool:
-        """True once the sweep has to stop; a trial asks after each round and while it waits."""
+        """True once the sweep has to stop; a trial asks after each round and while it waits.
+
+        Each call touches `alive`: a trial that does not ask for long is taken to hang.
+        """
         if self.alive is not None:
             self.alive.touch()
         return self.is_late()
 
     def is_late(self) -> bool:
-        """The same without a sign of progress."""
+        """True once the sweep has to stop; unlike `is_over`, gives no sign of progress."""
         return time() > self.deadline or (self.wish is not None and self.wish.exists())
 
     def _compute_once(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
@@ -144,8 +176,9 @@ def write_value(folder: Path, value: Any, extra: Mapping[str, object] | None = N
     """Store a value of tensors, arrays and dataclasses, as checkpoints are stored.
 
     Args:
+        folder: Where to store it, one value per folder.
         value: Any: of any such type.
-        extra: plain values to store with it.
+        extra: Plain values to store with it, which `read_value` returns as `extra`.
     """
     points = value[0] if isinstance(value, tuple) else value
     device = points.values.device.type if isinstance(points, Points) else "cpu"

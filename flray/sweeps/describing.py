@@ -82,7 +82,12 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
 def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
     """Client steps of a run, as its summary counts them, if its clients end in one cluster.
 
-    A method whose clusters draw cohorts of their own may take more or fewer after its clustering.
+    Exact for FedAvg, since cohorts and batches follow from the seed. A method whose clusters draw
+    cohorts of their own may take more or fewer after its clustering.
+
+    Args:
+        experiment: The experiment of the run.
+        timeline: Who holds which examples in which round.
     """
     settings, algorithm = experiment.settings, experiment.algorithm.build()
     total = 0
@@ -92,7 +97,7 @@ def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
         cohort = sample_cohort(split.clients, size, settings.seed, t)
         total += int(num_local_steps(split.num_train_examples[cohort], settings.train).sum())
     signature = getattr(getattr(algorithm, "clustering", None), "signature", None)
-    if branches(experiment) and isinstance(signature, Update | Weights):  # which all clients train
+    if branches(experiment) and isinstance(signature, Update | Weights):  # trained by all
         split = timeline.at(max(algorithm.rounds_before, 1))
         epochs = getattr(signature, "epochs", None) or settings.train.epochs
         per_epoch = num_local_steps(split.num_train_examples[split.clients], settings.train)

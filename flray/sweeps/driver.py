@@ -58,7 +58,7 @@ STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a sweep, in rows."""
+    """The progress of a sweep, in rows, as the files in its folder have it."""
 
     rows: int  # all rows, with those that are still to be suggested
     done: int = 0  # finished, stopped by a scheduler or shared
@@ -71,7 +71,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a caller sees of a sweep while it runs, and how it may stop it."""
+    """What a caller sees of a sweep while it runs, and how it may stop it.
+
+    `show` and `should_stop` are called in the caller's process; `draw` is sent to the trials as
+    well, so it must be a function that can be pickled.
+    """
 
     show: Callable[[Progress], None] = lambda _: None  # called about once a second
     draw: Draw = no_figures  # draws the figures of a run for W&B
@@ -80,7 +84,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep that has ended, or was stopped."""
+    """A sweep that has ended, or was stopped; the same content is in its folder."""
 
     path: Path  # its folder
     report: dict[str, Any]  # Any: JSON; content of sweep.json
@@ -100,11 +104,18 @@ def run_sweep(
     """Run a sweep into the folder `out`.
 
     Everything that can be refused is refused before the folder is made. A row that fails is
-    recorded with its error, and the others go on.
+    recorded with its error, and the others go on. Ray is started if it is not running, and stopped
+    again. While the sweep runs it holds the lock of the folder.
 
     Args:
-        resume: continue where the sweep in this folder stopped; rows that failed are tried again.
-        max_minutes: stop after this time; running trials end after their current round.
+        space: What to run, as `read_space` returns it.
+        out: Folder of the sweep, laid out as `folder.py` describes; created if there is none.
+        resume: Continue where the sweep in this folder stopped; rows that failed are tried again.
+        max_minutes: Stop after this time; running trials end after their current round.
+        watch: Functions that are called about once a second.
+
+    Raises:
+        ExperimentError: The space, its data, its metric, its resources or the folder do not fit.
     """
     deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
     begin = perf_counter()
@@ -163,6 +174,7 @@ class _Sweep:
 
     @property
     def folder(self) -> Path:
+        """The folder of the sweep."""
         return self.context.folder
 
     @cached_property
@@ -181,7 +193,7 @@ class _Sweep:
 
     @property
     def num_left(self) -> int:
-        """Rows that are still to be suggested."""
+        """Rows that Optuna is still to suggest, all seeds counted; 0 for another search."""
         return self.suggestions.num_left if self.suggestions else 0
 
     def rows(self) -> list[SweepRow]:
@@ -247,7 +259,10 @@ class _Sweep:
         )
 
     def report(self, seconds: float) -> SweepResult:
-        """Write table and report, and send to the tracker what it does not have yet."""
+        """Write table and report, and send to the tracker what it does not have yet.
+
+        The cache is emptied if every row is done and it is the sweep's own.
+        """
         rows, options, before = self.rows(), self.space.options, read_report(self.folder)
         best = best_of(rows, self.summaries(rows), options)
         self._mirror(rows, best["rows"] if best else [])

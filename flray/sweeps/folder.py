@@ -68,7 +68,10 @@ def check_folder(path: Path, space: Space, code: Mapping[str, str], resume: bool
 
 
 def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
-    """Make the folder of a sweep where there is none."""
+    """Make the folder of a sweep where there is none; an existing sweep is left as it is.
+
+    A start that is killed here leaves a folder that the next start completes.
+    """
     if (path / SPACE).is_file():
         return
     for name in FOLDERS:
@@ -79,6 +82,7 @@ def open_folder(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 
 def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
+    """Refuse a sweep of another space, or of other code, than the one in the folder."""
     with reading(path / SPACE):
         recorded = dict(yaml.safe_load((path / SPACE).read_text(encoding="utf-8")))
     asked = yaml.safe_load(yaml.safe_dump(space.plain))
@@ -97,16 +101,21 @@ def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The content of sweep.json."""
+    """The content of sweep.json.
+
+    Raises:
+        ExperimentError: The file is missing or damaged.
+    """
     return read_json(path / REPORT)
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Write sweep.json; a reader sees the old report or the new one."""
     replace_text(path / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_row(folder: Path, row: SweepRow) -> None:
-    """Write the state of a row."""
+    """Write the state of a row; a reader, such as the driver, sees the old state or the new one."""
     replace_text(folder / ROWS / f"{row.number:04d}.json", json.dumps(asdict(row), indent=1))
 
 
@@ -116,7 +125,11 @@ def alive_file(folder: Path, number: int) -> Path:
 
 
 def read_row(folder: Path, number: int) -> SweepRow | None:
-    """The row of this number as it was last recorded; None: it had no trial yet."""
+    """The row of this number as it was last recorded; None: it had no trial yet.
+
+    Raises:
+        ExperimentError: The file is damaged, or belongs to another row.
+    """
     file = folder / ROWS / f"{number:04d}.json"
     if not file.is_file():
         return None
@@ -130,7 +143,11 @@ def read_row(folder: Path, number: int) -> SweepRow | None:
 
 
 def read_rows(folder: Path, left_out: Collection[int] = ()) -> dict[int, SweepRow]:
-    """All rows that had a trial, as they were last recorded, by number."""
+    """All rows that had a trial, as they were last recorded, by ascending number.
+
+    Args:
+        left_out: Numbers of rows that need not be read, because they will not change.
+    """
     numbers = sorted(int(file.stem) for file in (folder / ROWS).glob("*.json"))
     rows = {number: read_row(folder, number) for number in numbers if number not in left_out}
     return {number: row for number, row in rows.items() if row is not None}

@@ -30,7 +30,10 @@ from flray.wording import suggestion
 
 @dataclass(frozen=True)
 class Grid:
-    """Values that are all tried, or among which Optuna chooses."""
+    """Values that are all tried, or among which Optuna chooses.
+
+    Any values of YAML, also mappings that configure a component.
+    """
 
     values: tuple[Any, ...]  # Any: YAML
 
@@ -42,7 +45,7 @@ class BetweenMerges:
     None of them lies on a merge.
     """
 
-    number: int  # of thresholds
+    number: int  # number of thresholds
 
 
 Values = Grid | BetweenMerges | Domain  # Domain: drawn, in the notation of Ray Tune
@@ -110,11 +113,20 @@ FORMS: dict[str, Callable[[Any], Any]] = {  # Any: YAML to a Grid, BetweenMerges
 def parse_values(key: str, given: object) -> Any:  # Any: Tune leaves its domains untyped
     """The values that a space gives a key: a single value, a list, or one of FORMS.
 
-    A mapping with a `name` is a value, the configuration of a component. Raises an ExperimentError
-    that names the key, what was expected and what came.
+    A mapping with a `name` is a value, the configuration of a component. The result is a `Grid`, a
+    `BetweenMerges` or a `Domain` of Ray Tune.
+
+    Args:
+        key: The dotted key of the experiment, for messages.
+        given: What the space has for it.
+
+    Raises:
+        ExperimentError: The message names the key, what was expected and what came.
 
     >>> parse_values("train.lr", {"logspace": [0.01, 1.0, 3]})
     Grid(values=(0.01, 0.1, 1.0))
+    >>> parse_values("algorithm", {"name": "fedprox", "mu": 0.1})
+    Grid(values=({'name': 'fedprox', 'mu': 0.1},))
     """
     if isinstance(given, list):
         given = {"grid": given}

@@ -56,15 +56,25 @@ Groups = Mapping[str, Ids]  # the clients of each group, by key
 
 
 def clients_of(groups: Groups) -> Ids:
-    """The clients of all groups, ascending."""
+    """The clients of all groups, ascending.
+
+    >>> clients_of({"a": np.array([4, 0]), "b": np.array([2])})
+    array([0, 2, 4])
+    """
     return np.sort(np.concatenate([nobody(), *groups.values()]))
 
 
 def independent_groups(algorithm: Branching[Any], state: Any) -> list[tuple[Ids, object]]:
     """The groups of clients, each with the strengths by which they hear each other.
 
-    Empty if the algorithm does not promise that clients hear only those whom the state relates, or
-    if a client has no cluster yet. Any: the state is the algorithm's own.
+    Groups are disjoint and contain every client. Strengths are None if each member hears all others
+    alike, else the (g, g) rows of the relation as lists, for the key of the group. Empty if the
+    algorithm does not promise that clients hear only those whom the state relates, or if a client
+    has no cluster yet.
+
+    Args:
+        algorithm: The algorithm of the row.
+        state: Its state after the clustering; Any: the state is the algorithm's own.
     """
     labels = algorithm.partition(state)
     if algorithm.spent_fields is None or (labels < 0).any():
@@ -89,9 +99,10 @@ class GroupRecorder(Callbacks):
     share: Share
     directory: RunDirectory
     cache: Cache
-    groups: Groups  # that are trained here
+    groups: Groups  # groups that are trained here
 
     def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
+        """Write loss and steps of the clients that trained, and how far models (M,) have moved."""
         tables = [
             pd.DataFrame({CLIENT: heard.clients, LOSS: heard.loss, STEPS: heard.num_steps})
             for heard in self.share.trained
@@ -108,6 +119,7 @@ class GroupRecorder(Callbacks):
             replace_file(folder / f"round_{t:06d}.parquet", lambda path: table.to_parquet(path))
 
     def finish(self, bank: ModelBank) -> bool:
+        """Write an entry for each group that has none; True: the run ends without a summary."""
         clients, scores = self.share.clients, self.directory.clients()
         tables = {
             "rounds": self._rounds(),
@@ -141,7 +153,15 @@ def _read(folder: Path) -> Frames:
 
 
 def records_of(cache: Cache, groups: Groups) -> Frames:
-    """The records of groups, whichever run trained them, in the order of their clients."""
+    """The records of groups, whichever run trained them, in the order of their clients.
+
+    Args:
+        cache: The cache, which has an entry for each of the groups.
+        groups: The clients of each group by key.
+
+    Returns:
+        `rounds`, `scores` and `models`, each sorted by client.
+    """
     entries = [_read(cache.path(KIND, key)) for key in groups]
     joined = {name: pd.concat([entry[name] for entry in entries]) for name in TABLES}
     return {
@@ -154,22 +174,27 @@ def records_of(cache: Cache, groups: Groups) -> Frames:
 class Assembly:
     """Gives a run directory that trained some of its clients the records of all of them.
 
-    They are equal to the last bit to those of a run that trained everybody.
+    They are equal to the last bit to those of a run that trained everybody: numbers of clients are
+    taken over, means over clients are computed again.
     """
 
     directory: RunDirectory
     experiment: Experiment
     parts: Prepared
     branch: Branch
-    bank: ModelBank  # that clients use after the clustering
+    bank: ModelBank  # models that clients use after the clustering
 
     @property
     def begin(self) -> int:
-        """The round after which groups were trained."""
+        """The round after which groups were trained: that of the clustering."""
         return self.branch.algorithm.rounds_before
 
     def put_together(self, tables: Frames) -> None:
-        """Write the records of all clients. May be cut short and done again."""
+        """Write the records of all clients; may be cut short and done again.
+
+        Args:
+            tables: The records of all groups, as `records_of` returns them.
+        """
         directory, payload = self.directory, self.parts.payload
         scores = self._all_scores(tables["scores"])
         directory.replace_rounds([self._whole(row, tables, scores) for row in directory.rows()])
@@ -197,7 +222,7 @@ class Assembly:
             return row
         trained, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
         steps = int(trained[STEPS].sum())
-        if t == 1:  # whose row has what a clustering before round 1 cost
+        if t == 1:  # this row also has the cost of a clustering before round 1
             steps += self.branch.counts[CLIENT_STEPS]
         whole = row | {CLIENT_STEPS: steps}
         losses = trained.loc[trained[STEPS] > 0, LOSS].to_numpy()

@@ -1,4 +1,7 @@
-"""What the samples of a sweep say about each key: how much of the metric's variance it explains."""
+"""What the samples of a sweep say about each key: how much of the metric's variance it explains.
+
+Used for sweeps whose values were drawn or suggested; a grid shows it in its heatmaps.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -15,13 +18,14 @@ LOG_RATIO = 20  # largest to smallest value from which a number is taken by its 
 def importances(samples: pd.DataFrame, metric: "pd.Series[float]") -> "pd.Series[float]":
     """The share of the metric's variance that each column explains by itself and with others.
 
-    Shares sum to 1, the largest comes first. They are those of Optuna: Hutter, Hoos,
-    Leyton-Brown: An efficient approach for assessing hyperparameter importance (fANOVA). ICML
-    2014. Empty for fewer than ten samples, for one column, or where the metric does not vary.
+    Shares sum to 1, the largest comes first. They are those of Optuna: Hutter, Hoos, Leyton-Brown:
+    An efficient approach for assessing hyperparameter importance (fANOVA). ICML 2014. Empty for
+    fewer than ten samples, for one column, or where the metric does not vary. Equal samples give
+    equal shares: the forest behind them has a fixed seed.
 
     Args:
-        samples: a row for each sample, numbers or text; rows with gaps are left out.
-        metric: in the order of the samples.
+        samples: A row for each sample, numbers or text; rows with gaps are left out.
+        metric: The metric of each sample, in the order of the samples.
     """
     samples = samples.loc[:, samples.nunique() > 1].dropna()
     values = metric.loc[samples.index]

@@ -22,7 +22,7 @@ from flray.config.reading import Plain
 from flray.records.encoding import encode
 
 SHORT = 12  # characters of a key: 2^48 different ones
-LIBRARIES = ("numpy", "scipy", "scikit-learn")  # that a clustering depends on
+LIBRARIES = ("numpy", "scipy", "scikit-learn")  # libraries that a clustering depends on
 SHOWING = ("cli", "reports", "tracking")  # packages that change no number
 
 _PACKAGE = Path(__file__).parents[1]
@@ -38,13 +38,21 @@ def canonical(value: object) -> str:
 
 
 def digest(value: object) -> str:
-    """A key of plain values, equal for equal ones."""
+    """A key of plain values, equal for equal ones; 12 hexadecimal digits.
+
+    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1}), len(digest("x"))
+    (True, 12)
+    """
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:SHORT]
 
 
 @cache
 def code_version() -> Mapping[str, str]:
-    """Versions of sources and libraries: results of two versions do not belong in one sweep."""
+    """Versions of sources and libraries: results of two versions do not belong in one sweep.
+
+    `sources` is a hash of the package's files, without those that only show results. Read once per
+    process.
+    """
     sources = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         name = path.relative_to(_PACKAGE)
@@ -57,7 +65,11 @@ def code_version() -> Mapping[str, str]:
 
 
 def device_of(experiment: Experiment, has_gpu: bool) -> str:
-    """The kind of device the clients of a trial train on."""
+    """The kind of device the clients of a trial train on: "cpu" or "cuda".
+
+    Bits depend on it, so it is part of keys. `has_gpu` is that of the cluster, because the driver
+    that computes keys may run on a machine without a GPU.
+    """
     execution = experiment.settings.execution
     if execution.executor == "inline" and execution.device == "auto":
         return "cuda" if has_gpu else "cpu"
@@ -67,7 +79,10 @@ def device_of(experiment: Experiment, has_gpu: bool) -> str:
 
 
 def state_digest(state: object) -> str:
-    """SHA-256 of an algorithm's state, by its bits."""
+    """SHA-256 of an algorithm's state, by its bits: values, dtypes and shapes of all arrays.
+
+    States of two types with equal fields differ. Any state that can be checkpointed has one.
+    """
     tree, arrays = encode(state)
     sha = hashlib.sha256(canonical(tree).encode())
     for path, array in arrays.items():
@@ -89,7 +104,12 @@ def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -
 
 
 def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
-    """The key of a run that starts with round 1."""
+    """The key of a run that starts with round 1.
+
+    Args:
+        prefix: The `prefix_key` of its experiment, which covers everything but these two keys.
+        plain: The resolved configuration.
+    """
     return digest([prefix, plain["algorithm"], plain["rounds"]])
 
 
@@ -98,10 +118,14 @@ def branch_key(
 ) -> str:
     """The key of what follows a clustering: rows with equal keys have equal records.
 
-    Fields of the algorithm that only the clustering reads are left out, unless clients may join.
+    Fields of the algorithm that only the clustering reads are left out, unless clients may join, so
+    that two thresholds that give one partition share a run.
 
     Args:
-        start: digests of the state after the clustering, and of what else the records depend on.
+        prefix: The `prefix_key` of the experiment.
+        plain: The resolved configuration.
+        algorithm: The algorithm; `spent_fields` names what only its clustering reads.
+        start: Digests of the state after the clustering, and of what else the records depend on.
     """
     fields: Plain = plain["algorithm"]
     if algorithm.spent_fields is not None and not plain["events"]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from flray.columns import CLUSTERS, VALIDATION_LOSS_MEAN
 
-DECIMALS = 12  # of a mean over seeds: what differs by less is equal
+DECIMALS = 12  # decimals of a mean over seeds; what differs by less is equal
 # What decides between equal values of the metric, one after the other; lower is better.
 TIE_BREAKERS = (VALIDATION_LOSS_MEAN, CLUSTERS)
 
@@ -18,7 +18,7 @@ def candidates(missing: "pd.Series[int]") -> "pd.Series[bool]":
     These are the complete ones; where none is complete, all of them.
 
     Args:
-        missing: how many rows of each configuration failed or did not finish.
+        missing: How many rows of each configuration failed or did not finish.
 
     >>> candidates(pd.Series([0, 2])).tolist(), candidates(pd.Series([1, 2])).tolist()
     ([True, False], [True, True])

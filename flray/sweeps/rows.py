@@ -54,12 +54,15 @@ class SweepRow:
 
     @property
     def is_done(self) -> bool:
-        """True if the row has a summary."""
+        """True if the row has a summary: it ran to its end, or shares a run that did."""
         return self.status in ("done", "shared")
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The values of the space's keys; for a threshold of its own tree, where it lies there."""
+        """The values of the space's keys; for a threshold of its own tree, where it lies there.
+
+        What Optuna is told of a row: the position in the tree, not the threshold, is its choice.
+        """
         point = {} if self.merge_point is None else {THRESHOLD: self.merge_point}
         return {**self.overrides, **point}
 
@@ -72,7 +75,7 @@ class SweepRow:
         return {**settings, MERGE_PLACE: self.merge_point.place}
 
     def at(self, threshold: float) -> "SweepRow":
-        """The row once its threshold is known."""
+        """The row once its threshold is known, with `overrides` and `plain` that have it."""
         plain = parse_experiment(with_value(self.plain, THRESHOLD, threshold)).plain
         return replace(self, overrides={**self.overrides, THRESHOLD: threshold}, plain=plain)
 
@@ -108,7 +111,13 @@ def suggested_row(
     """The row of values that were suggested for the keys of the space.
 
     Args:
-        rounds: those of `rounds_to_cluster_after`.
+        space: A space with one experiment, as Optuna requires.
+        number: The number that the row gets.
+        chosen: A value for each key that the space varies.
+        rounds: Those of `rounds_to_cluster_after`, after each of which the row is evaluated.
+
+    Raises:
+        ExperimentError: The values do not make a valid experiment.
     """
     (name,) = space.experiments
     row = _row(space, name, chosen)
@@ -126,7 +135,7 @@ def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
     """True if `except` leaves this combination out: a pattern of it matches in all its keys.
 
     Args:
-        chosen: a value for each key that the space varies.
+        chosen: A value for each key that the space varies.
     """
     return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
 
@@ -288,6 +297,7 @@ def _row(space: Space, name: str, chosen: Mapping[str, Any]) -> SweepRow:
 
 
 def _require_tree(experiment: Experiment) -> None:
+    """Refuse a partition without a tree, between whose merges a threshold could lie."""
     pipeline = getattr(experiment.algorithm.build(), "clustering", None)
     partition = getattr(pipeline, "partition", None)
     if not isinstance(partition, Hierarchical):

@@ -38,7 +38,10 @@ class RowSearch(Searcher):
         self._suggestions = suggestions
 
     def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
-        """The rows of the next trial as its configuration; FINISHED once there are no more."""
+        """The rows of the next trial as its configuration; FINISHED once there are no more.
+
+        Tune calls it in the driver's process, one call at a time.
+        """
         if self.pending:
             return {"rows": [self.pending.popleft()]}
         rows = self._suggestions.ask(trial_id) if self._suggestions else []
@@ -47,6 +50,7 @@ class RowSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
+        """Pass the result of a trial on to Optuna, if it is used."""
         if self._suggestions is not None:
             self._suggestions.tell(trial_id, result or {}, error)
 
@@ -85,21 +89,28 @@ class Suggestions:
             direction="maximize" if space.options.mode == "max" else "minimize",
             sampler=optuna.samplers.TPESampler(seed=seed),
         )
-        self._trials: dict[str, optuna.Trial] = {}  # that are running, by Tune's id
+        self._trials: dict[str, optuna.Trial] = {}  # running trials, by Tune's id
 
     @property
     def rows(self) -> list[SweepRow]:
-        """The rows of all suggestions so far, as if none had run."""
+        """The rows of all suggestions so far, as if none had run, in the order of suggestions."""
         return [row for rows in self._suggested.values() for row in rows]
 
     @property
     def num_left(self) -> int:
-        """Rows that are still to be suggested."""
+        """Rows that are still to be suggested, all seeds counted."""
         samples: int = self._space.options.search.samples
         return (samples - len(self._suggested)) * len(self._seeds)
 
     def learn(self, values: Mapping[int, float]) -> None:
-        """Tell Optuna of the suggestions so far whose rows all have a value, by their numbers."""
+        """Tell Optuna of the suggestions so far whose rows all have a value.
+
+        Called once, before the first trial: after a resume the new study knows what earlier starts
+        measured.
+
+        Args:
+            values: The metric of rows that are done, by row number.
+        """
         for rows in self._suggested.values():
             measured = [values[row.number] for row in rows if row.number in values]
             if len(measured) == len(self._seeds):
@@ -111,7 +122,14 @@ class Suggestions:
                 )
 
     def ask(self, trial_id: str) -> list[SweepRow]:
-        """The rows of the next suggestion; none once all samples were taken."""
+        """The rows of the next suggestion; none once all samples were taken.
+
+        Args:
+            trial_id: Tune's id of the trial, by which `tell` reports its result.
+
+        Raises:
+            ExperimentError: `MOST_REFUSED` suggestions in a row were left out or not valid.
+        """
         if not self.num_left:
             return []
         number = next(k for k in count() if k not in self._suggested)
@@ -157,7 +175,7 @@ class Suggestions:
 
 
 def seeds_of(space: Space) -> Sequence[Any]:  # Any: YAML
-    """The seeds that each sample has; None: the experiment's own."""
+    """The seeds that each sample has; [None]: the experiment's own."""
     grid = space.varied.get("seed")
     return grid.values if isinstance(grid, Grid) else [None]
 

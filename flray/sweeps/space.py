@@ -26,12 +26,15 @@ from flray.wording import suggestion
 
 @dataclass(frozen=True)
 class GridSearch:
-    """Every combination once."""
+    """Every combination of the lists once; nothing may be drawn."""
 
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """The same draws for every combination of the lists, so that rows can be compared in pairs."""
+    """The same draws for every combination of the lists, so that rows can be compared in pairs.
+
+    Draw k depends on `seed`, k and the drawn keys: more samples add draws and change none.
+    """
 
     samples: int  # Number of draws
     seed: Seed = 0  # Seed of the draws
@@ -50,7 +53,7 @@ class OptunaSearch(RandomSearch):
 
 @dataclass(frozen=True)
 class NoScheduler:
-    """Every trial runs to its end."""
+    """Every trial runs to its end; rows may share what they train."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep searches, and what counts as best."""
+    """How a sweep searches, and what counts as best: the keys beside `experiment` and `space`."""
 
     # Key of summary.json by which rows are ranked; test data choose nothing. Unless given, the
     # first of evaluate.scores on validation parts
@@ -115,7 +118,10 @@ class Space:
 
     @property
     def is_scheduled(self) -> bool:
-        """True if a scheduler stops trials by their rank; each row then has a run of its own."""
+        """True if a scheduler stops trials by their rank; each row then has a run of its own.
+
+        Sharing is off because a scheduler compares rounds as they happen.
+        """
         return not isinstance(self.options.scheduler, NoScheduler)
 
 
@@ -124,12 +130,21 @@ KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
 
 
 def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
-    """The space of a file or a mapping.
+    """The space of a file or a mapping, with overrides applied and every key checked.
+
+    Experiment files are looked for from the space's folder, or the current one.
 
     Args:
-        given: a file, the name of a space that comes with flray, or the content of one.
+        given: A file, the name of a space that comes with flray, or the content of one.
         overrides: `key=value`, for a key of the space, of its `space`, or of its experiments.
-            Experiment files are looked for from the space's folder, or the current one.
+
+    Raises:
+        ExperimentError: There is no such file, or a key or value is wrong.
+
+    >>> space = read_space({"experiment": {"dataset": "digits"}, "space": {"train.lr": [0.1, 1]}},
+    ...                    ["train.lr=[0.5]", "concurrency=2", "rounds=3"])
+    >>> space.varied, space.options.concurrency, space.experiments["experiment"]["rounds"]
+    ({'train.lr': Grid(values=(0.5,))}, 2, 3)
     """
     folder = Path()
     if isinstance(given, Path):
@@ -140,7 +155,17 @@ def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
 
 
 def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:
-    """Check every key; experiment files are looked for from `folder`, overrides are theirs."""
+    """The space of a mapping, with every key checked; `read_space` also applies its overrides.
+
+    Experiments themselves are checked when rows are made of them (`flray.sweeps.rows`).
+
+    Args:
+        folder: Where files of experiments are looked for.
+        overrides: `key=value` for keys of the experiments.
+
+    Raises:
+        ExperimentError: A key or value is wrong.
+    """
     for key in plain:
         if key not in KNOWN:
             raise ExperimentError(_unknown_key(key, KNOWN, "of a space"))

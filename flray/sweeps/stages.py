@@ -25,8 +25,9 @@ def with_stored_stages(pipeline: Pipeline, plain: Plain, cache: Cache, prefix: s
     """The pipeline with signatures and stages of the cache; one with own methods stays as it is.
 
     Args:
-        plain: configuration of the pipeline.
-        prefix: key of everything that led to the models that clients start from.
+        plain: Configuration of the pipeline.
+        cache: Where signatures and stages are looked up and put.
+        prefix: Key of everything that led to the models that clients start from.
     """
     methods = ("observe", "decide", "place")
     if any(getattr(type(pipeline), name) is not getattr(Pipeline, name) for name in methods):
@@ -50,11 +51,15 @@ class StoredPipeline(Pipeline):
     plain: Plain = field(kw_only=True)
     cache: Cache = field(kw_only=True)
     prefix: str = field(kw_only=True)
-    keys: dict[int, str] = field(default_factory=dict)  # of points that were observed, by id()
+    keys: dict[int, str] = field(default_factory=dict)  # keys of observed points, by their id()
 
     def observe(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
+        """The signatures of clients from the cache; those that nobody has asked for are collected.
+
+        The meter of `fed` counts their costs either way, as a run alone would.
+        """
         models = [bank.digests(cohort.clients), state_digest(memory)]
         asked = [cohort.t, cohort.clients.tolist()]
         key = digest([self.prefix, self.plain["signature"], asked, models])
@@ -73,6 +78,7 @@ class StoredPipeline(Pipeline):
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
+        """The clustering of points that `observe` returned, with stages of the cache."""
         stages = self._stored_stages(self.keys[id(points)])
         return Pipeline(self.signature, **stages).decide(points, fed, t)
 
@@ -96,6 +102,8 @@ class StoredPipeline(Pipeline):
 
 @dataclass(frozen=True)
 class _StoredStage:
+    """A stage whose result is looked up by its key before it is computed."""
+
     kind: str
     key: str
     stage: Callable[..., Any]  # Any: arguments and results differ by kind

@@ -1,4 +1,8 @@
-"""The results of a sweep: its table, its best configuration and what it cost."""
+"""The results of a sweep: its table, its best configuration and what it cost.
+
+All is computed from the rows' states and run directories, never from what a trial returned, so that
+a resumed sweep has the same table.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -95,7 +99,8 @@ def best_of(
     settings, and means of the metric and of the first score on test parts.
 
     Args:
-        summaries: of the rows that are done, by number.
+        summaries: The summaries of the rows that are done, by number.
+        options: Metric and mode of the space.
     """
     numbers, metric = [row.number for row in rows], options.metric
     columns = list(dict.fromkeys((metric, *TIE_BREAKERS)))
@@ -132,7 +137,7 @@ def costs_of(
     trained, `ratio` is how many times fewer client steps the sweep trained than its rows alone.
 
     Args:
-        frame: the table of the rows.
+        cache: The cache, which knows what its entries cost this sweep.
     """
     costs = {kind: cache.costs(kind) for kind in (PREFIX, OBSERVATION, "distance", "tree", GROUP)}
     trained = sum(sum(steps.values()) for steps in costs.values())

@@ -62,12 +62,12 @@ OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What the trials of a sweep have in common; Tune sends it to each of them."""
+    """What the trials of a sweep have in common; Tune pickles it and sends it to each of them."""
 
-    folder: Path  # of the sweep
+    folder: Path  # folder of the sweep
     cache: Cache
     code: dict[str, str]  # versions of code and libraries
-    has_gpu: bool  # of the cluster
+    has_gpu: bool  # True if the cluster has a GPU
     wanted: frozenset[int]  # rounds after which rows may cluster
     is_scheduled: bool = False  # each row runs on its own and reports its rounds
     draw: Draw = no_figures  # draws the figures of a run for W&B
@@ -79,10 +79,12 @@ def run_row(
     """Run a row to its end and return its state, which is also in the sweep's folder.
 
     An error is recorded with the row. A row that is out of time stays unfinished, and the next call
-    continues it.
+    continues it. The run directory equals that of the same configuration run alone.
 
     Args:
-        on_round: called with the row of each round that is trained for this row alone.
+        row: The row as the driver knows it; if its folder has a later state, that one counts.
+        context: What trials share.
+        on_round: Called with the row of each round that is trained for this row alone.
     """
     trial = Trial(row, context, on_round)
     try:
@@ -106,10 +108,11 @@ class Trial:
     """The run of one row; `row` is its current state.
 
     Attributes:
-        experiment: of the row, once its threshold is known with that threshold.
-        executor: starts hosts when the first client is asked; a shared row needs none.
-        directory: run directory of the row.
-        part_folder: run directories in which the row trains some of its groups.
+        row: The state of the row, as last written to the sweep's folder.
+        experiment: The experiment of the row, once its threshold is known with that threshold.
+        executor: Starts hosts when the first client is asked; a shared row needs none.
+        directory: Run directory of the row.
+        part_folder: Run directories in which the row trains some of its groups.
     """
 
     def __init__(
@@ -150,10 +153,12 @@ class Trial:
 
     @cached_property
     def fed(self) -> Federation:
+        """The federation that prefix, clustering and rounds of this row share."""
         return build_federation(self.experiment, self.parts, self.executor)
 
     @cached_property
     def prefix(self) -> Prefix:
+        """FedAvg's rounds before the clustering, which other rows have too."""
         key = prefix_key(self.experiment, self.context.code, self.context.has_gpu)
         return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.context.wanted)
 
@@ -204,7 +209,7 @@ class Trial:
         outcome, meter = self._cluster(n)
         if self.row.merge_point is not None:
             tree = outcome.clusterings[0].partition.linkage
-            assert tree is not None  # of hierarchical, which between_merges requires
+            assert tree is not None  # between_merges requires hierarchical, which has a tree
             row = self.row.at(self.row.merge_point.threshold(tree))
             self.experiment = parse_experiment(row.plain)
             self.note(overrides=row.overrides, plain=row.plain)
@@ -362,4 +367,5 @@ class _WriteAtOnce(Callbacks):
     """Writes each round before it is reported, when a scheduler may end the process."""
 
     def while_writing(self, t: int, writer: RoundWriter) -> None:
+        """Write the round before the loop goes on."""
         writer.flush()

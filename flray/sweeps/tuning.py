@@ -42,7 +42,7 @@ MOST_PENDING = 16  # trials that wait for resources
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",  # whose silence prints a heading
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints a heading even when silent
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
@@ -52,10 +52,13 @@ class TrialWatch(TrialProgressCallback):
 
     It shows how many trials are running, asks them to stop, and ends those that hang. A trial hangs
     if its process shows no sign of progress for far longer than any trial took between two signs.
-    Tune starts it once more; after the end of the sweep's time such a start does nothing.
+    Tune starts it once more; after the end of the sweep's time such a start does nothing. It runs
+    in the driver's process, between two steps of Tune.
 
     Args:
-        show: called with the number of running trials.
+        context: Folder and cache of the sweep.
+        show: Called with the number of running trials.
+        should_stop: Asked in each look; True makes the file `context.cache.wish`, which trials see.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class TrialWatch(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
     def step(self, trials: Sequence[Any]) -> None:
-        """Look at all trials once."""
+        """Look at all trials once: pass on the wish to stop, end those that hang, show the rest."""
         cache = self.context.cache
         if self.should_stop() and cache.wish is not None:
             cache.wish.touch()
@@ -101,7 +104,7 @@ class TrialWatch(TrialProgressCallback):
         self.show(len(running))
 
     def allowed_s(self, is_late: bool) -> float:
-        """How long a trial may show no sign; once the sweep's time is over, about two rounds."""
+        """Seconds that a trial may show no sign; after the end of the time, about two rounds."""
         if not is_late:
             return self.patience.of(SIGN)
         return max(LATE_S, 2 * self.patience.longest_s.get(SIGN, 0.0))
@@ -125,6 +128,15 @@ def run_trials(
 
     Trials reuse processes. A trial whose process died is started once more. Tune's own files are
     removed: the sweep's folder holds everything.
+
+    Args:
+        search: Which rows to run; asked until it has no more.
+        options: Concurrency and metric of the space.
+        scheduler: Stops trials early; None: every trial runs to its end.
+        watch: Shows progress and ends trials that hang.
+
+    Returns:
+        Tune's result of each trial, whose `error` is set if its process died twice.
     """
     context, nodes = watch.context, reachable_nodes()
 
@@ -136,7 +148,7 @@ def run_trials(
     # Tune would start one process at a time for a search that is not its own.
     pending = 1 if isinstance(options.search, OptunaSearch) else MOST_PENDING
     storage = context.folder / FOLDER
-    shutil.rmtree(storage, ignore_errors=True)  # of a sweep that was killed
+    shutil.rmtree(storage, ignore_errors=True)  # left by a sweep that was killed
     with _quiet(pending):
         tuner = tune.Tuner(
             tune.with_resources(trainable, placement),
@@ -152,7 +164,7 @@ def run_trials(
                 name="sweep",
                 storage_path=str(storage),
                 verbose=0,
-                failure_config=tune.FailureConfig(max_failures=1),  # of processes
+                failure_config=tune.FailureConfig(max_failures=1),  # lost processes
                 callbacks=[watch],
             ),
         )
@@ -166,8 +178,13 @@ def run_trials(
 def run_trial(config: Mapping[str, Any], context: TrialContext, metric: str) -> dict[str, Any]:
     """Run the rows of a trial and return the mean of their metric; called by Tune.
 
+    The mean is left out if a row has none. Tune also gets `is_over`, by which the driver tells a
+    trial that ended from one that a scheduler stopped.
+
     Args:
         config: `rows`, one row or, with Optuna, one for each seed.
+        context: What trials share.
+        metric: Key of summary.json.
     """
     values: list[Any] = []  # Any: numbers, or None where a row has no such number
     rounds = config["rows"][0].plain["rounds"]
@@ -201,7 +218,11 @@ def _reporting(metric: str, rounds: int) -> Callable[[RoundRow], None]:
 def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialScheduler | None:
     """The scheduler that a space asks for; None: every trial runs to its end.
 
-    Refuses a grace period that is longer than any trial.
+    Args:
+        experiments: Experiments of all rows, or of examples of them, for their rounds.
+
+    Raises:
+        ExperimentError: The grace period is longer than any trial.
     """
     scheduler = options.scheduler
     if not isinstance(scheduler, Asha):
@@ -216,7 +237,7 @@ def scheduler_of(options: Options, experiments: Sequence[Experiment]) -> TrialSc
         time_attr=ROUND,
         metric=options.metric,
         mode=options.mode,
-        max_t=rounds + 1,  # or it would end trials that are about to write their summary
+        max_t=rounds + 1,  # one more, so that trials can write their summary
         grace_period=scheduler.grace,
         reduction_factor=scheduler.reduction,
     )

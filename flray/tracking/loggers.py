@@ -48,9 +48,11 @@ class WandbRounds(WandbLogger):
     """
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers in the step of a round, or in the open step if that round is closed."""
         self.experiment.log(dict(metrics), step=max(step or 0, self.experiment.step))
 
     def finalize(self, status: str) -> None:
+        """End the W&B run, which waits for the last uploads; Lightning would leave it open."""
         self.experiment.finish(exit_code=int(status != "success"))
 
 
@@ -59,13 +61,17 @@ def logger_opener(
 ) -> OpenLogger | None:
     """A function that opens the logger of a run; None if nothing is tracked.
 
-    Nothing is started here, but a missing package or key of W&B is an `ExperimentError`.
+    Nothing is started here, so that a run can be refused before it begins. The function takes the
+    configuration to log, and the id of the tracker's run to continue or None.
 
     Args:
         tracking: One of the classes of `flray.config.tracking`.
         folder: Folder of the run; W&B and TensorBoard keep their files below it.
         name: Name of the run in W&B and MLflow.
         group: Group of the run in W&B, unless the experiment names one.
+
+    Raises:
+        ExperimentError: The tracker's package or the key of W&B is missing.
     """
     if isinstance(tracking, TensorBoard):
         return partial(_open_tensorboard, folder)
@@ -89,7 +95,13 @@ def logger_opener(
 def chosen_mode(tracking: Wandb) -> str:
     """W&B's mode: the configured one, else WANDB_MODE, else online if there is a key.
 
-    Never prompts for a key.
+    Never prompts for a key, and asks no server whether a key is valid.
+
+    Returns:
+        "online", "offline", "disabled", or what else WANDB_MODE is.
+
+    Raises:
+        ExperimentError: The mode is online and there is no key.
     """
     mode = tracking.mode or os.environ.get("WANDB_MODE")
     if mode not in (None, "online"):
@@ -109,11 +121,16 @@ def chosen_mode(tracking: Wandb) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """The message of an error on one line; its class if it has none."""
+    r"""The message of an error on one line; its class if it has none.
+
+    >>> in_a_line(ValueError("two\n  lines")), in_a_line(KeyError())
+    ('two lines', 'KeyError')
+    """
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _open_tensorboard(folder: Path, config: Config, _id: str | None) -> Logger:
+    """Open a logger that writes below tensorboard/ of the run, one file per start of the run."""
     logging.getLogger("tensorboardX").setLevel(logging.ERROR)  # no warning for every NaN
     logger = TensorBoardLogger(
         folder,
@@ -127,6 +144,7 @@ def _open_tensorboard(folder: Path, config: Config, _id: str | None) -> Logger:
 
 
 def _open_mlflow(experiment: str, uri: str, name: str, config: Config, id: str | None) -> Logger:
+    """Open a logger for a new MLflow run, or for the run with this id."""
     logger = MLFlowLogger(experiment, name, tracking_uri=uri, run_id=id)
     if id is None:  # MLflow does not allow to change them later
         logger.log_hyperparams(leaves(config))
@@ -134,6 +152,7 @@ def _open_mlflow(experiment: str, uri: str, name: str, config: Config, id: str |
 
 
 def _open_wandb(wandb: Any, choices: dict[str, Any], config: Config, id: str | None) -> Logger:
+    """Open a logger for a new W&B run, or go on with that of this id; offline without a server."""
     settings = wandb.Settings(**SETTINGS, resume="allow", reinit="create_new")
     init = partial(wandb.init, id=id, config=dict(config), settings=settings)
     try:
@@ -148,6 +167,7 @@ def _open_wandb(wandb: Any, choices: dict[str, Any], config: Config, id: str | N
 
 
 def _imported(package: str) -> Any:  # Any: a module
+    """The package of a tracker, or an error that names what to install."""
     # Without a network, W&B's reports of its own errors delay the end of a process by 20 s.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:

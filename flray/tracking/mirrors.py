@@ -1,6 +1,7 @@
 """Mirrors of run directories in W&B, TensorBoard and MLflow.
 
-A mirror is never the only copy of a result, and a tracker that fails never stops a run.
+A mirror is never the only copy of a result, and a tracker that fails never stops a run. `tracked`
+is what a run uses; the tracker is chosen by the key `tracking` of the experiment.
 """
 
 import json
@@ -30,7 +31,7 @@ from flray.server.loop import ignore
 from flray.tracking.loggers import chosen_mode, in_a_line, logger_opener
 
 if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
+    import pandas as pd  # imported for types only: pandas delays a start
 
 Draw = Callable[[Path], Sequence[Path]]  # the figures of a run directory, as PNG files
 CLOSE_TIMEOUT_S = 60.0  # longest wait, when a run ends, for the rest to be logged
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def no_figures(_run: Path) -> Sequence[Path]:
-    """Draw nothing."""
+    """Draw nothing; the default where no figures are sent to a tracker."""
     return ()
 
 
@@ -55,7 +56,8 @@ def tracked(
 
     It calls `on_round` and logs the row with the tracker of the experiment. When the block ends and
     the run is done, everything in the directory that was not logged yet is logged; an empty block
-    mirrors a run that was finished elsewhere.
+    mirrors a run that was finished elsewhere. Rounds are sent by a thread: a slow server delays the
+    end of a run by at most `CLOSE_TIMEOUT_S`, and no round.
 
     Args:
         experiment: Its `tracking` chooses the tracker.
@@ -63,6 +65,9 @@ def tracked(
         on_round: Called first with each row.
         draw: Draws the figures of a run directory for W&B.
         group: Group of the run in W&B, unless the experiment names one.
+
+    Raises:
+        ExperimentError: The tracker cannot be used; raised before the block begins.
     """
     tracking, plain = experiment.settings.tracking, experiment.plain
     name = f"{plain['algorithm']['name']} {plain['dataset']['name']} seed {plain['seed']}"
@@ -144,7 +149,10 @@ def without_secrets(config: Any) -> Any:  # Any: nested mappings, lists and plai
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a tracker is, so that a resumed run continues there and logs no round twice."""
+    """How far a tracker is, so that a resumed run continues there and logs no round twice.
+
+    Kept in the run directory as wandb.json, tensorboard.json or mlflow.json.
+    """
 
     id: str | None = None  # id of the run in W&B or MLflow
     round: int = 0  # last round that was logged
@@ -178,7 +186,10 @@ class Tracker:
         return self._mark.is_complete and self._thread.ident is None
 
     def round(self, row: RoundRow) -> None:
-        """Log a round, unless it was logged before."""
+        """Log the row of a round, unless that round was logged before.
+
+        Only its numbers are logged, under the names of rounds.parquet, in the step of the round.
+        """
         self._ask(lambda logger: self._log_rows(logger, [row]))
 
     def finish(
@@ -187,7 +198,14 @@ class Tracker:
         figures: Sequence[Path],
         tables: Mapping[str, "pd.DataFrame"],
     ) -> None:
-        """Log the summary in the step of the last round; with W&B also figures and tables."""
+        """Log the summary in the step of the last round; with W&B also figures and tables.
+
+        Args:
+            summary: Content of summary.json; other trackers than W&B get its numbers as
+                `summary_...`.
+            figures: PNG files.
+            tables: Data frames by name.
+        """
 
         def log(logger: Logger) -> None:
             step = self._mark.round
@@ -206,7 +224,10 @@ class Tracker:
         self._ask(log)
 
     def close(self, status: str) -> None:
-        """End with status "success" or "failed"; give up after CLOSE_TIMEOUT_S."""
+        """End with status "success" or "failed"; give up after CLOSE_TIMEOUT_S.
+
+        What could not be sent is sent when the run is resumed, or by the tracker's own means.
+        """
         if self._thread.ident is None:
             return
         self._ask(lambda logger: logger.finalize(status))

@@ -41,6 +41,7 @@ class ByWriter(PartOptions):
             self.check_somebody_trains(self.clients)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """All training images of each chosen writer; their own test images if there are any."""
         source = known_source(dataset, "split by_writer")
         pool = images_of_clients(dataset, self, seed)
         writers = self._writers(source[pool], dataset.name, seed)
@@ -50,6 +51,7 @@ class ByWriter(PartOptions):
         return Deal(owned, kinds=source if is_own else None)
 
     def split(self, dataset: Dataset, seed: int) -> Split:
+        """The split, with a writer's own test images where the dataset has them."""
         deal = self.deal(dataset, seed)
         options = self if deal.kinds is None else replace(self, test="all_of_labels")
         return cut_parts(deal, dataset, options, seed)
@@ -69,7 +71,15 @@ class ByWriter(PartOptions):
 
 
 def has_own_tests(writers: Ids, test_source: Ids) -> bool:
-    """True if the test part was written by the same people; it must be all of them or nobody."""
+    """True if the test part was written by the same people; it must be all of them or nobody.
+
+    Args:
+        writers: The writers that are clients.
+        test_source: The writer of each test image.
+
+    Raises:
+        ExperimentError: Some of the writers have test images and others do not.
+    """
     is_tested = np.isin(writers, test_source)
     if is_tested.any() and not is_tested.all():
         raise ExperimentError(

@@ -40,6 +40,7 @@ class Dirichlet(SplitOptions):
         check_at_least(self, 1, "min_samples", "max_tries")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Draw until every client has `min_samples` images; refused after `max_tries` draws."""
         pool = images_to_deal(dataset, self, seed)
         if self.min_samples * self.clients > len(pool):
             raise ExperimentError(
@@ -63,7 +64,14 @@ class Dirichlet(SplitOptions):
 def deal_by_dirichlet(
     by_label: list[Ids], num_clients: int, alpha: float, rng: np.random.Generator
 ) -> list[Ids]:
-    """One draw: clients that already hold their fair share N/M get nothing of the next label."""
+    """One draw: clients that already hold their fair share N/M get nothing of the next label.
+
+    Args:
+        by_label: The images of each label.
+        num_clients: M; a client may end with no images.
+        alpha: Concentration of the shares.
+        rng: Drawn from once for shares and once for the order of each label that has images.
+    """
     fair = sum(len(images) for images in by_label) / num_clients
     pieces: list[tuple[int, Ids]] = []
     sizes = np.zeros(num_clients, np.int64)

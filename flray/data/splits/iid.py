@@ -34,12 +34,14 @@ class Iid(SplitOptions):
         check_at_least(self, 1, "samples_per_client")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Equal hands of all images or, with `by_source`, of the images of one source each."""
         pool = images_to_deal(dataset, self, seed)
         if self.by_source:
             return self._deal_by_source(pool, dataset, seed)
         return Deal(self._deal(pool, self.clients, generator(seed, "split.deal")))
 
     def _deal_by_source(self, pool: Ids, dataset: Dataset, seed: int) -> Deal:
+        """Deal each source to its clients; test images are of the same source and label."""
         source = known_source(dataset, "by_source")
         sources = np.unique(source[pool])
         groups = np.arange(self.clients) % len(sources)

@@ -141,7 +141,7 @@ def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Ge
     >>> skewed_counts(20, np.array([1, 0, 0]), 0.8, np.random.default_rng(0)).tolist()
     [16, 2, 2]
     """
-    order = rng.permutation(len(is_major))  # or the first classes would win every rounding
+    order = rng.permutation(len(is_major))  # otherwise the first classes would win every rounding
     first = is_major[order]
     num_major = num if first.all() else round(num * major_share)
     counts = np.empty_like(is_major)
@@ -151,10 +151,12 @@ def skewed_counts(num: int, is_major: Ids, major_share: float, rng: np.random.Ge
 
 
 def deal_counts(by_label: list[Ids], counts: Ids, rng: np.random.Generator) -> list[Ids]:
-    """Deal every client its count of each label.
+    """Deal every client its count of each label; images that are left over go to nobody.
 
     Args:
+        by_label: The images of each label.
         counts: (clients, labels), whose columns sum to at most the images of the label.
+        rng: Shuffles the images of one label after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> hands = deal_counts([np.arange(5), np.arange(5, 9)], np.array([[2, 1], [3, 0]]), rng)

@@ -58,6 +58,7 @@ class LabelGroups(SplitOptions):
             raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Slices of each label for the clients of the groups that have it; groups are planted."""
         groups = consecutive_groups(self.clients, self.groups)
         order = generator(seed, "split.labels").permutation(dataset.num_classes)
         sets = label_sets(order, self.groups, int(self.scenario == "ring"))

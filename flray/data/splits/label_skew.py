@@ -33,6 +33,7 @@ class LabelSkew(SplitOptions):
             raise ExperimentError(f"share must be in (0, 1], got {self.share}")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Draw a set of labels for each client and divide each label among those that have it."""
         pool = images_to_deal(dataset, self, seed)
         labels_each = max(round(self.share * dataset.num_classes), 1)
         rng = generator(seed, "split.labels")

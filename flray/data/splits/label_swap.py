@@ -37,6 +37,7 @@ class LabelSwap(SplitOptions):
         check_at_least(self, 1, "groups")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Equal hands, and for each group the labels that its clients see."""
         groups = consecutive_groups(self.clients, self.groups)
         if 2 * self.groups > dataset.num_classes:
             raise ExperimentError(

@@ -66,15 +66,29 @@ class PartOptions:
             )
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
-        """The images of each client, a function of the seed; what every split has to define."""
+        """The images of each client by dataset and seed; what every split has to define.
+
+        Use `flray.randomness.generator(seed, purpose)` for random numbers, so that equal seeds give
+        equal deals on every machine. Must not change the dataset.
+
+        Raises:
+            ExperimentError: The dataset does not fit; the message says what to change.
+        """
         raise NotImplementedError
 
     def split(self, dataset: Dataset, seed: int) -> Split:
-        """Deal the images of a dataset to clients, and cut what each was dealt into parts."""
+        """Deal the images of a dataset to clients, and cut what each was dealt into parts.
+
+        The one method that others call. Equal arguments give equal splits.
+        """
         return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def check_somebody_trains(self, num_clients: int) -> None:
-        """Refuse a split in which all clients are held out."""
+        """Refuse a split in which all clients are held out.
+
+        Args:
+            num_clients: All clients, holdout clients included.
+        """
         if self.holdout >= num_clients:
             raise ExperimentError(
                 f"holdout must be smaller than clients, or nobody trains; "

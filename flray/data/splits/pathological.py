@@ -42,6 +42,7 @@ class Pathological(SplitOptions):
         check_at_least(self, 1, "labels_per_client")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Whole labels or shards for each client, by `variant`."""
         if self.labels_per_client > dataset.num_classes:
             raise ExperimentError(
                 f"labels_per_client must be at most the {dataset.num_classes} classes of "
@@ -79,7 +80,7 @@ def balanced_label_sets(
     >>> balanced_label_sets(4, 2, 8, np.random.default_rng(0)).sum(0).tolist()
     [1, 1, 1, 1, 1, 1, 1, 1]
     """
-    order = rng.permutation(num_classes)  # who gets the odd uses
+    order = rng.permutation(num_classes)  # the first in this order get the odd uses
     left = np.empty(num_classes, np.int64)
     left[order] = largest_remainder(num_clients * labels_each, np.ones(num_classes, np.int64))
     chosen = np.zeros((num_clients, num_classes), np.int64)

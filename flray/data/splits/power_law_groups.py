@@ -14,7 +14,7 @@ from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
-_HALVINGS = 100  # of an interval of doubles: more than it has bits
+_HALVINGS = 100  # halvings of an interval: more than a double has bits
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class PowerLawGroups(SplitOptions):
         check_at_least(self, 1, "groups")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
+        """Hands of each group's images, whose sizes follow the power law; groups are planted."""
         groups = consecutive_groups(self.clients, self.groups)
         group_of_image = classes_in_order(dataset.num_classes, self.groups)[dataset.labels]
         pool = images_to_deal(dataset, self, seed)
@@ -91,7 +92,13 @@ def power_law_sizes(num_images: int, num_clients: int) -> Ids:
 
 
 def power_law_exponent(total: int, num_clients: int) -> float:
-    """The x >= 0 for which exp(x y^2) over y = 1..num_clients sums to `total`, from below."""
+    """The x >= 0 for which exp(x y^2) over y = 1..num_clients sums to `total`, from below.
+
+    `total` must be at least `num_clients`, where x is 0.
+
+    >>> round(power_law_exponent(4, 4), 9), round(power_law_exponent(50, 3), 3)
+    (0.0, 0.418)
+    """
     y = np.arange(1, num_clients + 1)
     low, high = 0.0, math.log(total) / num_clients**2
     for _ in range(_HALVINGS):

@@ -1,4 +1,9 @@
-"""The numbers of a published table: matching runs, selected and averaged over seeds."""
+"""The numbers of a published table: matching runs, selected and averaged over seeds.
+
+A cell may be filled by several runs per seed that differ in what the paper leaves open. Validation
+accuracy selects one of them per seed; the choice that the papers made, by test accuracy, is shown
+beside it under its own name.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -55,12 +60,21 @@ def fill(table: Table, runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def is_filled(cells: pd.DataFrame) -> bool:
-    """True if a run fills at least one of the cells that `fill` returned."""
+    """True if a run fills at least one of the cells that `fill` returned.
+
+    Printed numbers and formulas of the paper alone do not count.
+    """
     return bool(cells.index.isin(["ours", "test"], level="source").any())
 
 
 def fits(run: RunRecord, conditions: Conditions) -> bool:
-    """True if a run meets every condition."""
+    """True if a run meets every condition.
+
+    Args:
+        run: A run, finished or not.
+        conditions: Wanted values by dotted key of its configuration, or by summary.KEY, as
+            `Matcher.conditions` returns them; see `flray.reports.published.matching.holds`.
+    """
     return all(holds(run.value(key), wanted) for key, wanted in conditions.items())
 
 

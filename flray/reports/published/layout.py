@@ -1,4 +1,7 @@
-"""The parts of a published table: cells, columns and rows, whatever the layout of its YAML."""
+"""The parts of a published table: cells, columns and rows, whatever the layout of its YAML.
+
+`flray.reports.published.tables.parse_table` makes them from a file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +15,10 @@ Unit = Literal["percent", "percent²", "fraction", "rounds", "Mb", "formula"]
 
 @dataclass(frozen=True)
 class Published:
-    """One printed cell; without a value the paper left it empty."""
+    """One printed cell; without a value the paper left it empty.
+
+    A cell has a value or, in tables of formulas such as FL+HC's costs, a text.
+    """
 
     value: float | None = None  # in the column's unit
     spread: float | None = None  # printed behind ±: standard error, or deviation over trials
@@ -36,6 +42,7 @@ class TableColumn(Heading):
 
     @property
     def lower_is_better(self) -> bool:
+        """True for variances, rounds and traffic; ranks of methods depend on it."""
         return self.unit in ("percent²", "rounds", "Mb")
 
 
@@ -56,4 +63,5 @@ class TableRow:
 
     @property
     def title(self) -> str:
+        """Block and labels on one line, to name the row in messages."""
         return ", ".join((*filter(None, [self.block]), *self.labels))

@@ -19,7 +19,7 @@ _OPERATORS = ("any", "at_least", "by_column", "mentions")
 
 @dataclass(frozen=True)
 class Metric:
-    """The number of a run that a cell shows."""
+    """The number of a run that a cell shows, and how it is scaled, selected and compared."""
 
     key: str  # column of summary.json
     scale: float = 100.0  # from the recorded fraction to the unit that the paper prints
@@ -71,13 +71,19 @@ class Matcher:
         return {key: wanted for key, wanted in chosen.items() if _operator(wanted) != "any"}
 
     def metric(self, row: TableRow, column: TableColumn) -> Metric | None:
-        """The number that a cell shows; None where no run records it."""
+        """The number that a cell shows; None where no run records it.
+
+        Entries of `method_numbers` for the row's method replace those of `numbers`.
+        """
         numbers = {**self.numbers, **self.method_numbers.get(row.method or "", {})}
         fields = numbers.get(column.statistic)
         return None if fields is None else Metric(**fields)
 
     def round_of(self, row: TableRow) -> int | None:
-        """The round whose numbers the cells of a row show; None: the last."""
+        """The round whose numbers the cells of a row show; None: the last.
+
+        FL+HC's tables have rows for several rounds of the same run.
+        """
         return None if self.round is None else row.settings[self.round]
 
 

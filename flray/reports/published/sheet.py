@@ -23,11 +23,15 @@ STANDARD_ERRORS = {  # what is behind `se`, by its key in summary.json
 
 
 def render(table: Table, cells: pd.DataFrame, form: Format) -> RenderableType:
-    """The table with the cells that `fill` returned; text, except for the format `rich`."""
+    """The table with the cells that `fill` returned; text, except for the format `rich`.
+
+    The CSV has a line for each cell and more columns than the other formats (`to_csv`).
+    """
     return to_csv(table, cells) if form == "csv" else render_sheet(_sheet(table, cells), form)
 
 
 def _sheet(table: Table, cells: pd.DataFrame) -> Sheet:
+    """The table as a sheet, with notes on its numbers and the ranks of methods below it."""
     return Sheet(
         title=f"{table.key} · {table.paper}, Table {table.number}. {table.caption}",
         labels=pd.DataFrame([row.labels for row in table.rows], columns=list(table.row_headings)),
@@ -96,6 +100,7 @@ def _below(ranked: pd.DataFrame) -> pd.DataFrame:
 
 
 def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
+    """Sentences below the table: how cells were filled, selected and marked; the paper's notes."""
     ours, test = (_of_source(cells, source) for source in ("ours", "test"))
     if not table.is_formulas:
         total = len(table.rows) * len(table.columns)
@@ -146,7 +151,11 @@ def _of_source(cells: pd.DataFrame, source: str) -> pd.DataFrame:
 
 
 def to_csv(table: Table, cells: pd.DataFrame) -> str:
-    """A line for each cell, with empty fields where numbers are missing and runs joined by `;`."""
+    """A line for each cell, with empty fields where numbers are missing and runs joined by `;`.
+
+    Cells come row by row in the order of the paper. Numbers are in the unit of their column and not
+    rounded; `seeds` is how many were averaged, `runs` are the folders behind `ours`.
+    """
     order = [(r, column) for r in range(len(table.rows)) for column in table.columns]
     index = pd.MultiIndex.from_tuples([(r, column.key) for r, column in order])
     ours, paper, difference, test = (

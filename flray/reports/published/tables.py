@@ -1,4 +1,8 @@
-"""Published tables, read from the YAML files in this folder."""
+"""Published tables, read from the YAML files in this folder.
+
+A file PAPER_tableN.yaml is the table PAPER.N; docs/adding_a_table.md describes its keys. The
+package's other files say which runs fill it (`matching`, `filling`) and print it (`sheet`).
+"""
 
 import functools
 import re
@@ -28,7 +32,10 @@ _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x")
 
 @dataclass(frozen=True)
 class Cost:
-    """What it takes to run a table, from costs.yaml."""
+    """What it takes to run a table, from costs.yaml.
+
+    Steps are estimates from the paper's settings, not measurements.
+    """
 
     steps: int | None  # client SGD steps of the whole table, None where the note gives the reason
     note: str
@@ -37,6 +44,8 @@ class Cost:
 @dataclass(frozen=True)
 class Table:
     """A table of a paper: what was printed, and which runs fill it.
+
+    `find_table` returns one. Printed numbers are in the unit of their column, as in the paper.
 
     >>> table = find_table("flhc.4")
     >>> table.number, table.columns[0].title, table.rows[8].cells["acc_round50"].value
@@ -59,15 +68,17 @@ class Table:
 
     @property
     def has_ratios(self) -> bool:
+        """True if the paper prints ratios to FedAvg; then FedAvg's runs are needed as well."""
         return any(cell.ratio is not None for row in self.rows for cell in row.cells.values())
 
     @property
     def is_formulas(self) -> bool:
+        """True for a table of formulas, which no run can fill."""
         return all(column.unit == "formula" for column in self.columns)
 
     @property
     def required_algorithms(self) -> tuple[str, ...]:
-        """The registered names without which the table cannot be filled."""
+        """The registered names without which the table cannot be filled, in alphabetical order."""
         if self.is_formulas:
             return ()
         cells = [(row, column) for row in self.rows for column in self.columns]
@@ -125,6 +136,9 @@ def resolved_match(key: str, raws: Mapping[str, Raw]) -> Raw:
 def find_table(name: str) -> Table:
     """The table of a name such as flhc.4; numerals may be roman, letters capital.
 
+    Raises:
+        ExperimentError: There is no such table; the message lists all and names the nearest.
+
     >>> find_table("FLHC.iv").key
     'flhc.4'
     """
@@ -174,6 +188,7 @@ def _column(raw: Raw | str) -> TableColumn:
 
 
 def _row(raw: Raw, entry: Raw, columns: Sequence[TableColumn]) -> TableRow:
+    """A row of the file: its labels, the block it stands in, and its cells."""
     settings = entry.get("settings", {})
     texts = raw.get("row_headings", _METHODS).values()
     labels = tuple(text.format(**{**settings, **entry}) for text in texts)
@@ -189,6 +204,10 @@ def _row(raw: Raw, entry: Raw, columns: Sequence[TableColumn]) -> TableRow:
 
 
 def _cells(entry: Raw, columns: Sequence[TableColumn]) -> dict[str, Published]:
+    """The printed cells of a row by column key; those that the file lacks are left out.
+
+    Values of the file that no column shows are kept as empty cells under their own name.
+    """
     if columns and columns[0].unit == "formula":
         return {column.key: Published(text=entry[column.key]) for column in columns}
     values = entry["values"]
