@@ -10,8 +10,8 @@ import flray
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.cluster import connected
+from flray.records.changes import Changes
 from flray.records.run_directory import RunDirectory
-from flray.server import actor
 
 from scenarios import TINY, run_experiment
 
@@ -80,13 +80,13 @@ def test_a_node_that_is_lost_and_one_that_joins_change_no_bit(three_nodes, tmp_p
 @pytest.mark.usefixtures("three_nodes")
 def test_the_server_may_sit_on_another_node(tmp_path, monkeypatch) -> None:
     """The driver's node has no CPU for it: its records come to the driver, also when it goes on."""
-    fetch, fetched = actor._fetch, []
+    apply_to, fetched = Changes.apply_to, []
 
-    def count(server, folder) -> None:
-        fetch(server, folder)
+    def count(changes, folder) -> None:
+        apply_to(changes, folder)
         fetched.append(len(RunDirectory(folder).rows()))
 
-    monkeypatch.setattr(actor, "_fetch", count)
+    monkeypatch.setattr(Changes, "apply_to", count)
     plain = override(TINY, [*HARD, "algorithm={name: flhc, rounds_before: 2}"])
     server = "server: {num_cpus: 1}, actors: {count: 1, num_cpus: 1}"
     experiment = parse_experiment(
