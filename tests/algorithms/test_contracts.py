@@ -41,8 +41,9 @@ FITTING = {
 
 
 # A step of Per-FedAvg takes two batches, of which one sample makes one.
-# Ditto trains twice, pFedMe once more for one of two epochs.
-STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5}
+# Ditto trains twice, pFedMe once more for one of two epochs, FedEM and FedRC three models.
+STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5, "fedem": 3, "fedrc": 3}
+STEPS_ON_ONE_SAMPLE |= {"fedala": 3.75}  # 11 passes of one step for weights, in round 2
 PASSES_BEFORE = {"flis_hc": 1}  # in which everybody trains and which are not rounds
 
 
@@ -172,7 +173,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 # What a newcomer costs beside the model it is given: a signature, by which the server places it, or
 # all models, among which it chooses. The other methods have one model for everybody who comes.
 PLACED_BY_SIGNATURE = {"cfl", "fedsem", "flhc", "flt", "pacfl", "pca_km_hc", "repa", "wd"}
-PLACED_BY_CHOICE = {"clove", "flis_dc", "flis_hc", "ifca"}
+PLACED_BY_CHOICE = {"clove", "fedem", "fedrc", "fedsoft", "flis_dc", "flis_hc", "ifca"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
