@@ -3,9 +3,14 @@
 Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning. 2020, arXiv 2003.13461.
 Algorithm 1, with the step of alpha.
 
-Deviates from public code. FedTorch mixes logits and moves alpha at the first batch of a round only;
-PFLlib trains v on its own loss and overwrites it by the mixture; FL-bench steps w twice along one
-gradient; fluke's v never learns.
+The server learns what it learns in FedAvg, and a client sends and receives what it does there, one
+model each way; v and alpha stay with the client. A step takes two gradients.
+
+Deviates: with momentum the cut of alpha to [0, 1] is that of the plain step, and alpha is cut again
+where it is used. Statistics of BatchNorm are those of the global model. Public code computes other
+things: FedTorch mixes logits and moves alpha at the first batch of a round only; PFLlib trains v on
+its own loss and overwrites it by the mixture; FL-bench steps w twice along one gradient; fluke's v
+never learns.
 """
 
 from collections.abc import Callable
@@ -30,7 +35,7 @@ class Apfl(PartlyShared):
 
     The global model w is FedAvg's to the last bit. v and α are private and never sent; a client
     that has never trained has the initial model as v. With α fixed to 0 this is FedAvg, with α
-    fixed to 1 it is Local. Each step takes two gradients.
+    fixed to 1 it is Local.
 
         algorithm: {name: apfl, alpha: 0.5, adaptive: true}
 
@@ -72,15 +77,15 @@ class Apfl(PartlyShared):
     ) -> Params:
         names = [name.removeprefix("v/") for name in w if name.startswith("v/")]
         alpha = w["alpha"].clamp(0, 1)
-        # w_i <- w_i - η grad f_i(w_i)
+        # Alg. 1: w_i <- w_i - η grad f_i(w_i)
         g = grad({name: w[name] for name in names}, batch)
         mixed = {name: torch.lerp(w[name], w[f"v/{name}"], alpha) for name in names}  # v̄
         h = grad(mixed, batch)
-        # v_i <- v_i - η α_i grad f_i(v̄_i)
+        # Alg. 1: v_i <- v_i - η α_i grad f_i(v̄_i)
         of_v = {f"v/{name}": alpha * h[name] for name in names}
         if not self.adaptive:
             return g | of_v
-        # α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
+        # Alg. 1: α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
         slope = sum(((w[f"v/{n}"] - w[n]) * h[n]).sum() for n in names)
         cut = (alpha - memo["lr"] * slope).clamp(0, 1)
         return g | of_v | {"alpha": (w["alpha"] - cut) / memo["lr"]}

@@ -3,9 +3,13 @@
 Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated
 Learning. AAAI 2023, arXiv 2212.01197. Algorithm 1.
 
+The server learns what it learns in FedAvg, and bytes are FedAvg's: weights and local models stay
+with the client. Learning the weights costs a pass over its data in each round, more in the first.
+
 Deviates: a client that has never trained starts from the global model and learns no weights; models
-are judged with the weights that a client learned last. In public code `p = 0` means all layers
-(PFLlib), or all clients share one set of weights (FL-bench).
+are judged with the weights that a client learned last; the share of data is drawn by weights of
+examples, 0 or n / drawn. In PFLlib p counts tensors and p = 0 means all of them; in FL-bench all
+clients of a worker share one set of weights.
 """
 
 from collections.abc import Callable
@@ -96,7 +100,7 @@ class FedAla:
         g = grad(start | mixed, batch)
         direction = {}
         for n in top:
-            # W <- cut(W - η_W grad L ⊙ (w - v), 0, 1)
+            # Alg. 1: W <- cut(W - η_W grad L ⊙ (w - v), 0, 1)
             weight = w[f"W/{n}"]
             cut = (weight - self.weight_lr * g[n] * (w[n] - memo[f"v/{n}"])).clamp(0, 1)
             direction[f"W/{n}"] = (weight - cut) / self.weight_lr

@@ -3,8 +3,12 @@
 Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of
 Distributions. NeurIPS 2021, arXiv 2108.10252. Algorithm 1.
 
+The server learns K models of each client of a cohort, not its weights pi. All K models go down and
+come up: K times FedAvg's bytes and steps.
+
 Deviates: the mean is over the clients heard; the authors' code counts unsampled clients with the
-model of the round before, which is `aggregate.unheard: stale`.
+model of the round before, which is `aggregate.unheard: stale`. There, weights of test clients carry
+over from one evaluation to the next; here a client that has never trained starts from equal ones.
 """
 
 from dataclasses import dataclass, replace
@@ -77,7 +81,7 @@ class FedEm:
     def round(self, state: FedEmState, cohort: Cohort, fed: Federation) -> Outcome[FedEmState]:
         answers = fed.example_losses(state.bank, cohort)
         asked, prior = replace(cohort, clients=np.array(list(answers), np.int64)), _prior(state)
-        # E step: q_ijk ∝ π_ik exp(-l(x_j; θ_k))
+        # Alg. 1, E step: q_ijk ∝ π_ik exp(-l(x_j; θ_k))
         q = {
             i: responsibilities(prior[i], self.log_likelihoods(state, own))
             for i, own in answers.items()
@@ -87,11 +91,11 @@ class FedEm:
             model = ModelBank(
                 {n: leaf[k : k + 1] for n, leaf in state.bank.params.items()}, state.bank.owner
             )
-            # M step: θ_ik <- argmin Σ_j q_ijk l(x_j; θ), by local SGD on Σ_j q_ijk l_j / B
+            # Alg. 1, M step: θ_ik <- argmin Σ_j q_ijk l(x_j; θ), by local SGD on Σ_j q_ijk l_j / B
             weights = [q_i[:, k] for q_i in q.values()]
             trained = fed.train(model, asked, self.gradient, weights=weights)
             fed.count_models(model, cohort, trained)
-            # θ_k <- Σ_i n_i / n θ_ik
+            # Alg. 1: θ_k <- Σ_i n_i / n θ_ik
             rows.append(fed.mix(Relation.joint(fed.num_clients), trained, model).params)
             losses.append(trained.metrics())
         bank = replace(

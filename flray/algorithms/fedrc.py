@@ -3,6 +3,10 @@
 Guo, Tang, Lin: FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by
 Robust Clustering. ICML 2024, arXiv 2301.12379. Algorithm 1.
 
+The server learns what FedEM's does, and the sums of weights by label of each client, which contain
+its label counts: 4 K C bytes more for C labels. By design, groups that differ in the labels or
+in the images they hold, but not in how they label them, are one component.
+
 Deviates: clients that have never trained use C too; in the authors' code their weights are FedEM's.
 """
 
@@ -52,7 +56,7 @@ class FedRc(FedEm):
         assert isinstance(state, FedRcState)  # by `init`
         if not self.label_prior or not state.label_sums.any():
             return -own.loss
-        # γ_ijk ∝ ω_ik exp(-l(x_j; θ_k)) / C_yk
+        # Alg. 1: γ_ijk ∝ ω_ik exp(-l(x_j; θ_k)) / C_yk
         c = np.full((1 + max(own.labels, default=0), self.number), SMALLEST)
         shares = label_shares(state.label_sums)[: len(c)]
         c[: len(shares)] = np.maximum(shares, SMALLEST)
@@ -70,7 +74,7 @@ class FedRc(FedEm):
         assert isinstance(state, FedRcState)
         if not self.label_prior or self.number == 1:
             return state
-        # The sums of which C is made, of every client's last E step
+        # Alg. 1: the sums of which C is made, of every client's last E step
         labels = [
             state.label_sums.shape[1],
             *(max(own.labels, default=-1) + 1 for own in answers.values()),

@@ -3,9 +3,13 @@
 Ruan, Joe-Wong: FedSoft: Soft Clustered Federated Learning with Proximal Local Updating. AAAI 2022,
 arXiv 2112.06053. Algorithm 1.
 
+The server learns the importances and the model of each client that it draws. Clients receive all
+centres when they train or estimate importances, and send one model and K numbers.
+
 Deviates: importances are scaled to sum to 1 after `smallest` is put in place of zeros, batches are
 shuffled, and the optimiser is new in each round. A client that has never trained uses the centre
-with the largest importance.
+with the largest importance. The released code does not run (a call passes an argument that is not
+taken), and FedRC's copy of it takes the centre with the largest loss.
 """
 
 from collections.abc import Callable
@@ -102,7 +106,7 @@ class FedSoft:
         memo: Params,
     ) -> Params:
         g = grad(w, batch)
-        # Σ_k u_ik (w - θ_k) = w - Σ_k u_ik θ_k, FedProx's term with that anchor
+        # Alg. 1: Σ_k u_ik (w - θ_k) = w - Σ_k u_ik θ_k, FedProx's term with that anchor
         return {name: g[name] + self.lam * (w[name] - memo[f"anchor/{name}"]) for name in g}
 
     def round(self, state: FedSoftState, cohort: Cohort, fed: Federation) -> Outcome[FedSoftState]:
@@ -117,7 +121,7 @@ class FedSoft:
         self._count(state.bank, cohort, len(trained.clients), fed)
         if drawn.all(0).sum() == len(_candidates(state, fed)):  # θ_k = Σ_i v_ik w_i
             hears = state.shares.T
-        else:  # the mean of those drawn, who were drawn by n_i already
+        else:  # Alg. 1: the mean of those drawn, who were drawn by n_i already
             hears = drawn / np.maximum(fed.weights(), 1)
         state = replace(state, bank=fed.mix_rows(hears, trained, state.bank), models=models)
         is_due = cohort.t % self.every == 0
