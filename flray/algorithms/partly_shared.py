@@ -9,6 +9,7 @@ from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
@@ -51,7 +52,7 @@ class PartlyShared:
     def round(
         self, state: PartlySharedState, cohort: Cohort, fed: Federation
     ) -> Outcome[PartlySharedState]:
-        trained = fed.train(self.deploy(state, cohort.clients, fed), cohort, self.gradient)
+        trained = self.train(state, cohort, fed)
         # The private leaves stay on the device
         leaves = trained.leaves(list(state.private.default))
         private = state.private.updated(trained.clients, leaves)
@@ -61,7 +62,14 @@ class PartlyShared:
         shared = fed.mix(Relation.joint(fed.num_clients), trained, state.shared)
         return Outcome(PartlySharedState(private, shared), trained.metrics())
 
+    def train(self, state: PartlySharedState, cohort: Cohort, fed: Federation) -> Trained:
+        """Local training from the shared leaves and the clients' own."""
+        return fed.train(self.assembled(state, cohort.clients), cohort, self.gradient)
+
     def deploy(self, state: PartlySharedState, clients: Ids, fed: Federation) -> ModelBank:
+        return self.assembled(state, clients)
+
+    def assembled(self, state: PartlySharedState, clients: Ids) -> ModelBank:
         """Each client's own leaves with the shared ones."""
         private = state.private.bank(clients)
         num_rows = int(private.owner.max()) + 1

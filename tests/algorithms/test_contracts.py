@@ -41,13 +41,11 @@ FITTING = {
 
 
 # A step of Per-FedAvg takes two batches, of which one sample makes one.
-# Ditto trains twice, pFedMe once more for one of two epochs.
-STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5}
-PASSES_BEFORE = {
-    "fedclust": 1,
-    "flexcfl": 1,
-    "flis_hc": 1,
-}  # in which everybody trains and which are not rounds
+# Ditto trains twice, pFedMe once more for one of two epochs, FedEM and FedRC three models.
+STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5, "fedem": 3, "fedrc": 3}
+STEPS_ON_ONE_SAMPLE |= {"fedala": 3.75}  # 11 passes of one step for weights, in round 2
+# Passes in which everybody trains and which are not rounds.
+PASSES_BEFORE = {"fedclust": 1, "flexcfl": 1, "flis_hc": 1}
 
 
 def named(name: str, *split: str) -> list[str]:
@@ -177,7 +175,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 # all models, among which it chooses. The other methods have one model for everybody who comes.
 PLACED_BY_SIGNATURE = {"cfl", "fedclust", "fedsem", "flexcfl", "flhc", "flt", "pacfl"}
 PLACED_BY_SIGNATURE |= {"pca_km_hc", "repa", "wd"}
-PLACED_BY_CHOICE = {"clove", "flis_dc", "flis_hc", "ifca"}
+PLACED_BY_CHOICE = {"clove", "fedem", "fedrc", "fedsoft", "flis_dc", "flis_hc", "ifca"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -65,10 +65,11 @@ METHODS += [
 ]
 METHODS += ["{name: flis_dc, beta: 0.2}", "flis_hc"]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
+METHODS += ["apfl", "fedala", "fedem", "fedrc", "fedsoft"]
 
 
 # Lightning trains a client for all of them alike; these have a gradient or a loss of their own.
-IN_LIGHTNING = ("fedavg", "scaffold", "per_fedavg", METHODS[8])
+IN_LIGHTNING = ("fedavg", "scaffold", "per_fedavg", METHODS[8], "apfl", "fedem")
 ENGINES = [("vectorized", each) for each in METHODS] + [
     pytest.param("lightning", each, marks=[pytest.mark.long] * (each not in IN_LIGHTNING))
     for each in METHODS

@@ -1,11 +1,23 @@
 """Identities of personalised methods, by the hash of every client's params."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from flray import load
+from flray.algorithms.apfl import Apfl
+from flray.algorithms.fedala import FedAla
 from flray.algorithms.fedbn import FedBn
+from flray.algorithms.local import Local
+from flray.engines.training import Training
+from flray.errors import ExperimentError
+from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
+
+from linear import START, gradient, linear_federation, run_rounds, vector
 
 
 def sha(result) -> str:
@@ -101,3 +113,103 @@ def test_fedbn_keeps_every_leaf_of_layers_that_own_a_buffer() -> None:
     initial = dict.fromkeys(["conv.weight", "down.1.weight", "down.1.running_mean", "head.bias"])
     fed = SimpleNamespace(initial=initial, buffers=frozenset(["down.1.running_mean"]))
     assert FedBn().private_leaves(fed) == {"down.1.weight", "down.1.running_mean"}
+
+
+def test_apfl_with_fixed_weights_is_fedavg_or_local(tiny_run, known_run) -> None:
+    apfl = [
+        sha(tiny_run(f"algorithm={{name: apfl, alpha: {alpha}, adaptive: false}}"))
+        for alpha in (0, 1, 0.5)
+    ]
+    assert apfl[:2] == [sha(known_run()), sha(tiny_run("algorithm=local"))]
+    assert apfl[2] not in apfl[:2]
+
+
+def test_apfls_global_model_is_fedavgs(tiny_run, known_run) -> None:
+    run = tiny_run("algorithm=apfl")
+    state = CheckpointStore(RunDirectory(run.path).checkpoints).load_latest().state
+    assert state.shared.sha256() == sha(known_run())
+    assert run.summary["bytes_up"] == known_run().summary["bytes_up"]
+    alpha = state.private.of_clients(state.private.clients)["alpha"]
+    assert (alpha != 0.5).all()
+
+
+PAIRS = [[(0, 1), (1, 3), (2, 5)], [(1, 9), (3, 2)]]
+
+
+def test_apfl_on_a_quadratic_by_hand() -> None:
+    """Steps on all examples at once; a large step size drives α of a client to its bound."""
+    fed = linear_federation(PAIRS, Training(lr=0.1, epochs=3, batch_size=5))
+    first, second = run_rounds(Apfl(alpha=0.5), fed, 2)[1:]
+    weights = np.array([3, 2]) / 5
+    w_global, v, alpha = START, [START, START], [0.5, 0.5]
+    for state in (first, second):
+        w_k = []
+        for i, own in enumerate(PAIRS):
+            w = w_global
+            for _ in range(3):
+                mixed = alpha[i] * v[i] + (1 - alpha[i]) * w
+                g, h = gradient(w, own), gradient(mixed, own)
+                slope = (v[i] - w) @ h
+                w, v[i] = w - 0.1 * g, v[i] - 0.1 * alpha[i] * h
+                alpha[i] = float(np.clip(alpha[i] - 0.1 * slope, 0, 1))
+            w_k.append(w)
+        w_global = weights @ np.stack(w_k)
+        np.testing.assert_allclose(vector(state.shared), w_global)
+        private = state.private.of_clients(np.arange(2))
+        np.testing.assert_allclose(private["alpha"][:, 0], alpha, atol=1e-12)
+        np.testing.assert_allclose(private["v/slope.weight"].flatten(), [own[0] for own in v])
+        deployed = Apfl().deploy(state, np.arange(2), fed)
+        for i in range(2):
+            mixed = alpha[i] * v[i] + (1 - alpha[i]) * w_global
+            np.testing.assert_allclose(vector(deployed, i), mixed)
+    assert len({0.0, 1.0} & set(alpha)) > 0  # the cut is reached
+
+
+def test_apfl_needs_sgd(tiny_run) -> None:
+    with pytest.raises(ExperimentError, match=r"train\.optimizer to sgd, got adam"):
+        tiny_run("algorithm=apfl", "train={optimizer: adam}")
+
+
+@pytest.mark.parametrize("options", ["top_layers: 0", "weight_lr: 0, top_layers: 2"])
+def test_fedala_without_weights_is_fedavg(tiny_run, known_run, options) -> None:
+    """With W = 1 clients start from the global model, to the last bit."""
+    fedala = tiny_run(f"algorithm={{name: fedala, {options}}}")
+    assert sha(fedala) == sha(known_run())
+    assert sha(tiny_run("algorithm={name: fedala, top_layers: 2}")) != sha(known_run())
+
+
+def test_fedala_that_takes_nothing_of_the_global_model_is_local() -> None:
+    fed = linear_federation(PAIRS, Training(lr=0.1, epochs=2, batch_size=2))
+    method, clients = FedAla(top_layers=2, weight_lr=0), np.arange(2)
+    state = method.init(fed).state
+    zeros = {name: torch.zeros_like(leaf) for name, leaf in state.weights.default.items()}
+    state = replace(state, weights=replace(state.weights, default=zeros))
+    for t in (1, 2, 3):
+        state = method.round(state, method.cohort(state, t, fed), fed).state
+    local = Local().deploy(run_rounds(Local(), fed, 3)[-1], clients, fed)
+    mine = method.deploy(state, clients, fed)
+    for name, leaf in local.of_clients(clients).items():
+        assert torch.equal(leaf, mine.of_clients(clients)[name])
+
+
+def test_fedala_learns_its_weights_by_hand() -> None:
+    """Of the last layer, the offset: one pass a round once they were learned, on all data."""
+    fed = linear_federation(PAIRS, Training(lr=0.1, epochs=1, batch_size=5))
+    method = FedAla(weight_lr=0.05, share=1.0)
+    states = run_rounds(method, fed, 3)
+    learned = states[2].weights.of_clients(np.arange(2))["W/offset.weight"].flatten().tolist()
+    w, v = vector(states[2].bank), states[2].models.of_clients(np.arange(2))["offset.weight"]
+    for i, own in enumerate(PAIRS):
+        offset = float(v[i])
+        start = np.array([w[0], offset + (w[1] - offset) * learned[i]])
+        expected = np.clip(learned[i] - 0.05 * gradient(start, own)[1] * (w[1] - offset), 0, 1)
+        now = float(states[3].weights.of_clients(np.array([i]))["W/offset.weight"])
+        assert now == pytest.approx(expected, abs=1e-12)
+        assert 0 <= now <= 1
+    assert min(learned) < 1
+
+
+def test_fedala_learns_on_a_share_of_the_data() -> None:
+    fed = linear_federation([[(x, x) for x in range(10)]] * 2, Training(batch_size=5))
+    weights = FedAla(share=0.5)._drawn(1, fed)
+    assert sorted(weights.tolist()) == [0.0] * 5 + [2.0] * 5

@@ -1,0 +1,110 @@
+"""APFL: each client mixes the global model with a private one, by a weight that it learns.
+
+Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning. 2020, arXiv 2003.13461.
+Algorithm 1, with the step of alpha.
+
+The server learns what it learns in FedAvg, and a client sends and receives what it does there, one
+model each way; v and alpha stay with the client. A step takes two gradients.
+
+Deviates: with momentum the cut of alpha to [0, 1] is that of the plain step, and alpha is cut again
+where it is used. Statistics of BatchNorm are those of the global model. Public code computes other
+things: FedTorch mixes logits and moves alpha at the first batch of a round only; PFLlib trains v on
+its own loss and overwrites it by the mixture; FL-bench steps w twice along one gradient; fluke's v
+never learns.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.partly_shared import PartlyShared, PartlySharedState
+from flray.data.dataset import Ids
+from flray.engines.training import LocalBatch
+from flray.errors import ExperimentError
+from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
+from flray.models.bank import ModelBank, Params
+from flray.models.client_table import ClientTable
+
+
+@dataclass(frozen=True)
+class Apfl(PartlyShared):
+    """Alg. 1: a client uses v̄ = α v + (1 - α) w and steps w, v and α on the same batch.
+
+    The global model w is FedAvg's to the last bit. v and α are private and never sent; a client
+    that has never trained has the initial model as v. With α fixed to 0 this is FedAvg, with α
+    fixed to 1 it is Local.
+
+        algorithm: {name: apfl, alpha: 0.5, adaptive: true}
+
+    >>> w = {"w": torch.tensor([1.0]), "v/w": torch.tensor([3.0]), "alpha": torch.tensor([0.5])}
+    >>> square = lambda at, batch: at  # gradient of |w|² / 2, so v̄ = 2 is what it is at v̄
+    >>> memo = {"lr": torch.tensor(0.1)}
+    >>> step = Apfl().gradient(square, w, None, w, memo)
+    >>> step["w"], step["v/w"], step["alpha"]  # w, α v̄, and (v - w) v̄ = 4
+    (tensor([1.]), tensor([1.]), tensor([4.]))
+    """
+
+    alpha: float = 0.5  # Weight α of the private model, which every client starts from
+    adaptive: bool = True  # Let each client learn its α. False: it stays as it is
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
+
+    def require(self, fed: Federation) -> None:
+        if fed.training.optimizer != "sgd":
+            raise ExperimentError(
+                "apfl steps its models and the weight between them by SGD of size train.lr: set "
+                f"train.optimizer to sgd, got {fed.training.optimizer}"
+            )
+
+    def init(self, fed: Federation) -> Outcome[PartlySharedState]:
+        v = {f"v/{n}": leaf for n, leaf in fed.initial.items() if n not in fed.buffers}
+        alpha = next(iter(fed.initial.values())).new_full((1, 1), self.alpha)
+        private = ClientTable.empty(v | {"alpha": alpha}, fed.num_clients)
+        return Outcome(PartlySharedState(private, fed.initial_bank()))
+
+    def gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        names = [name.removeprefix("v/") for name in w if name.startswith("v/")]
+        alpha = w["alpha"].clamp(0, 1)
+        # Alg. 1: w_i <- w_i - η grad f_i(w_i)
+        g = grad({name: w[name] for name in names}, batch)
+        mixed = {name: torch.lerp(w[name], w[f"v/{name}"], alpha) for name in names}  # v̄
+        h = grad(mixed, batch)
+        # Alg. 1: v_i <- v_i - η α_i grad f_i(v̄_i)
+        of_v = {f"v/{name}": alpha * h[name] for name in names}
+        if not self.adaptive:
+            return g | of_v
+        # Alg. 1: α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
+        slope = sum(((w[f"v/{n}"] - w[n]) * h[n]).sum() for n in names)
+        cut = (alpha - memo["lr"] * slope).clamp(0, 1)
+        return g | of_v | {"alpha": (w["alpha"] - cut) / memo["lr"]}
+
+    def train(self, state: PartlySharedState, cohort: Cohort, fed: Federation) -> Trained:
+        models = self.assembled(state, cohort.clients)
+        trained = models.params.keys() - ({"alpha"} if not self.adaptive else set())
+        lr = state.private.default["alpha"].new_tensor(fed.training.lr)
+        training = fed.training.only(trained)
+        return fed.train(models, cohort, self.gradient, shared={"lr": lr}, training=training)
+
+    def deploy(self, state: PartlySharedState, clients: Ids, fed: Federation) -> ModelBank:
+        """v̄ = α v + (1 - α) w of each client."""
+        models = self.assembled(state, clients)
+        alpha = models.params["alpha"].clamp(0, 1)  # (U, 1)
+        mixed = {
+            n: torch.lerp(w, models.params[f"v/{n}"], alpha.view(-1, *[1] * (w.dim() - 1)))
+            for n, w in models.params.items()
+            if f"v/{n}" in models.params
+        }
+        leaves = {n: mixed.get(n, models.params[n]) for n in state.shared.params}
+        return ModelBank(leaves, models.owner)
