@@ -1,6 +1,7 @@
 """Algorithms: one paper, one file."""
 
 from flray.algorithms.cfl import Cfl
+from flray.algorithms.cfl_gp import CflGp
 from flray.algorithms.clove import Clove
 from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedamp import FedAmp
@@ -31,6 +32,7 @@ from flray.algorithms.wd import Wd
 
 ALGORITHMS: dict[str, type] = {
     "cfl": Cfl,
+    "cfl_gp": CflGp,
     "clove": Clove,
     "ditto": Ditto,
     "fedamp": FedAmp,
