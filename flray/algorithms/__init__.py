@@ -9,6 +9,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedbabu import FedBabu
 from flray.algorithms.fedbn import FedBn
 from flray.algorithms.fedclust import FedClust
+from flray.algorithms.feddrift import FedDrift
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedper import FedPer
 from flray.algorithms.fedprox import FedProx
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, type] = {
     "fedbabu": FedBabu,
     "fedbn": FedBn,
     "fedclust": FedClust,
+    "feddrift": FedDrift,
     "fednova": FedNova,
     "fedper": FedPer,
     "fedprox": FedProx,

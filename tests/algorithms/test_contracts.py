@@ -28,6 +28,7 @@ FITTING = {
     "flt": [LINEAR, "algorithm.clustering.embed=none"],
     "pca_km_hc": [LINEAR],
     "cfl_gp": ["algorithm.rounds_before=1", NUMBER % 2],
+    "feddrift": ["algorithm.every=2"],
     "lg_fedavg": ["algorithm.global_layers=1"],  # of the two that the model has
     "repa": [
         "algorithm.rounds_before=2",
@@ -179,7 +180,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 # all models, among which it chooses. The other methods have one model for everybody who comes.
 PLACED_BY_SIGNATURE = {"cfl", "cfl_gp", "fedclust", "fedsem", "flexcfl", "flhc", "flt", "pacfl"}
 PLACED_BY_SIGNATURE |= {"pca_km_hc", "repa", "wd"}
-PLACED_BY_CHOICE = {"clove", "flis_dc", "flis_hc", "ifca"}
+PLACED_BY_CHOICE = {"clove", "feddrift", "flis_dc", "flis_hc", "ifca"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

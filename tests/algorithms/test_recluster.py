@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from flray.algorithms.feddrift import merged, merges, model_distances
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.recluster import Recluster, Regrouping, matched, regrouped_bank
 from flray.clustering.pipeline import Pipeline
@@ -208,6 +209,57 @@ class TestCflGp:
     def test_with_one_cluster_is_fedavg(self, tiny_run, known_run) -> None:
         one = "algorithm={name: cfl_gp, rounds_before: 1, clustering: {partition: {number: 1}}}"
         assert sha(tiny_run(one)) == sha(known_run())
+
+
+class TestFedDrift:
+    # One group, half of which has other labels from round 7 on. Steps begin in rounds 1, 4, 7, 10.
+    ONE = "split={name: label_swap, clients: 8, groups: 1}"
+    DRIFT = "events=[{round: 7, kind: relabel, clients: [0, 1, 2, 3], labels: [[4, 5], [6, 7]]}]"
+    FEDDRIFT = "algorithm={name: feddrift, every: 3, delta: 0.5, eager: %s}"
+
+    def test_gives_each_alarmed_client_a_model_and_merges_them(self, tiny_run) -> None:
+        result = tiny_run(*DIGITS, self.ONE, self.DRIFT, self.FEDDRIFT % "false", "rounds=10")
+        assert result.rounds["clusters"].tolist() == [1] * 6 + [5] * 3 + [2]
+        assert aris(result)[-1] == 1
+        assert list(read_clusterings(result.path)) == [1, 4, 7, 10]
+
+    def test_eager_gives_them_one(self, tiny_run) -> None:
+        result = tiny_run(*DIGITS, self.ONE, self.DRIFT, self.FEDDRIFT % "true", "rounds=7")
+        assert result.rounds["clusters"].tolist() == [1] * 6 + [2]
+        assert aris(result)[-1] == 1
+
+    def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
+        oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"
+        assert sha(tiny_run(oblivious)) == sha(known_run())
+
+    def test_without_a_drift_has_one_model(self, tiny_run) -> None:
+        result = tiny_run("algorithm={name: feddrift, every: 1, delta: 0.3}", "participation=1")
+        assert result.summary["clusters"] == 1
+        down = result.rounds["bytes_down_losses"]
+        assert (down == result.rounds["bytes_down_model"]).all()  # one model to each client
+
+    def test_models_of_equal_losses_are_merged_to_the_same_bits(self) -> None:
+        rng = np.random.default_rng(0)
+        losses = np.repeat(rng.random((5, 1)), 2, axis=1)
+        D, used = model_distances(losses, np.array([0, 1, 0, 1, 1]), np.arange(1.0, 6))
+        assert D[0, 1] == D[1, 0] >= 0
+        other = rng.random((5, 2))
+        D, _ = model_distances(other, np.array([0, 1, 0, 1, 1]), np.arange(1.0, 6))
+        assert (D == D.T).all()
+        assert (np.diag(D) == 0).all()
+        target = merges(np.zeros((2, 2)), used, 2, delta=1e-9)
+        fed = SimpleNamespace(clients=np.arange(5), weights=lambda: np.arange(1.0, 6))
+        rows = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+        bank = ModelBank({"w": rows}, np.array([0, 1, 0, 1, 1]))
+        after = merged(bank, bank.owner, target, fed)
+        assert torch.equal(after.params["w"], rows[:1])
+
+    def test_a_merged_model_is_the_mean_by_examples(self) -> None:
+        """Clients with 1 and 3 examples use models 2 and 6; nobody uses model 9, which stays."""
+        bank = ModelBank({"w": torch.tensor([[2.0], [9.0], [6.0]])}, np.zeros(2, np.int64))
+        fed = SimpleNamespace(clients=np.arange(2), weights=lambda: np.array([1.0, 3.0]))
+        after = merged(bank, np.array([0, 2]), np.array([0, 1, 0]), fed)
+        assert after.params["w"].flatten().tolist() == [5.0, 9.0]
 
 
 def test_what_it_does_not_know_is_refused(tiny_run) -> None:
