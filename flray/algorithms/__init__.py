@@ -2,6 +2,7 @@
 
 from flray.algorithms.apfl import Apfl
 from flray.algorithms.cfl import Cfl
+from flray.algorithms.cfl_gp import CflGp
 from flray.algorithms.clove import Clove
 from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedala import FedAla
@@ -10,6 +11,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedbabu import FedBabu
 from flray.algorithms.fedbn import FedBn
 from flray.algorithms.fedclust import FedClust
+from flray.algorithms.feddrift import FedDrift
 from flray.algorithms.fedem import FedEm
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedper import FedPer
@@ -37,6 +39,7 @@ from flray.algorithms.wd import Wd
 ALGORITHMS: dict[str, type] = {
     "apfl": Apfl,
     "cfl": Cfl,
+    "cfl_gp": CflGp,
     "clove": Clove,
     "ditto": Ditto,
     "fedala": FedAla,
@@ -46,6 +49,7 @@ ALGORITHMS: dict[str, type] = {
     "fedbn": FedBn,
     "fedclust": FedClust,
     "fedem": FedEm,
+    "feddrift": FedDrift,
     "fednova": FedNova,
     "fedper": FedPer,
     "fedprox": FedProx,

@@ -15,7 +15,8 @@ Deviates: the first training takes epochs, not 50 steps; clients that are not fo
 together at the end of round 1, not when they are first sampled; the mean of founders is weighted by
 n_i as every mean is (`aggregate.weights: uniform` is the paper's). The authors' code tells a change
 of labels by the Wasserstein distance of label *counts taken as samples*, which is 0 for permuted
-labels; here a client whose data changed may report it (`recluster`).
+labels; here a client reports that its data changed, all clients send a new update, and those
+that reported join the group with the nearest direction (`recluster`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster
 from flray.algorithms.flhc import Flhc, FlhcState, UpdateClustering
+from flray.algorithms.recluster import Recluster, Then
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS
 from flray.clustering.distances import Cosine
 from flray.clustering.embeds import SvdDirections
@@ -48,6 +50,17 @@ class DirectionClustering(UpdateClustering):
 
 
 @dataclass(frozen=True)
+class Migration(Recluster):
+    """Clients whose data changed, and say so, move to the group with the nearest direction."""
+
+    when: Literal["once", "every", "on_drift"] = "on_drift"  # When clients migrate
+    then: Then = "move"  # What becomes of groups, as for flhc
+    # What tells a drift. events: a client reports that its data changed; loss: its training loss
+    # has jumped; update: the server finds that its params change more than before
+    drift_by: Literal["events", "loss", "update"] = "events"
+
+
+@dataclass(frozen=True)
 class FlexCfl(Flhc):
     """Groups by decomposed cosine similarity, then FedAvg in groups, which may attract each other.
 
@@ -66,6 +79,8 @@ class FlexCfl(Flhc):
     cohort_size: Literal["of_all", "of_cluster", "joint"] = "joint"
     keep_pass: bool = True  # Groups start from the mean of their founders' models
     founders: int = 60  # Clients that are clustered before round 1, at most all; 20 K in the paper
+    # Migration: clients whose data changed train the initial model again and change groups
+    recluster: Migration = field(default_factory=Migration)
     eta_g: float = 0.0  # Rate η_G at which groups attract each other after each round
 
     def __post_init__(self) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
+from flray.algorithms.change import Flags
 from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place
+from flray.algorithms.recluster import Recluster, Regrouping, regrouped_bank
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
@@ -21,6 +23,7 @@ from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
+from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params, layers_of, leaves_of_layers
 from flray.values import require_at_least
 
@@ -43,9 +46,12 @@ class FlhcState:
 
     bank: ModelBank  # before the clustering one row, after it one row per cluster
     labels: Ids  # (M,) the cluster of each client; -1: not placed
-    # To place clients that were not clustered; None if all clients were clustered
+    # To place clients that were not clustered and to cluster again; None if neither is possible
     joint: ModelBank | None = None  # the joint model w at the clustering
-    means: Points | None = None  # the mean update Δ of each cluster
+    means: Points | None = None  # the mean update Δ of each cluster; `clients` are clusters
+    # For `recluster`
+    memory: Params = field(default_factory=dict)  # what the signature keeps for its next call
+    flags: Flags | None = None  # clients whose data seem to have changed
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,8 @@ class Flhc:
     keep_pass: bool = False
     # Number of first layers that all clusters share after the clustering; 0: clusters share nothing
     shared_layers: int = 0
+    # When clients are clustered again, and what becomes of clusters; by default never
+    recluster: Recluster = field(default_factory=Recluster)
 
     def __post_init__(self) -> None:
         require_at_least(self, rounds_before=0, shared_layers=0)
@@ -135,10 +143,12 @@ class Flhc:
         metrics = trained.metrics()
         if cohort.t == self.rounds_before:
             return replace(cluster(self, bank, fed), metrics=metrics)
-        state = replace(state, bank=bank)
+        before, state = state.bank, replace(state, bank=bank)
+        clusterings: tuple[Clustering, ...] = ()
         if cohort.t > self.rounds_before:
+            state, clusterings = self._clustered_again(state, trained, before, fed)
             state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
-        return Outcome(state, metrics)
+        return Outcome(state, metrics, clusterings)
 
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -148,8 +158,9 @@ class Flhc:
 
     @property
     def spent_fields(self) -> tuple[str, ...] | None:
-        """None if clusters share layers: clients then hear those of other clusters."""
-        return None if self.shared_layers else ("keep_pass",)
+        """None if clients hear those of other clusters, or are clustered again."""
+        is_final = self.recluster.is_once and not self.shared_layers
+        return ("keep_pass", "recluster") if is_final else None
 
     def branch(
         self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
@@ -159,11 +170,41 @@ class Flhc:
         deltas = clustering.signatures  # l. 7-9: Δw^k of every client that was clustered
         if self.keep_pass:
             state = replace(state, bank=_with_pass(state, deltas, fed))
-        if len(clustering.clients) == fed.num_clients:
+        if not self.recluster.is_once:
+            state = replace(state, memory=memory, flags=Flags.none(fed.num_clients))
+        elif len(clustering.clients) == fed.num_clients:
             return state
-        clusters, means = np.unique(clustering.labels), deltas.cluster_means(clustering.labels)
-        state = replace(state, joint=bank, means=Points.vectors(clusters, means))
+        state = replace(state, joint=bank, means=_means(deltas, labels))
         return self._place(state, fed.holdout, fed)
+
+    def _clustered_again(
+        self, state: FlhcState, trained: Trained, before: ModelBank, fed: Federation
+    ) -> tuple[FlhcState, tuple[Clustering, ...]]:
+        """The state after a round, in which clients may be clustered again."""
+        joint = state.joint
+        if self.recluster.is_once or state.flags is None or joint is None:
+            return state, ()
+        flags = self.recluster.noted(state.flags, trained, before, fed)
+        state = replace(state, flags=flags)
+        if not self.recluster.is_due(flags, fed.t - self.rounds_before, fed.t):
+            return state, ()
+        # Updates can be compared if they start from one model.
+        reads_bank = getattr(self.clustering.signature, "reads_bank", False)
+        anchor = state.bank if reads_bank else joint
+        cohort = Cohort(fed.t, fed.clients)
+        points, memory = self.clustering.observe(fed, anchor, cohort, state.memory)
+        if not points.num_clients:
+            return state, ()
+        old = state.labels.copy()
+        old[fed.holdout] = -1  # they are placed again, and nobody depends on them
+        movers = np.flatnonzero(flags.raised) if self.recluster.when == "on_drift" else None
+        regrouping = Regrouping(self.clustering, points, old, fed, movers)
+        clustering, labels = regrouping.after(self.recluster.then)
+        weights = fed.weights() * np.isin(np.arange(fed.num_clients), fed.clients)
+        merged = weights if self.recluster.then == "merge" else None
+        bank = regrouped_bank(state.bank, old, labels, merged)
+        state = FlhcState(bank, labels, anchor, _means(points, labels), memory)
+        return replace(state, flags=Flags.none(fed.num_clients)), (clustering,)
 
     def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
         """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""
@@ -175,9 +216,17 @@ class Flhc:
             deltas, _ = self.clustering.observe(fed, joint, Cohort(fed.t, new), {})
             if not deltas.num_clients:
                 return deltas.clients, deltas.clients
-            return deltas.clients, nearest_cluster(self.clustering.distance, means, deltas)
+            nearest = nearest_cluster(self.clustering.distance, means, deltas)
+            return deltas.clients, means.clients[nearest]
 
         return place(state, clients, nearest_clusters)
+
+
+def _means(points: Points, labels: Ids) -> Points:
+    """The mean of each cluster's points, under the number of the cluster; labels (M,)."""
+    placed = points.of(points.clients[labels[points.clients] >= 0])
+    clusters, position = np.unique(labels[placed.clients], return_inverse=True)
+    return Points.vectors(clusters, placed.cluster_means(position))
 
 
 def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:

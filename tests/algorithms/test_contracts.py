@@ -27,6 +27,8 @@ NUMBER = "algorithm.clustering.partition.number=%d"
 FITTING = {
     "flt": [LINEAR, "algorithm.clustering.embed=none"],
     "pca_km_hc": [LINEAR],
+    "cfl_gp": ["algorithm.rounds_before=1", NUMBER % 2],
+    "feddrift": ["algorithm.every=2"],
     "lg_fedavg": ["algorithm.global_layers=1"],  # of the two that the model has
     "repa": [
         "algorithm.rounds_before=2",
@@ -44,8 +46,8 @@ FITTING = {
 # Ditto trains twice, pFedMe once more for one of two epochs, FedEM and FedRC three models.
 STEPS_ON_ONE_SAMPLE = {"per_fedavg": 0, "ditto": 2, "pfedme": 1.5, "fedem": 3, "fedrc": 3}
 STEPS_ON_ONE_SAMPLE |= {"fedala": 3.75}  # 11 passes of one step for weights, in round 2
-# Passes in which everybody trains and which are not rounds.
-PASSES_BEFORE = {"fedclust": 1, "flexcfl": 1, "flis_hc": 1}
+# Trainings of everybody that are not rounds, in rounds of two epochs.
+PASSES_BEFORE = {"cfl_gp": 0.5, "fedclust": 1, "flexcfl": 1, "flis_hc": 1}
 
 
 def named(name: str, *split: str) -> list[str]:
@@ -122,6 +124,10 @@ NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
         NUMBER % 2,
     ],
     "flhc": ["algorithm={name: flhc, rounds_before: 1}"],
+    "flhc, clustered again": [
+        "algorithm={name: flhc, rounds_before: 1, recluster: {when: every, every: 2}}",
+        "algorithm.clustering.partition={name: hierarchical, number: 2}",
+    ],
     "flt, fine-tuned in turn": fine_tuned("sequential"),
     "flt, fine-tuned centrally": fine_tuned("central"),
     # Everybody hears everybody a little: what is averaged in another order has other bits.
@@ -173,9 +179,9 @@ def test_data_of_holdout_clients_change_nothing_for_others(
 
 # What a newcomer costs beside the model it is given: a signature, by which the server places it, or
 # all models, among which it chooses. The other methods have one model for everybody who comes.
-PLACED_BY_SIGNATURE = {"cfl", "fedclust", "fedsem", "flexcfl", "flhc", "flt", "pacfl"}
+PLACED_BY_SIGNATURE = {"cfl", "cfl_gp", "fedclust", "fedsem", "flexcfl", "flhc", "flt", "pacfl"}
 PLACED_BY_SIGNATURE |= {"pca_km_hc", "repa", "wd"}
-PLACED_BY_CHOICE = {"clove", "fedem", "fedrc", "fedsoft", "flis_dc", "flis_hc", "ifca"}
+PLACED_BY_CHOICE = {"clove", "feddrift", "fedem", "fedrc", "fedsoft", "flis_dc", "flis_hc", "ifca"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -63,7 +63,7 @@ def test_a_blank_experiment_and_a_copy_of_a_papers() -> None:
         flray("init")
     with pytest.raises(ExperimentError, match="flis/cifar10_dc"):
         flray("init", "flis")
-    with pytest.raises(ExperimentError, match="methods: apfl, cfl, clove, ditto"):
+    with pytest.raises(ExperimentError, match="methods: apfl, cfl, cfl_gp, clove"):
         flray("init", "fedsomething")
 
 

@@ -1,0 +1,269 @@
+"""Clustering as an event: when it happens, what becomes of clusters, and drift in between."""
+
+import itertools
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from flray.algorithms.feddrift import merged, merges, model_distances
+from flray.algorithms.flhc import Flhc
+from flray.algorithms.recluster import Recluster, Regrouping, matched, regrouped_bank
+from flray.clustering.pipeline import Pipeline
+from flray.clustering.points import Points
+from flray.errors import ExperimentError
+from flray.models.bank import ModelBank
+from flray.randomness import generator
+from flray.records.clusterings import read_clusterings
+
+DIGITS = [
+    "dataset={name: digits, size: 8}",
+    "split={name: label_swap, clients: 12, groups: 2}",
+    "model=mlp200",
+    "train={lr: 0.1, epochs: 3}",
+    "participation=1",
+]
+FLHC = "algorithm={name: flhc, rounds_before: 2, clustering: {partition: {threshold: 1.5}}%s}"
+# Half of the first of two groups has other labels from round 6 on: three groups.
+DRIFT = "events=[{round: 6, kind: relabel, clients: [0, 1, 2], labels: [[4, 5], [6, 7], [8, 9]]}]"
+
+
+def sha(result) -> str:
+    return result.summary["params_sha256"]
+
+
+def aris(result) -> list[float]:
+    return result.rounds["ari"].tolist()
+
+
+class TestDrift:
+    @pytest.mark.parametrize("then", ["anew", "split"])
+    def test_clients_are_clustered_again_once_their_losses_jump(self, tiny_run, then) -> None:
+        again = f", recluster: {{when: on_drift, then: {then}}}"
+        result = tiny_run(*DIGITS, DRIFT, FLHC % again, "rounds=6")
+        assert aris(result) == [0, 1, 1, 1, 1, 1]
+        assert result.rounds["clusters"].tolist() == [1, 2, 2, 2, 2, 3]
+        assert list(read_clusterings(result.path)) == [2, 6]  # evidence of each
+        assert result.rounds["clustering_ari"].dropna().tolist() == [1, 1]
+
+    def test_clusters_found_once_stay(self, tiny_run) -> None:
+        result = tiny_run(*DIGITS, DRIFT, FLHC % "", "rounds=6")
+        assert aris(result)[4] == 1
+        assert aris(result)[5] < 0.8
+
+    def test_a_client_that_changed_moves(self, tiny_run) -> None:
+        """Clients 0 and 11, of different groups, exchange their data and say so."""
+        exchange = "events=[{round: 4, kind: exchange, clients: [0, 11]}]"
+        moves = "recluster: {when: on_drift, then: move, drift_by: events}"
+        common = [*DIGITS, exchange, "rounds=5"]
+        assert aris(tiny_run(*common, FLHC % f", {moves}"))[3:] == [1, 1]
+        assert aris(tiny_run(*common, FLHC % ""))[3] < 0.8
+        flexcfl = (
+            "algorithm={name: flexcfl, clustering: {embed: {number: 2}, partition: {number: 2}}}"
+        )
+        assert aris(tiny_run(*common, flexcfl)) == [1] * 5
+
+    def test_newcomers_and_clients_that_leave(self, tiny_run) -> None:
+        """Client 3 leaves before the drift and is back after it, client 11 comes for the first
+        time in the round of the drift."""
+        events = DRIFT[:-1] + ", {round: 4, kind: leave, clients: [3]}, "
+        events += "{round: 7, kind: join, clients: [3]}, {round: 6, kind: join, clients: [11]}]"
+        result = tiny_run(*DIGITS, events, FLHC % ", recluster: {when: on_drift}", "rounds=7")
+        assert aris(result)[-1] == 1
+        assert result.rounds["cohort_size"].tolist() == [11, 11, 11, 10, 10, 10, 12]
+
+
+class TestEvery:
+    def test_with_the_same_clusters_changes_no_bit(self, tiny_run) -> None:
+        flhc = "{name: flhc, rounds_before: 1, clustering: {partition: {threshold: 0.8}}%s}"
+        again = ", recluster: {when: every, every: 1, then: %s}"
+        groups = ["split={name: label_groups, clients: 8, groups: 2}", "rounds=3"]
+        once = tiny_run(*groups, f"algorithm={flhc % ''}")
+        assert once.summary["clusters"] == 2
+        for then in ("anew", "split", "merge", "move"):
+            often = tiny_run(*groups, f"algorithm={flhc % (again % then)}")
+            assert sha(often) == sha(once), then
+            assert list(read_clusterings(often.path)) == [1, 2, 3]
+
+    def test_until_a_round(self) -> None:
+        due = [
+            Recluster(when="every", every=2, until=7).is_due(None, t - 1, t) for t in range(2, 12)
+        ]
+        assert [t for t, is_due in enumerate(due, start=2) if is_due] == [3, 5, 7]
+
+    def test_resumes_to_the_same_bits(self, tiny_run, tmp_path) -> None:
+        often = [FLHC % ", recluster: {when: every, every: 2}", *DIGITS, DRIFT, "rounds=7"]
+        whole, seen = tiny_run(*often), []
+        out = tmp_path / "stopped"
+        tiny_run(*often, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= 5)
+        assert sha(tiny_run(*often, out=out, resume=True)) == sha(whole)
+        assert aris(whole)[-1] == 1
+
+    def test_rows_of_a_sweep_share_no_rounds_after_it(self) -> None:
+        assert Flhc(recluster=Recluster(when="every")).spent_fields is None
+        assert Flhc().spent_fields is not None
+
+
+def regrouped(values, old, then: str, movers=None):
+    """Clusters of clients with these points, merged up to the distance 1."""
+    points = Points.vectors(np.arange(len(values)), torch.tensor(values)[:, None])
+    fed = SimpleNamespace(
+        seed=0,
+        t=1,
+        generator=lambda *where: generator(0, *where),
+        meter=SimpleNamespace(phase=lambda _: nullcontext()),
+    )
+    return Regrouping(Pipeline(), points, np.array(old), fed, movers).after(then)[1].tolist()
+
+
+class TestRegrouping:
+    VALUES = (0.0, 0.1, 5.0, 5.1, 5.2, 9.0)
+
+    def test_anew_keeps_the_numbers_of_old_clusters(self) -> None:
+        assert regrouped(self.VALUES, [1, 1, 1, 1, 1, 0], "anew") == [2, 2, 1, 1, 1, 0]
+
+    def test_clients_that_changed_carry_no_number_on(self) -> None:
+        """Three of five clients of cluster 0 drifted away: the other two are cluster 0."""
+        values, old, drifted = (0.0, 0.1, 5.0, 5.1, 5.2), [0] * 5, np.array([2, 3, 4])
+        assert regrouped(values, old, "anew") == [1, 1, 0, 0, 0]
+        assert regrouped(values, old, "anew", drifted) == [0, 0, 1, 1, 1]
+
+    def test_split_divides_clusters_and_joins_none(self) -> None:
+        """Clients 2 and 3 are near client 4, which is in another cluster."""
+        assert regrouped(self.VALUES, [0, 0, 0, 0, 4, 4], "split") == [0, 0, 5, 5, 4, 6]
+
+    def test_merge_joins_clusters_and_divides_none(self) -> None:
+        assert regrouped(self.VALUES, [0, 0, 1, 1, 2, 2], "merge") == [0, 0, 1, 1, 2, 2]
+        assert regrouped(self.VALUES, [0, 1, 2, 2, 3, 3], "merge") == [0, 0, 2, 2, 3, 3]
+
+    def test_move_goes_to_the_nearest_mean(self) -> None:
+        old = [0, 1, 1, 1, 1, 0]  # means 4.5 and 3.85
+        assert regrouped(self.VALUES, old, "move") == [1, 1, 0, 0, 0, 0]
+        assert regrouped(self.VALUES, old, "move", np.array([1])) == [0, 0, 1, 1, 1, 0]
+        assert regrouped(self.VALUES, [0, 0, 1, 1, 0, 1], "move", np.array([4])) == [
+            0,
+            0,
+            1,
+            1,
+            1,
+            1,
+        ]
+
+    def test_clients_without_a_cluster_wait_unless_all_is_found_anew(self) -> None:
+        old = [0, -1, 1, 1, 1, 1]
+        for then in ("split", "merge", "move"):
+            assert regrouped(self.VALUES, old, then)[1] == -1
+        assert regrouped(self.VALUES, old, "anew")[1] == 0
+
+    def test_absent_clients_follow_their_cluster(self) -> None:
+        """Client 6 sent nothing; its cluster 1 was merged into cluster 0."""
+        assert regrouped((0.0, 0.1, 0.2, 9.0), [0, 0, 1, 2, 1], "merge") == [0, 0, 0, 2, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_matching_is_the_best_permutation(seed) -> None:
+    rng = np.random.default_rng(seed)
+    new, old = rng.integers(0, 4, 30), rng.integers(0, 4, 30)
+    best = max(np.sum(np.array(p)[new] == old) for p in itertools.permutations(range(4)))
+    assert np.sum(matched(new, old, 4) == old) == best
+
+
+class TestModels:
+    BANK = ModelBank({"w": torch.tensor([[1.0], [5.0], [0.3]])}, np.array([0, 0, 1, 1, 2]))
+    OLD = np.array([0, 0, 1, 1, -1])
+
+    def models(self, labels, weights=None) -> list[float]:
+        after = regrouped_bank(self.BANK, self.OLD, np.array(labels), weights)
+        assert after.num_rows == len(np.unique(after.owner))  # the bank grows and shrinks
+        return after.of_clients(np.arange(5))["w"].flatten().tolist()
+
+    def test_of_old_clusters_stay_whoever_comes(self) -> None:
+        assert self.models([0, 1, 1, 1, -1]) == pytest.approx([1, 5, 5, 5, 0.3])
+
+    def test_of_new_clusters_are_those_of_most_members(self) -> None:
+        assert self.models([2, 2, 2, 1, -1]) == pytest.approx([1, 1, 1, 5, 0.3])
+
+    def test_of_merged_clusters_are_means(self) -> None:
+        weights = np.array([1.0, 2, 3, 3, 9])  # (3 * 1 + 6 * 5) / 9
+        assert self.models([0, 0, 0, 0, -1], weights) == pytest.approx([33 / 9] * 4 + [0.3])
+        assert self.models([0, 0, 1, 1, -1], weights) == self.models([0, 0, 1, 1, -1])
+
+    def test_that_are_equal_merge_to_the_same_bits(self) -> None:
+        rows = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+        bank = ModelBank({"w": rows}, np.array([0, 1, 1]))
+        merged = regrouped_bank(
+            bank, np.array([0, 1, 1]), np.zeros(3, np.int64), np.array([1.0, 3, 7])
+        )
+        assert torch.equal(merged.params["w"], rows[:1])
+
+
+class TestCflGp:
+    def test_finds_swapped_labels_and_stays_with_them(self, tiny_run) -> None:
+        numbers = "clustering: {embed: {number: 2}, partition: {number: 2}}"
+        result = tiny_run(*DIGITS, f"algorithm={{name: cfl_gp, {numbers}}}", "rounds=5")
+        assert aris(result) == [0, 1, 1, 1, 1]
+        assert list(read_clusterings(result.path)) == [2, 4]
+
+    def test_with_one_cluster_is_fedavg(self, tiny_run, known_run) -> None:
+        one = "algorithm={name: cfl_gp, rounds_before: 1, clustering: {partition: {number: 1}}}"
+        assert sha(tiny_run(one)) == sha(known_run())
+
+
+class TestFedDrift:
+    # One group, half of which has other labels from round 7 on. Steps begin in rounds 1, 4, 7, 10.
+    ONE = "split={name: label_swap, clients: 8, groups: 1}"
+    DRIFT = "events=[{round: 7, kind: relabel, clients: [0, 1, 2, 3], labels: [[4, 5], [6, 7]]}]"
+    FEDDRIFT = "algorithm={name: feddrift, every: 3, delta: 0.5, eager: %s}"
+
+    def test_gives_each_alarmed_client_a_model_and_merges_them(self, tiny_run) -> None:
+        result = tiny_run(*DIGITS, self.ONE, self.DRIFT, self.FEDDRIFT % "false", "rounds=10")
+        assert result.rounds["clusters"].tolist() == [1] * 6 + [5] * 3 + [2]
+        assert aris(result)[-1] == 1
+        assert list(read_clusterings(result.path)) == [1, 4, 7, 10]
+
+    def test_eager_gives_them_one(self, tiny_run) -> None:
+        result = tiny_run(*DIGITS, self.ONE, self.DRIFT, self.FEDDRIFT % "true", "rounds=7")
+        assert result.rounds["clusters"].tolist() == [1] * 6 + [2]
+        assert aris(result)[-1] == 1
+
+    def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
+        oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"
+        assert sha(tiny_run(oblivious)) == sha(known_run())
+
+    def test_without_a_drift_has_one_model(self, tiny_run) -> None:
+        result = tiny_run("algorithm={name: feddrift, every: 1, delta: 0.3}", "participation=1")
+        assert result.summary["clusters"] == 1
+        down = result.rounds["bytes_down_losses"]
+        assert (down == result.rounds["bytes_down_model"]).all()  # one model to each client
+
+    def test_models_of_equal_losses_are_merged_to_the_same_bits(self) -> None:
+        rng = np.random.default_rng(0)
+        losses = np.repeat(rng.random((5, 1)), 2, axis=1)
+        D, used = model_distances(losses, np.array([0, 1, 0, 1, 1]), np.arange(1.0, 6))
+        assert D[0, 1] == D[1, 0] >= 0
+        other = rng.random((5, 2))
+        D, _ = model_distances(other, np.array([0, 1, 0, 1, 1]), np.arange(1.0, 6))
+        assert (D == D.T).all()
+        assert (np.diag(D) == 0).all()
+        target = merges(np.zeros((2, 2)), used, 2, delta=1e-9)
+        fed = SimpleNamespace(clients=np.arange(5), weights=lambda: np.arange(1.0, 6))
+        rows = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+        bank = ModelBank({"w": rows}, np.array([0, 1, 0, 1, 1]))
+        after = merged(bank, bank.owner, target, fed)
+        assert torch.equal(after.params["w"], rows[:1])
+
+    def test_a_merged_model_is_the_mean_by_examples(self) -> None:
+        """Clients with 1 and 3 examples use models 2 and 6; nobody uses model 9, which stays."""
+        bank = ModelBank({"w": torch.tensor([[2.0], [9.0], [6.0]])}, np.zeros(2, np.int64))
+        fed = SimpleNamespace(clients=np.arange(2), weights=lambda: np.array([1.0, 3.0]))
+        after = merged(bank, np.array([0, 2]), np.array([0, 1, 0]), fed)
+        assert after.params["w"].flatten().tolist() == [5.0, 9.0]
+
+
+def test_what_it_does_not_know_is_refused(tiny_run) -> None:
+    with pytest.raises(ExperimentError, match="jump must be > 1, got 1"):
+        tiny_run(FLHC % ", recluster: {when: on_drift, jump: 1}")
+    with pytest.raises(ExperimentError, match="when must be one of once, every, on_drift"):
+        tiny_run(FLHC % ", recluster: {when: sometimes}")
