@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import yaml
 from numpy.typing import NDArray
 
-from flray.columns import ROUND, ROUNDS, SPLIT_SHA256
+from flray.columns import ENDED_BY, ROUND, ROUNDS, SPLIT_SHA256
 from flray.config.deciding import Config
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
@@ -263,10 +263,17 @@ class RunRecords:
         return summary
 
     def is_finished(self, config: Config) -> bool:
-        """True if the run is finished and has at least the rounds of this configuration."""
+        """True if the run is finished and has at least the rounds of this configuration.
+
+        A run that the same `stop` has ended needs no more rounds.
+        """
         summary = self.summary()
+        if summary is None:
+            return False
+        if ENDED_BY in summary and config.get("stop") == self.config().get("stop"):
+            return True
         wanted = config.get("rounds", 0)
-        return summary is not None and bool(summary.get(ROUNDS, wanted) >= wanted)
+        return bool(summary.get(ROUNDS, wanted) >= wanted)
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""

@@ -10,6 +10,8 @@ from flray.columns import (
     ACCURACY_MEAN,
     AFTER,
     ARI,
+    AT_BEST,
+    BEST_ROUND,
     BYTES_DOWN,
     BYTES_UP,
     CLIENT,
@@ -45,6 +47,7 @@ from flray.data.events import Timeline
 from flray.errors import ExperimentError
 from flray.measures import MEASURE_COLUMNS
 from flray.measures.scores import ClientScores, partition_scores, rounds_to_target, summarise
+from flray.measures.stopping import SCORE
 from flray.records.run_directory import RunDirectory
 from flray.server.evaluation import RoundRow
 
@@ -72,6 +75,8 @@ AFTER_CLUSTERING = (
     CLIENTS_REACHING_TARGET,
     VALIDATION_ACCURACY_MEAN,
 )
+# What a summary has of the best round by validation.
+AT_BEST_ROUND = (ACCURACY_MEAN, VALIDATION_ACCURACY_MEAN)
 
 
 def summarise_run(
@@ -107,6 +112,7 @@ def _of_rounds(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
         **({CLUSTERS: int(last[CLUSTERS])} if CLUSTERS in last else {}),
         **_of_clustering(rounds),
         **_after_clustering(rounds, clustered),
+        **_at_best(rounds),
         **_totals(rounds),
     }
 
@@ -172,6 +178,7 @@ def summary_names() -> list[str]:
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
     names |= MEASURE_COLUMNS.keys()
+    names |= {name + AT_BEST for name in AT_BEST_ROUND} | {BEST_ROUND}
     return sorted(names | {name + AFTER for name in AFTER_CLUSTERING})
 
 
@@ -235,6 +242,15 @@ def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     }
     is_overlapping = CLUSTERING_OVERLAPPING in rounds
     return row | ({CLUSTERS_OVERLAP: True} if is_overlapping else {})
+
+
+def _at_best(rounds: "pd.DataFrame") -> RoundRow:
+    """The first round with the highest validation accuracy; {} without a validation part."""
+    if SCORE not in rounds:
+        return {}
+    best = rounds[rounds[SCORE] == rounds[SCORE].max()]
+    row: RoundRow = best.to_dict("records")[0]
+    return {BEST_ROUND: row[ROUND]} | {name + AT_BEST: row[name] for name in AT_BEST_ROUND}
 
 
 def _after_clustering(rounds: "pd.DataFrame", clustered: list[int]) -> RoundRow:
