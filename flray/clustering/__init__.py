@@ -4,7 +4,16 @@ from flray.clustering.distances import L1, L2, Cosine, Disagreement
 from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap, Unit
 from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.hierarchical import Hierarchical
-from flray.clustering.partitions import Components, Hdbscan, KMeans, LabelCounts, Random, Rows
+from flray.clustering.metadata import Metadata
+from flray.clustering.partitions import (
+    Components,
+    Given,
+    Hdbscan,
+    KMeans,
+    LabelCounts,
+    Random,
+    Rows,
+)
 from flray.clustering.pca_centres import PcaCentres
 from flray.clustering.predictions import PublicPredictions
 from flray.clustering.relations import Kernel, NoRelation, Similarity, Threshold
@@ -15,6 +24,7 @@ from flray.clustering.update import Update, Weights
 
 SIGNATURES: dict[str, type] = {
     "encoder_centres": EncoderCentres,
+    "metadata": Metadata,
     "pca_centres": PcaCentres,
     "predictions": PublicPredictions,
     "statistics": Statistics,
@@ -47,6 +57,7 @@ RELATIONS: dict[str, type] = {
 }
 PARTITIONS: dict[str, type] = {
     "components": Components,
+    "given": Given,
     "hdbscan": Hdbscan,
     "hierarchical": Hierarchical,
     "kmeans": KMeans,
