@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from flray.cli import concluding
 from flray.columns import VALIDATION_ACCURACY_MEAN
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
@@ -69,6 +71,13 @@ def test_a_run_that_was_cut_off_before_its_summary_trains_no_more(tiny_run, tmp_
     seen: list[dict] = []
     again = tiny_run(*LONG, "stop.patience=2", out=out, resume=True, on_round=seen.append)
     assert (seen, numbers(again)) == ([], numbers(whole))
+
+
+def test_the_end_of_a_command_says_why_it_came_early(tiny_run, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(concluding, "write_figures", lambda *_: [])
+    ended = tiny_run(*LONG, "stop.target=0.01")
+    concluding.show_results({ended.path: "mine"}, Console(width=200))
+    assert "(ended by stop.target after round 1)" in capsys.readouterr().out
 
 
 def test_an_ended_run_is_finished_until_it_is_given_another_rule(tiny_run, tmp_path) -> None:
