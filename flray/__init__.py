@@ -53,11 +53,11 @@ def run(
             any key except dataset, split, model, algorithm, events, seed, execution.precision and
             evaluate.last_trained.
         on_round: Called after each round with its row of rounds.parquet.
-        progress: Print a line for each round.
+        progress: Print remarks on the experiment, and a line for each round.
         keys: Keys of an experiment, which replace those of `experiment`. In addition to values
             of YAML, `model` may be a LightningModule or a function that builds one, `dataset` a
-            tuple (x_train, y_train, x_test, y_test) of tensors or arrays, and any component an
-            instance of its class. With `dataset=(x, y)` of any shape, `clients` names the owner of
+            tuple (x_train, y_train, x_test, y_test) of tensors or arrays or a LightningDataModule,
+            and any component an instance of its class. With `dataset=(x, y)` of any shape, `clients` names the owner of
             each example, `groups` the kind of its owner and `time` its time; the split is then
             `natural` unless another one is given.
 
@@ -124,6 +124,7 @@ def _run_one(
     from flray.result import Result
     from flray.runs.conduct import Monitor
     from flray.runs.launch import run_experiment
+    from flray.runs.remarks import remarks
 
     if changed is not None:
         RunDirectory(folder).change_settings(parsed.plain, changed)
@@ -135,6 +136,8 @@ def _run_one(
         if on_round is not None:
             on_round(row)
 
+    for remark in remarks(parsed) if progress else ():
+        print(remark, flush=True)
     with restored_torch_settings():
         run_experiment(parsed, folder, changed is not None, Monitor(show))
     return Result(folder, parsed)

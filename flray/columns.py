@@ -3,10 +3,10 @@
 Writers and readers take names from here; `docs/evaluation.md` explains each of them.
 
 Names are composed: a prefix of EVALUATED says what models were evaluated on (`holdout_`, `tuned_`),
-then come the score and its statistic over clients (`accuracy_mean`, `mae_worst`), then a suffix,
-SE_CLIENTS for the standard error or AFTER for the round after the first clustering:
-`tuned_accuracy_mean_after_clustering`. BYTES and CLUSTERING begin the names of what was sent and of
-what was measured of a clustering.
+then come the score and its statistic over clients (`accuracy_mean`, `mae_worst`), then a
+suffix, SE_CLIENTS for the standard error, AFTER for the round after the first clustering, AT_BEST
+for the best round by validation: `tuned_accuracy_mean_after_clustering`. BYTES and CLUSTERING begin
+the names of what was sent and of what was measured of a clustering.
 """
 
 from collections.abc import Iterable
@@ -169,9 +169,12 @@ CLUSTERS_OVERLAP = "clusters_overlap"
 ROUND_AFTER_CLUSTERING = "round_after_clustering"
 ROUNDS_TO_TARGET = "rounds_to_target"
 USES_GROUND_TRUTH = "uses_ground_truth"
+ENDED_BY = "ended_by"
+BEST_ROUND = "best_round"
 SPLIT_SHA256 = "split_sha256"
 PARAMS_SHA256 = "params_sha256"
 AFTER = "_after_clustering"  # ends numbers of the round after the first clustering
+AT_BEST = "_at_best_round"  # ends numbers of the best round by validation
 
 # rows.parquet: a row for each configuration of a sweep, with its settings and its summary.
 ROW = "row"

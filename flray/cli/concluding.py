@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flray.columns import ENDED_BY, ROUNDS
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.figure_files import write_figures
 from flray.reports.runs import by_experiment, read_run
@@ -28,7 +29,10 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
     for sheet in filter(None, (comparison_sheet(experiments), clustering_sheet(experiments))):
         console.print(to_rich(sheet))
     for run in done:
-        console.print(f"{run.name}: {run.path}", soft_wrap=True, markup=False)
+        summary = run.summary or {}
+        rule = summary.get(ENDED_BY)
+        end = f" (ended by stop.{rule} after round {summary[ROUNDS]})" if rule else ""
+        console.print(f"{run.name}: {run.path}{end}", soft_wrap=True, markup=False)
     root = common_folder([run.path for run in done])
     drawn = write_figures(experiments, root / "figures")
     for line in (

@@ -6,8 +6,10 @@ from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.gradient_memory import GradientMemory
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.losses import Losses
+from flray.clustering.metadata import Metadata
 from flray.clustering.partitions import (
     Components,
+    Given,
     Hdbscan,
     KMeans,
     LabelCounts,
@@ -27,6 +29,7 @@ SIGNATURES: dict[str, type] = {
     "encoder_centres": EncoderCentres,
     "gradient_memory": GradientMemory,
     "losses": Losses,
+    "metadata": Metadata,
     "pca_centres": PcaCentres,
     "predictions": PublicPredictions,
     "statistics": Statistics,
@@ -60,6 +63,7 @@ RELATIONS: dict[str, type] = {
 }
 PARTITIONS: dict[str, type] = {
     "components": Components,
+    "given": Given,
     "hdbscan": Hdbscan,
     "hierarchical": Hierarchical,
     "kmeans": KMeans,

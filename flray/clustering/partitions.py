@@ -12,6 +12,7 @@ from flray.clustering.checks import require_at_most_clients, require_relation
 from flray.clustering.points import Matrix, Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
+from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Federation
 from flray.values import require_at_least
 
@@ -201,6 +202,32 @@ class LabelCounts:
 
     def __call__(self, related: Related) -> Partition:
         return Partition(equal_rows(related.label_counts() > 0))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Clusters are the known groups: what perfect clusters would give. Reads the ground truth.
+
+    The signature is `metadata`, so nobody trains to be clustered, and newcomers join the cluster of
+    their group; one of a group that nobody has been clustered with joins the first cluster.
+
+    >>> groups = np.array([4, 2, 4])
+    >>> Given()(Related(None, None, None, None, None, lambda: groups)).labels
+    array([0, 1, 0])
+    """
+
+    def require(self, fed: Federation) -> None:
+        """Refuse an experiment without permission to read the ground truth, or without groups."""
+        fed.require_ground_truth(GROUND_TRUTH)
+        if fed.timeline.at(1).groups is None:
+            raise ExperimentError(
+                "partition given needs groups, and the clients of this split have none: choose a "
+                "split with groups, or another partition"
+            )
+
+    def __call__(self, related: Related) -> Partition:
+        assert related.groups is not None  # given by every pipeline
+        return Partition(by_smallest_member(related.groups()))
 
 
 def equal_rows(matrix: NDArray[np.generic]) -> Ids:

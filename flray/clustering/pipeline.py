@@ -12,6 +12,8 @@ from flray.clustering.checks import require_distances
 from flray.clustering.distances import L2
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.metadata import Metadata
+from flray.clustering.partitions import Given
 from flray.clustering.points import Matrix, Partition, Points
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
@@ -129,6 +131,9 @@ class Pipeline:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.partition, Given) and not isinstance(self.signature, Metadata):
+            # Groups place newcomers too, so no client is asked to train.
+            object.__setattr__(self, "signature", Metadata())
         ward_on_distances = (
             isinstance(self.partition, Hierarchical)
             and self.partition.linkage == "ward"
@@ -197,6 +202,7 @@ class Pipeline:
             relation=relation,
             rng=fed.generator("partition", t),
             label_counts=lambda: fed.oracle.label_counts(points.clients),
+            groups=lambda: fed.oracle.groups(points.clients),
         )
         partition = self.partition(related)
         return Clustering(points.clients, embedded, distance, relation, partition, points)

@@ -27,3 +27,4 @@ class Related:
     # Ground truth, (m, labels) examples of each label a client holds; raises unless the experiment
     # says `uses_ground_truth: true`, and marks the run.
     label_counts: Callable[[], Ids]
+    groups: Callable[[], Ids] | None = None  # likewise, (m,) the group of each client

@@ -26,6 +26,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import OnClientFailure
 from flray.execution.settings import Execution
 from flray.measures.settings import Evaluation
+from flray.measures.stopping import Stop
 from flray.models import MODELS
 from flray.models.mixing import Aggregation
 from flray.values import FROM_DATASET, Seed
@@ -59,6 +60,8 @@ class Settings:
     aggregate: Aggregation = field(default_factory=Aggregation)
     participation: float = 1.0  # Share ρ of the clients that train in a round, in (0, 1]
     rounds: int = 100  # Number of rounds T
+    # When the run ends before its last round. None: never
+    stop: Stop | None = None
     seed: Seed = 0  # Seed of every random draw of the run
     # Changes in time: clients that join or leave, exchange their data or swap labels
     events: tuple[Event, ...] = ()

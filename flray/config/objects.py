@@ -6,13 +6,16 @@ from Python, where the same object is given again.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 from pytorch_lightning import LightningModule
 from torch.nn import Module
 from torch.utils.data import TensorDataset
 
 from flray.config.binding import Component
+from flray.config.outside import overrides
 from flray.config.parameters import Target
 from flray.data.dataset import Dataset
 from flray.data.owned import Rows
@@ -45,9 +48,11 @@ class ReadyObject:
 def object_component(kind: str, given: Any) -> Component | None:  # Any: from a user
     """The component of an object that no YAML describes; None for whatever can be bound.
 
-    A dataset may be a `Dataset` or tensors; a model a LightningModule or a function that builds
-    one. config.yaml has its name and a digest of what it holds.
+    A dataset may be a `Dataset`, tensors or a LightningDataModule; a model a LightningModule or a
+    function that builds one. config.yaml has its name and a digest of what it holds.
     """
+    if kind == "dataset" and hasattr(given, "train_dataloader"):
+        given = from_datamodule(given)
     if kind == "dataset" and hasattr(given, "shape"):
         given = (given,)  # images without labels
     if kind == "dataset" and isinstance(given, list | tuple):
@@ -89,6 +94,31 @@ def with_owners(keys: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML and obj
     return plain
 
 
+def from_datamodule(data: Any) -> Dataset:  # Any: a LightningDataModule of either package
+    """The examples (x, y) behind the loaders for training and, if there is one, for test.
+
+    Loaders give the datasets alone: flray makes batches itself. Each example is read once, after
+    its transforms, so random ones are drawn once. The loader for validation is not used, because a
+    validation part is cut from each client's own data (`split.validation`).
+    """
+    names = ["train_dataloader", "test_dataloader"]
+    data.prepare_data()
+    arrays: list[Any] = []
+    for name, stage in zip(names, ("fit", "test"), strict=True):
+        if not overrides(type(data), name):
+            continue
+        data.setup(stage)
+        loader = getattr(data, name)()
+        if not hasattr(loader, "dataset") or not hasattr(loader.dataset, "__len__"):
+            raise ExperimentError(
+                f"{type(data).__name__}.{name} must return one DataLoader over a dataset with a "
+                f"length, got {type(loader).__name__}"
+            )
+        items = (loader.dataset[k] for k in range(len(loader.dataset)))
+        arrays += (np.stack([np.asarray(v) for v in part]) for part in zip(*items, strict=True))
+    return replace(from_tensors(*_tensors(arrays)), name=_name(type(data)))
+
+
 def _component(kind: str, name: str, target: Target, content: str) -> Component:
     return Component(kind, name, target, {}, {"name": name, OBJECT: content})
 
@@ -100,8 +130,8 @@ def _tensors(given: Sequence[Any]) -> list[Any]:  # Any: tensors or arrays
         tensors = [tensor for part in given for tensor in part.tensors[:2]]
     if len(tensors) not in (2, 4) or not all(hasattr(tensor, "shape") for tensor in tensors):
         raise ExperimentError(
-            "a dataset is a name, a mapping, (x_train, y_train, x_test, y_test) as tensors, or two "
-            f"TensorDatasets, got {len(given)} values of "
+            "a dataset is a name, a mapping, (x_train, y_train, x_test, y_test) as tensors, two "
+            f"TensorDatasets, or a LightningDataModule of pairs (x, y), got {len(given)} values of "
             f"{', '.join(sorted({type(value).__name__ for value in given})) or 'no kind'}"
         )
     return tensors

@@ -111,10 +111,20 @@ def _faults_as_lightning(cls: type, base: str, methods: Iterable[str]) -> Iterat
     packages = {ancestor: ancestor.__module__.partition(".")[0] for ancestor in cls.__mro__}
     if not any(a.__name__ == base and package in LIGHTNING for a, package in packages.items()):
         yield f"it is no subclass of pytorch_lightning.{base}"
-    classes = [ancestor for ancestor, package in packages.items() if package not in LIGHTNING]
     for method in methods:
-        if not any(method in vars(ancestor) for ancestor in classes):
+        if not overrides(cls, method):
             yield f"it has no {method}"
+
+
+def overrides(cls: type, method: str) -> bool:
+    """True if a class defines a method that Lightning's base classes have too.
+
+    >>> from flray.models.mlp200 import Mlp200
+    >>> overrides(Mlp200, "training_step"), overrides(Mlp200, "validation_step")
+    (True, False)
+    """
+    own = (base for base in cls.__mro__ if base.__module__.partition(".")[0] not in LIGHTNING)
+    return any(method in vars(base) for base in own)
 
 
 def _has_method(cls: type, name: str, num_arguments: int) -> bool:

@@ -87,6 +87,11 @@ class Oracle:
         """(K, labels) how many training examples of each label each of the clients holds."""
         return self.split.label_counts(clients)
 
+    def groups(self, clients: Ids) -> Ids:
+        """(K,) the group of each of the clients."""
+        assert self.split.groups is not None  # `require` of a stage that reads them
+        return self.split.groups[clients]
+
 
 @dataclass(frozen=True)
 class Share:
@@ -190,6 +195,11 @@ class Federation(Population):
         """Ground truth, if the experiment allows it. Accesses are counted, which marks the run."""
         self._read_ground_truth(GROUND_TRUTH)
         return Oracle(self._split)
+
+    def groups(self, clients: Ids) -> Ids:
+        """(K,) the group of each client; planted groups are ground truth, known ones are not."""
+        oracle = Oracle(self._split) if self._split.knows_groups else self.oracle
+        return oracle.groups(clients)
 
     def _read_ground_truth(self, what: str) -> None:
         self.require_ground_truth(what)

@@ -139,6 +139,7 @@ def _rehearsed(
             assemble(experiment, parts, fed, directory),
             evaluation=replace(evaluation, every=num_rounds, also=()),
             on_round=rows.append,
+            stop=None,  # the longest that the run can take
             should_stop=lambda: len(rows) > 1 and perf_counter() - begin > budget_s,
         )
         if not server.run():  # one more round, to measure its evaluation

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import yaml
 from numpy.typing import NDArray
 
-from flray.columns import ACCURACY_COLUMNS, ROUND, ROUNDS, SPLIT_SHA256, ScoreColumns
+from flray.columns import ACCURACY_COLUMNS, ENDED_BY, ROUND, ROUNDS, SPLIT_SHA256, ScoreColumns
 from flray.config.deciding import Config
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
@@ -288,10 +288,15 @@ class RunRecords:
         """True if the run is finished and has at least the rounds of this configuration.
 
         A finished run with fewer rounds can go on (`reopen`).
+        A run that the same `stop` has ended needs no more rounds.
         """
         summary = self.summary()
+        if summary is None:
+            return False
+        if ENDED_BY in summary and config.get("stop") == self.config().get("stop"):
+            return True
         wanted = config.get("rounds", 0)
-        return summary is not None and bool(summary.get(ROUNDS, wanted) >= wanted)
+        return bool(summary.get(ROUNDS, wanted) >= wanted)
 
     def clustering_rounds(self) -> list[int]:
         """The rounds after which clients were clustered, in order."""

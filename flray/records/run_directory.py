@@ -136,6 +136,8 @@ class RunDirectory(RunRecords):
         may_change = all(is_below(key, keys) and not is_below(key, FIXED) for key in changed)
         if changed and may_change and new.get("rounds", 0) >= old.get("rounds", 0):
             self.store().check_newest()
+            if self._summary.exists():  # of a run that another `stop` has ended
+                self.reopen()
             self._record_configuration(config)
 
     def _record_configuration(self, config: Config) -> None:

@@ -119,6 +119,7 @@ def assemble(
     data = run_data(experiment, payload.dataset, payload.timeline)
     algorithm = experiment.algorithm.build()
     check_requirements(algorithm, fed)
+    check_requirements(settings.stop, fed)
     return Server(
         algorithm=algorithm,
         fed=fed,
@@ -129,6 +130,8 @@ def assemble(
         facts=facts_of(experiment, payload),
         device=parts.device,
         measurements=[measure.start(data) for measure in settings.evaluate.measures],
+        stop=settings.stop,
+        stop_after=getattr(algorithm, "rounds_before", 0),
     )
 
 

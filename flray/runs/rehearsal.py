@@ -74,6 +74,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
         check_requirements(experiment.algorithm.build(), fed)
+        check_requirements(experiment.settings.stop, fed)
         _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.input_shape)
 
 

@@ -5,6 +5,8 @@ from dataclasses import fields
 
 from flray.clustering.encoder import Encoder
 from flray.config.experiment import Experiment
+from flray.config.objects import ReadyObject
+from flray.config.outside import overrides
 from flray.execution.resources import Actors
 from flray.models.bank import layers_of, params_of
 from flray.runs.preparing import draw_module
@@ -24,6 +26,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         yield f"events of round {rounds} never happen: the last round is {settings.rounds}"
     if settings.execution.executor == "inline" and settings.execution.actors != Actors():
         yield "execution.actors does nothing in process: set execution.executor=ray"
+    yield from _module_remarks(experiment)
     yield from _method_remarks(experiment)
     encoder = encoder_of(experiment)
     if encoder is not None and not encoder.is_cached():
@@ -32,6 +35,18 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         yield (
             f"an encoder is trained first, once: {encoder.epochs} epochs{rest} of "
             f"{encoder.dataset_name}; kept in {encoder.folder}"
+        )
+
+
+def _module_remarks(experiment: Experiment) -> Iterator[str]:
+    """Methods of a user's LightningModule that are never called."""
+    target = experiment.model.target
+    cls = type(target.value) if isinstance(target, ReadyObject) else target
+    if isinstance(cls, type) and overrides(cls, "validation_step"):
+        yield (
+            f"{cls.__name__}.validation_step is not called, nor is anything logged that it logs: "
+            "models are evaluated as `evaluate` says; what training_step logs becomes the columns "
+            "logged_*"
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Algorithm, Outcome
-from flray.columns import COHORT_SIZE, PARAMS_CHANGE, ROUND, SECONDS
+from flray.columns import COHORT_SIZE, ENDED_BY, PARAMS_CHANGE, ROUND, SECONDS
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
@@ -21,6 +21,7 @@ from flray.execution.federation import Cohort, Federation, Meter
 from flray.execution.trained import Trained
 from flray.measures.measure import ClusteringContext, Measurement
 from flray.measures.settings import Evaluation
+from flray.measures.stopping import Stop
 from flray.models.bank import ModelBank, squared_changes
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
@@ -95,12 +96,15 @@ class Server:
     should_stop: Callable[[], bool] = never  # asked after each round but the last
     callbacks: Callbacks = field(default_factory=Callbacks)
     measurements: Sequence[Measurement] = ()  # what is measured of clusterings
+    stop: Stop | None = None  # when the run ends before its last round
+    stop_after: int = 0  # rounds that `stop` does not look at, up to the clustering
 
     def run(self) -> bool:
-        """Continue from the last checkpoint, or from the start; True when all rounds are done.
+        """Continue from the last checkpoint, or from the start; True when the run is finished.
 
-        Returns False if `should_stop` ended it early; rounds so far are then on disk and a later
-        call goes on. Records of rounds that no checkpoint covers are dropped and computed again.
+        It is finished when all rounds are done, or those after which `stop` ends it. Returns False
+        if `should_stop` ended it early; rounds so far are then on disk and a later call goes on.
+        Records of rounds that no checkpoint covers are dropped and computed again.
         """
         store = self.directory.store(packages_of(self.algorithm))
         checkpoint = store.load_latest(self.device)
@@ -110,14 +114,15 @@ class Server:
             self.directory.truncate(checkpoint.round)
             self.fed.meter.counts.update(checkpoint.extra.get("counts", {}))
         with RoundWriter(self.directory, store) as writer:
-            state, last = self._rounds(checkpoint, writer)
-        if last < self.num_rounds:
+            state, last, reason = self._rounds(checkpoint, writer)
+        if last < self.num_rounds and reason is None:
             return False
         store.check_last()
-        bank, target = self.deployed(state, self.num_rounds), self.evaluation.target
+        bank, target = self.deployed(state, last), self.evaluation.target
         if not self.callbacks.finish(bank):
             summary = summarise_run(self.directory, self.timeline, target, bank.sha256())
-            self.directory.finish({**self.facts, **summary})
+            ended = {ENDED_BY: reason} if last < self.num_rounds else {}
+            self.directory.finish({**self.facts, **summary, **ended})
         return True
 
     def begin(self, store: CheckpointStore) -> Checkpoint:
@@ -135,11 +140,16 @@ class Server:
         store.save(0, outcome.state, extra)
         return Checkpoint(0, outcome.state, extra)
 
-    def _rounds(self, checkpoint: Checkpoint, writer: RoundWriter) -> tuple[Any, int]:
-        """The rounds after a checkpoint; the state after them and the number of the last."""
+    def _rounds(self, checkpoint: Checkpoint, writer: RoundWriter) -> tuple[Any, int, str | None]:
+        """The rounds after a checkpoint.
+
+        Returns the state after them, the number of the last, and the rule that ended the run there.
+        """
         state, row_before = checkpoint.state, checkpoint.extra.get("row", {})
         begin, t = perf_counter(), checkpoint.round
-        for t in range(checkpoint.round + 1, self.num_rounds + 1):
+        scores = self._scores_of(self.directory.rows()) if self.stop else []
+        reason = self._reason(scores)
+        for t in range(checkpoint.round + 1, self.num_rounds + 1) if reason is None else ():
             state, row, writes = self._round(state, t)
             row, row_before = row_before | row, {}
             # A row's seconds include what the round before it spent on its checkpoint.
@@ -149,9 +159,20 @@ class Server:
                 writer.add(row, writes, state, at_once=t >= self.num_rounds - 1)
                 self.callbacks.while_writing(t, writer)
             self.on_round(row)
-            if t < self.num_rounds and self.should_stop():
+            scores += self._scores_of([row])
+            reason = self._reason(scores)
+            if reason is not None or (t < self.num_rounds and self.should_stop()):
                 break
-        return state, t
+        return state, t, reason
+
+    def _reason(self, scores: Sequence[float]) -> str | None:
+        """The rule of `stop` that ends the run after evaluations with these scores."""
+        return self.stop.reason(scores, self.evaluation.score_columns[0]) if self.stop else None
+
+    def _scores_of(self, rows: Sequence[RoundRow]) -> list[float]:
+        """What `stop` decides by: the validation scores of these rounds."""
+        column = self.evaluation.score_columns[0].validation
+        return [row[column] for row in rows if column in row and row[ROUND] > self.stop_after]
 
     def _round(self, before: Any, t: int) -> tuple[Any, RoundRow, list[Write]]:
         """The state after round t, its row, and what else is to be written of it."""

@@ -14,6 +14,8 @@ from flray.columns import (
     ACCURACY_COLUMNS,
     AFTER,
     ARI,
+    AT_BEST,
+    BEST_ROUND,
     BYTES_DOWN,
     BYTES_UP,
     CLIENT,
@@ -112,6 +114,7 @@ def _of_rounds(directory: RunDirectory) -> RoundRow:
         **({CLUSTERS: int(last[CLUSTERS])} if CLUSTERS in last else {}),
         **_of_clustering(rounds),
         **_after_clustering(rounds, directory),
+        **_at_best(rounds, directory.scores()[0]),
         **_totals(rounds),
     }
 
@@ -181,6 +184,7 @@ def summary_names(scores: Iterable[ScoreColumns] = (ACCURACY_COLUMNS,)) -> list[
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
     names |= MEASURE_COLUMNS.keys()
+    names |= {name + AT_BEST for s in scores for name in (s.mean, s.validation)} | {BEST_ROUND}
     return sorted(names | {name + AFTER for s in scores for name in after_clustering(s)})
 
 
@@ -244,6 +248,17 @@ def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     }
     is_overlapping = CLUSTERING_OVERLAPPING in rounds
     return row | ({CLUSTERS_OVERLAP: True} if is_overlapping else {})
+
+
+def _at_best(rounds: "pd.DataFrame", score: ScoreColumns) -> RoundRow:
+    """The first round with the best validation score; {} without a validation part."""
+    validation = rounds.get(score.validation)
+    if validation is None or validation.isna().all():
+        return {}
+    best = validation.max() if score.higher_is_better else validation.min()
+    row: RoundRow = rounds[validation == best].to_dict("records")[0]
+    columns = (score.mean, score.validation)
+    return {BEST_ROUND: row[ROUND]} | {name + AT_BEST: row[name] for name in columns}
 
 
 def _after_clustering(rounds: "pd.DataFrame", directory: RunDirectory) -> RoundRow:

@@ -121,7 +121,9 @@ class Prefix:
 
     def _train(self, folder: Path, before: int, n: int) -> int:
         """Train rounds `before` + 1 to n in this folder; the client steps that they took."""
-        experiment = parse_experiment(self.plain | {"algorithm": "fedavg", "rounds": NEVER_ENDS})
+        # `stop` does not look at rounds before a clustering.
+        changes = {"algorithm": "fedavg", "rounds": NEVER_ENDS, "stop": None}
+        experiment = parse_experiment(self.plain | changes)
         directory = RunDirectory(folder)
         is_new = not directory.holds_run()
         open_directory(experiment, self.parts, directory)

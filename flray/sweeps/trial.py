@@ -169,9 +169,11 @@ class Trial:
 
     def _run_whole(self) -> None:
         """Run from round 1; FedAvg starts with as many rounds of the prefix as other rows need."""
-        is_fedavg = type(self.experiment.algorithm.build()) is FedAvg
-        rounds = self.experiment.settings.rounds
-        n = max((n for n in self.context.wanted if is_fedavg and n < rounds), default=0)
+        settings = self.experiment.settings
+        # A run that may stop looks at all of its rounds, the prefix stops for nothing.
+        is_prefix = type(self.experiment.algorithm.build()) is FedAvg and settings.stop is None
+        rounds = [n for n in self.context.wanted if is_prefix and n < settings.rounds]
+        n = max(rounds, default=0)
         self.note(groups=[], steps_found=self.prefix.steps(n))
 
         def make() -> None:
@@ -233,14 +235,15 @@ class Trial:
     def _groups(self, branch: Branch) -> Groups:
         """Clients that hear nobody else after the clustering, by a key of all that decides them.
 
-        Empty if rows cannot share them: a client may join, leave or be dropped, or there are
-        records that are not kept for groups.
+        Empty if rows cannot share them: a client may join, leave or be dropped, the run may stop
+        early, or there are records that are not kept for groups.
         """
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         is_fixed = len(split.clients) == split.num_clients and not settings.events
         is_recorded = not (settings.evaluate.last_trained or self.context.is_scheduled)
         goes_on = settings.rounds > branch.algorithm.rounds_before
-        is_safe = settings.on_client_failure == "raise"
+        # Nobody is dropped, and no group ends because of what others score.
+        is_safe = settings.on_client_failure == "raise" and settings.stop is None
         if not (is_fixed and is_recorded and goes_on and is_safe):
             return {}
         bank = self._deployed(branch)

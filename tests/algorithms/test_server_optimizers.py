@@ -12,7 +12,7 @@ from flray.config.overrides import override
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
-from flray.models.mixing import Aggregation, HeldModels, Relation
+from flray.models.mixing import Aggregation, ClientModels, HeldModels, Relation
 from flray.models.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerStep
 
 from linear import START, gradient, linear_federation, vector
@@ -65,25 +65,15 @@ def test_adam_and_yogi_are_algorithm_2_by_hand(kind) -> None:
 
 
 def test_a_row_that_hears_nobody_keeps_model_and_moments() -> None:
+    """Row 0: v = 3, w = 4; then v = 1.5 + 0, w = 5.5. Row 1 is heard in the first round alone."""
     bank = ModelBank({"w": torch.tensor([[1.0], [2.0]])}, np.array([0, 1]))
     fed = linear_federation(CLIENTS, Training(), Aggregation(optimizer=FedAvgM(0.5)))
-    heard = replace_models(fed, bank, [[4.0]], clients=[0])
-    heard = replace_models(fed, heard, [[4.0]], clients=[0])
-    # v = 3, w = 4; then v = 1.5 + 0, w = 5.5
-    assert heard.params["w"].flatten().tolist() == [5.5, 2.0]
-    assert heard.moments["v/w"].flatten().tolist() == [1.5, 0.0]
-
-
-def replace_models(fed, bank: ModelBank, models: list[list[float]], clients: list[int]):
-    """The bank after each client's own cluster heard these models."""
-    relation = Relation.of_clusters(np.arange(len(bank.owner)))
-
-    class Heard:
-        pass
-
-    heard = Heard()
-    heard.clients, heard.models = np.array(clients), HeldModels({"w": torch.tensor(models)})
-    return fed.mix(relation, heard, bank)
+    alone = Relation.of_clusters(np.arange(2))
+    for models in ([[4.0], [8.0]], [[4.0]]):
+        heard = ClientModels(np.arange(len(models)), HeldModels({"w": torch.tensor(models)}))
+        bank = fed.mix(alone, heard, bank)
+    assert bank.params["w"].flatten().tolist() == [5.5, 8.0]
+    assert bank.moments["v/w"].flatten().tolist() == [1.5, 6.0]
 
 
 def test_a_new_cluster_starts_with_the_moments_of_its_model() -> None:

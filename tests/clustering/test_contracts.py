@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ ENCODER = Encoder(
 # Small enough for clients with a few 8x8 images.
 SIGNATURE_FIELDS = {
     "encoder_centres": {"encoder": ENCODER, "k": 2, "epochs": 1},
+    "metadata": {"file": str(Path(__file__).with_name("clients.csv"))},
     "pca_centres": {"components": 4, "k": 2},
 }
 NEEDS_RELATION = ("components", "rows")
@@ -66,6 +68,7 @@ def related(points: Points) -> Related:
     return Related(
         points, distance, RELATIONS["threshold"](gamma=8.0)(distance),
         np.random.default_rng(0), lambda: counts,
+        lambda: np.repeat(np.arange(3), 4)[: len(points.clients)],
     )  # fmt: skip
 
 

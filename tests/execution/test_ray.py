@@ -81,6 +81,15 @@ CASES: dict[str, tuple[object, list[str]]] = {
     # Predictions of all clients, and statistics of their latents: three clusters each.
     "flis_hc": (2, ["algorithm=flis_hc", "split.server=50", PARTITION, "train.lr=0.01"]),
     "repa": (2, ["algorithm={name: repa, rounds_before: 2}", PARTITION, "train.lr=0.01"]),
+    "settings that act over rounds": (
+        2,
+        [
+            "algorithm=fedavg",
+            "train.lr={start: 0.1, decay: 0.5}",
+            "aggregate={optimizer: fedadam, server_lr: 0.02}",
+            "stop.patience=9",
+        ],
+    ),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.

@@ -182,11 +182,19 @@ COSINE = {"train": {**TINY["train"], "lr": {"start": 0.1, "schedule": "cosine"}}
 MOMENTS = {"aggregate": {"optimizer": "fedadam", "server_lr": 0.02}}
 
 
-@pytest.mark.parametrize("settings", [COSINE, MOMENTS])
+STOP = {"stop": {"patience": 1}}
+
+
+@pytest.mark.parametrize("settings", [COSINE, MOMENTS, STOP])
 def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, settings) -> None:
-    experiment = {"algorithm": {"name": "flhc", "rounds_before": 2}, "rounds": 4, **settings}
-    states = swept(space_of(experiment, {THRESHOLD: [0.3, 5.0]}), tmp_path / "sweep")
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 2}, "rounds": 5, **settings}
+    space = space_of(experiment, {THRESHOLD: [0.3, 5.0]}, baseline={"algorithm": "fedavg"})
+    *states, fedavg = swept(space, tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    whole = result_of(fedavg, tmp_path / "sweep")
+    assert_same_run(whole, run_alone(canonical(dict(fedavg.plain))))
+    ended = [result_of(state, tmp_path / "sweep").summary["rounds"] < 5 for state in states]
+    assert any(ended) == (settings is STOP)
 
 
 def test_a_cosine_over_other_rounds_is_another_prefix() -> None:
