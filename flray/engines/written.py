@@ -41,6 +41,11 @@ class Targets:
         return cls(share, labels.scatter_(-1, y.unsqueeze(-1), share))
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """Images (K, B, height, width, channels); other inputs, which only linear layers take, flat."""
+    return x.permute(0, 1, 3, 4, 2) if x.dim() == 5 else x.flatten(2)
+
+
 @dataclass(frozen=True)
 class Written:
     """A module's loss over stacked clients, with its gradient: layers, then cross-entropy.
@@ -113,8 +118,8 @@ class Written:
         return drawn
 
     def outputs(self, w: Params, x: Tensor) -> Tensor:
-        """Logits (K, B, classes) of images (K, B, channels, height, width), without dropout."""
-        y = x.permute(0, 1, 3, 4, 2)
+        """Outputs (K, B, outputs) of inputs (K, B, ...), without dropout."""
+        y = _channels_last(x)
         for layer in self.layers:
             y, _ = layer.forward(w, {}, y)
         return y
@@ -130,9 +135,9 @@ class Written:
         Args:
             w: leaves (K, ...).
             keys: keys or masks of the dropout layers, by name of the key buffer.
-            x: images (K, B, channels, height, width).
+            x: inputs (K, B, ...).
         """
-        y, saved = x.permute(0, 1, 3, 4, 2), []
+        y, saved = _channels_last(x), []
         for layer in self.layers:
             y, needed = layer.forward(w, keys, y)
             saved.append(needed)
