@@ -48,8 +48,8 @@ def run(
         out: The folder of the run. None: a new temporary folder.
         overrides: `key=value` as on the command line, with dotted keys.
         resume: Continue the run in `out` where it stopped. `overrides` and `keys` may then change
-            any key except dataset, split, model, algorithm, events, seed, execution.precision and
-            evaluate.last_trained.
+            any key except dataset, split, model, algorithm, events, seed, execution.precision,
+            evaluate.last_trained and evaluate.scores.
         on_round: Called after each round with its row of rounds.parquet.
         progress: Print a line for each round.
         keys: Keys of an experiment, which replace those of `experiment`. In addition to values
