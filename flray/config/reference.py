@@ -18,7 +18,7 @@ _WORDS = {
     **{"int": "whole number", "float": "number", "bool": "true, false", "str": "text"},
     **{"Seed": "whole number", "Unbounded": "number or .inf"},
 }
-_YAML = {"None": "null", "True": "true", "False": "false", "()": "[]"}
+_YAML = {"None": "null", "True": "true", "False": "false", "()": "[]", "''": '""'}
 _SENTENCE = re.compile(r"(?<!al)(?<!i\.e)\. (?!\d)")  # not after an abbreviation: Alg. 1 l. 8
 
 # The registries of components, by what a user calls their entries.
