@@ -1,11 +1,13 @@
 """Scores of any task, from predictions to summary, sweep, table and page."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 from meters import Copying, Meters, Owners, OwnScores, Tokens
+from recorded import write_sweep
 from sklearn import metrics
 
 import flray
@@ -18,10 +20,13 @@ from flray.reports.comparison import comparison_sheet
 from flray.reports.lines import round_line, with_merges
 from flray.reports.page import render_page
 from flray.reports.runs import by_experiment, find_runs, read_run
+from flray.reports.sweep_tables import row_texts, top_sheet
 from flray.reports.sweeps import read_sweep
 from flray.reports.writers import to_csv, to_markdown
 from flray.sweeps.describing import describe_space
+from flray.sweeps.rows import expand
 from flray.sweeps.space import parse_space
+from flray.sweeps.table import best_of
 
 pytestmark = pytest.mark.slow
 
@@ -238,11 +243,31 @@ def test_a_sweep_goes_by_the_first_score_and_its_direction() -> None:
     by_r2 = parse_space({"experiment": plain, "space": {}, "metric": "validation_r2_mean"})
     assert by_r2.options.mode == "max"
     assert describe_space(space).startswith("2 rows")
+    other = {"score": "mae", "uses_ground_truth": False}
+    summaries = {
+        n: {"validation_mae_mean": v, "mae_mean": v + 1} | other for n, v in enumerate((0.9, 0.4))
+    }
+    best = best_of(expand(space), summaries, space.options)
+    assert (best["sets"], best["mae_mean"]) == ({"train.lr": 0.2}, 1.4)
     unnamed = plain | {"evaluate": {}}
     with pytest.raises(ExperimentError, match=r"name it, as in evaluate.scores=\[mae\]"):
         describe_space(parse_space({"experiment": unnamed, "space": {"train.lr": [0.1, 0.2]}}))
 
 
+def test_the_page_of_a_sweep_ranks_by_its_score(tmp_path) -> None:
+    row = {"seed": 0, "status": "done", "run": "runs/0", "error": None, "clusters": 1}
+    pairs = ((0.1, 0.5), (0.2, 0.3))
+    rows = [row | {"train.lr": lr, "mae_mean": v, "validation_mae_mean": v} for lr, v in pairs]
+    folder = write_sweep(tmp_path / "sweep", rows)
+    RunDirectory(folder / "runs/0").start({"seed": 0}, {"scores": [asdict(MAE)]}, "digest")
+    sweep = read_sweep(folder)
+    assert sweep.score == MAE
+    assert sweep.best["train.lr"].tolist() == [0.2]
+    assert row_texts(sweep)["validation mae kW"].tolist() == ["0.5000", "0.3000"]
+    assert "**0.3000**" in to_markdown(top_sheet(sweep))
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_the_best_row_of_a_sweep_has_the_lowest_error(tmp_path) -> None:
     plain = parse_experiment(METERS).plain | {"rounds": 1}
