@@ -50,16 +50,16 @@ def run(
         out: The folder of the run. None: a new temporary folder.
         overrides: `key=value` as on the command line, with dotted keys.
         resume: Continue the run in `out` where it stopped. `overrides` and `keys` may then change
-            any key except dataset, split, model, algorithm, events, seed, execution.precision and
-            evaluate.last_trained.
+            any key except dataset, split, model, algorithm, events, seed, execution.precision,
+            evaluate.last_trained and evaluate.scores.
         on_round: Called after each round with its row of rounds.parquet.
         progress: Print remarks on the experiment, and a line for each round.
         keys: Keys of an experiment, which replace those of `experiment`. In addition to values
             of YAML, `model` may be a LightningModule or a function that builds one, `dataset` a
             tuple (x_train, y_train, x_test, y_test) of tensors or arrays or a LightningDataModule,
-            and any component an instance of its class. With `dataset=(x, y)` of any shape, `clients` names the owner of
-            each example, `groups` the kind of its owner and `time` its time; the split is then
-            `natural` unless another one is given.
+            and any component an instance of its class. With `dataset=(x, y)` of any shape,
+            `clients` names the owner of each example, `groups` the kind of its owner and `time` its
+            time; the split is then `natural` unless another one is given.
 
     Returns:
         The `Result` of the run; with several experiments, `Results` by name.

@@ -26,3 +26,12 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     """
     close = closest(name, names)
     return f" (did you mean {close!r}?)" if close else ""
+
+
+def capitalised(text: str) -> str:
+    """A text with a capital first letter, as titles have it.
+
+    >>> capitalised("test MAE")
+    'Test MAE'
+    """
+    return text[:1].upper() + text[1:]

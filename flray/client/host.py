@@ -59,6 +59,11 @@ class Host:
         return torch.from_numpy(ids).to(self.examples.device)
 
     @cached_property
+    def without_scores(self) -> "Host":
+        """The same host for models that are judged while training: scores must not change bits."""
+        return replace(self, scores=())
+
+    @cached_property
     def written_forward(self) -> Written | None:
         """The module's outputs over stacked models in evaluation mode.
 

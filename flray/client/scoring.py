@@ -87,7 +87,8 @@ def part_score(
         return PartScore(0, 0, np.nan, (np.nan,) * len(scores))
     pairs = zip(scores, answer.terms, strict=True)
     values = tuple(score.value(terms[positions]) for score, terms in pairs)
-    return PartScore(correct.sum().item(), len(correct), answer.loss[positions].mean(), values)
+    loss = float(answer.loss[positions].mean())
+    return PartScore(correct.sum().item(), len(correct), loss, values)
 
 
 def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
@@ -234,16 +235,16 @@ def _correct(output: Tensor, labels: Tensor) -> Tensor:
 
 def _terms(host: Host, output: Tensor, batch: Batch) -> Iterator[Tensor]:
     """(B, S) the terms of each score of the host."""
-    own = {}
+    computed: dict[str, Tensor] = {}
     if any(isinstance(score, ModuleScore) for score in host.scores):
-        own = cast(HasScores, host.module).scores(batch)
+        computed = cast(HasScores, host.module).scores(batch)
     for score in host.scores:
-        if isinstance(score, ModuleScore) and score.key not in own:
+        if isinstance(score, ModuleScore) and score.key not in computed:
             raise ExperimentError(
                 f"evaluate.scores: the module's scores(batch) returns no {score.key!r}, only "
-                f"{', '.join(own) or 'nothing'}"
+                f"{', '.join(computed) or 'nothing'}"
             )
-        values = own[score.key] if isinstance(score, ModuleScore) else output
+        values = computed[score.key] if isinstance(score, ModuleScore) else output
         yield score.terms(values, batch[1]).double()
 
 

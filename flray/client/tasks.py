@@ -181,7 +181,8 @@ class Judge:
         examples = getattr(host.timeline.at(self.t), self.part)
         num_models = len(next(iter(bank.values())))
         jobs = [ScoreJob(u, examples[i]) for i in job.clients for u in range(num_models)]
-        means = [(_mean(s.loss), _mean(s.correct)) for s in score_models(host, bank, jobs)]
+        scores = score_models(host.without_scores, bank, jobs)
+        means = [(_mean(s.loss), _mean(s.correct)) for s in scores]
         return list(np.reshape(means, (len(job.clients), num_models, 2)).transpose(0, 2, 1))
 
 

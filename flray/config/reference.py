@@ -18,7 +18,7 @@ _WORDS = {
     **{"int": "whole number", "float": "number", "bool": "true, false", "str": "text"},
     **{"Seed": "whole number", "Unbounded": "number or .inf"},
 }
-_YAML = {"None": "null", "True": "true", "False": "false", "()": "[]"}
+_YAML = {"None": "null", "True": "true", "False": "false", "()": "[]", "''": '""'}
 _SENTENCE = re.compile(r"(?<!al)(?<!i\.e)\. (?!\d)")  # not after an abbreviation: Alg. 1 l. 8
 
 # The registries of components, by what a user calls their entries.
@@ -264,8 +264,7 @@ def _subscripted(source: Source, hint: ast.Subscript) -> _Accepted:
     if item.below is not None:
         return _Accepted(f"list of mappings with {', '.join(k.name for k in _keys(item.below))}")
     is_word = item.text in _WORDS.values()
-    text = f"list of {item.text}s" if is_word else f"list of: {item.text}"
-    return _Accepted(text, kind=item.kind)
+    return _Accepted(f"list of {item.text}s" if is_word else f"list of: {item.text}")
 
 
 def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
@@ -281,9 +280,6 @@ def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
             name = _registered(source, ast.unparse(call.func), kind)
             return f"{{name: {name}, {', '.join(fields)}}}" if fields else name
         return None if factory is None else _registered(source, ast.unparse(factory), kind)
-    if isinstance(value, ast.Tuple) and kind is not None:
-        classes = [ast.unparse(call.func) for call in value.elts if isinstance(call, ast.Call)]
-        return f"[{', '.join(_registered(source, name, kind) for name in classes)}]"
     constant = source.find(ast.unparse(value))
     text = _text(ast.unparse(constant.node if constant else value))
     return "all" if text.startswith("get_args(") else text

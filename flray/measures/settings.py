@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from flray.client.scores import SCORES, Accuracy, Score, columns_of
+from flray.client.scores import SCORES, Accuracy, MeanAbsoluteError, Score, columns_of
 from flray.columns import ScoreColumns
 from flray.data.split import Part
 from flray.engines.training import Training
@@ -50,8 +50,9 @@ class Evaluation:
 
     every: int = 1  # Rounds between evaluations; the last round is always evaluated
     also: tuple[int, ...] = ()  # Further rounds that are evaluated
-    # Scores of the predictions; the first decides the worst client, the target and the best row
-    scores: tuple[Annotated[Any, "score", SCORES], ...] = (Accuracy(),)
+    # Scores of predictions; the first decides the worst client, the target and the best row of a
+    # sweep. []: accuracy for classes, mae for numbers
+    scores: tuple[Annotated[Any, "score", SCORES], ...] = ()
     # Value of the first score, a fraction for percent, that each client, and the mean, should
     # reach. None: no target
     target: float | None = None
@@ -78,12 +79,11 @@ class Evaluation:
                     "scores must have different names made of letters, digits and underscores, "
                     f"got {shown(name)}: set `name` in the class of the score"
                 )
-        if not names:
-            raise ValueError("scores must not be empty; leave it out for accuracy")
         is_share = self.score_columns[0].unit == "%"
         if self.target is not None and is_share and not 0 < self.target <= 1:
             raise ValueError(
-                f"target must be in (0, 1], got {self.target}: a fraction, not percent"
+                f"target must be in (0, 1], got {self.target}: a fraction, not percent; "
+                "for a target in another unit name its score in evaluate.scores"
             )
 
     def is_regular(self, t: int, num_rounds: int) -> bool:
@@ -110,12 +110,22 @@ class Evaluation:
         >>> [score.mean for score in Evaluation().score_columns]
         ['accuracy_mean']
         """
-        return tuple(map(columns_of, self.scores))
+        return tuple(columns_of(score) for score in self.scores or (Accuracy(),))
 
     @property
     def computed(self) -> tuple[Score, ...]:
         """The scores that hosts compute; none for accuracy alone, which is counted anyway."""
         return () if self.scores == (Accuracy(),) else self.scores
+
+    def of_task(self, has_classes: bool) -> "Evaluation":
+        """The same with the default score of a task.
+
+        >>> Evaluation().of_task(has_classes=False).score_columns[0].name
+        'mae'
+        """
+        if self.scores or has_classes:
+            return self
+        return replace(self, scores=(MeanAbsoluteError(),))
 
     @property
     def parts(self) -> tuple[Part, ...]:

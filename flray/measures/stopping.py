@@ -13,8 +13,8 @@ from flray.values import require_at_least
 class Stop:
     """Ends a run by the mean of the first score over clients on their validation parts.
 
-    Test data decide nothing. The rules look at evaluated rounds after the clustering of a method that clusters after
-    `rounds_before` rounds, and at all evaluated rounds of any other.
+    Test data decide nothing. The rules look at evaluated rounds after the clustering of a method
+    that clusters after `rounds_before` rounds, and at all evaluated rounds of any other.
 
     >>> Stop(patience=2).reason([0.5, 0.7, 0.6]), Stop(patience=2).reason([0.5, 0.7, 0.6, 0.7])
     (None, 'patience')

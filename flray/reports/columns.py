@@ -26,12 +26,8 @@ def measured_columns(scores: Sequence[ScoreColumns]) -> tuple[str, ...]:
     after = score.column("mean" + recorded.AFTER)
     return (
         *(score.validation, recorded.VALIDATION_LOSS_MEAN, score.mean, after),
-        *(
-            recorded.CLIENTS_REACHING_TARGET,
-            score.column("worst"),
-            score.column("mean", "holdout_"),
-        ),
-        *(other.mean for other in others),
+        *(recorded.CLIENTS_REACHING_TARGET, score.column("worst")),
+        *(score.column("mean", "holdout_"), *(other.mean for other in others)),
         *(recorded.CLUSTERS, recorded.ARI),
         *(CLUSTERING_ERROR, *(key for key, column in MEASURE_COLUMNS.items() if column.is_main)),
         *(recorded.CLIENT_STEPS, recorded.SECONDS),

@@ -21,6 +21,7 @@ from flray.reports import style
 from flray.reports.columns import column_of
 from flray.reports.runs import Experiments, RunRecord, score_of
 from flray.reports.sheets import GROUND_TRUTH
+from flray.wording import capitalised
 
 EVENT_DOTS = (0, (1, 1.5))
 MAX_BANDS = 4  # most experiments with bands, which would hide each other
@@ -57,9 +58,8 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     sns.lineplot(data, x=ROUND, y="shown", ax=top, **drawn, **marks)
     band = "; band: one standard deviation over seeds" if has_seeds else ""
     if not has_seeds and len(experiments) <= MAX_BANDS:
-        band = (
-            f"; band: {'down' if score.higher_is_better else 'up'} to the mean of the worst decile"
-        )
+        way = "down" if score.higher_is_better else "up"
+        band = f"; band: {way} to the mean of the worst decile"
         for name, rows in data.groupby("experiment", sort=False):
             worst = scale * rows[score.column("worst_decile")].to_numpy(np.float64)
             x, colour = rows[ROUND].to_numpy(), colours[str(name)]
@@ -113,8 +113,8 @@ def clients_figure(experiments: Experiments) -> Figure:
             handles.append(style.line(entry, colour))
     handles += _score_axis(top, {name: experiments[name] for name in shown})
     top.set(xlabel="clients, worst to best (%)", xlim=(0, 100))
-    title = f"{column.title[:1].upper()}{column.title[1:]}"
-    top.set_title(f"{title} of every client at the last evaluation", fontsize=10)
+    title = f"{capitalised(column.title)} of every client at the last evaluation"
+    top.set_title(title, fontsize=10)
     style.plain(top)
     planted = sorted(data[GROUP].dropna().unique()) if GROUP in data else []
     of_group = dict(zip(planted, style.palette(len(planted), style.GROUPS), strict=True))
@@ -152,6 +152,7 @@ def efficiency_figure(experiments: Experiments) -> Figure:
         return run.evaluated().assign(sent=so_far)
 
     data, test = _joined(experiments, sent), score_of(experiments).mean
+    scale = column_of(test).scale
     mean = data.groupby(["experiment", ROUND], sort=False)[["sent", test]].mean()
     units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
     unit = next((name for name, size in units.items() if mean["sent"].max() >= size), "bytes")
@@ -159,15 +160,11 @@ def efficiency_figure(experiments: Experiments) -> Figure:
     axes = figure.subplots()
     for name, colour in style.colours_of(experiments).items():
         if name in mean.index:
-            x, y = (
-                mean.loc[name]["sent"] / units[unit],
-                column_of(test).scale * mean.loc[name][test],
-            )
+            x, y = mean.loc[name]["sent"] / units[unit], scale * mean.loc[name][test]
             label = _titled(name, experiments[name])
             axes.plot(x, y, color=colour, marker=_marker(x), markersize=3, label=label)
     axes.set(xlabel=f"{unit} sent up and down so far", ylabel=column_of(test).label)
-    title = test.score.title
-    axes.set_title(f"{title[:1].upper()}{title[1:]} against communication", fontsize=10)
+    axes.set_title(f"{capitalised(test.score.title)} against communication", fontsize=10)
     style.plain(axes)
     if len(experiments) > 1:
         axes.legend(frameon=False, fontsize=8)

@@ -31,6 +31,7 @@ from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOT
 from flray.reports.sweep_curves import curve_keys
 from flray.reports.sweep_figures import heatmap_pairs
 from flray.reports.sweeps import Sweep, left_out_note
+from flray.wording import capitalised
 
 PAGE = "report.html"
 
@@ -99,7 +100,7 @@ def _environment() -> Environment:
     }
     environment.filters |= {
         "leaves": leaves,
-        "sentence": lambda text: text[:1].upper() + text[1:],
+        "capitalised": capitalised,
         "setting": setting_text,
         "typed": typed,
         "yaml": lambda config: yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),

@@ -22,7 +22,7 @@ from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
 from flray.records.recorded import SCORES
 from flray.records.run_directory import RunDirectory
-from flray.runs.preparing import Prepared, draw_module, prepare, run_data
+from flray.runs.preparing import Prepared, draw_module, evaluation_of, prepare, run_data
 from flray.server.loop import Server, packages_of
 
 
@@ -90,13 +90,13 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
     Raises:
         ExperimentError: The directory holds another experiment, or one with another split.
     """
-    evaluate = experiment.settings.evaluate
+    evaluation = evaluation_of(experiment, parts.payload.dataset)
     recorded = environment() | {
         "plan": str(parts.plan) if parts.plan else None,
         "threads": parts.payload.settings.threads,
     }
-    if evaluate.computed:  # else accuracy, for which nothing is recorded
-        recorded[SCORES] = [asdict(score) for score in evaluate.score_columns]
+    if evaluation.computed:  # else accuracy, for which nothing is recorded
+        recorded[SCORES] = [asdict(score) for score in evaluation.score_columns]
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
     plain = {**experiment.plain, "execution": execution}
     directory.resume(plain, recorded, parts.payload.timeline.digest())
@@ -124,7 +124,7 @@ def assemble(
         algorithm=algorithm,
         fed=fed,
         timeline=payload.timeline,
-        evaluation=settings.evaluate,
+        evaluation=evaluation_of(experiment, payload.dataset),
         num_rounds=settings.rounds,
         directory=directory,
         facts=facts_of(experiment, payload),
@@ -222,7 +222,7 @@ def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
     names = {
         kind: experiment.plain[kind]["name"] for kind in ("algorithm", "dataset", "split", "model")
     }
-    host, score = payload.settings, experiment.settings.evaluate.score_columns[0]
+    host, score = payload.settings, evaluation_of(experiment, payload.dataset).score_columns[0]
     of_score = {SCORE: score.name, SCORE_UNIT: score.unit, SCORE_MODE: score.mode}
     return {
         **names,

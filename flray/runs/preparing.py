@@ -14,7 +14,7 @@ from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, Payload, default_threads
-from flray.client.scores import SCORES, ModuleScore
+from flray.client.scores import SCORES, ModuleScore, Score
 from flray.config.binding import Component, look_up
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
@@ -27,6 +27,7 @@ from flray.execution.cohort import cohort_size
 from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block
 from flray.measures.measure import RunData
+from flray.measures.settings import Evaluation
 from flray.models.bank import build_seeded
 from flray.randomness import torch_seed
 from flray.values import FROM_DATASET
@@ -80,12 +81,12 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     split = deal(experiment, dataset)
     dataset = dataset.standardised(_trained_rows(split))
     module = draw_module(experiment, dataset)
-    _check_scores(experiment, dataset, module)
     num_heard = cohort_size(len(split.clients), settings.participation)
     num_actors = execution.actors.number(split.num_clients)
     is_on_ray = execution.executor == "ray"
     num_hosts = num_actors if pool is not None and is_on_ray else 1
     host = _host_settings(experiment, module, num_heard, num_hosts)
+    host = replace(host, scores=_computed_scores(experiment, dataset, module))
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
     if not is_on_ray:
         return Prepared(payload, None)
@@ -125,16 +126,25 @@ def _host_settings(
         threads=threads,
         seed=experiment.settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
-        scores=experiment.settings.evaluate.computed,
     )
 
 
-def _check_scores(experiment: Experiment, dataset: Dataset, module: LightningModule) -> None:
-    """Refuse scores that do not fit the targets, or that the module does not define."""
-    has_classes = dataset.num_classes > 0
+def evaluation_of(experiment: Experiment, dataset: Dataset) -> Evaluation:
+    """How an experiment is evaluated, with the default score of the dataset's task."""
+    return experiment.settings.evaluate.of_task(has_classes=dataset.num_classes > 0)
+
+
+def _computed_scores(
+    experiment: Experiment, dataset: Dataset, module: LightningModule
+) -> tuple[Score, ...]:
+    """The scores that hosts compute.
+
+    Refuses scores that do not fit the targets, or that the module does not define.
+    """
+    has_classes, evaluation = dataset.num_classes > 0, evaluation_of(experiment, dataset)
     fitting = [n for n, s in SCORES.items() if s.needs_classes in (None, has_classes)]
     kinds = {True: "classes", False: "numbers"}
-    for score in experiment.settings.evaluate.scores:
+    for score in evaluation.scores:
         if getattr(score, "needs_classes", None) is (not has_classes):
             raise ExperimentError(
                 f"evaluate.scores: {score.name} is a score of {kinds[not has_classes]}, and the "
@@ -146,6 +156,7 @@ def _check_scores(experiment: Experiment, dataset: Dataset, module: LightningMod
                 f"evaluate.scores: {score.key} is a score of the module's own, and the model "
                 f"{experiment.model.name} does not define scores(batch) -> {{name: (B,) values}}"
             )
+    return evaluation.computed
 
 
 def _timeline(experiment: Experiment, dataset: Dataset, split: Split) -> Timeline:

@@ -6,11 +6,13 @@ import numpy as np
 
 from flray.clustering.update import Update, Weights
 from flray.config.experiment import Experiment, parse_experiment
+from flray.data.dataset import Dataset
 from flray.data.events import Timeline, make_timeline
+from flray.data.split import Split
 from flray.engines.plan import num_local_steps
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size, sample_cohort
-from flray.runs.preparing import deal
+from flray.runs.preparing import deal, evaluation_of
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
@@ -33,7 +35,7 @@ def describe_space(space: Space) -> str:
     for experiment in experiments:
         key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
         if key not in timelines:
-            split = deal(experiment, experiment.dataset.build().load())
+            split = dealt(experiment)
             timelines[key] = make_timeline(split, experiment.settings.events)
         steps.append(predicted_steps(experiment, timelines[key]))
     search = space.options.search
@@ -52,6 +54,17 @@ def describe_space(space: Space) -> str:
         f"{len(experiments) - len(branching)} without one; one by one they would take about "
         f"{counted(sum(steps), 'client step')}{_if_clusters_draw(branching)}"
     )
+
+
+def dealt(experiment: Experiment) -> Split:
+    """The data of a row among its clients; refused if no score is there to rank it by."""
+    dataset: Dataset = experiment.dataset.build().load()
+    if evaluation_of(experiment, dataset) != experiment.settings.evaluate:
+        raise ExperimentError(
+            f"the targets of {dataset.name} are numbers, and rows of a sweep are ranked by the "
+            "first of evaluate.scores: name it, as in evaluate.scores=[mae]"
+        )
+    return deal(experiment, dataset)
 
 
 def _if_clusters_draw(branching: Sequence[Experiment]) -> str:

@@ -238,7 +238,7 @@ class Assembly:
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
         parts = {part: scored[scored[PART] == part] for part in PARTS}
         client_scores = {
-            part: scores_in(frame, settings.evaluate.score_columns)
+            part: scores_in(frame, self.directory.scores())
             for part, frame in parts.items()
             if len(frame)
         }

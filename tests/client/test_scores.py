@@ -1,21 +1,22 @@
-"""Scores from sums of terms equal scikit-learn's, per client."""
+"""Scores from terms of examples equal scikit-learn's, per client."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn import metrics
 
-from flray.client.scores import SCORES
+from flray.client.scores import SCORES, ModuleScore
+from flray.errors import ExperimentError
 
 NUM, CLASSES = 40, 4
 
 
 def _scored(name: str, output: torch.Tensor, targets: torch.Tensor) -> float:
-    """Terms of single examples, added in two parts, as hosts and servers do."""
-    score = SCORES[name]()
-    terms = score.terms(output, targets).numpy()
-    sums = terms[:13].sum(0) + terms[13:].sum(0)
-    return float(score.value(sums[None])[0])
+    """Terms of two batches, put together as a host does."""
+    score, middle = SCORES[name](), len(targets) // 3 + 1
+    parts = (slice(middle), slice(middle, None))
+    batches = [score.terms(output[part], targets[part]) for part in parts]
+    return score.value(torch.cat(batches).double().numpy())
 
 
 @pytest.fixture
@@ -28,6 +29,10 @@ def classified() -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
+def _probabilities(output: np.ndarray) -> np.ndarray:
+    return torch.tensor(output).double().softmax(1).numpy()
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -35,19 +40,42 @@ def classified() -> tuple[torch.Tensor, torch.Tensor]:
         ("macro_f1", lambda y, p: metrics.f1_score(y, p.argmax(1), average="macro")),
         (
             "perplexity",
-            lambda y, p: np.exp(
-                metrics.log_loss(
-                    y, torch.tensor(p).double().softmax(1).numpy(), labels=range(CLASSES)
-                )
+            lambda y, p: np.exp(metrics.log_loss(y, _probabilities(p), labels=range(CLASSES))),
+        ),
+        (
+            "auroc",
+            lambda y, p: np.mean(
+                [metrics.roc_auc_score(y == k, _probabilities(p)[:, k]) for k in range(3)]
             ),
         ),
     ],
 )
 def test_scores_of_classes_equal_sklearn(name, expected, classified):
     output, targets = classified
-    assert _scored(name, output, targets) == pytest.approx(
-        expected(targets.numpy(), output.numpy()), rel=1e-6
-    )
+    found = _scored(name, output, targets)
+    assert found == pytest.approx(expected(targets.numpy(), output.numpy()), rel=1e-12)
+    assert 0.2 < found < 10  # neither perfect nor nothing
+
+
+def test_auroc_of_all_classes_and_of_two_is_that_of_sklearn():
+    rng = torch.Generator().manual_seed(5)
+    output = torch.randn(NUM, 3, generator=rng).round(decimals=1)  # with ties
+    targets = torch.arange(NUM) % 3
+    probabilities = _probabilities(output.numpy())
+    of_three = metrics.roc_auc_score(targets, probabilities, multi_class="ovr")
+    assert _scored("auroc", output, targets) == pytest.approx(of_three, rel=1e-12)
+    of_two = metrics.roc_auc_score(targets % 2, _probabilities(output[:, :2].numpy())[:, 1])
+    assert _scored("auroc", output[:, :2], targets % 2) == pytest.approx(of_two, rel=1e-12)
+    assert np.isnan(_scored("auroc", output, 0 * targets))  # a client with one class
+    with pytest.raises(ExperimentError, match="one class for each example"):
+        SCORES["auroc"]().terms(torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "macro_f1", "perplexity"])
+def test_a_sequence_is_scored_by_its_positions(name, classified):
+    output, targets = classified
+    in_sequences = _scored(name, output.view(20, 2, CLASSES), targets.view(20, 2))
+    assert in_sequences == pytest.approx(_scored(name, output, targets), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(NUM,), (NUM, 3)])
@@ -63,9 +91,10 @@ def test_scores_of_numbers_equal_sklearn(name, expected, shape):
     rng = torch.Generator().manual_seed(1)
     targets = torch.randn(shape, generator=rng) + 5
     output = targets + torch.randn(shape, generator=rng)
-    assert _scored(name, output, targets) == pytest.approx(
-        expected(targets.double().numpy(), output.double().numpy()), rel=1e-9
-    )
+    wanted = expected(targets.double().numpy(), output.double().numpy())
+    assert _scored(name, output, targets) == pytest.approx(wanted, rel=1e-12)
+    if len(shape) == 1:  # a model has a column of outputs even for one number
+        assert _scored(name, output[:, None], targets) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_rmse_is_the_root_of_the_mean_over_all_targets():
@@ -73,10 +102,12 @@ def test_rmse_is_the_root_of_the_mean_over_all_targets():
     assert _scored("rmse", output, targets) == 2.0  # errors 0, 4, 0, 0: root of 16 / 4
 
 
-def test_a_client_without_examples_has_no_score():
-    for name, cls in SCORES.items():
-        terms = cls().terms(
-            torch.zeros(1, 2),
-            torch.zeros(1, dtype=torch.int64) if cls.needs_classes else torch.zeros(1, 2),
-        )
-        assert np.isnan(cls().value(np.zeros((1, terms.shape[1])))).all(), name
+def test_r2_of_equal_targets_is_not_defined():
+    assert np.isnan(_scored("r2", torch.randn(NUM), torch.ones(NUM)))
+
+
+def test_a_score_of_the_module_is_the_mean_of_what_the_module_computed():
+    score = ModuleScore("within", unit="%", higher_is_better=True)
+    assert score.name == "within"
+    terms = score.terms(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.zeros(4))
+    assert score.value(terms.numpy()) == 0.75

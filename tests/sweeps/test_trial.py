@@ -535,15 +535,16 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     assert state.status == "done"
 
 
-def test_rows_are_put_together_with_every_protocol_of_their_evaluation(tmp_path) -> None:
-    evaluate = {"on": "global", "fine_tune": {"epochs": 1}}
+@pytest.mark.parametrize("score", ["accuracy", "perplexity"])
+def test_rows_are_put_together_with_every_protocol_of_their_evaluation(score, tmp_path) -> None:
+    evaluate = {"on": "global", "fine_tune": {"epochs": 1}, "scores": [score]}
     space = space_of(FLHC_1 | {"rounds": 3, "evaluate": evaluate}, {THRESHOLD: [1e9, 0.0]})
     states = swept(space, tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     found = result_of(states[1], tmp_path / "sweep")
     assert found.rounds["client_steps_evaluation"].nunique() == 1  # of everybody, in each round
     assert set(found.clients["part"]) >= {"global", "tuned_test", "tuned_global"}
-    assert {"tuned_accuracy_mean", "global_accuracy_mean"} <= set(found.summary)
+    assert {f"tuned_{score}_mean", f"global_{score}_mean"} <= set(found.summary)
 
 
 def test_rows_that_differ_in_their_cohorts_have_blocks_of_their_own(tmp_path) -> None:
