@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least
@@ -20,6 +19,9 @@ from flray.data.datasets.folder import data_folder, reading
 from flray.data.dealing import known_source
 from flray.data.owned import TIME, Rows, refuse_rows, window_rows
 from flray.errors import ExperimentError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Names = str | tuple[str, ...]
 
@@ -43,7 +45,7 @@ class Columns:
     arrays: dict[str, NDArray[Any]]
 
     @classmethod
-    def of_frame(cls, where: str, frame: pd.DataFrame) -> "Columns":
+    def of_frame(cls, where: str, frame: "pd.DataFrame") -> "Columns":
         """The columns of a table."""
         return cls(where, {str(name): column.to_numpy() for name, column in frame.items()})
 
@@ -80,6 +82,8 @@ class Columns:
         """Numbers as they are, dates as seconds; None without a name."""
         if name is None:
             return None
+        import pandas as pd
+
         column = self[name]
         if column.dtype.kind not in "iuf":
             dates = pd.to_datetime(pd.Series(column), errors="coerce", format="mixed", utc=True)
@@ -91,8 +95,10 @@ class Columns:
         return column.astype(np.float64)
 
 
-def read_table(file: str) -> pd.DataFrame:
+def read_table(file: str) -> "pd.DataFrame":
     """The table in a .csv or .parquet file."""
+    import pandas as pd  # seconds to import, and seldom needed
+
     with opened(file) as stream:
         if file.endswith(".parquet"):
             return pd.read_parquet(stream)
