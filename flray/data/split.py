@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
+from flray.errors import ExperimentError
 
 Part = Literal["test", "validation", "global"]  # what a client's model is judged on
 
@@ -90,7 +91,14 @@ class Split:
         return len(self.image_ids) - self.num_global_only
 
     def label_counts(self, clients: Ids) -> Ids:
-        """(K, labels) how many training examples of each label each of the clients holds."""
+        """(K, labels) how many training examples of each label each of the clients holds.
+
+        Refuses data without classes.
+        """
+        if not self.has_classes:
+            raise ExperimentError(
+                "labels of clients are counted here, and the data have no classes"
+            )
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
         labels = (self.labels[self.train[i]] for i in clients)
         return np.stack([np.bincount(row, minlength=num_labels) for row in labels])
