@@ -79,6 +79,11 @@ class Split:
         """(M,) n_k, the number of training examples of each client."""
         return np.array([len(ids) for ids in self.train], dtype=np.int64)
 
+    @property
+    def trained_rows(self) -> Ids:
+        """Rows of images that clients train on, ascending; holdout clients never train."""
+        return np.unique(self.image_ids[np.concatenate([self.train[i] for i in self.clients])])
+
     def trained_on(self, client: int) -> Ids:
         """The training examples of a client, or of one that was made up to resemble a client."""
         if client < self.num_clients:
