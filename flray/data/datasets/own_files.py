@@ -78,6 +78,15 @@ class Columns:
             texts[0] = np.char.add(np.char.add(texts[0].astype(str), "/"), other.astype(str))
         return texts[0]
 
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """A column as floats; NaN, which `Rows` refuses, where it has text."""
+        import pandas as pd
+
+        column = self[name]
+        is_number = column.dtype.kind in "biuf"
+        numbers = column if is_number else pd.to_numeric(pd.Series(column), errors="coerce")
+        return np.asarray(numbers, np.float32)
+
     def times(self, name: str | None) -> NDArray[np.float64] | None:
         """Numbers as they are, dates as seconds; None without a name."""
         if name is None:
@@ -143,7 +152,7 @@ class Series:
 
     file: str  # Path or URL of a .csv, .parquet or .npz file
     value: str = "value"  # Column or array with the values
-    client: str = "client"  # Column or array with the owner of each value, or of each series
+    client: Names = "client"  # Column or array with the owner of each value, or of each series
     time: str | None = None  # Column with evenly spaced times; None in an .npz file
     group: str | None = None  # Column or array with the kind of each owner. None: not known
     window: int = 168  # Values that the model sees
@@ -169,9 +178,8 @@ class Series:
 
     def _instants(self, columns: Columns) -> Dataset:
         """One row for each client and instant."""
-        value, client = columns[self.value].astype(np.float32), columns.named(self.client)
+        value, client = columns.numbers(self.value), columns.joined(self.client)
         group, time = columns.named(self.group), columns.times(self.time)
-        assert client is not None
         if value.ndim == 2:
             num, length = value.shape
             client = np.repeat(client, length)
@@ -186,8 +194,9 @@ class Series:
         gaps = np.diff(instants.columns[TIME][:, 0])
         is_next = np.diff(known_source(instants, "dataset series")) == 0  # of the same client
         is_wrong = np.zeros(len(row), bool)
-        is_wrong[instants.columns["row"][1:]] = is_next & ~np.isclose(gaps, gaps[0])
-        advice = f"all steps of {self.time} must be as the first one, {gaps[0]:g}"
+        step = gaps[is_next][0] if is_next.any() else 0.0
+        is_wrong[instants.columns["row"][1:]] = is_next & ~np.isclose(gaps, step)
+        advice = f"all steps of {self.time} must be as the first one, {step:g}"
         refuse_rows(is_wrong, f"the time of client {client[is_wrong.argmax()]} jumps", advice)
         return instants
 
