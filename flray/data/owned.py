@@ -81,7 +81,8 @@ class Rows:
                 )
         source, names = coded("client", self.client)
         order = np.argsort(source, kind="stable")
-        kept = {key: np.asarray(values)[order] for key, values in self.columns.items()}
+        others = {key: values for key, values in self.columns.items() if key != TIME}
+        kept = {key: np.asarray(values)[order] for key, values in others.items()}
         if self.time is not None:
             kept[TIME] = _ordered_times(np.asarray(self.time, np.float64), source, names)[order]
         groups, group_names = self._groups(source, names)
