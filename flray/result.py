@@ -28,7 +28,6 @@ from flray.reports.clustering_figures import CLUSTERING_FIGURES, when
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.runs import RunRecord, experiment_names, read_run, run_folders
 from flray.runs.assemble import deployed_models
-from flray.runs.preparing import model_facts
 
 RUN_FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}
 
@@ -191,7 +190,7 @@ class Result:
             return arguments
         dataset = self._experiment.dataset.build().load()
         component = self._experiment.model
-        return component.arguments(**model_facts(component, dataset))
+        return component.arguments(**component.asked_of(dataset))
 
 
 class Results(Mapping[str, Result]):

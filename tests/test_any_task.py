@@ -149,3 +149,39 @@ def test_vectorized_is_loop_for_any_task_on_ragged_clients(case) -> None:
         assert float((a.params[leaf] - w).abs().flatten(1).max(1).values.min()) > 1e-4  # all moved
         assert float((a.params[leaf] - b.params[leaf]).abs().max()) < 1e-10
     assert np.abs(a.loss - b.loss).max() < 1e-10
+
+
+TWO = {"name": "hierarchical", "number": 2}
+CLUSTERED = {
+    "update": {"name": "flhc", "rounds_before": 1, "clustering": {"partition": TWO}},
+    "weights": {"name": "wd", "rounds_before": 1, "clustering": {"partition": TWO}},
+    "predictions": {"name": "flis_hc", "clustering": {"distance": "l2", "partition": TWO}},
+    "statistics": {
+        "name": "flhc",
+        "rounds_before": 1,
+        "clustering": {"signature": {"name": "statistics"}, "partition": TWO},
+    },
+    "loss": {"name": "ifca", "number": 2},
+}
+
+
+@pytest.mark.parametrize("signature", CLUSTERED)
+def test_clients_of_a_regression_are_clustered_by_whatever_they_send(signature) -> None:
+    """Two kinds that see other inputs and predict the opposite."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(8), 40)
+    kind = owner % 2
+    x = rng.normal(size=(320, 4)) + np.array([3.0, 0, 0, 0]) * (2 * kind - 1)[:, None]
+    y = (2 * kind - 1) * x[:, 0] + x[:, 1]
+    result = flray.run(
+        dataset=(x, np.stack([y, 2 * y], axis=1)),  # two numbers for each example
+        clients=owner,
+        groups=kind,
+        split={"name": "natural", "server": 20},
+        model={"name": "mlp", "hidden": (8,)},
+        algorithm=CLUSTERED[signature],
+        train={"lr": 0.01, "epochs": 4},
+        rounds=3,
+    )
+    assert result.summary["ari"] == 1.0
+    assert np.isfinite(result.summary["loss_mean"])

@@ -57,7 +57,9 @@ TOY_SPLIT = {
     ]
 }
 # Where an experiment says it: fewer images of the server, test images and unseen clients.
-FEWER = {"server": 20, "test_size": 10, "holdout": 2}
+FEWER = {"server": 20, "test_size": 10, "holdout": 2, "min_samples": 2, "test_by": "share"}
+# Of sequences, which the toy data are not.
+OWN = ("har", "power", "shakespeare")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,6 +89,7 @@ def test_an_experiment_runs(path, tmp_path, ran) -> None:
     name, split = as_it_stands.algorithm.name, as_it_stands.split.name
     smaller = [f"split.{key}={value}" for key, value in FEWER.items() if key in plain["split"]]
     smaller += ["model=lenet5"] if plain["model"] == "resnet9" else []
+    smaller += ["model=mlp"] if path.parent.name in OWN else []
     tuned = "fine_tune" in plain.get("evaluate", {})
     smaller += ["evaluate.fine_tune.epochs=1"] if tuned else []
     assert path.read_text().startswith("# flray run"), "the file opens with its command"
@@ -161,3 +164,26 @@ def test_clients_of_flts_second_scenario_have_200_images_of_three_labels(path) -
         labels, counts = np.unique(split.labels[ids], return_counts=True)
         assert len(labels) == 3
         assert counts.tolist() == [200, 200, 200]
+
+
+@pytest.mark.data
+def test_windows_of_one_execution_are_in_one_part() -> None:
+    experiment = parse_experiment(read_yaml(EXPERIMENTS / "har" / "fedavg.yaml"))
+    dataset = experiment.dataset.build().load()
+    split = deal(experiment, dataset)
+    execution = dataset.columns["execution"][split.image_ids]
+    for train, test in zip(split.train, split.test, strict=True):
+        assert not np.isin(execution[train], execution[test]).any()
+    assert (split.num_clients, np.bincount(split.groups).tolist()) == (46, [23, 23])
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("folder", "clients"), [("power", 53), ("shakespeare", 13)])
+def test_what_a_client_is_tested_on_comes_after_its_training(folder: str, clients: int) -> None:
+    experiment = parse_experiment(read_yaml(EXPERIMENTS / folder / "fedavg.yaml"))
+    dataset = experiment.dataset.build().load()
+    split = deal(experiment, dataset)
+    spans = dataset.columns["time"][split.image_ids]
+    for train, test in zip(split.train, split.test, strict=True):
+        assert spans[train].max() < spans[test].min()
+    assert split.num_clients == clients

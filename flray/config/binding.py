@@ -34,7 +34,7 @@ from flray.config.parameters import (
 from flray.config.reading import YAML_FILES, Plain, read_mapping
 from flray.config.reference import RENAMED, keys_meant
 from flray.errors import ExperimentError, one_line_message
-from flray.values import LARGEST_COUNT, LARGEST_WHOLE, shown
+from flray.values import FROM_DATASET, LARGEST_COUNT, LARGEST_WHOLE, shown
 from flray.wording import suggestion
 
 
@@ -86,6 +86,11 @@ class Component:
         """What the class is called with: its configuration, and what it asks for of the rest."""
         wanted = inspect.signature(self.target).parameters
         return self.fields | {key: value for key, value in injected.items() if key in wanted}
+
+    def asked_of(self, dataset: object) -> Plain:
+        """What a model's class asks to know of the dataset, such as `input_shape`."""
+        wanted = inspect.signature(self.target).parameters
+        return {name: getattr(dataset, name) for name in FROM_DATASET if name in wanted}
 
 
 class ConfiguredClass(functools.partial[Any]):  # Any: what it builds is the caller's to know

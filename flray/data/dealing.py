@@ -39,14 +39,8 @@ def whole_share(total: int, share: float) -> int:
 def server_images(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
     """(n,) rows of the images for the server, ascending, equally many of each class.
 
-    Empty if the server makes its own images (`server_from: synthetic`). Refuses data without
-    classes, which every split that deals images needs.
+    Empty if the server makes its own images (`server_from: synthetic`).
     """
-    if not dataset.has_classes:
-        raise ExperimentError(
-            f"this split deals examples by their classes, and the targets of {dataset.name} are "
-            f"{'sequences' if dataset.num_classes else 'numbers'}: set split: natural"
-        )
     if options.server_from == "synthetic":
         return np.empty(0, np.int64)
     sizes = largest_remainder(options.server, np.ones(dataset.num_classes, np.int64))
@@ -64,6 +58,15 @@ def server_images(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
         else:
             drawn.append(images[len(images) - num :])
     return np.sort(np.concatenate(drawn))
+
+
+def require_classes(dataset: Dataset) -> None:
+    """Refuse data without classes, by which images are dealt and test parts are chosen."""
+    if not dataset.has_classes:
+        raise ExperimentError(
+            f"this split deals examples by their classes, and the targets of {dataset.name} are "
+            f"{'sequences' if dataset.num_classes else 'numbers'}: set split: natural"
+        )
 
 
 def images_of_clients(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:

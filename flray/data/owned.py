@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from flray.data.dataset import Dataset, Ids, Normalization
@@ -37,6 +36,8 @@ def coded(what: str, column: Column) -> tuple[Ids, tuple[str, ...]]:
     >>> coded("city", np.array(["b", "a", "b"]))
     (array([1, 0, 1]), ('a', 'b'))
     """
+    import pandas as pd  # seconds to import, and seldom needed
+
     codes, values = pd.factorize(column, sort=True)
     refuse_rows(codes < 0, f"{what} has no value", "fill or remove them")
     return codes.astype(np.int64), tuple(str(value) for value in values)
@@ -80,7 +81,8 @@ class Rows:
                 )
         source, names = coded("client", self.client)
         order = np.argsort(source, kind="stable")
-        kept = {key: np.asarray(values)[order] for key, values in self.columns.items()}
+        others = {key: values for key, values in self.columns.items() if key != TIME}
+        kept = {key: np.asarray(values)[order] for key, values in others.items()}
         if self.time is not None:
             kept[TIME] = _ordered_times(np.asarray(self.time, np.float64), source, names)[order]
         groups, group_names = self._groups(source, names)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
+from flray.errors import ExperimentError
 
 Part = Literal["test", "validation", "global"]  # what a client's model is judged on
 
@@ -79,6 +80,11 @@ class Split:
         """(M,) n_k, the number of training examples of each client."""
         return np.array([len(ids) for ids in self.train], dtype=np.int64)
 
+    @property
+    def trained_rows(self) -> Ids:
+        """Rows of images that clients train on, ascending; holdout clients never train."""
+        return np.unique(self.image_ids[np.concatenate([self.train[i] for i in self.clients])])
+
     def trained_on(self, client: int) -> Ids:
         """The training examples of a client, or of one that was made up to resemble a client.
 
@@ -96,8 +102,13 @@ class Split:
     def label_counts(self, clients: Ids) -> Ids:
         """(K, labels) how many training examples of each label each of the clients holds.
 
-        Labels are those that clients see, 0 to the largest that anybody holds.
+        Labels are those that clients see, 0 to the largest that anybody holds. Refuses data without
+        classes.
         """
+        if not self.has_classes:
+            raise ExperimentError(
+                "labels of clients are counted here, and the data have no classes"
+            )
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
         labels = (self.labels[self.train[i]] for i in clients)
         return np.stack([np.bincount(row, minlength=num_labels) for row in labels])

@@ -4,21 +4,18 @@ Nothing is started or written. What is prepared can be pickled, so that it is co
 to where the run is computed.
 """
 
-import inspect
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
 from flray.client.host import HostSettings, Payload, default_threads
 from flray.client.scores import SCORES, ModuleScore, Score
-from flray.config.binding import Component, look_up
+from flray.config.binding import look_up
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
-from flray.data.dataset import Dataset, Ids
+from flray.data.dataset import Dataset
 from flray.data.events import Timeline, make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
@@ -30,7 +27,6 @@ from flray.measures.measure import RunData
 from flray.measures.settings import Evaluation
 from flray.models.bank import build_seeded
 from flray.randomness import torch_seed
-from flray.values import FROM_DATASET
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,6 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     with experiment.dataset.reported():
         dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
-    dataset = dataset.standardised(_trained_rows(split))
     module = draw_module(experiment, dataset)
     num_heard = cohort_size(len(split.clients), settings.participation)
     num_actors = execution.actors.number(split.num_clients)
@@ -87,16 +82,12 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = num_actors if pool is not None and is_on_ray else 1
     host = _host_settings(experiment, module, num_heard, num_hosts)
     host = replace(host, scores=_computed_scores(experiment, dataset, module))
+    dataset = dataset.standardised(split.trained_rows)
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
     if not is_on_ray:
         return Prepared(payload, None)
     load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
     return Prepared(payload, ActorPlan.of(execution.actors, execution.server, num_actors, load))
-
-
-def _trained_rows(split: Split) -> Ids:
-    """Rows of the dataset that clients train on; holdout clients do not."""
-    return np.unique(split.image_ids[np.concatenate([split.train[i] for i in split.clients])])
 
 
 def _host_settings(
@@ -223,17 +214,11 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
             f"{experiment.algorithm.name} draws several initial models, and a module that is built "
             "already has one: give model= a function that builds it, or its class"
         )
-    facts = model_facts(experiment.model, dataset)
+    facts = experiment.model.asked_of(dataset)
     return build_seeded(
         lambda: experiment.model.build(**facts),
         torch_seed(settings.seed, "initial model", *number),
     ).to(dtype=settings.execution.dtype)
-
-
-def model_facts(model: Component, dataset: Dataset) -> dict[str, Any]:  # Any: shapes and counts
-    """What the model's class asks to know of the dataset."""
-    wanted = inspect.signature(model.target).parameters
-    return {name: getattr(dataset, name) for name in FROM_DATASET if name in wanted}
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:

@@ -94,5 +94,6 @@ def test_small_clients_are_refused_by_name_or_left_out() -> None:
 )
 def test_what_cannot_be_split_is_refused(fields, message) -> None:
     data = owned([9, 9], time=np.arange(18))
+    assert "time" not in owned([9, 9], columns={"time": np.arange(18)}).columns  # not said to be it
     with pytest.raises(ExperimentError, match=message):
         Natural(**fields).split(data, 0)

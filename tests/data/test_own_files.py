@@ -203,6 +203,8 @@ def test_a_series_in_rows_is_the_one_in_a_table(tmp_path) -> None:
     [
         (LOADS.drop(4), "the time of client b jumps in row 5 .* as the first one, 1"),
         (LOADS.assign(kw=[0, 1, 2, np.nan, *range(5)]), "inputs must be finite .* nan in row 3"),
+        (LOADS.assign(kw=["0", "1", "low", *"345678"]), "finite numbers, got nan in row 2"),
+        (LOADS.iloc[:1], "client b has 1 values"),
         (LOADS.iloc[[0, 1, 3, 5, 7]], "client b has 1 values; a window of 2 and a horizon of 1"),
     ],
 )

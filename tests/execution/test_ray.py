@@ -605,3 +605,28 @@ def test_what_ray_loses_is_a_failed_attempt(monkeypatch, error, is_replaced) -> 
     assert isinstance(failed, Failed)
     assert (pool.actors, killed) == ((["new"], ["old"]) if is_replaced else (["old"], []))
     assert (pool.last_sent is None) != is_replaced
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("task", ["numbers", "text"])
+def test_actors_change_no_bit_of_regression_and_sequences(task, tmp_path) -> None:
+    """Ragged clients of the user's own: rows of a table, and roles of a play."""
+    owner = np.repeat(list("cab"), [20, 9, 31])
+    x = np.random.default_rng(0).random((60, 3))
+    said = "".join(f"{name}:\nabc{k} cab{k % 7}\n\n" for k, name in enumerate(owner))
+    (tmp_path / "play.txt").write_text(said)
+    dataset = {"name": "text", "file": str(tmp_path / "play.txt"), "length": 8}
+    if task == "numbers":
+        dataset = flray.from_clients([(x[owner == k], x[owner == k].sum(1)) for k in "abc"])
+    keys = {
+        "split": "natural",
+        "model": "mlp" if task == "numbers" else {"name": "char_gru", "hidden": 4},
+        "algorithm": {"name": "ifca", "number": 2},
+        "rounds": 2,
+    }
+    actors = {"executor": "ray", "actors": {"count": 2, "num_cpus": 0.1}}
+    digests = {
+        flray.run(dataset=dataset, **keys, execution={"block": 1} | where).summary["params_sha256"]
+        for where in ({}, actors)
+    }
+    assert len(digests) == 1

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least
@@ -20,6 +19,9 @@ from flray.data.datasets.folder import data_folder, reading
 from flray.data.dealing import known_source
 from flray.data.owned import TIME, Rows, refuse_rows, window_rows
 from flray.errors import ExperimentError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Names = str | tuple[str, ...]
 
@@ -43,7 +45,7 @@ class Columns:
     arrays: dict[str, NDArray[Any]]
 
     @classmethod
-    def of_frame(cls, where: str, frame: pd.DataFrame) -> "Columns":
+    def of_frame(cls, where: str, frame: "pd.DataFrame") -> "Columns":
         """The columns of a table."""
         return cls(where, {str(name): column.to_numpy() for name, column in frame.items()})
 
@@ -76,10 +78,21 @@ class Columns:
             texts[0] = np.char.add(np.char.add(texts[0].astype(str), "/"), other.astype(str))
         return texts[0]
 
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """A column as floats; NaN, which `Rows` refuses, where it has text."""
+        import pandas as pd
+
+        column = self[name]
+        is_number = column.dtype.kind in "biuf"
+        numbers = column if is_number else pd.to_numeric(pd.Series(column), errors="coerce")
+        return np.asarray(numbers, np.float32)
+
     def times(self, name: str | None) -> NDArray[np.float64] | None:
         """Numbers as they are, dates as seconds; None without a name."""
         if name is None:
             return None
+        import pandas as pd
+
         column = self[name]
         if column.dtype.kind not in "iuf":
             dates = pd.to_datetime(pd.Series(column), errors="coerce", format="mixed", utc=True)
@@ -91,8 +104,10 @@ class Columns:
         return column.astype(np.float64)
 
 
-def read_table(file: str) -> pd.DataFrame:
+def read_table(file: str) -> "pd.DataFrame":
     """The table in a .csv or .parquet file."""
+    import pandas as pd  # seconds to import, and seldom needed
+
     with opened(file) as stream:
         if file.endswith(".parquet"):
             return pd.read_parquet(stream)
@@ -137,7 +152,7 @@ class Series:
 
     file: str  # Path or URL of a .csv, .parquet or .npz file
     value: str = "value"  # Column or array with the values
-    client: str = "client"  # Column or array with the owner of each value, or of each series
+    client: Names = "client"  # Column or array with the owner of each value, or of each series
     time: str | None = None  # Column with evenly spaced times; None in an .npz file
     group: str | None = None  # Column or array with the kind of each owner. None: not known
     window: int = 168  # Values that the model sees
@@ -163,9 +178,8 @@ class Series:
 
     def _instants(self, columns: Columns) -> Dataset:
         """One row for each client and instant."""
-        value, client = columns[self.value].astype(np.float32), columns.named(self.client)
+        value, client = columns.numbers(self.value), columns.joined(self.client)
         group, time = columns.named(self.group), columns.times(self.time)
-        assert client is not None
         if value.ndim == 2:
             num, length = value.shape
             client = np.repeat(client, length)
@@ -180,8 +194,9 @@ class Series:
         gaps = np.diff(instants.columns[TIME][:, 0])
         is_next = np.diff(known_source(instants, "dataset series")) == 0  # of the same client
         is_wrong = np.zeros(len(row), bool)
-        is_wrong[instants.columns["row"][1:]] = is_next & ~np.isclose(gaps, gaps[0])
-        advice = f"all steps of {self.time} must be as the first one, {gaps[0]:g}"
+        step = gaps[is_next][0] if is_next.any() else 0.0
+        is_wrong[instants.columns["row"][1:]] = is_next & ~np.isclose(gaps, step)
+        advice = f"all steps of {self.time} must be as the first one, {step:g}"
         refuse_rows(is_wrong, f"the time of client {client[is_wrong.argmax()]} jumps", advice)
         return instants
 

@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from pandas.api import types
 
 from flray.data.dataset import Dataset
 from flray.data.datasets.own_files import Columns, Names, read_table
 from flray.data.owned import Rows, coded, refuse_rows
 from flray.errors import ExperimentError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Task = Literal["auto", "classes", "numbers"]
 MOST_CATEGORIES = 100  # of a column that becomes one-hot
@@ -24,6 +25,7 @@ class Table:
 
     Columns of text become one-hot. Numbers are scaled to mean 0 and std 1 on the training rows.
 
+    >>> import pandas as pd
     >>> frame = pd.DataFrame({"city": ["b", "a"], "sex": ["m", "f"], "age": [40, 50], "y": [0, 1]})
     >>> data = Table("visits.csv", client="city", target="y").of(frame, "visits")
     >>> data.client_names, data.images.tolist()  # age, sex_f, sex_m
@@ -42,7 +44,7 @@ class Table:
     def load(self) -> Dataset:
         return self.of(read_table(self.file), Path(self.file).stem)
 
-    def of(self, frame: pd.DataFrame, name: str) -> Dataset:
+    def of(self, frame: "pd.DataFrame", name: str) -> Dataset:
         """The dataset of a data frame."""
         columns = Columns.of_frame(name, frame)
         owners = (self.client,) if isinstance(self.client, str) else self.client
@@ -65,26 +67,28 @@ class Table:
 
     def _targets(self, column: "pd.Series[Any]") -> NDArray[Any]:
         """Classes as numbers, or floats."""
-        codes, _ = coded(self.target, column.to_numpy())
-        if self.task == "numbers" and not types.is_numeric_dtype(column):
+        values = column.to_numpy()
+        if self.task == "numbers" and values.dtype.kind not in "iuf":
             raise ExperimentError(f"task: numbers needs numbers, {self.target} is {column.dtype}")
-        is_floats = self.task == "auto" and types.is_float_dtype(column)
-        return column.to_numpy(np.float32) if is_floats or self.task == "numbers" else codes
+        if self.task == "numbers" or (self.task == "auto" and values.dtype.kind == "f"):
+            return values.astype(np.float32)
+        return coded(self.target, values)[0]
 
 
-def _features(frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _features(frame: "pd.DataFrame") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """(N, F) numbers first, then one-hot columns of texts; and (F,) which are numbers."""
+    import pandas as pd
+
     if frame.columns.empty:
         raise ExperimentError("the table has no column left to be a feature")
-    for name, column in frame.items():
-        num_values = column.nunique() if not types.is_numeric_dtype(column) else 0
-        if num_values > MOST_CATEGORIES:
+    numbers = frame.select_dtypes(include=["number", "bool"])
+    texts = [name for name in frame.columns if name not in numbers]
+    for name in texts:
+        if frame[name].nunique() > MOST_CATEGORIES:
             raise ExperimentError(
-                f"{name} has {num_values} different texts; at most {MOST_CATEGORIES} become "
-                "one-hot features: name the columns to use in dataset.features"
+                f"{name} has {frame[name].nunique()} different texts; at most {MOST_CATEGORIES} "
+                "become one-hot features: name the columns to use in dataset.features"
             )
-    texts = [name for name, column in frame.items() if not types.is_numeric_dtype(column)]
-    numbers = frame.drop(columns=texts)
     one_hot = [pd.get_dummies(frame[name].astype(str), prefix=str(name)) for name in texts]
     features = pd.concat([numbers, *one_hot], axis=1).to_numpy(np.float32)
     return features, np.arange(features.shape[1]) < numbers.shape[1]
@@ -92,6 +96,8 @@ def _features(frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.bool
 
 def _refuse_text_among_numbers(column: "pd.Series[Any]") -> None:
     """Refuse missing values, and columns of numbers that a stray text made text."""
+    import pandas as pd
+
     refuse_rows(column.isna().to_numpy(), f"{column.name} has no value", "fill or remove them")
     is_text = pd.to_numeric(column, errors="coerce").isna().to_numpy()
     if 2 * is_text.sum() < len(column):

@@ -6,7 +6,7 @@ import numpy as np
 
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import images_of_clients, known_source
+from flray.data.dealing import images_of_clients, known_source, require_classes
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
 from flray.data.splits.options import PartOptions, TestRule
@@ -52,6 +52,7 @@ class ByWriter(PartOptions):
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         """The split, with a writer's own test images where the dataset has them."""
+        require_classes(dataset)
         deal = self.deal(dataset, seed)
         options = self if deal.kinds is None else replace(self, test="all_of_labels")
         return cut_parts(deal, dataset, options, seed)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from flray.data.checks import check_at_least, check_literals, check_share
 from flray.data.dataset import Dataset
+from flray.data.dealing import require_classes
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
 from flray.errors import ExperimentError
@@ -81,6 +82,7 @@ class PartOptions:
 
         The one method that others call. Equal arguments give equal splits.
         """
+        require_classes(dataset)
         return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def check_somebody_trains(self, num_clients: int) -> None:

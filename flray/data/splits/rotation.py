@@ -45,7 +45,7 @@ class Rotation(SplitOptions):
         turns = np.array([angle // 90 % 4 for angle in self.degrees])
 
         def render(view: int, rows: Ids) -> NDArray[np.uint8]:
-            return quarter_turns(dataset.images[rows], view)
+            return quarter_turns(dataset.images[rows].reshape(-1, *dataset.image_shape), view)
 
         pool = images_to_deal(dataset, self, seed)
         owned = deal_evenly(pool, self.clients, generator(seed, "split.deal"))
