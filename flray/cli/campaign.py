@@ -42,7 +42,11 @@ class CampaignRun:
 class Campaign:
     """The runs of a command, which command.json in its folder describes for --resume.
 
-    A single run is recorded in `root` itself, several in folders below it.
+    A single run is recorded in `root` itself, several in folders below it:
+
+        runs/NAME/command.json          the command, for --resume
+        runs/NAME/fedavg/seed_0/        one run directory per experiment and seed
+        runs/NAME/figures/              figures of all of them
     """
 
     root: Path

@@ -53,7 +53,11 @@ def _is_cluster_file(path: Path) -> bool:
 
 
 def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[str]:
-    """Lines about a space, a cluster or the runs of an experiment; raises what is wrong with it."""
+    """Lines about a space, a cluster or the runs of an experiment.
+
+    Raises:
+        ExperimentError: What is wrong with the file, as a run of it would report.
+    """
     path = Path(file)
     if is_space(find_file(file) or find_file(file, SPACES) or path):
         return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]

@@ -63,9 +63,11 @@ def cli() -> None:
 def resumable(kind: str, note: str) -> Decorator:
     """The options --out, --resume and --max-minutes of a command that can be stopped.
 
+    A decorator; the command gets the arguments `out`, `resume` and `max_minutes`.
+
     Args:
-        kind: what the command computes, as in "Folder or URL of the run".
-        note: what follows in the help of --out.
+        kind: What the command computes, as in "Folder or URL of the run".
+        note: What follows in the help of --out.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -98,7 +98,10 @@ def _meant(given: str) -> str:
 
 
 def _components(title: str, kind: str) -> Table:
-    """Name, purpose and keys with their defaults of every registered component of a kind."""
+    """Name, purpose and keys with their defaults of every registered component of a kind.
+
+    Purposes are first sentences of docstrings, so that a new component needs no entry here.
+    """
     table = _table(title, "name", "what it is", "keys and defaults")
     for component in components(kind):
         table.add_row(component.name, Text(component.purpose), Text(_short(component)))

@@ -121,6 +121,7 @@ class Display:
     """What the terminal shows of a campaign, and the copy of its folder at a URL.
 
     The first round that is shown writes command.json: a command that is refused leaves no file.
+    Remarks are lines that begin with "note:"; errors are not shown here but raised.
     """
 
     campaign: Campaign
@@ -194,7 +195,7 @@ class Display:
 
 
 def remarks_on(run: CampaignRun) -> list[str]:
-    """What a user may not expect of a run or of its tracking, as sentences."""
+    """What a user may not expect of a run or of its tracking, as sentences without a full stop."""
     return [*remarks(run.experiment), *tracking_remarks(run.experiment)]
 
 

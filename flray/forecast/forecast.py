@@ -44,6 +44,12 @@ class Forecast:
 
     Client steps and bytes are exact if all rounds were rehearsed and clusters do not depend on
     training; seconds are predictions.
+
+    >>> seconds = {"start": 1.0, "training": 5.0, "evaluation": 2.0}
+    >>> run = Forecast(rounds=10, client_steps=500, bytes_down=80, bytes_up=40, processes=1,
+    ...                memory_per_process=10**9, seconds=seconds, rates={}, is_rehearsed=True)
+    >>> run.total_s, run.binding
+    (8.0, 'training')
     """
 
     rounds: int

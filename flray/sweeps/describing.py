@@ -27,6 +27,9 @@ def describe_space(space: Space) -> str:
 
     Client steps are those of the rows one by one; a sweep trains fewer, which depends on its
     clusterings. Loads the data and deals them, but trains nothing. `flray check` prints it.
+
+    Raises:
+        ExperimentError: A row is no valid experiment, data are missing, or no row has the metric.
     """
     experiments = [parse_experiment(row.plain) for row in possible(space)]
     check_metric(space, experiments)
@@ -78,6 +81,10 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
     """Refuse a metric that no row will have, before anything is trained.
 
     An algorithm of the user's own, named with a colon, may return metrics of its own.
+
+    Raises:
+        ExperimentError: The metric is unknown, or a search needs validation examples that nobody
+            has.
     """
     metric = space.options.metric
     names = summary_names({s: None for e in experiments for s in e.settings.evaluate.score_columns})

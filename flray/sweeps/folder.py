@@ -35,7 +35,11 @@ FREE = ("concurrency", "cache")  # keys of a space that may change on --resume
 
 
 def run_path(number: int) -> str:
-    """Where the run of a row lies, relative to the sweep's folder."""
+    """Where the run of a row lies, relative to the sweep's folder.
+
+    >>> run_path(12)
+    'runs/0012'
+    """
     return f"runs/{number:04d}"
 
 
@@ -120,7 +124,10 @@ def write_row(folder: Path, row: SweepRow) -> None:
 
 
 def alive_file(folder: Path, number: int) -> Path:
-    """A file that the trial of a row touches as long as it makes progress."""
+    """A file that the trial of a row touches as long as it makes progress.
+
+    The driver reads its time of change, to find trials that hang.
+    """
     return folder / ROWS / f"{number:04d}.alive"
 
 

@@ -42,7 +42,9 @@ class Grid:
 class BetweenMerges:
     """Thresholds in equal ratios from the lowest to the highest merge of each row's own tree.
 
-    None of them lies on a merge.
+    None of them lies on a merge. Heights of merges are known only when a row has clustered, and
+    differ by distance, linkage and seed: `{between_merges: 10}` covers each tree alike, from every
+    client alone to one cluster.
     """
 
     number: int  # number of thresholds

@@ -99,7 +99,8 @@ def expand(space: Space) -> tuple[SweepRow, ...]:
 def possible(space: Space) -> tuple[SweepRow, ...]:
     """The rows that are known before and, with Optuna, some of those that may be suggested.
 
-    These have each value of each list and the ends of each range, one at a time.
+    These have each value of each list and the ends of each range, one at a time. They are for
+    checks; only rows of `expand` and suggestions are run.
     """
     known, examples = _rows(space)
     return known + examples
@@ -146,7 +147,8 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
     Prefixes stop at these rounds, and all rows are evaluated in the round after each of them.
 
     Args:
-        experiments: those of `possible`.
+        space: Needed for rounds that are drawn: all of their range may come.
+        experiments: The experiments of `possible`.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
     rounds = {a.rounds_before for a in algorithms if isinstance(a, Branching)}

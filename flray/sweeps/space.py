@@ -58,7 +58,11 @@ class NoScheduler:
 
 @dataclass(frozen=True)
 class Asha:
-    """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a run."""
+    """Stop the worse trials early (Li 2020, arXiv:1810.05934); every row is then a run.
+
+    Trials are compared by their metric after 1, r, r², ... times `grace` rounds, where r is
+    `reduction`: `scheduler: {name: asha, grace: 5, reduction: 3}`.
+    """
 
     grace: int = 1  # Rounds that every trial runs before it may be stopped
     reduction: int = 3  # One in this many trials continues at each rung
@@ -77,7 +81,19 @@ SCHEDULERS: dict[str, type] = {"asha": Asha, "none": NoScheduler}
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep searches, and what counts as best: the keys beside `experiment` and `space`."""
+    """How a sweep searches, and what counts as best: the keys beside `experiment` and `space`.
+
+        experiment: flhc/mnist_label_swap
+        space: {algorithm.rounds_before: [5, 10], seeds: 3}
+        baseline: {algorithm: fedavg}
+        search: {name: optuna, samples: 20}
+        metric: validation_accuracy_mean
+
+    >>> space = read_space({"experiment": {"dataset": "digits"}, "space": {"train.lr": [0.1, 1]}},
+    ...                    ["search={name: optuna, samples: 20}", "concurrency=4"])
+    >>> space.options.search, space.options.mode
+    (OptunaSearch(samples=20, seed=0), 'max')
+    """
 
     # Key of summary.json by which rows are ranked; test data choose nothing. Unless given, the
     # first of evaluate.scores on validation parts
