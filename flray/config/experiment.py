@@ -87,6 +87,8 @@ class Settings:
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
         object.__setattr__(self, "train", self.train.over(self.rounds))
+        if self.stop is not None:
+            self.evaluate.check_target("stop.target", self.stop.target)
         tuning = self.evaluate.fine_tune
         if tuning is not None and tuning.lr is not None and self.train.optimizer == "module":
             raise ValueError(

@@ -79,10 +79,14 @@ class Evaluation:
                     "scores must have different names made of letters, digits and underscores, "
                     f"got {shown(name)}: set `name` in the class of the score"
                 )
+        self.check_target("target", self.target)
+
+    def check_target(self, key: str, target: float | None) -> None:
+        """Refuse a target of the first score that cannot be one, such as 97 for a fraction."""
         is_share = self.score_columns[0].unit == "%"
-        if self.target is not None and is_share and not 0 < self.target <= 1:
+        if target is not None and is_share and not 0 < target <= 1:
             raise ValueError(
-                f"target must be in (0, 1], got {self.target}: a fraction, not percent; "
+                f"{key} must be in (0, 1], got {target}: a fraction, not percent; "
                 "for a target in another unit name its score in evaluate.scores"
             )
 

@@ -1,7 +1,7 @@
 """Figures of runs: accuracy by round, by client and by what was sent; clustering errors.
 
 Except for `error_figure`, all take the runs of each experiment by name. They return a matplotlib
-`Figure` that nobody else holds; nothing is shown on a screen and no global state of pyplot is used.
+`Figure` that nobody else holds; nothing is shown on a screen and no state of matplotlib changes.
 An experiment has the same colour in each of them. Experiments that read ground truth are marked in
 the legend.
 """

@@ -123,7 +123,7 @@ def test_test_data_decide_nothing(tiny_run) -> None:
     ("stop", "message"),
     [
         ("{}", "stop: give target or patience"),
-        ("{target: 90}", r"stop: target must be in \(0, 1\], got 90"),
+        ("{target: 90}", r"stop.target must be in \(0, 1\], got 90"),
         ("{patience: 0}", "stop: patience must be >= 1"),
     ],
 )
