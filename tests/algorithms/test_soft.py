@@ -12,9 +12,13 @@ from flray.algorithms.fedprox import FedProx
 from flray.algorithms.fedrc import FedRc, label_shares
 from flray.algorithms.fedsoft import FedSoft
 from flray.algorithms.local import Local
+from flray.client.tasks import ExampleLosses
 from flray.engines.training import Training
 from flray.errors import ExperimentError
+from flray.execution.executor import Failed, Inline
 from flray.models.bank import MixtureBank
+from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, run_rounds, vector
 
@@ -197,6 +201,37 @@ def test_mean_of_several_drawn_clients_is_plain() -> None:
 def test_a_model_without_example_losses_is_refused(method) -> None:
     with pytest.raises(ExperimentError, match="example_losses"):
         method.require(federation(has_example_losses=False))
+
+
+SOFT = ["apfl", "fedala", "fedem", "fedrc", "fedsoft"]
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_a_client_that_fails_to_train_is_dropped(name, tiny_run, fails_in_training) -> None:
+    fails_in_training(2, t=2)
+    drop = [f"algorithm={name}", "participation=1", "on_client_failure=drop"]
+    result = tiny_run(*drop, "rounds=3")
+    dropped = result.rounds["clients_dropped"].fillna(0).tolist()
+    assert dropped[1] > 0
+    assert dropped[0] == dropped[2] == 0
+    assert np.isfinite(result.summary["loss_mean"])
+
+
+@pytest.mark.parametrize("name", ["fedem", "fedrc", "fedsoft"])
+def test_a_client_whose_losses_are_never_heard_takes_no_part(name, tiny_run, monkeypatch) -> None:
+    run = Inline._run
+
+    def run_or_fail(self, task, bank, job):
+        if isinstance(task, ExampleLosses) and 2 in job.clients:
+            return Failed(ArithmeticError("no losses"))
+        return run(self, task, bank, job)
+
+    monkeypatch.setattr(Inline, "_run", run_or_fail)
+    drop = [f"algorithm={name}", "participation=1", "on_client_failure=drop"]
+    result = tiny_run(*drop, "rounds=2")
+    state = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
+    assert state.shares.any(1).tolist() == [i != 2 for i in range(6)]
+    assert np.isfinite(result.summary["loss_mean"])
 
 
 def test_fedavg_and_local_run_on_these_clients() -> None:
