@@ -16,13 +16,7 @@ from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss, RecordedGradient
 from flray.engines.stacked_plan import StackedPlan
 from flray.engines.training import ELEMENTWISE, Gradient, LocalBatch, Training, plain_gradient
-from flray.engines.written import (
-    Descent,
-    Gradients,
-    Targets,
-    Written,
-    WrittenGradient,
-)
+from flray.engines.written import Descent, Gradients, Targets, Written, WrittenGradient
 from flray.errors import ExperimentError
 from flray.models.bank import Params, params_of, trainable
 from flray.models.dropout import dropout_keys

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning import LightningModule
+from sklearn.metrics import adjusted_rand_score
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedem import FedEm, responsibilities
@@ -12,9 +14,20 @@ from flray.algorithms.fedprox import FedProx
 from flray.algorithms.fedrc import FedRc, label_shares
 from flray.algorithms.fedsoft import FedSoft
 from flray.algorithms.local import Local
+from flray.client.host import HostSettings, start_host
+from flray.client.tasks import ExampleLosses
+from flray.data.dataset import Dataset, Normalization
+from flray.data.events import make_timeline
+from flray.data.split import Split
 from flray.engines.training import Training
 from flray.errors import ExperimentError
-from flray.models.bank import MixtureBank
+from flray.execution.executor import Failed, Inline
+from flray.execution.federation import Federation
+from flray.models.bank import MixtureBank, build_seeded, params_of, stack
+from flray.models.mixing import Aggregation
+from flray.models.mlp200 import Mlp200
+from flray.records.checkpoint import CheckpointStore
+from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, run_rounds, vector
 
@@ -133,6 +146,50 @@ def test_label_shares_of_fedrc_sum_to_one_and_divide_the_likelihood() -> None:
     np.testing.assert_allclose(first.label_sums[0].sum(1), counts)  # what the server learns
 
 
+def crossed_federation() -> tuple[Federation, np.ndarray]:
+    """16 clients with classes 0-4 or 5-9, half of each of which label class c as c + 5 mod 10.
+
+    Returns the federation and whether each client labels so.
+    """
+    rng, num, per = np.random.default_rng(0), 16, 40
+    centres = rng.normal(size=(10, 16))
+    swapped, upper = np.arange(num) % 2, (np.arange(num) // 2) % 2
+    classes = np.concatenate([rng.integers(0, 5, per) + 5 * upper[i] for i in range(num)])
+    x = centres[classes] + 0.5 * rng.normal(size=(num * per, 16))
+    images = np.clip(128 + 32 * x, 0, 255).astype(np.uint8).reshape(-1, 1, 4, 4)
+    labels, ids = (classes + 5 * np.repeat(swapped, per)) % 10, np.arange(num * per)
+    parts = tuple(np.split(ids, num))
+    timeline = make_timeline(Split(ids, labels, parts, parts, parts), ())
+    dataset = Dataset("crossed", images, labels, len(ids), 10, Normalization((0.5,), (0.125,)))
+
+    def draw(n: int) -> LightningModule:
+        return build_seeded(lambda: Mlp200((1, 4, 4), 10, hidden=32), n)
+
+    settings = HostSettings("vectorized", "cpu", torch.float32, num, 1, 0)
+    fed = Federation(
+        timeline=timeline,
+        initial=stack([params_of(draw(0))]),
+        executor=Inline(start_host(draw(0), dataset, timeline, settings)),
+        training=Training(lr=0.3),
+        aggregation=Aggregation(),
+        participation=1.0,
+        block=num,
+        seed=0,
+        draw=lambda n: params_of(draw(n)),
+    )
+    return fed, swapped
+
+
+def test_fedrc_tells_concepts_from_labels_where_fedem_does_not() -> None:
+    fed, swapped = crossed_federation()
+    fedrc, fedem = (
+        adjusted_rand_score(swapped, method.partition(run_rounds(method, fed, 22)[-1]))
+        for method in (FedRc(number=2), FedEm(number=2))
+    )
+    assert fedrc == 1
+    assert fedem < 0.3
+
+
 def test_fedsoft_without_pull_is_local(tiny_run) -> None:
     everybody = "participation=1"
     local = sha(tiny_run("algorithm=local", everybody))
@@ -197,6 +254,37 @@ def test_mean_of_several_drawn_clients_is_plain() -> None:
 def test_a_model_without_example_losses_is_refused(method) -> None:
     with pytest.raises(ExperimentError, match="example_losses"):
         method.require(federation(has_example_losses=False))
+
+
+SOFT = ["apfl", "fedala", "fedem", "fedrc", "fedsoft"]
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_a_client_that_fails_to_train_is_dropped(name, tiny_run, fails_in_training) -> None:
+    fails_in_training(2, t=2)
+    drop = [f"algorithm={name}", "participation=1", "on_client_failure=drop"]
+    result = tiny_run(*drop, "rounds=3")
+    dropped = result.rounds["clients_dropped"].fillna(0).tolist()
+    assert dropped[1] > 0
+    assert dropped[0] == dropped[2] == 0
+    assert np.isfinite(result.summary["loss_mean"])
+
+
+@pytest.mark.parametrize("name", ["fedem", "fedrc", "fedsoft"])
+def test_a_client_whose_losses_are_never_heard_takes_no_part(name, tiny_run, monkeypatch) -> None:
+    run = Inline._run
+
+    def run_or_fail(self, task, bank, job):
+        if isinstance(task, ExampleLosses) and 2 in job.clients:
+            return Failed(ArithmeticError("no losses"))
+        return run(self, task, bank, job)
+
+    monkeypatch.setattr(Inline, "_run", run_or_fail)
+    drop = [f"algorithm={name}", "participation=1", "on_client_failure=drop"]
+    result = tiny_run(*drop, "rounds=2")
+    state = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
+    assert state.shares.any(1).tolist() == [i != 2 for i in range(6)]
+    assert np.isfinite(result.summary["loss_mean"])
 
 
 def test_fedavg_and_local_run_on_these_clients() -> None:

@@ -70,7 +70,7 @@ def reference(tmp_path_factory) -> str:
 
 
 PARTITION = "algorithm.clustering.partition={name: hierarchical, linkage: average, number: 3}"
-CLUSTERED = ("flis_dc", "flis_hc", "repa")
+CLUSTERED = ("flis_dc", "flis_hc", "repa", "fedrc")
 # How many actors, and what else is set.
 CASES: dict[str, tuple[object, list[str]]] = {
     "fewer actors than blocks": (1, []),
@@ -90,6 +90,10 @@ CASES: dict[str, tuple[object, list[str]]] = {
             "stop.patience=9",
         ],
     ),
+    # Leaves beside the model's and what clients keep; weights of examples and mixtures.
+    "apfl": (2, ["algorithm=apfl", "train.lr=0.01"]),
+    "fedala": (2, ["algorithm=fedala", "train.lr=0.01"]),
+    "fedrc": (2, ["algorithm=fedrc", "train.lr=0.1"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.
