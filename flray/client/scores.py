@@ -59,8 +59,9 @@ class Score(Protocol):
 
 
 def columns_of(score: Score) -> ScoreColumns:
-    """The columns that a run records of a score."""
-    return ScoreColumns(score.name, score.unit, score.higher_is_better)
+    """The columns that a run records of a score; by default without a unit, and low is good."""
+    is_high = getattr(score, "higher_is_better", False)
+    return ScoreColumns(score.name, getattr(score, "unit", ""), is_high)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Scores of any task, from predictions to summary, sweep, table and page."""
 
+import copy
 import json
+import pickle
 from dataclasses import asdict
 
 import numpy as np
@@ -11,7 +13,7 @@ from recorded import write_sweep
 from sklearn import metrics
 
 import flray
-from flray.columns import ScoreColumns
+from flray.columns import ScoreColumns, score_column
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores, rounds_to_target, summarise
@@ -284,6 +286,13 @@ def test_the_best_row_of_a_sweep_has_the_lowest_error(tmp_path) -> None:
     page = flray.report(found, out=tmp_path / "page.html").read_text()
     assert f"{errors[0.1]:.4f} kW" in page
     assert "validation mae" in page
+
+
+def test_the_name_of_a_column_keeps_its_score() -> None:
+    column = pickle.loads(pickle.dumps(copy.deepcopy(MAE.mean)))
+    assert (column, column.score) == ("mae_mean", MAE)
+    assert type(score_column("validation_my_mae_mean", [MAE])) is str
+    assert score_column("tuned_mae_worst", [ScoreColumns("r2"), MAE]).score == MAE
 
 
 def test_worst_is_the_highest_error_and_undefined_scores_are_left_out() -> None:
