@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.data.dataset import Dataset
+from flray.data.events import Event, make_timeline
 from flray.data.owned import TIME, Rows, window_rows
 from flray.data.splits.natural import Natural
 from flray.errors import ExperimentError
@@ -97,3 +98,19 @@ def test_what_cannot_be_split_is_refused(fields, message) -> None:
     assert "time" not in owned([9, 9], columns={"time": np.arange(18)}).columns  # not said to be it
     with pytest.raises(ExperimentError, match=message):
         Natural(**fields).split(data, 0)
+
+
+def test_clients_of_a_regression_exchange_data_and_leave() -> None:
+    split = Natural(holdout=1).split(owned([9, 9, 9]), 0)
+    events = [
+        Event(2, "exchange", tuple(split.clients)),
+        Event(3, "leave", (int(split.clients[0]),)),
+    ]
+    timeline = make_timeline(split, events)
+    a, b = split.clients
+    assert np.array_equal(timeline.at(2).train[a], split.train[b])
+    assert timeline.at(3).clients.tolist() == [b]
+    assert np.array_equal(timeline.at(3).labels, split.labels)
+    assert timeline.at(2).groups[a] == split.groups[b]
+    with pytest.raises(ExperimentError, match="unknown label 3 in the relabel of round 2"):
+        make_timeline(split, [Event(2, "relabel", (0,), ((0, 3),))])
