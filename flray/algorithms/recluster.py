@@ -227,9 +227,8 @@ def regrouped_bank(
     for v, label in enumerate(rows[0]):
         members = np.flatnonzero(owner == v)
         if weights is not None and label >= 0 and weights[members].sum() > 0:
-            np.add.at(shares[v], bank.owner[members], weights[members] / weights[members].sum())
-            if np.count_nonzero(shares[v]) == 1:
-                shares[v] = shares[v] > 0  # one model, whose bits are kept
+            np.add.at(shares[v], bank.owner[members], weights[members])
+            shares[v] /= shares[v].sum()  # exactly 1 of a single model, whose bits are kept
             continue
         before = np.flatnonzero(old == label) if label >= 0 else members
         shares[v, most_common(bank.owner[before if len(before) else members])] = 1.0

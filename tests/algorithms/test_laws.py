@@ -64,6 +64,8 @@ METHODS += [
     for name in ("repa", "wd")
 ]
 METHODS += ["{name: flis_dc, beta: 0.2}", "flis_hc"]
+METHODS += ["{name: flexcfl, clustering: {embed: {number: 2}, partition: {number: 2}}}"]
+METHODS += ["{name: feddrift, every: 1, delta: 0.01}"]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 METHODS += ["apfl", "fedala", "fedem", "fedrc", "fedsoft"]
 

@@ -181,6 +181,7 @@ class TestModels:
 
     def test_of_old_clusters_stay_whoever_comes(self) -> None:
         assert self.models([0, 1, 1, 1, -1]) == pytest.approx([1, 5, 5, 5, 0.3])
+        assert self.models([1, 1, 1, 0, -1]) == pytest.approx([5, 5, 5, 1, 0.3])
 
     def test_of_new_clusters_are_those_of_most_members(self) -> None:
         assert self.models([2, 2, 2, 1, -1]) == pytest.approx([1, 1, 1, 5, 0.3])
