@@ -24,7 +24,7 @@ from flray.files import reading, replace_file, replace_text
 from flray.records.encoding import Arrays, Json, TensorCache, classes_in, decode, encode
 from flray.records.row_sources import CHUNK_BYTES, RowSources, as_rows, rows_to_write
 
-FORMAT = 3
+FORMAT = 4
 OWN_PACKAGE = __name__.partition(".")[0]
 
 _log = logging.getLogger(__name__)

@@ -74,6 +74,7 @@ class Natural:
             validation=validation,
             test=test,
             groups=None if dataset.groups is None else dataset.groups[clients],
+            knows_groups=True,
             server=np.searchsorted(table, public),
             holdout=np.sort(holdout),
         )
