@@ -57,6 +57,11 @@ class SquaredError(LightningModule):
         x, y = batch
         return (self(x) - torch.eye(10, dtype=x.dtype)[y]).square().sum(1)
 
+    def training_step(
+        self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+    ) -> torch.Tensor:
+        return self.example_losses(batch).mean()
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         groups = [
             {"params": self.hidden.parameters(), "lr": 0.01},
