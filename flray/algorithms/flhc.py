@@ -69,6 +69,11 @@ class Flhc:
 
     With `shared_layers: n` the first n layers are averaged over all clients after the clustering
     too, and clusters differ in the layers above them. All layers are FedAvg, for the same cohorts.
+    With `recluster` clients are clustered again every few rounds or when their data drift:
+
+        algorithm: {name: flhc, recluster: {when: on_drift, then: anew}}
+
+    A first clustering alone, the default, is the paper's:
 
         algorithm: {name: flhc, rounds_before: 5, clustering: {partition: {threshold: 1.5}}}
 
