@@ -65,11 +65,8 @@ class Host:
 
     @cached_property
     def written_forward(self) -> Written | None:
-        """The module's outputs over stacked models in evaluation mode.
-
-        None if they are not written out, or if an example has several targets.
-        """
-        return write_out_forward(self.module) if self.examples.labels.dim() == 1 else None
+        """The module's outputs over stacked models in evaluation mode; None: not written out."""
+        return write_out_forward(self.module)
 
 
 @dataclass(frozen=True)

@@ -204,9 +204,8 @@ class ExampleLosses:
         split = host.timeline.at(self.t)
         num = len(next(iter(bank.values())))
         examples = [split.trained_on(i) for i in job.clients]
-        scores = score_models(
-            host, bank, [ScoreJob(u, ids) for ids in examples for u in range(num)]
-        )
+        jobs = [ScoreJob(u, ids) for ids in examples for u in range(num)]
+        scores = score_models(host.without_scores, bank, jobs)
         losses = [score.loss for score in scores]
         return [
             ClientLosses(np.stack(losses[k * num : (k + 1) * num], axis=1), split.labels[ids])
