@@ -93,7 +93,8 @@ def clients_figure(experiments: Experiments) -> Figure:
     data = _joined(experiments, RunRecord.last_test)
     score, column = score_of(experiments), column_of(score_of(experiments).mean)
     data["shown"] = column.scale * data[score.name].astype(float)
-    shown = {str(name): clients for name, clients in data.groupby("experiment", sort=False)}
+    by_name = data[data["shown"].notna()].groupby("experiment", sort=False)
+    shown = {str(name): clients for name, clients in by_name}
     strips = {name: by for name, clients in shown.items() if (by := _strip_column(clients))}
     columns = min(3, max(1, len(strips)))
     rows = -(-len(strips) // columns)
