@@ -82,7 +82,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = num_actors if pool is not None and is_on_ray else 1
     host = _host_settings(experiment, module, num_heard, num_hosts)
     host = replace(host, scores=_computed_scores(experiment, dataset, module))
-    if dataset.scaled is not None:
+    if dataset.scaled is not None and dataset.scaled.any():
         dataset = dataset.standardised(split.trained_rows)
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
     if not is_on_ray:

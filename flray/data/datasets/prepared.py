@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset
 from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD, Mnist
-from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found, reading
+from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
+from flray.data.datasets.own_files import Columns
 from flray.data.options import Normalize, PixelOptions, measured
 from flray.data.resize import bilinear
-from flray.errors import ExperimentError
 
 _USPS_SIZE = 16
 _USPS_IMAGES = 9298
@@ -92,11 +92,5 @@ def read_arrays(name: str, keys: tuple[str, ...]) -> list[NDArray[np.generic]]:
     file = data_folder() / f"{name}.npz"
     if not file.is_file():
         raise not_found(name, file.name, "; there is no download for it")
-    with reading(name, file), np.load(file) as stored:
-        missing = [key for key in keys if key not in stored.files]
-        if missing:
-            raise ExperimentError(
-                f"dataset {name}: {file} has no {', '.join(missing)} among its arrays "
-                f"({', '.join(stored.files)}); replace the file"
-            )
-        return [stored[key] for key in keys]
+    columns = Columns.read(str(file))
+    return [columns[key] for key in keys]
