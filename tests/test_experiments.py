@@ -60,6 +60,8 @@ TOY_SPLIT = {
 FEWER = {"server": 20, "test_size": 10, "holdout": 2, "min_samples": 2, "test_by": "share"}
 # Of sequences, which the toy data are not.
 OWN = ("har", "power", "shakespeare")
+# The owners of the toy data have no kinds; turned clients have.
+KINDS = "split={name: rotation, clients: 8, degrees: [0, 180]}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,6 +92,7 @@ def test_an_experiment_runs(path, tmp_path, ran) -> None:
     smaller = [f"split.{key}={value}" for key, value in FEWER.items() if key in plain["split"]]
     smaller += ["model=lenet5"] if plain["model"] == "resnet9" else []
     smaller += ["model=mlp"] if path.parent.name in OWN else []
+    smaller += [KINDS] if path.stem == "given" else []
     tuned = "fine_tune" in plain.get("evaluate", {})
     smaller += ["evaluate.fine_tune.epochs=1"] if tuned else []
     assert path.read_text().startswith("# flray run"), "the file opens with its command"
