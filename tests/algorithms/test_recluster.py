@@ -10,13 +10,21 @@ import torch
 
 from flray.algorithms.feddrift import merged, merges, model_distances
 from flray.algorithms.flhc import Flhc
-from flray.algorithms.recluster import Recluster, Regrouping, matched, regrouped_bank
+from flray.algorithms.recluster import (
+    Recluster,
+    Regrouping,
+    least_cosine,
+    matched,
+    regrouped_bank,
+)
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
+from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
 from flray.randomness import generator
 from flray.records.clusterings import read_clusterings
+from flray.sweeps.branching import branches
 
 DIGITS = [
     "dataset={name: digits, size: 8}",
@@ -28,6 +36,9 @@ DIGITS = [
 FLHC = "algorithm={name: flhc, rounds_before: 2, clustering: {partition: {threshold: 1.5}}%s}"
 # Half of the first of two groups has other labels from round 6 on: three groups.
 DRIFT = "events=[{round: 6, kind: relabel, clients: [0, 1, 2], labels: [[4, 5], [6, 7], [8, 9]]}]"
+WHENS = ("once", "every", "on_drift", "auto")
+SMALL = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
+SMALL |= {"rounds": 3}
 
 
 def sha(result) -> str:
@@ -102,6 +113,60 @@ class TestEvery:
         assert sha(tiny_run(*often, out=out, resume=True)) == sha(whole)
         assert aris(whole)[-1] == 1
 
+
+class TestAuto:
+    AUTO = ", recluster: {when: auto%s}"
+
+    def test_clusters_when_updates_have_stopped_turning(self, tiny_run) -> None:
+        """For the first time in round 2, which has the first cosine, and after the drift of round 6
+        once the cluster that it turned goes straight on."""
+        flhc = FLHC.replace("rounds_before: 2", "rounds_before: 1") % (self.AUTO % "")
+        result = tiny_run(*DIGITS, DRIFT, flhc, "rounds=8")
+        assert list(read_clusterings(result.path)) == [2, 7]
+        assert aris(result)[1:5] == [1] * 4
+        assert aris(result)[5] < 0.8
+        assert aris(result)[6:] == [1, 1]
+        assert (result.rounds["bytes_up_signature"] > 0).tolist() == [
+            t in (2, 7) for t in range(1, 9)
+        ]
+
+    def test_that_never_sees_a_turn_clusters_once(self, tiny_run) -> None:
+        """All cosines are at least -1: a clustering in round 2, and no other."""
+        flhc = FLHC.replace("rounds_before: 2", "rounds_before: 1") % (self.AUTO % ", steady: -1")
+        once = tiny_run(*DIGITS, FLHC % "", "rounds=4")
+        assert sha(tiny_run(*DIGITS, flhc, "rounds=4")) == sha(once)
+        assert once.summary["clusters"] == 2
+
+    def test_that_always_sees_a_turn_is_fedavg(self, tiny_run) -> None:
+        flhc = FLHC % (self.AUTO % ", steady: 1")
+        fedavg = tiny_run(*DIGITS, "algorithm=fedavg", "rounds=3")
+        assert sha(tiny_run(*DIGITS, flhc, "rounds=3")) == sha(fedavg)
+
+    @pytest.mark.parametrize("stop", [1, 6])
+    def test_resumes_to_the_same_bits(self, tiny_run, tmp_path, stop) -> None:
+        auto = [FLHC % (self.AUTO % ""), *DIGITS, DRIFT, "rounds=7"]
+        whole, seen = tiny_run(*auto), []
+        out = tmp_path / "stopped"
+        tiny_run(*auto, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= stop)
+        assert sha(tiny_run(*auto, out=out, resume=True)) == sha(whole)
+        assert list(read_clusterings(whole.path)) == [2, 7]
+
+    def test_its_rows_of_a_sweep_run_alone(self) -> None:
+        """The round of their clustering is not known before, so no prefix ends there."""
+        rows = [{"name": "flhc", "rounds_before": 1, "recluster": {"when": w}} for w in WHENS]
+        experiments = [parse_experiment({**SMALL, "algorithm": row}) for row in rows]
+        assert [branches(e) for e in experiments] == [True, True, True, False]
+
+    def test_a_turn_is_told_by_the_cluster_that_turned_most(self) -> None:
+        """Cluster 0 turns by a right angle, cluster 1 goes on, cluster 2 was not heard before."""
+        before = Points.vectors(np.arange(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        now = Points.vectors(np.arange(3), torch.tensor([[0.0, 1.0], [0.0, 9.0], [1.0, 1.0]]))
+        assert least_cosine(before, now) == 0
+        assert np.isnan(least_cosine(None, now))
+        assert np.isnan(least_cosine(before.of(np.array([1])), now.of(np.array([0]))))
+
+
+class TestSweeps:
     def test_rows_of_a_sweep_share_no_rounds_after_it(self) -> None:
         assert Flhc(recluster=Recluster(when="every")).spent_fields is None
         assert Flhc().spent_fields is not None
@@ -267,5 +332,7 @@ class TestFedDrift:
 def test_what_it_does_not_know_is_refused(tiny_run) -> None:
     with pytest.raises(ExperimentError, match="jump must be > 1, got 1"):
         tiny_run(FLHC % ", recluster: {when: on_drift, jump: 1}")
-    with pytest.raises(ExperimentError, match="when must be one of once, every, on_drift"):
+    with pytest.raises(ExperimentError, match="when must be one of once, every, on_drift, auto"):
         tiny_run(FLHC % ", recluster: {when: sometimes}")
+    with pytest.raises(ExperimentError, match="steady must be a cosine, between -1 and 1, got 2"):
+        tiny_run(FLHC % ", recluster: {when: auto, steady: 2}")
