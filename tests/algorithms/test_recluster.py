@@ -23,7 +23,9 @@ from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
 from flray.randomness import generator
+from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
+from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
 DIGITS = [
@@ -266,6 +268,54 @@ class TestModels:
         assert torch.equal(merged.params["w"], rows[:1])
 
 
+# Methods beside FL+HC that cluster by a pipeline, with a split in two groups that they find.
+GROUPS = "split={name: label_groups, clients: 8, groups: 2%s}"
+TWO = "clustering: {partition: {number: 2}}"
+METHODS = {
+    "repa": f"name: repa, rounds_before: 1, {TWO}",
+    "wd": f"name: wd, rounds_before: 1, {TWO}",
+    "flis_hc": "name: flis_hc, clustering: {partition: {threshold: 0.9}}",
+}
+
+
+def with_groups(name: str, recluster: str = "", holdout: int = 0) -> list[str]:
+    """Overrides of a method on two groups."""
+    split = GROUPS % (f", holdout: {holdout}, server: {100 * (name == 'flis_hc')}")
+    again = f", recluster: {{{recluster}}}" if recluster else ""
+    return [*DIGITS, split, f"algorithm={{{METHODS[name]}{again}}}", "evaluate.every=4"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_with_the_same_clusters_changes_no_bit(self, tiny_run, name) -> None:
+        once = tiny_run(*with_groups(name), "rounds=2")
+        assert once.summary["ari"] == 1
+        for then in ("anew", "merge", "move"):
+            again = with_groups(name, f"when: every, every: 1, then: {then}")
+            often = tiny_run(*again, "rounds=2")
+            assert sha(often) == sha(once), then
+            assert list(read_clusterings(often.path))[-1] == 2
+
+    def test_resumes_between_clusterings_with_clients_that_come_and_go(
+        self, tiny_run, tmp_path, name
+    ) -> None:
+        """Clients of both groups exchange their data in round 3; client 2 left in round 2 and is
+        back in round 4, and client 5 comes in round 3; one client is never trained."""
+        events = "events=[{round: 3, kind: exchange, clients: [0, 7]}, "
+        events += "{round: 2, kind: leave, clients: [2]}, {round: 4, kind: join, clients: [2]}, "
+        events += "{round: 3, kind: join, clients: [5]}]"
+        drift = "when: on_drift, drift_by: events, then: anew"
+        moving = [*with_groups(name, drift, holdout=1), events, "rounds=4"]
+        whole, seen = tiny_run(*moving), []
+        assert aris(whole)[-1] == 1
+        assert list(read_clusterings(whole.path))[-1] in (3, 4)
+        once = tiny_run(*with_groups(name, holdout=1), events, "rounds=4")
+        assert aris(once)[-1] < 1
+        out = tmp_path / "stopped"
+        tiny_run(*moving, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= 3)
+        assert sha(tiny_run(*moving, out=out, resume=True)) == sha(whole)
+
+
 class TestCflGp:
     def test_finds_swapped_labels_and_stays_with_them(self, tiny_run) -> None:
         numbers = "clustering: {embed: {number: 2}, partition: {number: 2}}"
@@ -294,6 +344,36 @@ class TestFedDrift:
         result = tiny_run(*DIGITS, self.ONE, self.DRIFT, self.FEDDRIFT % "true", "rounds=7")
         assert result.rounds["clusters"].tolist() == [1] * 6 + [2]
         assert aris(result)[-1] == 1
+
+    def test_without_other_data_history_changes_no_bit(self, tiny_run) -> None:
+        runs = [
+            tiny_run(f"algorithm={{name: feddrift, every: 1, delta: 0.3, history: {how}}}")
+            for how in ("true", "false")
+        ]
+        assert sha(runs[0]) == sha(runs[1])
+
+    @pytest.mark.parametrize("history", [True, False])
+    def test_former_models_train_on_former_data(self, tiny_run, history) -> None:
+        """All clients get other labels in round 3 and start a model: with its data of rounds 1 and
+        2 each goes on training the first one, for which it sends a model more."""
+        drift = f"events=[{{round: 3, kind: relabel, clients: {list(range(8))}, labels: [[4, 5], "
+        drift += "[6, 7], [0, 1], [2, 3]]}]"
+        feddrift = "algorithm={name: feddrift, every: 2, delta: 0.5, eager: true, history: %s}"
+        common = [*DIGITS, self.ONE, drift, "rounds=3", "train.epochs=6"]
+        result = tiny_run(*common, feddrift % str(history).lower())
+        store = CheckpointStore(RunDirectory(result.path).checkpoints)
+        before, after = (store.load_latest(up_to=t).state for t in (2, 3))
+        assert after.labels.tolist() == [1] * 8
+        first, now = before.bank.params, after.bank.params
+        assert [torch.equal(first[n][0], now[n][0]) for n in first] == [not history] * len(first)
+        up = result.rounds["bytes_up_model"]
+        assert up[2] == up[1] * (2 if history else 1)
+        assert result.rounds["client_steps"][2] == result.rounds["client_steps"][1] * (1 + history)
+        # FedAvg of round 3 on the old data, from the first model
+        fedavg = tiny_run(*[o for o in common if o != drift], "algorithm=fedavg")
+        store = CheckpointStore(RunDirectory(fedavg.path).checkpoints)
+        expected = store.load_latest().state.bank.params
+        assert [torch.equal(expected[n][0], now[n][0]) for n in now] == [history] * len(first)
 
     def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
         oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"
@@ -336,3 +416,12 @@ def test_what_it_does_not_know_is_refused(tiny_run) -> None:
         tiny_run(FLHC % ", recluster: {when: sometimes}")
     with pytest.raises(ExperimentError, match="steady must be a cosine, between -1 and 1, got 2"):
         tiny_run(FLHC % ", recluster: {when: auto, steady: 2}")
+
+
+CHANGING = ["ifca", "fedsem", "cfl", "flis_dc", "flt", "pca_km_hc", "clove", "feddrift", "fedsoft"]
+
+
+@pytest.mark.parametrize("name", [*CHANGING, "fedem", "fedrc"])
+def test_methods_whose_clusters_change_by_themselves_refuse_it(tiny_run, name) -> None:
+    with pytest.raises(ExperimentError, match=r"algorithm.recluster does not fit \w+: c|s"):
+        tiny_run(f"algorithm={{name: {name}, recluster: {{when: every}}}}")
