@@ -9,7 +9,7 @@ all indices are client ids, the mean is weighted by n_i and only updates of the 
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -76,6 +76,10 @@ class Cfl:
     >>> Cfl().clustering.partition.number  # every split has two parts
     2
     """
+
+    refused_keys: ClassVar = {
+        "recluster": "clusters are split by a rule of their own, see mean_norm and max_norm"
+    }
 
     mean_norm: Unbounded = 0.4  # Norm ε1 of the mean update below which a cluster may be split
     max_norm: Unbounded = 1.6  # Norm ε2 that its largest update must exceed as well

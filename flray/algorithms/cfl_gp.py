@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from flray.algorithms.flhc import Flhc, UpdateClustering
-from flray.algorithms.recluster import Recluster
+from flray.algorithms.recluster import Recluster, When
 from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
 from flray.clustering.embeds import SvdDirections
 from flray.clustering.gradient_memory import GradientMemory
@@ -47,7 +47,7 @@ class GradientClustering(UpdateClustering):
 class EveryFewRounds(Recluster):
     """Clients are clustered anew every H = 2 rounds until round T_c = 10."""
 
-    when: Literal["once", "every", "on_drift"] = "every"  # When clients are clustered again
+    when: When = "every"  # When clients are clustered again
     every: int = 2  # Rounds H from one clustering to the next
     until: int | None = 10  # Last round T_c after which clients are clustered. None: no last
 

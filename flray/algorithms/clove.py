@@ -5,7 +5,7 @@ IFCA looks at its smallest entry alone.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ class Clove:
     cohort kept its model for `settle_after` rounds; then it is FedAvg in clusters. Clients that
     were never asked take the model whose clients' mean loss vector is nearest to theirs.
     """
+
+    refused_keys: ClassVar = {
+        "recluster": "clusters change in every round until they settle, see settle_after"
+    }
 
     number: int = 2  # Number of models
     # Number of clusters K, at most the number of models. auto: the best silhouette of a Ward tree

@@ -35,19 +35,24 @@ Clustered = TypeVar("Clustered", bound=ClusteredState)
 
 
 def cluster(
-    algorithm: Branching[State], bank: ModelBank, fed: Federation, clients: Ids | None = None
+    algorithm: Branching[State],
+    bank: ModelBank,
+    fed: Federation,
+    clients: Ids | None = None,
+    t: int | None = None,
 ) -> Outcome[State]:
     """Collect signatures, cluster the clients and return the state after the clustering.
 
-    This is not a round: `round` calls it after round `rounds_before`, or `init` before round 1.
+    This is not a round: `round` calls it after a round, or `init` before round 1.
 
     Args:
         algorithm: The method, whose pipeline clusters and whose `branch` makes the state.
         bank: The models that signatures are computed with; one row, the joint model.
         fed: The federation; costs of signatures are counted in its meter.
         clients: Those that are asked for a signature. None: all that may train.
+        t: The round before the clustering. None: `rounds_before`.
     """
-    t = algorithm.rounds_before
+    t = algorithm.rounds_before if t is None else t
     cohort = Cohort(max(t, 1), fed.clients if clients is None else clients)
     signatures, memory = algorithm.clustering.observe(fed, bank, cohort, {})
     clustering = algorithm.clustering.decide(signatures, fed, t)

@@ -9,15 +9,19 @@ others take the model with the least loss. Each alarmed client starts a new mode
 alone for one step; with `eager` all alarmed clients start one together. Models are then compared:
 L_ij is the loss of model i on the clients of model j, D_ij = max(L_ij - L_ii, L_ji - L_jj, 0), and
 complete linkage merges models while D < δ. A merged model is the mean by numbers of examples. R
-rounds of FedAvg in clusters follow. The server learns the losses of all models on each client.
+rounds of FedAvg in clusters follow, in which model m trains on all data (c, τ) that client c had in
+a step τ when it used m: a client whose data changed goes on training its former model on its former
+data, and sends as many models as it trains. The server learns the losses of all models on each
+client, and in which steps data changed.
 
-Deviates: clients train on the data they hold now, not on those of earlier steps (the paper's
-FedDrift-W); a client may be left out of a round (`participation`). The authors' code compares
-accuracies instead of losses, has at most a given number of models, and copies a client's best model
-where the paper starts a new one.
+Deviates: a client has new data in the steps after an event, not in each step; models are judged on
+data that clients hold now; a client may be left out of a round (`participation`). The authors' code
+compares accuracies instead of losses, has at most a given number of models, and copies a client's
+best model where the paper starts a new one.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +37,7 @@ from flray.clustering.hierarchical import after_merges
 from flray.clustering.losses import LOSS_BYTES
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Matrix, Partition, Points, by_smallest_member
+from flray.columns import TRAIN_LOSS
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
@@ -47,6 +52,9 @@ class FedDriftState:
     bank: ModelBank  # a row for each model, used or not
     labels: Ids  # (M,) the model of each client; -1: none yet
     loss: NDArray[np.float64]  # (M,) min_m ℓ_cm of the last step; NaN before the first
+    # Data that clients do not hold any more, in rows of former steps
+    rounds: Ids  # (S,) a round of each of these steps
+    models: Ids  # (S, M) the model that trains on the data of the client; -1: none
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,16 @@ class FedDrift:
     False
     """
 
+    refused_keys: ClassVar = {
+        "recluster": "clusters change at the start of each step of `every` rounds"
+    }
+
     # Rise δ of a client's least loss that is an alarm, and loss below which models are merged
     delta: Unbounded = 0.1
     every: int = 10  # Rounds R of a time step; 100 in the paper
     eager: bool = False  # One new model for all clients that raise an alarm (FedDrift-Eager)
+    # Train models on data of former steps too. false: on present data alone (FedDrift-W)
+    history: bool = True
 
     gradient = staticmethod(plain_gradient)
 
@@ -79,7 +93,9 @@ class FedDrift:
     def init(self, fed: Federation) -> Outcome[FedDriftState]:
         labels = np.full(fed.num_clients, -1)
         labels[fed.clients] = 0
-        return Outcome(FedDriftState(fed.initial_bank(), labels, np.full(len(labels), np.nan)))
+        loss, rounds = np.full(len(labels), np.nan), np.empty(0, np.int64)
+        models = np.empty((0, len(labels)), np.int64)
+        return Outcome(FedDriftState(fed.initial_bank(), labels, loss, rounds, models))
 
     def cohort(self, state: FedDriftState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))
@@ -94,12 +110,18 @@ class FedDrift:
         self._count(state.bank, len(new) if state.bank.num_rows > 1 else 0, fed)
         state = self._with_newcomers(state, new, fed)
         asked = cohort.clients[state.labels[cohort.clients] >= 0]
-        bank = replace(state.bank, owner=np.maximum(state.labels, 0))
-        trained = fed.train(bank, replace(cohort, clients=asked), self.gradient)
-        fed.count_models(bank, replace(cohort, clients=asked), trained)
-        hears = (state.labels == np.arange(bank.num_rows)[:, None]).astype(np.float64)
-        state = replace(state, bank=fed.mix_rows(hears, trained, bank))
-        return Outcome(state, trained.metrics(), clusterings)
+        bank, losses, hears = state.bank, [], strengths(state, fed)
+        for models, data in self._trainings(state, asked, cohort.t):
+            start = replace(bank, owner=models)
+            members = replace(cohort, clients=np.array(list(data), np.int64))
+            trained = fed.train(start, members, self.gradient, rounds=list(data.values()))
+            fed.count_models(start, members, trained)
+            is_trained = np.isin(np.arange(bank.num_rows), models[members.clients])
+            bank = fed.mix_rows(hears * is_trained[:, None], trained, start)
+            losses.append(trained.loss[trained.num_steps > 0])
+        loss = np.concatenate([[], *losses])
+        metrics = {TRAIN_LOSS: float(loss.mean())} if len(loss) else {}
+        return Outcome(replace(state, bank=bank), metrics, clusterings)
 
     def deploy(self, state: FedDriftState, clients: Ids, fed: Federation) -> ModelBank:
         there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
@@ -109,6 +131,36 @@ class FedDrift:
 
     def partition(self, state: FedDriftState) -> Ids:
         return state.labels
+
+    def _trainings(
+        self, state: FedDriftState, clients: Ids, t: int
+    ) -> list[tuple[Ids, dict[int, tuple[int, ...]]]]:
+        """Pairs of (M,) the model of each client, and the rounds whose data it trains it on.
+
+        One pair if nobody trains two models, otherwise one for each model.
+        """
+        present = np.maximum(state.labels, 0)
+        data: dict[int, dict[int, tuple[int, ...]]] = {}
+        for i in clients.tolist():
+            data.setdefault(int(present[i]), {})[i] = (t,)
+            for round_, model in zip(state.rounds.tolist(), state.models[:, i], strict=True):
+                if model >= 0:
+                    rounds = data.setdefault(int(model), {})
+                    rounds[i] = (*rounds.get(i, ()), round_)
+        if sum(map(len, data.values())) == len(clients):
+            return [(present, dict(sorted((i, r) for m in data.values() for i, r in m.items())))]
+        return [(np.full_like(present, m), rounds) for m, rounds in sorted(data.items())]
+
+    def _former(self, state: FedDriftState, target: Ids, fed: Federation) -> tuple[Ids, Ids]:
+        """`rounds` and `models` of the state at the start of a step, after merges."""
+        if not self.history or fed.t <= self.every:
+            return state.rounds, state.models
+        rounds = np.append(state.rounds, fed.t - self.every)
+        models = np.concatenate([state.models, state.labels[None]])
+        is_former = np.array([fed.timeline.differs(int(t), fed.t) for t in rounds])
+        models = np.where(is_former & (models >= 0), target[models], -1)
+        used = (models >= 0).any(1)
+        return rounds[used], models[used]
 
     def _with_newcomers(self, state: FedDriftState, new: Ids, fed: Federation) -> FedDriftState:
         """Give these clients the model with the least loss on their training part."""
@@ -151,7 +203,20 @@ class FedDrift:
         points = Points.vectors(clients, torch.from_numpy(losses))
         partition = Partition(by_smallest_member(labels[clients]))
         clustering = Clustering(clients, points, L2()(points), None, partition)
-        return FedDriftState(bank, labels, loss), (clustering,)
+        former = self._former(state, target, fed)
+        return FedDriftState(bank, labels, loss, *former), (clustering,)
+
+
+def strengths(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
+    """(U, M) how much each model hears each client, in units of its present number of examples.
+
+    Clients count by all examples that the model trains on; alike with `aggregate.weights: uniform`.
+    """
+    rows, now = np.arange(state.bank.num_rows)[:, None], np.maximum(fed.weights(), 1)
+    hears: NDArray[np.float64] = (state.labels == rows).astype(np.float64)
+    for t, models in zip(state.rounds.tolist(), state.models, strict=True):
+        hears += (models == rows) * (fed.during(t).weights() / now)
+    return hears.clip(max=1.0) if fed.aggregation.weights == "uniform" else hears
 
 
 def model_distances(

@@ -12,6 +12,7 @@ over from one evaluation to the next; here a client that has never trained start
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +56,8 @@ class FedEm:
     >>> responsibilities(np.array([0.5, 0.5]), -losses).round(3).tolist()
     [[0.667, 0.333], [0.333, 0.667]]
     """
+
+    refused_keys: ClassVar = {"recluster": "shares of models are estimated again in every round"}
 
     number: int = 3  # Number K of components
 

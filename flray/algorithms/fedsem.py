@@ -9,7 +9,7 @@ round ends with one run of k-means until it stands still, not with one step.
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class FedSem:
     Traceback (most recent call last):
     ValueError: number must be >= 1, got 0
     """
+
+    refused_keys: ClassVar = {"recluster": "clients go to the nearest centre again in every round"}
 
     number: int = 5  # Number of clusters K; FLT has 10 in scenario 4
     space: Literal["all", "last_layer"] = "all"  # Layers by which models are compared

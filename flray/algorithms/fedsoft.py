@@ -14,6 +14,7 @@ taken), and FedRC's copy of it takes the centre with the largest loss.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -56,6 +57,10 @@ class FedSoft:
     >>> FedSoft(lam=0.5).gradient(lambda w, batch: loss_gradient, w, None, w, memo)["w"]
     tensor([11.])
     """
+
+    refused_keys: ClassVar = {
+        "recluster": "shares of clusters are estimated again every `every` rounds"
+    }
 
     number: int = 2  # Number S of cluster centres
     lam: float = 0.1  # Weight λ of the distances to the centres

@@ -28,7 +28,7 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster
 from flray.algorithms.flhc import Flhc, FlhcState, UpdateClustering
-from flray.algorithms.recluster import Recluster, Then
+from flray.algorithms.recluster import Recluster, Then, When
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS
 from flray.clustering.distances import Cosine
 from flray.clustering.embeds import SvdDirections
@@ -53,7 +53,7 @@ class DirectionClustering(UpdateClustering):
 class Migration(Recluster):
     """Clients whose data changed, and say so, move to the group with the nearest direction."""
 
-    when: Literal["once", "every", "on_drift"] = "on_drift"  # When clients migrate
+    when: When = "on_drift"  # When clients migrate
     then: Then = "move"  # What becomes of groups, as for flhc
     # What tells a drift. events: a client reports that its data changed; loss: its training loss
     # has jumped; update: the server finds that its params change more than before

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.change import Flags
 from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place
-from flray.algorithms.recluster import Recluster, Regrouping, regrouped_bank
+from flray.algorithms.recluster import Recluster, Watch
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
@@ -23,7 +22,6 @@ from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
-from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params, layers_of, leaves_of_layers
 from flray.values import require_at_least
 
@@ -49,9 +47,7 @@ class FlhcState:
     # To place clients that were not clustered and to cluster again; None if neither is possible
     joint: ModelBank | None = None  # the joint model w at the clustering
     means: Points | None = None  # the mean update Δ of each cluster; `clients` are clusters
-    # For `recluster`
-    memory: Params = field(default_factory=dict)  # what the signature keeps for its next call
-    flags: Flags | None = None  # clients whose data seem to have changed
+    watch: Watch | None = None  # for `recluster`
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,8 @@ class Flhc:
 
     With `shared_layers: n` the first n layers are averaged over all clients after the clustering
     too, and clusters differ in the layers above them. All layers are FedAvg, for the same cohorts.
-    With `recluster` clients are clustered again every few rounds or when their data drift:
+    With `recluster` clients are clustered again every few rounds, when their data drift, or when
+    updates stop turning (`when: auto`, which chooses the round of the first clustering too):
 
         algorithm: {name: flhc, recluster: {when: on_drift, then: anew}}
 
@@ -127,7 +124,8 @@ class Flhc:
         bank = fed.initial_bank()
         if self.rounds_before == 0:
             return cluster(self, bank, fed)
-        return Outcome(FlhcState(bank, np.zeros(fed.num_clients, np.int64)))
+        labels = np.zeros(fed.num_clients, np.int64)
+        return Outcome(FlhcState(bank, labels, watch=self.recluster.start(fed)))
 
     gradient = staticmethod(plain_gradient)  # l. 30: w <- w - η ∇L(w; b)
 
@@ -146,12 +144,14 @@ class Flhc:
         fed.count_models(state.bank, cohort, trained)
         bank = mix_clusters(state.labels, trained, state.bank, self._shared(fed), fed)
         metrics = trained.metrics()
-        if cohort.t == self.rounds_before:
-            return replace(cluster(self, bank, fed), metrics=metrics)
-        before, state = state.bank, replace(state, bank=bank)
+        is_joint = self.recluster.is_joint(state.watch, self.rounds_before, cohort.t)
+        watch = self.recluster.watched(state, bank, trained, fed)
+        if is_joint and self.recluster.is_first_due(watch, self.rounds_before, cohort.t):
+            return replace(cluster(self, bank, fed, t=cohort.t), metrics=metrics)
+        state = replace(state, bank=bank, watch=watch)
         clusterings: tuple[Clustering, ...] = ()
-        if cohort.t > self.rounds_before:
-            state, clusterings = self._clustered_again(state, trained, before, fed)
+        if not is_joint:
+            state, clusterings = self._clustered_again(state, fed)
             state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
         return Outcome(state, metrics, clusterings)
 
@@ -164,8 +164,7 @@ class Flhc:
     @property
     def spent_fields(self) -> tuple[str, ...] | None:
         """None if clients hear those of other clusters, or are clustered again."""
-        is_final = self.recluster.is_once and not self.shared_layers
-        return ("keep_pass", "recluster") if is_final else None
+        return None if self.shared_layers else self.recluster.spent("keep_pass")
 
     def branch(
         self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
@@ -176,40 +175,22 @@ class Flhc:
         if self.keep_pass:
             state = replace(state, bank=_with_pass(state, deltas, fed))
         if not self.recluster.is_once:
-            state = replace(state, memory=memory, flags=Flags.none(fed.num_clients))
+            state = replace(state, watch=self.recluster.after_first(memory, fed))
         elif len(clustering.clients) == fed.num_clients:
             return state
         state = replace(state, joint=bank, means=_means(deltas, labels))
         return self._place(state, fed.holdout, fed)
 
     def _clustered_again(
-        self, state: FlhcState, trained: Trained, before: ModelBank, fed: Federation
+        self, state: FlhcState, fed: Federation
     ) -> tuple[FlhcState, tuple[Clustering, ...]]:
         """The state after a round, in which clients may be clustered again."""
-        joint = state.joint
-        if self.recluster.is_once or state.flags is None or joint is None:
+        anchor = state.bank if state.joint is None else state.joint
+        now = self.recluster.again(self, state, anchor, fed)
+        if now is None:
             return state, ()
-        flags = self.recluster.noted(state.flags, trained, before, fed)
-        state = replace(state, flags=flags)
-        if not self.recluster.is_due(flags, fed.t - self.rounds_before, fed.t):
-            return state, ()
-        # Updates can be compared if they start from one model.
-        reads_bank = getattr(self.clustering.signature, "reads_bank", False)
-        anchor = state.bank if reads_bank else joint
-        cohort = Cohort(fed.t, fed.clients)
-        points, memory = self.clustering.observe(fed, anchor, cohort, state.memory)
-        if not points.num_clients:
-            return state, ()
-        old = state.labels.copy()
-        old[fed.holdout] = -1  # they are placed again, and nobody depends on them
-        movers = np.flatnonzero(flags.raised) if self.recluster.when == "on_drift" else None
-        regrouping = Regrouping(self.clustering, points, old, fed, movers)
-        clustering, labels = regrouping.after(self.recluster.then)
-        weights = fed.weights() * np.isin(np.arange(fed.num_clients), fed.clients)
-        merged = weights if self.recluster.then == "merge" else None
-        bank = regrouped_bank(state.bank, old, labels, merged)
-        state = FlhcState(bank, labels, anchor, _means(points, labels), memory)
-        return replace(state, flags=Flags.none(fed.num_clients)), (clustering,)
+        means = _means(now.points, now.labels)
+        return FlhcState(now.bank, now.labels, now.anchor, means, now.watch), (now.clustering,)
 
     def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
         """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""

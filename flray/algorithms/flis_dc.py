@@ -10,7 +10,7 @@ where the paper's Sign is strict.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class FlisDc:
     >>> FlisDc().beta, FlisDc().choose_by
     (0.3, 'validation')
     """
+
+    refused_keys: ClassVar = {"recluster": "clients are clustered again in every round"}
 
     # Threshold β: clients whose models agree on this share of examples are together
     beta: float = 0.3

@@ -15,6 +15,7 @@ import numpy as np
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.choosing import ChooseBy, choose
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
+from flray.algorithms.recluster import Recluster, Watch
 from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
 from flray.clustering.distances import Disagreement
 from flray.clustering.hierarchical import Hierarchical
@@ -48,6 +49,7 @@ class FlisHcState:
 
     bank: ModelBank  # θ_g,j: a row for each cluster, and θ_g for those who have none
     labels: Ids  # (M,) the cluster of each client; -1: none
+    watch: Watch | None = None  # for `recluster`
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class FlisHc:
     The clustering comes before round 1 and is not counted as one: every client trains once from the
     initial model, and the server predicts public examples with these models (`split.server`). A
     client that joins later, or failed in the clustering, chooses the cluster whose model is best
-    for it at the end of its first round, and stays. Holdout clients choose at test time.
+    for it at the end of its first round, and stays. Holdout clients choose at test time. With
+    `recluster` clients are clustered again, by predictions after training the initial model again.
 
         algorithm: {name: flis_hc, clustering: {partition: {threshold: 0.5}}}
 
@@ -69,6 +72,8 @@ class FlisHc:
     clustering: InferenceClustering = field(default_factory=InferenceClustering)
     # Part whose loss a client that comes later minimises to choose a cluster
     choose_by: ChooseBy = "validation"
+    # When clients are clustered again, and what becomes of clusters; by default never
+    recluster: Recluster = field(default_factory=Recluster)
 
     gradient = staticmethod(plain_gradient)
 
@@ -84,13 +89,18 @@ class FlisHc:
         # l. 12-14, in each cluster: θ_g,j <- sum_k |D_k| θ_k / sum_k |D_k|; unheard ones stay
         clusters = Relation.of_clusters(state.labels)
         bank, trained = fed.average(clusters, state.bank, cohort, self.gradient)
-        state = replace(state, bank=bank)
+        watch = self.recluster.watched(state, bank, trained, fed)
+        state = replace(state, bank=bank, watch=watch)
+        clusterings: tuple[Clustering, ...] = ()
+        if (now := self.recluster.again(self, state, fed.initial_bank(), fed)) is not None:
+            state = FlisHcState(now.bank, now.labels, now.watch)
+            clusterings = (now.clustering,)
         new = unplaced(state.labels, fed.clients)
         if len(new):
             models = _models_of_clusters(state)
             sent = len(new) * models.num_rows * models.bytes_per_model
             fed.meter.count_transfer("placing", down=sent)
-        return Outcome(self._place(state, new, fed), trained.metrics())
+        return Outcome(self._place(state, new, fed), trained.metrics(), clusterings)
 
     def deploy(self, state: FlisHcState, clients: Ids, fed: Federation) -> ModelBank:
         new = np.intersect1d(clients, fed.holdout)
@@ -101,19 +111,25 @@ class FlisHc:
         return state.labels
 
     rounds_before = 0
-    spent_fields = ()
+
+    @property
+    def spent_fields(self) -> tuple[str, ...] | None:
+        """None if clients are clustered again."""
+        return self.recluster.spent()
 
     def branch(
         self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> FlisHcState:
         labels = labels_of(clustering, fed.num_clients)  # l. 6: C_1, ... <- HC(A, β)
-        return FlisHcState(bank.split(labels), labels)  # l. 7: θ_g,j <- θ_g
+        watch = self.recluster.after_first(memory, fed)
+        return FlisHcState(bank.split(labels), labels, watch)  # l. 7: θ_g,j <- θ_g
 
     def _place(self, state: FlisHcState, clients: Ids, fed: Federation) -> FlisHcState:
         """Put clients without a cluster into the one whose model they choose."""
 
         def chosen_clusters(new: Ids) -> tuple[Ids, Ids]:
-            return choose(_models_of_clusters(state), new, self.choose_by, fed)
+            answered, positions = choose(_models_of_clusters(state), new, self.choose_by, fed)
+            return answered, np.unique(state.labels[state.labels >= 0])[positions]
 
         return place(state, clients, chosen_clusters)
 

@@ -8,7 +8,7 @@ sum to 1); averages are taken from the models before the round, not in place.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -74,6 +74,10 @@ class Flt:
     >>> Flt().rounds_before, Flt(stages=2).spent_fields is None  # stages are related one by one
     (0, True)
     """
+
+    refused_keys: ClassVar = {
+        "recluster": "clients are related again by `dynamic`, with its keys flags and every"
+    }
 
     # Averaging of Alg. 3. rows: Case I, by each client's row of Ã; clusters: Case II, within
     # clusters

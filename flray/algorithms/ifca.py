@@ -12,7 +12,7 @@ before training; with weight sharing the last layers start as independent draws.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ class Ifca:
     >>> Ifca().number, Ifca().choose_by
     (2, 'train')
     """
+
+    refused_keys: ClassVar = {"recluster": "clients choose among the models again in every round"}
 
     number: int = 2  # Number of models k; 2 in FLIS, 3 in FLT
     # Part of a client's examples whose loss F_i it minimises to choose a model

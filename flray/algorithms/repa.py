@@ -15,6 +15,7 @@ import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster, labels_of, place
+from flray.algorithms.recluster import Recluster, Watch
 from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
 from flray.clustering.embeds import Standardise
 from flray.clustering.partitions import KMeans
@@ -50,6 +51,7 @@ class RepaState:
     # After the clustering: the model that clients were described with, and what they said.
     joint: ModelBank | None = None
     known: Points | None = None
+    watch: Watch | None = None  # for `recluster`
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Repa:
     Clients are clustered by statistics of what the joint model makes of their images, without
     labels. A round's cohort is sampled from all clients; a cluster of which nobody is heard keeps
     its model. Holdout clients and those that join later go to the nearest centroid, which takes no
-    training and no labels; `evaluate.robustness` measures how well clients are placed so.
+    training and no labels; `evaluate.robustness` measures how well clients are placed so. With
+    `recluster` clients are clustered again, by statistics in the same joint model.
 
         algorithm: {name: repa, rounds_before: 5, clustering: {partition: {number: 4}}}
 
@@ -75,6 +78,8 @@ class Repa:
     mu: float = 0.01  # Weight μ of the proximal term after the clustering
     # How clients are clustered after these rounds
     clustering: StatisticsClustering = field(default_factory=StatisticsClustering)
+    # When clients are clustered again, and what becomes of clusters; by default never
+    recluster: Recluster = field(default_factory=Recluster)
 
     def __post_init__(self) -> None:
         require_at_least(self, rounds_before=0, mu=0)
@@ -83,7 +88,7 @@ class Repa:
         bank = fed.initial_bank()
         if self.rounds_before == 0:
             return cluster(self, bank, fed)
-        return Outcome(RepaState(bank, bank.owner))
+        return Outcome(RepaState(bank, bank.owner, watch=self.recluster.start(fed)))
 
     def gradient(
         self,
@@ -103,19 +108,24 @@ class Repa:
         return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
 
     def round(self, state: RepaState, cohort: Cohort, fed: Federation) -> Outcome[RepaState]:
-        is_joint = cohort.t <= self.rounds_before
+        is_joint = self.recluster.is_joint(state.watch, self.rounds_before, cohort.t)
         gradient = plain_gradient if is_joint else self.gradient
         trained = fed.train(state.bank, cohort, gradient)
         fed.count_models(state.bank if is_joint else without_embedder(state.bank), cohort, trained)
         # Eq. 4: θ_k <- W({(θ_i, ε_i) | α(i) = k}), the mean weighted by n_i
         bank = fed.mix(Relation.of_clusters(state.labels), trained, state.bank)
         metrics = trained.metrics()
-        if cohort.t == self.rounds_before:
-            return replace(cluster(self, bank, fed), metrics=metrics)
-        state = replace(state, bank=bank)
-        if not is_joint:
+        watch = self.recluster.watched(state, bank, trained, fed)
+        if is_joint and self.recluster.is_first_due(watch, self.rounds_before, cohort.t):
+            return replace(cluster(self, bank, fed, t=cohort.t), metrics=metrics)
+        state = replace(state, bank=bank, watch=watch)
+        clusterings: tuple[Clustering, ...] = ()
+        if not is_joint and state.joint is not None:
+            if (now := self.recluster.again(self, state, state.joint, fed)) is not None:
+                state = RepaState(now.bank, now.labels, now.anchor, now.points, now.watch)
+                clusterings = (now.clustering,)
             state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
-        return Outcome(state, metrics)
+        return Outcome(state, metrics, clusterings)
 
     def deploy(self, state: RepaState, clients: Ids, fed: Federation) -> ModelBank:
         return state.bank
@@ -123,14 +133,18 @@ class Repa:
     def partition(self, state: RepaState) -> Ids:
         return state.labels
 
-    spent_fields = ()
+    @property
+    def spent_fields(self) -> tuple[str, ...] | None:
+        """None if clients are clustered again."""
+        return self.recluster.spent()
 
     def branch(
         self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> RepaState:
         labels = labels_of(clustering, fed.num_clients)
         # Eq. 5: e_i = S(φ(X_i)) of every client that may train
-        state = RepaState(bank.split(labels), labels, bank, clustering.signatures)
+        watch = self.recluster.after_first(memory, fed)
+        state = RepaState(bank.split(labels), labels, bank, clustering.signatures, watch)
         return self._place(state, fed.holdout, fed)
 
     def nearest_clusters(self, state: RepaState, clients: Ids, fed: Federation) -> tuple[Ids, Ids]:
@@ -142,8 +156,9 @@ class Repa:
         new, _ = self.clustering.observe(fed, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
-        labels = state.labels[state.known.clients]
-        return new.clients, self.clustering.place(state.known, labels, new, fed.seed)
+        known = state.known.of(np.flatnonzero(state.labels >= 0))
+        clusters, position = np.unique(state.labels[known.clients], return_inverse=True)
+        return new.clients, clusters[self.clustering.place(known, position, new, fed.seed)]
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
         return place(state, clients, lambda new: self.nearest_clusters(state, new, fed))

@@ -53,14 +53,16 @@ class ClientsJob:
     memo: Params = field(default_factory=dict)  # read by the gradient, leaves (K, ...)
     # A weight of each training example of each client, in its order; (): all count alike
     weights: tuple[NDArray[np.float64], ...] = ()
+    # Rounds whose training data each client trains on; (): the round of the task
+    rounds: tuple[tuple[int, ...], ...] = ()
 
     def part(self, positions: slice | Ids) -> "ClientsJob":
-        """The job of the clients at these positions, with their rows, memo and weights."""
+        """The job of the clients at these positions, with all that it has for them."""
         memo = {name: leaf[positions] for name, leaf in self.memo.items()}
-        weights = ()
-        if self.weights:
-            weights = tuple(self.weights[k] for k in np.arange(len(self.clients))[positions])
-        return ClientsJob(self.clients[positions], self.rows[positions], memo, weights)
+        chosen = np.arange(len(self.clients))[positions]
+        weights = tuple(self.weights[k] for k in chosen) if self.weights else ()
+        rounds = tuple(self.rounds[k] for k in chosen) if self.rounds else ()
+        return ClientsJob(self.clients[positions], self.rows[positions], memo, weights, rounds)
 
     def in_parts(self, size: int) -> "list[ClientsJob]":
         """Jobs of at most `size` clients each, in the order of the clients.
@@ -113,6 +115,9 @@ class Train:
         split = host.timeline.at(self.t)
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         examples = [split.trained_on(i) for i in job.clients]
+        if job.rounds:
+            held = zip(job.clients, job.rounds, strict=True)
+            examples = [host.timeline.trained_on(i, rounds) for i, rounds in held]
         at = [np.arange(len(ids)) for ids in examples] if job.weights else examples
         plans = plan_clients(at, self.training, seed, self.t, job.clients)
         if job.weights:

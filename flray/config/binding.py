@@ -207,7 +207,7 @@ def bind(
         injected: Parameters that no YAML names.
         base: An instance of the class, from which comes what is not given; None: the defaults of
             the class. Keys that the class calls `exclusive` come from `base` only if none of them
-            is given.
+            is given; for those of its `refused_keys` the message has the reason.
 
     Raises:
         ExperimentError: A key is unknown or missing, or a value is of the wrong type.
@@ -218,6 +218,8 @@ def bind(
     }
     for key in (key for key in given if key not in parameters):
         path = _join(where, key)
+        if reason := getattr(target, "refused_keys", {}).get(key):
+            raise ExperimentError(f"{path} does not fit {target.__name__}: {reason}")
         raise ExperimentError(
             f"unknown key {shown(path)}{_meant(path, parameters)}; "
             f"known here: {', '.join(sorted(parameters)) or 'none'}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least, check_literals
 from flray.data.dataset import Ids
@@ -87,15 +88,21 @@ class Timeline:
 
         Ascending; empty for round 1. Validation and test parts change together with training parts.
         """
-        now = self.at(t)
-        before = self.at(max(t - 1, 1))
-        if now is before:
-            return np.empty(0, np.int64)
-        same = np.array(
-            [np.array_equal(a, b) for a, b in zip(now.train, before.train, strict=True)]
-        )
-        joined = np.setdiff1d(before.absent, now.absent)
-        return np.union1d(np.flatnonzero(~same), joined)
+        before = max(t - 1, 1)
+        joined = np.setdiff1d(self.at(before).absent, self.at(t).absent)
+        return np.union1d(np.flatnonzero(self.differs(before, t)), joined)
+
+    def differs(self, t: int, later: int) -> NDArray[np.bool_]:
+        """(M,) True for clients that hold other data in the later round than in round t."""
+        a, b = self.at(t), self.at(later)
+        if a is b:
+            return np.zeros(a.num_clients, np.bool_)
+        return ~np.array([np.array_equal(*both) for both in zip(a.train, b.train, strict=True)])
+
+    def trained_on(self, client: int, rounds: Sequence[int]) -> Ids:
+        """The training examples that a client holds in any of these rounds, each of them once."""
+        ids = np.concatenate([self.at(t).trained_on(client) for t in rounds])
+        return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
     def digest(self) -> str:
         """A hash of all phases; of a timeline without events it is the split's own."""

@@ -258,6 +258,7 @@ class Federation(Population):
         shared: Params | None = None,
         training: Training | None = None,
         weights: Sequence[NDArray[np.float64]] = (),
+        rounds: Sequence[tuple[int, ...]] = (),
     ) -> Trained:
         """Local training of the cohort, each client from its row of the bank.
 
@@ -272,9 +273,12 @@ class Federation(Population):
             training: instead of the experiment's own; `fed.training.only(names)` for some leaves.
             weights: of each client of the cohort (n_k,), a weight q of each of its training
                 examples: the loss of a batch is Σ q ℓ / B. By default all are 1.
+            rounds: of each client of the cohort, the rounds whose data it trains on. By default
+                the data that it holds now.
         """
         training, is_probe = training or self.training, cohort.is_probe
-        job = ClientsJob(cohort.clients, bank.owner[cohort.clients], memo or {}, tuple(weights))
+        start = bank.owner[cohort.clients]
+        job = ClientsJob(cohort.clients, start, memo or {}, tuple(weights), tuple(rounds))
         if self.share is not None:
             job = job.part(np.flatnonzero(np.isin(cohort.clients, self.share.clients)))
         self._count_labels_read(job.clients)
@@ -310,7 +314,8 @@ class Federation(Population):
         answered = np.flatnonzero(~np.isin(ids, list(failed)))
         losses = np.concatenate([[], *(result.loss for _, result in done)])
         models = TrainedModels(self.executor, task, bank, done, index=answered)
-        num_steps = self.num_steps(ids[answered], task.training)
+        rounds = [own for job, _ in done for own in job.rounds]
+        num_steps = self.num_steps(ids, task.training, rounds)[answered]
         self.meter.note_logged([result.logged for _, result in done])
         self.meter.counts[CLIENT_STEPS] += int(num_steps.sum())
         return Trained(ids[answered], models, losses[answered], num_steps)

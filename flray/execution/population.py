@@ -1,5 +1,6 @@
 """The clients of a round: who is there, with how many examples, and who takes part."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -74,9 +75,18 @@ class Population:
         """max(ρ N, 1), rounded down, where N is the number of clients that may train."""
         return cohort_size(len(self.clients), self.participation)
 
-    def num_steps(self, clients: Ids, training: Training) -> Ids:
-        """(K,) steps of these clients' optimisers in a training of this round."""
+    def num_steps(
+        self, clients: Ids, training: Training, rounds: Sequence[Sequence[int]] = ()
+    ) -> Ids:
+        """(K,) steps of these clients' optimisers in a training of this round.
+
+        Args:
+            rounds: of each client, the rounds whose data it trains on; (): this round.
+        """
         sizes = [len(self._split.trained_on(i)) for i in clients.tolist()]
+        if rounds:
+            held = zip(clients.tolist(), rounds, strict=True)
+            sizes = [len(self.timeline.trained_on(i, own)) for i, own in held]
         return num_local_steps(np.array(sizes, np.int64), training)
 
     def generator(self, purpose: str, *where: int) -> np.random.Generator:

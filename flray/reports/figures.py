@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flray import columns as recorded
-from flray.columns import CLUSTERS, GROUP, MODEL, ROUND, SEED, Column
+from flray.columns import ARI, CLUSTERS, GROUP, MODEL, ROUND, SEED, Column
 from flray.reports import style
 from flray.reports.columns import column_of
 from flray.reports.runs import Experiments, RunRecord, score_of
@@ -31,7 +31,9 @@ FEW_POINTS = 20  # most points of a line with a marker each
 
 
 def accuracy_figure(experiments: Experiments) -> Figure:
-    """Mean score by round, a line for each experiment, above the number of clusters.
+    """Mean score by round, a line for each experiment, above the number of clusters and their ARI.
+
+    ARI is shown where clusters were compared with planted groups.
 
     The band is one standard deviation over seeds; for single runs, it reaches to the mean of the
     worst decile of clients. Vertical lines mark clusterings and events, a dotted horizontal
@@ -44,7 +46,9 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     data = _joined(experiments, RunRecord.evaluated)
     score, scale = score_of(experiments), column_of(score_of(experiments).mean).scale
     data["shown"] = scale * data[score.mean].astype(float)
-    heights = [3.2, 1] if (data[CLUSTERS] > 1).any() else [1]
+    below = [c for c in (CLUSTERS, ARI) if c in data and (data[CLUSTERS] > 1).any()]
+    below = [column for column in below if data[column].notna().any()]
+    heights = [3.2, *(1 for _ in below)]
     figure = Figure(figsize=(7, 3.2 + 1.2 * len(heights)), layout="constrained")
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
     grid: list[Axes] = [*panels[:, 0]]
@@ -69,10 +73,13 @@ def accuracy_figure(experiments: Experiments) -> Figure:
         {_titled(name, runs): colours[name] for name, runs in experiments.items()}
     )
     handles += _score_axis(top, experiments)
-    for axes in grid[1:]:
-        counts = data.dropna(subset=[CLUSTERS])
-        sns.lineplot(counts, x=ROUND, y=CLUSTERS, ax=axes, drawstyle="steps-post", **drawn)
-        style.count_axis(axes)
+    for axes, column in zip(grid[1:], below, strict=True):
+        numbers = data.dropna(subset=[column])
+        sns.lineplot(numbers, x=ROUND, y=column, ax=axes, drawstyle="steps-post", **drawn)
+        if column == CLUSTERS:
+            style.count_axis(axes)
+    if ARI in below:
+        grid[-1].set(ylabel="ARI", ylim=(min(grid[-1].get_ylim()[0], -0.05), 1.05))
     handles += _draw_clusterings(grid, experiments) + _draw_events(grid, experiments)
     for axes in grid:
         style.plain(axes)

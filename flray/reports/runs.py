@@ -151,8 +151,9 @@ class RunRecord:
         return self.numbers if is_end else self.row(t)
 
     def evaluated(self) -> pd.DataFrame:
-        """The rounds with a score: its mean and worst decile, and the number of clusters."""
+        """The rounds with a score: its mean and worst decile, number of clusters and ARI."""
         columns = [self.score.mean, self.score.column("worst_decile"), recorded.CLUSTERS]
+        columns.append(recorded.ARI)
         rounds = self.rounds.reindex(columns=[recorded.ROUND, *map(str, columns)])
         return rounds.dropna(subset=[self.score.mean])
 

@@ -36,11 +36,15 @@ METRICS = frozenset({TRAIN_LOSS})  # metrics that records of clients give again
 def branches(experiment: Experiment) -> bool:
     """True if the experiment is FedAvg up to a clustering, and has enough rounds to reach it.
 
+    With `recluster.when: auto` the round of the clustering is not known before, and the row runs
+    alone.
+
     Then its rounds before the clustering can be taken from a `Prefix`;
     `flray.algorithms.algorithm.Branching` describes such algorithms.
     """
     algorithm = experiment.algorithm.build()
-    if not isinstance(algorithm, Branching):
+    is_auto = getattr(getattr(algorithm, "recluster", None), "is_auto", False)
+    if not isinstance(algorithm, Branching) or is_auto:
         return False
     return algorithm.rounds_before <= experiment.settings.rounds
 

@@ -128,6 +128,11 @@ NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
         "algorithm={name: flhc, rounds_before: 1, recluster: {when: every, every: 2}}",
         "algorithm.clustering.partition={name: hierarchical, number: 2}",
     ],
+    "wd, clustered again": [
+        "algorithm={name: wd, rounds_before: 1, recluster: {when: every, every: 1}}",
+        NUMBER % 2,
+    ],
+    "flis_hc, clustered again": [*named("flis_hc"), "algorithm.recluster={when: every, every: 2}"],
     "flt, fine-tuned in turn": fine_tuned("sequential"),
     "flt, fine-tuned centrally": fine_tuned("central"),
     # Everybody hears everybody a little: what is averaged in another order has other bits.

@@ -10,13 +10,23 @@ import torch
 
 from flray.algorithms.feddrift import merged, merges, model_distances
 from flray.algorithms.flhc import Flhc
-from flray.algorithms.recluster import Recluster, Regrouping, matched, regrouped_bank
+from flray.algorithms.recluster import (
+    Recluster,
+    Regrouping,
+    least_cosine,
+    matched,
+    regrouped_bank,
+)
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
+from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
 from flray.randomness import generator
+from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
+from flray.records.run_directory import RunDirectory
+from flray.sweeps.branching import branches
 
 DIGITS = [
     "dataset={name: digits, size: 8}",
@@ -28,6 +38,9 @@ DIGITS = [
 FLHC = "algorithm={name: flhc, rounds_before: 2, clustering: {partition: {threshold: 1.5}}%s}"
 # Half of the first of two groups has other labels from round 6 on: three groups.
 DRIFT = "events=[{round: 6, kind: relabel, clients: [0, 1, 2], labels: [[4, 5], [6, 7], [8, 9]]}]"
+WHENS = ("once", "every", "on_drift", "auto")
+SMALL = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
+SMALL |= {"rounds": 3}
 
 
 def sha(result) -> str:
@@ -102,6 +115,60 @@ class TestEvery:
         assert sha(tiny_run(*often, out=out, resume=True)) == sha(whole)
         assert aris(whole)[-1] == 1
 
+
+class TestAuto:
+    AUTO = ", recluster: {when: auto%s}"
+
+    def test_clusters_when_updates_have_stopped_turning(self, tiny_run) -> None:
+        """For the first time in round 2, which has the first cosine, and after the drift of round 6
+        once the cluster that it turned goes straight on."""
+        flhc = FLHC.replace("rounds_before: 2", "rounds_before: 1") % (self.AUTO % "")
+        result = tiny_run(*DIGITS, DRIFT, flhc, "rounds=8")
+        assert list(read_clusterings(result.path)) == [2, 7]
+        assert aris(result)[1:5] == [1] * 4
+        assert aris(result)[5] < 0.8
+        assert aris(result)[6:] == [1, 1]
+        assert (result.rounds["bytes_up_signature"] > 0).tolist() == [
+            t in (2, 7) for t in range(1, 9)
+        ]
+
+    def test_that_never_sees_a_turn_clusters_once(self, tiny_run) -> None:
+        """All cosines are at least -1: a clustering in round 2, and no other."""
+        flhc = FLHC.replace("rounds_before: 2", "rounds_before: 1") % (self.AUTO % ", steady: -1")
+        once = tiny_run(*DIGITS, FLHC % "", "rounds=4")
+        assert sha(tiny_run(*DIGITS, flhc, "rounds=4")) == sha(once)
+        assert once.summary["clusters"] == 2
+
+    def test_that_always_sees_a_turn_is_fedavg(self, tiny_run) -> None:
+        flhc = FLHC % (self.AUTO % ", steady: 1")
+        fedavg = tiny_run(*DIGITS, "algorithm=fedavg", "rounds=3")
+        assert sha(tiny_run(*DIGITS, flhc, "rounds=3")) == sha(fedavg)
+
+    @pytest.mark.parametrize("stop", [1, 6])
+    def test_resumes_to_the_same_bits(self, tiny_run, tmp_path, stop) -> None:
+        auto = [FLHC % (self.AUTO % ""), *DIGITS, DRIFT, "rounds=7"]
+        whole, seen = tiny_run(*auto), []
+        out = tmp_path / "stopped"
+        tiny_run(*auto, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= stop)
+        assert sha(tiny_run(*auto, out=out, resume=True)) == sha(whole)
+        assert list(read_clusterings(whole.path)) == [2, 7]
+
+    def test_its_rows_of_a_sweep_run_alone(self) -> None:
+        """The round of their clustering is not known before, so no prefix ends there."""
+        rows = [{"name": "flhc", "rounds_before": 1, "recluster": {"when": w}} for w in WHENS]
+        experiments = [parse_experiment({**SMALL, "algorithm": row}) for row in rows]
+        assert [branches(e) for e in experiments] == [True, True, True, False]
+
+    def test_a_turn_is_told_by_the_cluster_that_turned_most(self) -> None:
+        """Cluster 0 turns by a right angle, cluster 1 goes on, cluster 2 was not heard before."""
+        before = Points.vectors(np.arange(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        now = Points.vectors(np.arange(3), torch.tensor([[0.0, 1.0], [0.0, 9.0], [1.0, 1.0]]))
+        assert least_cosine(before, now) == 0
+        assert np.isnan(least_cosine(None, now))
+        assert np.isnan(least_cosine(before.of(np.array([1])), now.of(np.array([0]))))
+
+
+class TestSweeps:
     def test_rows_of_a_sweep_share_no_rounds_after_it(self) -> None:
         assert Flhc(recluster=Recluster(when="every")).spent_fields is None
         assert Flhc().spent_fields is not None
@@ -201,6 +268,54 @@ class TestModels:
         assert torch.equal(merged.params["w"], rows[:1])
 
 
+# Methods beside FL+HC that cluster by a pipeline, with a split in two groups that they find.
+GROUPS = "split={name: label_groups, clients: 8, groups: 2%s}"
+TWO = "clustering: {partition: {number: 2}}"
+METHODS = {
+    "repa": f"name: repa, rounds_before: 1, {TWO}",
+    "wd": f"name: wd, rounds_before: 1, {TWO}",
+    "flis_hc": "name: flis_hc, clustering: {partition: {threshold: 0.9}}",
+}
+
+
+def with_groups(name: str, recluster: str = "", holdout: int = 0) -> list[str]:
+    """Overrides of a method on two groups."""
+    split = GROUPS % (f", holdout: {holdout}, server: {100 * (name == 'flis_hc')}")
+    again = f", recluster: {{{recluster}}}" if recluster else ""
+    return [*DIGITS, split, f"algorithm={{{METHODS[name]}{again}}}", "evaluate.every=4"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_with_the_same_clusters_changes_no_bit(self, tiny_run, name) -> None:
+        once = tiny_run(*with_groups(name), "rounds=2")
+        assert once.summary["ari"] == 1
+        for then in ("anew", "merge", "move"):
+            again = with_groups(name, f"when: every, every: 1, then: {then}")
+            often = tiny_run(*again, "rounds=2")
+            assert sha(often) == sha(once), then
+            assert list(read_clusterings(often.path))[-1] == 2
+
+    def test_resumes_between_clusterings_with_clients_that_come_and_go(
+        self, tiny_run, tmp_path, name
+    ) -> None:
+        """Clients of both groups exchange their data in round 3; client 2 left in round 2 and is
+        back in round 4, and client 5 comes in round 3; one client is never trained."""
+        events = "events=[{round: 3, kind: exchange, clients: [0, 7]}, "
+        events += "{round: 2, kind: leave, clients: [2]}, {round: 4, kind: join, clients: [2]}, "
+        events += "{round: 3, kind: join, clients: [5]}]"
+        drift = "when: on_drift, drift_by: events, then: anew"
+        moving = [*with_groups(name, drift, holdout=1), events, "rounds=4"]
+        whole, seen = tiny_run(*moving), []
+        assert aris(whole)[-1] == 1
+        assert list(read_clusterings(whole.path))[-1] in (3, 4)
+        once = tiny_run(*with_groups(name, holdout=1), events, "rounds=4")
+        assert aris(once)[-1] < 1
+        out = tmp_path / "stopped"
+        tiny_run(*moving, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= 3)
+        assert sha(tiny_run(*moving, out=out, resume=True)) == sha(whole)
+
+
 class TestCflGp:
     def test_finds_swapped_labels_and_stays_with_them(self, tiny_run) -> None:
         numbers = "clustering: {embed: {number: 2}, partition: {number: 2}}"
@@ -229,6 +344,36 @@ class TestFedDrift:
         result = tiny_run(*DIGITS, self.ONE, self.DRIFT, self.FEDDRIFT % "true", "rounds=7")
         assert result.rounds["clusters"].tolist() == [1] * 6 + [2]
         assert aris(result)[-1] == 1
+
+    def test_without_other_data_history_changes_no_bit(self, tiny_run) -> None:
+        runs = [
+            tiny_run(f"algorithm={{name: feddrift, every: 1, delta: 0.3, history: {how}}}")
+            for how in ("true", "false")
+        ]
+        assert sha(runs[0]) == sha(runs[1])
+
+    @pytest.mark.parametrize("history", [True, False])
+    def test_former_models_train_on_former_data(self, tiny_run, history) -> None:
+        """All clients get other labels in round 3 and start a model: with its data of rounds 1 and
+        2 each goes on training the first one, for which it sends a model more."""
+        drift = f"events=[{{round: 3, kind: relabel, clients: {list(range(8))}, labels: [[4, 5], "
+        drift += "[6, 7], [0, 1], [2, 3]]}]"
+        feddrift = "algorithm={name: feddrift, every: 2, delta: 0.5, eager: true, history: %s}"
+        common = [*DIGITS, self.ONE, drift, "rounds=3", "train.epochs=6"]
+        result = tiny_run(*common, feddrift % str(history).lower())
+        store = CheckpointStore(RunDirectory(result.path).checkpoints)
+        before, after = (store.load_latest(up_to=t).state for t in (2, 3))
+        assert after.labels.tolist() == [1] * 8
+        first, now = before.bank.params, after.bank.params
+        assert [torch.equal(first[n][0], now[n][0]) for n in first] == [not history] * len(first)
+        up = result.rounds["bytes_up_model"]
+        assert up[2] == up[1] * (2 if history else 1)
+        assert result.rounds["client_steps"][2] == result.rounds["client_steps"][1] * (1 + history)
+        # FedAvg of round 3 on the old data, from the first model
+        fedavg = tiny_run(*[o for o in common if o != drift], "algorithm=fedavg")
+        store = CheckpointStore(RunDirectory(fedavg.path).checkpoints)
+        expected = store.load_latest().state.bank.params
+        assert [torch.equal(expected[n][0], now[n][0]) for n in now] == [history] * len(first)
 
     def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
         oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"
@@ -267,5 +412,16 @@ class TestFedDrift:
 def test_what_it_does_not_know_is_refused(tiny_run) -> None:
     with pytest.raises(ExperimentError, match="jump must be > 1, got 1"):
         tiny_run(FLHC % ", recluster: {when: on_drift, jump: 1}")
-    with pytest.raises(ExperimentError, match="when must be one of once, every, on_drift"):
+    with pytest.raises(ExperimentError, match="when must be one of once, every, on_drift, auto"):
         tiny_run(FLHC % ", recluster: {when: sometimes}")
+    with pytest.raises(ExperimentError, match="steady must be a cosine, between -1 and 1, got 2"):
+        tiny_run(FLHC % ", recluster: {when: auto, steady: 2}")
+
+
+CHANGING = ["ifca", "fedsem", "cfl", "flis_dc", "flt", "pca_km_hc", "clove", "feddrift", "fedsoft"]
+
+
+@pytest.mark.parametrize("name", [*CHANGING, "fedem", "fedrc"])
+def test_methods_whose_clusters_change_by_themselves_refuse_it(tiny_run, name) -> None:
+    with pytest.raises(ExperimentError, match=r"algorithm.recluster does not fit \w+: c|s"):
+        tiny_run(f"algorithm={{name: {name}, recluster: {{when: every}}}}")
