@@ -44,7 +44,8 @@ class Training:
     weight_decay: float = 0.0  # Weight decay of the local optimiser
     epochs: int = 1  # Local epochs E per round
     batch_size: int = 10  # Batch size B
-    # Leave out the last batch of an epoch if it is short; a client with fewer examples takes no step
+    # Leave out the last batch of an epoch if it is short; a client with fewer examples than a batch
+    # takes no step
     drop_last: bool = False
     batches_per_step: ClassVar[int] = 1
 

@@ -160,8 +160,8 @@ def test_a_pool_of_all_images_is_dealt_and_cut() -> None:
 
 
 def test_nobody_is_judged_globally_on_what_clients_trained_on() -> None:
-    options = Iid(clients=4, pool="all", test="own_split", validation=0)
-    for options, num in ((options, 0), (replace(options, pool="train"), 200)):
+    for pool, num in (("all", 0), ("train", 200)):
+        options = Iid(clients=4, pool=pool, test="own_split", validation=0)
         timeline = Timeline(((1, options.split(DATASET, 0)),))
         assert len(with_global_test(timeline, DATASET).at(1).global_test) == num
 
