@@ -103,12 +103,13 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
     host.module.eval()
     outputs = _stacked_outputs(host)
     sizes = [
-        0 if outputs is None or job.shares else _piece_size(host, len(job.examples)) for job in jobs
+        (0 if outputs is None else _piece_size(host, len(job.examples)), bool(job.shares))
+        for job in jobs
     ]
     scores: dict[int, ExampleScores] = {}
     with torch.no_grad():
-        for size in sorted(set(sizes)):
-            alike = [k for k, piece in enumerate(sizes) if piece == size]
+        for size, is_mixed in sorted(set(sizes)):
+            alike = [k for k, kind in enumerate(sizes) if kind == (size, is_mixed)]
             alike.sort(key=lambda k: jobs[k].row)  # each model is loaded once
             chosen = [jobs[k] for k in alike]
             if size and outputs is not None:
@@ -174,37 +175,52 @@ def _mixture(module: LightningModule, bank: Params, shares: tuple[float, ...], x
     terms = []
     for row in np.flatnonzero(shares):
         load_params(module, {name: leaf[row] for name, leaf in bank.items()})
-        output = module(x)
-        if output.dim() != 2:
-            raise ExperimentError(
-                "this method mixes class probabilities of several models: the model must return a "
-                f"row of class scores for each example, got the shape {tuple(output.shape)}"
-            )
-        terms.append(output.log_softmax(-1) + np.log(shares[row]))
+        terms.append(_log_probabilities(module(x), 2) + np.log(shares[row]))
     return torch.stack(terms).logsumexp(0)
+
+
+def _log_probabilities(output: Tensor, num_dims: int) -> Tensor:
+    """Logs of class probabilities, of outputs that must be a row of class scores per example."""
+    if output.dim() != num_dims:
+        raise ExperimentError(
+            "this method mixes class probabilities of several models: the model must return a "
+            f"row of class scores for each example, got the shape {tuple(output.shape)}"
+        )
+    return output.log_softmax(-1)
 
 
 def _score_stacked(
     host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob], size: int
 ) -> FlatScores:
-    """Scores by passes of many models over `size` examples each."""
+    """Scores by passes of many models over `size` examples each.
+
+    The jobs are all of single models, or all of mixtures: of all rows of the bank, then.
+    """
     pieces = [
-        (job.row, job.examples[first : first + size])
+        (job, job.examples[first : first + size])
         for job in jobs
         for first in range(0, len(job.examples), size)
     ]
-    num_models = _models_in_a_pass(host)
-    padded = pieces + [pieces[-1]] * (-len(pieces) % num_models)
-    rows = torch.tensor([row for row, _ in padded]).to(next(iter(bank.values())).device)
+    mixed = len(jobs[0].shares)  # models of a mixture; 0: single models
+    num_pieces = max(_models_in_a_pass(host) // max(mixed, 1), 1)
+    padded = pieces + [pieces[-1]] * (-len(pieces) % num_pieces)
+    own = [list(range(mixed)) or [job.row] for job, _ in padded]
+    rows = torch.tensor(own).to(next(iter(bank.values())).device)  # (pieces, models)
     ids = torch.from_numpy(np.stack([np.resize(examples, size) for _, examples in padded]))
     ids = ids.to(host.examples.device)  # (pieces, size)
+    shares = torch.tensor([job.shares for job, _ in padded], device=ids.device)
 
     @torch.no_grad()  # in threads too
     def score(first: int) -> FlatScores:
-        models = slice(first, first + num_models)
+        models = slice(first, first + num_pieces)
         x, y = host.examples.batch(ids[models])
-        w = {n: leaf.index_select(0, rows[models]).to(x.device) for n, leaf in bank.items()}
-        output, labels = outputs(w, x).flatten(0, 1), y.flatten(0, 1)
+        chosen = rows[models].flatten()
+        w = {n: leaf.index_select(0, chosen).to(x.device) for n, leaf in bank.items()}
+        output = outputs(w, x.repeat_interleave(mixed, 0) if mixed else x)
+        if mixed:  # log Σ_k π_k p_k
+            log_p = _log_probabilities(output, 3).unflatten(0, (-1, mixed))
+            output = (log_p + shares[models, :, None, None].to(x).log()).logsumexp(1)
+        output, labels = output.flatten(0, 1), y.flatten(0, 1)
         losses = cast(HasLosses, host.module).losses(output, labels).double()
         flat = (_correct(output, labels), losses, *_terms(host, output, (x, labels)))
         return tuple(values.view(*y.shape[:2], *values.shape[1:]) for values in flat)
@@ -213,7 +229,7 @@ def _score_stacked(
     threads = host.engine.threads if on_cpu and isinstance(host.engine, Vectorized) else 1
     with ThreadPoolExecutor(threads) as pool:
         run = map if threads == 1 else pool.map
-        passes = list(run(score, range(0, len(padded), num_models)))
+        passes = list(run(score, range(0, len(padded), num_pieces)))
     lengths = torch.tensor([len(examples) for _, examples in pieces], device=ids.device)
     is_own = torch.arange(size, device=ids.device) < lengths[:, None]  # (pieces, size)
     return tuple(torch.cat(parts)[: len(pieces)][is_own] for parts in zip(*passes, strict=True))

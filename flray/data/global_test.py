@@ -12,10 +12,12 @@ def with_global_test(timeline: Timeline, dataset: Dataset) -> Timeline:
     """The timeline whose phases have all test images of the dataset as their global test set.
 
     Test images that nobody holds with the dataset's own label are added at the end of the table of
-    examples, so all other examples keep their ids.
+    examples, so all other examples keep their ids. There is no such set where clients train on test
+    images (`split.pool: all`).
     """
     split = timeline.at(1)
-    if not len(dataset.test_ids):
+    trained = split.original_rows(len(dataset.labels))[np.concatenate(split.train)]
+    if not len(dataset.test_ids) or (trained >= dataset.num_train).any():
         return timeline
     base = int(max(split.labels.max(), dataset.labels.max())) + 1
     old = split.image_ids * base + split.labels

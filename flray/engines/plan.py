@@ -129,10 +129,13 @@ def steps_per_epoch(num_examples: Ids, training: Training) -> Ids:
     [0, 1, 1, 1, 2, 3, 4]
     >>> steps_per_epoch(sizes, training.paired()).tolist()
     [0, 0, 1, 1, 1, 1, 2]
+    >>> steps_per_epoch(sizes, Training(batch_size=10, drop_last=True)).tolist()
+    [0, 0, 0, 1, 1, 2, 4]
     """
     together, size = training.batches_per_step, training.batch_size
-    of_batches = -(-num_examples // size) // together
-    return np.where(num_examples > size, of_batches, num_examples >= together)
+    num_batches = num_examples // size if training.drop_last else -(-num_examples // size)
+    fewest = max(together, size) if training.drop_last else together
+    return np.where(num_examples > size, num_batches // together, num_examples >= fewest)
 
 
 def num_local_steps(num_examples: Ids, training: Training) -> Ids:

@@ -22,10 +22,11 @@ class Training:
     """Settings of local training, the same for every client.
 
     A round is `epochs` passes over a client's n_k examples, in batches of `batch_size` (the last
-    may be smaller), with a fresh optimiser each round.
+    may be smaller, or is left out with `drop_last`), with a fresh optimiser each round.
 
-    >>> Training(lr=0.1, epochs=5)
-    Training(optimizer='sgd', lr=0.1, momentum=0.0, weight_decay=0.0, epochs=5, batch_size=10)
+    >>> Training(lr=0.1, epochs=5)  # doctest: +NORMALIZE_WHITESPACE
+    Training(optimizer='sgd', lr=0.1, momentum=0.0, weight_decay=0.0, epochs=5, batch_size=10,
+    drop_last=False)
     >>> Training(lr=0.1, epochs=5).paired().batches_per_step
     2
     >>> Training(lr=0.1).only({"head.bias"}).moves("body.bias")
@@ -43,6 +44,9 @@ class Training:
     weight_decay: float = 0.0  # Weight decay of the local optimiser
     epochs: int = 1  # Local epochs E per round
     batch_size: int = 10  # Batch size B
+    # Leave out the last batch of an epoch if it is short; a client with fewer examples than a batch
+    # takes no step
+    drop_last: bool = False
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -159,8 +159,9 @@ def _timeline(experiment: Experiment, dataset: Dataset, split: Split) -> Timelin
         timeline = measure.prepare(run_data(experiment, dataset, timeline))
     if evaluate.on == "global" and not len(timeline.at(1).global_test):
         raise ExperimentError(
-            f"evaluate.on=global needs test images, and the dataset {experiment.dataset.name} has "
-            "none; choose evaluate.on=local or a dataset with a test part"
+            f"evaluate.on=global needs test images that nobody trains on, and the dataset "
+            f"{experiment.dataset.name} has none; choose evaluate.on=local, or a dataset with a "
+            "test part and split.pool=train"
         )
     return timeline
 

@@ -115,6 +115,26 @@ def test_fedbn_keeps_every_leaf_of_layers_that_own_a_buffer() -> None:
     assert FedBn().private_leaves(fed) == {"down.1.weight", "down.1.running_mean"}
 
 
+def test_fedbn_sends_all_but_batch_norm_in_every_engine(tiny_run) -> None:
+    """LeNet-5 on 16 x 16 pixels, two batch norms of 6 and 16 channels: each has weight, bias, mean
+    and variance, which stay with the client."""
+    model = ["model={name: lenet5, norm: batch}", "dataset.size=16", "participation=1", "rounds=2"]
+    loop, lightning = (
+        tiny_run("algorithm=fedbn", *model, f"execution.engine={engine}")
+        for engine in ("loop", "lightning")
+    )
+    assert sha(loop) == sha(lightning)
+    state = CheckpointStore(RunDirectory(loop.path).checkpoints).load_latest().state
+    layers = {name.rpartition(".")[0] for name in state.private.default}
+    assert layers == {"layers.1", "layers.5"}
+    assert len(state.private.default) == 2 * 4
+    means = state.private.of_clients(np.arange(6))["layers.1.running_mean"]  # (6, 6)
+    assert len(torch.unique(means, dim=0)) == 6
+    num_sent = sum(leaf.numel() for leaf in state.shared.params.values())
+    assert num_sent == 6 * 26 + 16 * 151 + 120 * 17 + 84 * 121 + 10 * 85
+    assert loop.summary["bytes_up"] == 2 * 6 * 4 * num_sent
+
+
 def test_apfl_with_fixed_weights_is_fedavg_or_local(tiny_run, known_run) -> None:
     apfl = [
         sha(tiny_run(f"algorithm={{name: apfl, alpha: {alpha}, adaptive: false}}"))

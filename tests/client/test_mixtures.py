@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from flray.client import scoring
 from flray.client.host import HostSettings, start_host
 from flray.client.scoring import ScoreJob, score_models
 from flray.client.tasks import ClientsJob, ExampleLosses
@@ -34,16 +35,22 @@ def two_models(build) -> tuple:
     return start_host(models[0], dataset, timeline, settings), bank
 
 
-def test_a_mixture_is_scored_by_the_mean_of_probabilities() -> None:
+def test_a_mixture_is_scored_by_the_mean_of_probabilities(monkeypatch) -> None:
     host, bank = two_models(lambda: Mlp200((1, 8, 8), 10, hidden=5))
     ids = np.arange(sum(RAGGED))
-    jobs = [ScoreJob(0, ids), ScoreJob(1, ids, SHARES), ScoreJob(1, ids)]
-    first, mixture, second = score_models(host, bank, jobs)
+    jobs = [ScoreJob(0, ids), ScoreJob(1, ids, SHARES), ScoreJob(1, ids), ScoreJob(1, ids, (0, 1))]
+    first, mixture, second, pure = score_models(host, bank, jobs)
+    assert pure.loss.tolist() == pytest.approx(second.loss.tolist(), rel=1e-12)
     likelihood = 0.25 * np.exp(-first.loss) + 0.75 * np.exp(-second.loss)
     np.testing.assert_allclose(mixture.loss, -np.log(likelihood), rtol=1e-12)
     assert np.abs(mixture.loss - (0.25 * first.loss + 0.75 * second.loss)).max() > 1e-3
+    one = [ScoreJob(1, ids[k : k + 1], SHARES) for k in (0, len(ids) - 1)]
+    pair = score_models(host, bank, one)  # whatever it is scored with, and one by one
+    assert [p.loss[0] for p in pair] == [mixture.loss[0], mixture.loss[-1]]
+    monkeypatch.setattr(scoring, "_stacked_outputs", lambda host: None)
+    np.testing.assert_allclose(score_models(host, bank, jobs[1:2])[0].loss, mixture.loss, rtol=1e-9)
     alone = score_models(host, bank, [ScoreJob(1, ids)])[0]
-    assert second.loss.tolist() == alone.loss.tolist()  # models are loaded again after a mixture
+    np.testing.assert_allclose(second.loss, alone.loss, rtol=1e-12)  # loaded after a mixture
 
 
 def test_losses_of_examples_are_those_of_scores() -> None:

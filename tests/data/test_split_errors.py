@@ -43,6 +43,10 @@ DATASET = replace(GREY, images=np.repeat(GREY.images, 3, axis=1), source=np.aran
         ),
         ({"test": "proportional", "test_size": 0}, "test_size must be at least 1, got 0"),
         ({"test": "own_split", "test_size": 5}, "test_size .* test: proportional, got .*own_split"),
+        (
+            {"pool": "all", "test": "all_of_labels"},
+            "pool: all deals the test images too.* own_split, got test: all_of_labels",
+        ),
         ({"server": -1}, "server must be at least 0, got -1"),
         ({"holdout": -1}, "holdout must be at least 0, got -1"),
         ({"holdout": 10}, "holdout must be smaller than clients.* got holdout 10 of 10"),

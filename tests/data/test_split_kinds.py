@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from flray.data.dataset import Dataset, Ids, Normalization
 from flray.data.datasets.synthetic import Synthetic
+from flray.data.events import Timeline
+from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.data.splits.dirichlet import Dirichlet, deal_by_dirichlet
 from flray.data.splits.iid import Iid
@@ -116,6 +118,52 @@ def test_pathological_shards_are_dealt_by_mcmahans_rule() -> None:
     for client in range(10):
         counts = np.bincount(DATASET.labels[own_images(split, client)], minlength=10)
         assert set(counts.tolist()) <= {0, 30, 60}
+
+
+def test_uneven_labels_go_to_neighbours_in_random_sizes() -> None:
+    """20 clients with 2 of 10 labels of 60: 4 neighbours share a label, so the mean is 15. Three of
+    them get 1 to 14 images of it, the fourth the rest, at least 60 - 3 * 14 = 18."""
+    options = Pathological(clients=20, variant="uneven", validation=0)
+    split = options.split(DATASET, 0)
+    counts = split.label_counts(split.clients)  # (20, 10)
+    for label in range(10):
+        first = label // 2 * 4
+        assert np.flatnonzero(counts[:, label]).tolist() == list(range(first, first + 4))
+        *drawn, rest = counts[first : first + 4, label].tolist()
+        assert all(1 <= num < 15 for num in drawn)
+        assert rest == 60 - sum(drawn) >= 18
+    assert len(np.unique(counts[counts > 0])) > 5
+
+
+def test_uneven_labels_are_rounded_up_until_all_clients_have_theirs() -> None:
+    """3 clients with 2 of 4 labels: ⌈6 / 4⌉ = 2 of them share a label, as long as 2 lack one."""
+    dataset = tiny_dataset([0, 1, 2, 3] * 8, [0, 1, 2, 3], 4)
+    options = Pathological(clients=3, variant="uneven", validation=0, test="own_split")
+    split = options.split(dataset, 0)
+    held = [sorted(set(split.labels[ids].tolist())) for ids in split.train]
+    assert held == [[0, 1], [0, 1], [2, 3]]
+
+
+# pool
+
+
+def test_a_pool_of_all_images_is_dealt_and_cut() -> None:
+    """600 training and 200 test images on 4 clients: 200 each, 150 to train and 50 to test on."""
+    options = Iid(clients=4, pool="all", test="own_split", test_fraction=0.25, validation=0)
+    split = options.split(DATASET, 0)
+    assert split.num_train_examples.tolist() == [150] * 4
+    assert [len(ids) for ids in split.test] == [50] * 4
+    dealt = split.image_ids[np.concatenate([*split.train, *split.test])]
+    assert np.sort(dealt).tolist() == list(range(800))
+    trained = split.image_ids[np.concatenate(split.train)]
+    assert (trained >= 600).sum() > 100  # of the 200 test images
+
+
+def test_nobody_is_judged_globally_on_what_clients_trained_on() -> None:
+    for pool, num in (("all", 0), ("train", 200)):
+        options = Iid(clients=4, pool=pool, test="own_split", validation=0)
+        timeline = Timeline(((1, options.split(DATASET, 0)),))
+        assert len(with_global_test(timeline, DATASET).at(1).global_test) == num
 
 
 # label_groups

@@ -58,6 +58,16 @@ def test_a_step_of_two_batches_takes_consecutive_ones() -> None:
     assert plan.keys.tolist() == first.reshape(4, 2).tolist()
 
 
+def test_a_short_last_batch_may_be_left_out() -> None:
+    plan = plan_of(9, Training(batch_size=4, epochs=2, drop_last=True))
+    a, b = order_of(9, 2)
+    assert batches_of(plan) == [[a[:4]], [a[4:8]], [b[:4]], [b[4:8]]]
+    full = Training(batch_size=4, drop_last=True)
+    assert [plan_of(num, full).num_steps for num in (3, 4, 8)] == [0, 1, 2]
+    pairs = PairedTraining(batch_size=4, drop_last=True)
+    assert [plan_of(num, pairs).num_steps for num in (3, 4, 8, 15, 16)] == [0, 1, 1, 1, 2]
+
+
 def test_an_odd_last_batch_of_an_epoch_is_left_out() -> None:
     plan = plan_of(9, PairedTraining(batch_size=4))
     (a,) = order_of(9, 1)
@@ -85,11 +95,12 @@ def test_a_client_without_examples_has_no_steps() -> None:
     assert [plan_of(0, how).num_steps for how in (Training(), PairedTraining())] == [0, 0]
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", [Training, PairedTraining])
 @given(num=st.integers(0, 40), batch_size=st.integers(1, 12), epochs=st.integers(1, 3))
-def test_laws(kind, num, batch_size, epochs) -> None:
+def test_laws(kind, drop_last, num, batch_size, epochs) -> None:
     """Every example at most once an epoch, and as many steps as were announced."""
-    training = kind(batch_size=batch_size, epochs=epochs)
+    training = kind(batch_size=batch_size, epochs=epochs, drop_last=drop_last)
     plan = plan_of(num, training)
     assert plan.num_steps == num_local_steps(np.array([num]), training)[0]
     assert plan.ids.shape[1:] == (training.batches_per_step, batch_size)
@@ -103,7 +114,10 @@ def test_laws(kind, num, batch_size, epochs) -> None:
         assert len(seen) == len(set(seen))
         assert set(seen) <= set(OWN[:num].tolist())
         left_out = num - len(seen)
-        assert left_out <= (0 if kind is Training else batch_size)
+        most = (0 if kind is Training else batch_size) + drop_last * (batch_size - 1)
+        assert left_out <= most
+        if drop_last and kind is Training:
+            assert {len(batch) for step in epoch for batch in steps[step]} <= {batch_size}
 
 
 def test_pairs_are_the_same_settings_and_no_key_of_the_experiment() -> None:

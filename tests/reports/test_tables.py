@@ -437,6 +437,28 @@ def test_flis_as_flray_resolves_it_fills_its_cells(write: Write, tmp_path: Path)
         assert shown == expected.get(key, {})
 
 
+def test_pfllib_shows_the_best_round_of_each_run(write: Write, tmp_path: Path) -> None:
+    """Models as they are in plain runs, and after fine-tuning where runs fine-tune."""
+    plain = read_yaml(EXPERIMENTS / "pfllib" / "fashion_mnist_dirichlet.yaml")
+    rounds = [{"round": t, "accuracy_weighted": a} for t, a in ((100, 0.5), (200, 0.7), (300, 0.6))]
+    after = [row | {"tuned_accuracy_weighted": row["accuracy_weighted"] + 0.1} for row in rounds]
+    tuned = "evaluate={every: 100, fine_tune: {epochs: 10}}"
+    runs = {"FedAvg": [], "FedAvg fine-tuned": [tuned], "FedBABU": ["algorithm=fedbabu", tuned]}
+    for name, keys in runs.items():
+        config = parse_experiment(override(plain, keys)).plain
+        last = {"accuracy_weighted": 0.6} | ({"tuned_accuracy_weighted": 0.7} if keys else {})
+        write(name, config, [], rounds=after if keys else rounds, **last)
+    write("shorter", parse_experiment(override(plain, ["rounds=200"])).plain, [], rounds=rounds[:2])
+    cells = filled("pfllib.1", tmp_path)
+    shown = {
+        row: ours(cells, row_of("pfllib.1", row), "dirichlet")["value"]
+        for row in ("FedAvg", "FedAvg fine-tuned", "FedBABU")
+    }
+    assert shown == pytest.approx({"FedAvg": 70, "FedAvg fine-tuned": 80, "FedBABU": 80})
+    assert len(places(cells)) == 3
+    assert "round with the best test number" in str(render(find_table("pfllib.1"), cells, "md"))
+
+
 @pytest.mark.parametrize(("algorithm", "key"), [("flis_hc", "last_trained"), ("fedavg", "global")])
 @pytest.mark.parametrize(("share", "column"), [(0.2, "rounds"), (0.3, "mb")])
 def test_flis_table_3_has_rounds_of_one_split_and_megabits_of_the_other(
@@ -948,4 +970,4 @@ def test_the_listing_says_cost_and_what_is_missing() -> None:
     assert "no run records its numbers yet" not in repa
     (flis,) = (line for line in lines if " flis.3 " in line)
     assert "its algorithms are there" in flis
-    assert sum(bool(re.search(r"^│ \w+\.\d ", line)) for line in lines) == 20
+    assert sum(bool(re.search(r"^│ \w+\.\d ", line)) for line in lines) == 21

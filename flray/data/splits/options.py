@@ -1,6 +1,6 @@
 """The options that all splits share, and how a deal becomes a split."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flray.data.checks import check_at_least, check_literals, check_share
@@ -11,6 +11,7 @@ from flray.data.split import Split
 from flray.errors import ExperimentError
 
 TestRule = Literal["own_split", "proportional", "all_of_labels"]
+Pool = Literal["train", "all"]
 ServerSource = Literal["train", "test", "synthetic"]
 
 
@@ -32,6 +33,9 @@ class PartOptions:
     """
 
     validation: float = 0.1  # Share of a client's data that is its validation part
+    # Images that are dealt to clients. train: the training part of the dataset; all: training and
+    # test part together, as PFLlib does, with test: own_split
+    pool: Pool = "train"
     # Test examples of a client. own_split: cut from its own data; proportional: test images with
     # the labels it trains on, in the same proportions; all_of_labels: all test images of these
     # labels
@@ -60,6 +64,11 @@ class PartOptions:
                 f"validation + test_fraction must be below 1, or nothing is left to train on; "
                 f"got {self.validation} + {self.test_fraction}"
             )
+        if self.pool == "all" and self.test != "own_split":
+            raise ExperimentError(
+                f"pool: all deals the test images too, so none are left to test on: set "
+                f"test: own_split, got test: {self.test}"
+            )
         if self.test_size is not None and self.test != "proportional":
             raise ExperimentError(
                 f"test_size only means something with test: proportional, got test: {self.test}; "
@@ -83,6 +92,8 @@ class PartOptions:
         The one method that others call. Equal arguments give equal splits.
         """
         require_classes(dataset)
+        if self.pool == "all":
+            dataset = replace(dataset, num_train=len(dataset.labels))
         return cut_parts(self.deal(dataset, seed), dataset, self, seed)
 
     def check_somebody_trains(self, num_clients: int) -> None:

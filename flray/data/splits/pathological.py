@@ -1,5 +1,6 @@
 """A few labels per client (McMahan et al. 2017, "pathological non-IID"; Briggs et al. 2020)."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,13 +8,20 @@ import numpy as np
 
 from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import deal_labels, images_by_label, images_to_deal, largest_remainder
+from flray.data.dealing import (
+    deal_label,
+    deal_labels,
+    gather_pieces,
+    images_by_label,
+    images_to_deal,
+    largest_remainder,
+)
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
 
-Variant = Literal["exact", "shards"]
+Variant = Literal["exact", "shards", "uneven"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,8 @@ class Pathological(SplitOptions):
     """Each client holds images of `labels_per_client` labels.
 
     `exact` gives clients distinct labels, used equally often; `shards` sorts all images by label
-    and deals contiguous shards, as McMahan et al. do, which may straddle two labels.
+    and deals contiguous shards, as McMahan et al. do, which may straddle two labels; `uneven` gives
+    neighbouring clients the same labels and parts of random sizes, as PFLlib does.
     Deviates: Briggs et al. cut shards but demand exactly 2 labels of 300 images each; `exact`
     keeps the 2 labels and splits each label evenly among its clients (5,421 fives are not 6,000).
 
@@ -34,7 +43,7 @@ class Pathological(SplitOptions):
 
     labels_per_client: int = 2  # Number of labels per client
     # How labels are dealt. exact: distinct labels, used equally often; shards: as McMahan, which
-    # may straddle two labels
+    # may straddle two labels; uneven: as PFLlib, the same labels for neighbours, in random sizes
     variant: Variant = "exact"
 
     def __post_init__(self) -> None:
@@ -50,8 +59,12 @@ class Pathological(SplitOptions):
             )
         pool = images_to_deal(dataset, self, seed)
         rng = generator(seed, "split.deal")
-        deal = self._deal_labels if self.variant == "exact" else self._deal_shards
-        return Deal(deal(pool, dataset, rng))
+        deals = {
+            "exact": self._deal_labels,
+            "shards": self._deal_shards,
+            "uneven": self._deal_unevenly,
+        }
+        return Deal(deals[self.variant](pool, dataset, rng))
 
     def _deal_labels(self, pool: Ids, dataset: Dataset, rng: np.random.Generator) -> list[Ids]:
         """Give each client its labels, and split the images of a label among its clients."""
@@ -67,6 +80,28 @@ class Pathological(SplitOptions):
         shards = np.array_split(by_label, num_shards)
         order = rng.permutation(num_shards).reshape(self.clients, self.labels_per_client)
         return [np.concatenate([shards[shard] for shard in hand]) for hand in order]
+
+    def _deal_unevenly(self, pool: Ids, dataset: Dataset, rng: np.random.Generator) -> list[Ids]:
+        """Give each label to the first ⌈M c / C⌉ clients that still lack one, by id.
+
+        All but the last of them get between a tenth of the mean and the mean, the last one the
+        rest.
+        """
+        num_holders = math.ceil(self.clients * self.labels_per_client / dataset.num_classes)
+        num_labels = np.zeros(self.clients, np.int64)
+        pieces: list[tuple[int, Ids]] = []
+        for label, images in enumerate(images_by_label(dataset, pool)):
+            holders = np.flatnonzero(num_labels < self.labels_per_client)[:num_holders]
+            if not len(holders):
+                break
+            num_labels[holders] += 1
+            shuffled = np.concatenate(deal_label(images, len(holders), label, rng))
+            mean = len(images) / len(holders)
+            least = max(int(mean / 10), 1)
+            sizes = rng.integers(least, max(int(mean), least + 1), len(holders) - 1)
+            slices = np.split(shuffled, np.cumsum(sizes))
+            pieces += zip(holders.tolist(), slices, strict=True)
+        return gather_pieces(self.clients, pieces)
 
 
 def balanced_label_sets(

@@ -109,7 +109,7 @@ def _unmet(table: Table, row: TableRow, column: TableColumn, run: RunRecord) -> 
         for key, wanted in sorted(conditions.items(), key=lambda item: item[0] not in SHOWN_FIRST)
         if not holds(run.value(key), wanted)
     ]
-    if metric is None or run.at(table.match.round_of(row)).get(metric.key) is None:
+    if metric is None or _value(run, metric, table.match.round_of(row)) is None:
         texts.append(f"{metric.key if metric else column.statistic} is not recorded")
     return texts
 
@@ -143,16 +143,28 @@ def _filled(
 
 def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.DataFrame:
     """A row for each run with the number of a cell; those without it, or diverged, are left out."""
-    keys = {"value": metric.key, "validation": VALIDATION, "test": metric.select or metric.key}
+    keys = {"validation": VALIDATION, "test": metric.select or metric.key}
     keys |= {key: key for key in TIE_BREAKERS}
     numbers_of = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [n.get(key) for n in numbers_of] for name, key in keys.items()})
-    frame = frame.astype(float).assign(
-        run=pd.Series(list(runs), dtype=object),
-        seed=[-1 if run.seed is None else run.seed for run in runs],
-        missing_seeds=[run.missing_seeds for run in runs],
+    frame = (
+        frame.assign(value=[_value(run, metric, t) for run in runs])
+        .astype(float)
+        .assign(
+            run=pd.Series(list(runs), dtype=object),
+            seed=[-1 if run.seed is None else run.seed for run in runs],
+            missing_seeds=[run.missing_seeds for run in runs],
+        )
     )
     return frame.dropna(subset=["value", "test"])
+
+
+def _value(run: RunRecord, metric: Metric, t: int | None) -> float | None:
+    """The number that a cell shows of a run; None if it was not measured."""
+    if not metric.best_round:
+        return run.at(t).get(metric.key)
+    values = run.rounds.get(metric.key, pd.Series(dtype=float)).dropna()
+    return float(values.max()) if len(values) else None
 
 
 def _number(

@@ -25,6 +25,9 @@ class Metric:
     scale: float = 100.0  # from the recorded fraction to the unit that the paper prints
     se: str | None = None  # key of its standard error
     select: str | None = None  # key that the papers select runs by; None: the number itself
+    # True: the value of the round in which it is best. Where it is one of test data, this is a
+    # paper's way of reporting, and nothing else may use it
+    best_round: bool = False
     baseline: str | None = None  # key of FedAvg's number that the ratio is taken to
     baseline_round: Literal["after_clustering", "last"] = "last"
 

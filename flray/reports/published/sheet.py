@@ -112,9 +112,11 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
             f"Ours is a mean over {over}, ± its standard deviation over them, diff. ours less the "
             "paper's; [k] are the runs listed below."
         )
+    cells_of = itertools.product(table.rows, table.columns)
+    metrics = [m for row, column in cells_of if (m := table.match.metric(row, column))]
+    if any(metric.best_round for metric in metrics):
+        yield "Ours is that of the round with the best test number, which is the paper's protocol."
     if ours["se"].notna().any():
-        cells_of = itertools.product(table.rows, table.columns)
-        metrics = filter(None, (table.match.metric(row, column) for row, column in cells_of))
         yield f"se is {', '.join(dict.fromkeys(STANDARD_ERRORS[m.se] for m in metrics if m.se))}."
     if len(test):
         varied = sorted({key for keys in test[VARIED] for key in keys})
