@@ -24,7 +24,7 @@ from flray.imports import require_own_modules
 from flray.models.bank import ModelBank, load_params
 from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.reports.clustering_figures import CLUSTERING_FIGURES, when
+from flray.reports.clustering_figures import CLUSTERING_FIGURES, clustering_figures, when
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.runs import RunRecord, experiment_names, read_run, run_folders
 from flray.runs.assemble import deployed_models
@@ -153,8 +153,13 @@ class Result:
         if t not in self.clusterings:
             rounds = ", ".join(map(str, self.clusterings))
             raise ExperimentError(f"no clustering after round {t}; there are: {rounds}")
-        title = f"{run.name}, {when(t)}"
-        return CLUSTERING_FIGURES[name](self.clusterings[t], title, run.value(THRESHOLD))
+        title, drawn = f"{run.name}, {when(t)}", clustering_figures(self.clusterings[t])
+        if name not in drawn:
+            raise ExperimentError(
+                f"the clustering after round {t} was decided without D, which figure {name} shows; "
+                f"it has: {', '.join(drawn)}"
+            )
+        return drawn[name](self.clusterings[t], title, run.value(THRESHOLD))
 
     @cached_property
     def _record(self) -> RunRecord:

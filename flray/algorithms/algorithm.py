@@ -189,10 +189,13 @@ def check_requirements(component: object, fed: Federation) -> None:
     """Refuse an experiment that lacks what the algorithm or one of its stages needs.
 
     Raises:
-        ExperimentError: As the component's own `require` raises it.
+        ExperimentError: As the component's own `require` raises it, or because distances between
+            all clients would not fit in memory.
     """
     if isinstance(component, Requires):
         component.require(fed)
+    if isinstance(component, Branching):
+        component.clustering.require_room(len(fed.clients))
     if is_dataclass(component):
         for attribute in fields(component):
             check_requirements(getattr(component, attribute.name), fed)

@@ -17,6 +17,7 @@ from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
+from flray.clustering.sketch import Sketch
 from flray.clustering.update import Update
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
@@ -106,6 +107,8 @@ class Flhc:
                 "keep_pass needs the trained models that clustering.signature=update sends with "
                 f"layers all, got signature {type(signature).__name__}"
             )
+        if self.keep_pass and isinstance(self.clustering.embed, Sketch):
+            raise ValueError("keep_pass needs whole updates, got embed sketch; remove one of them")
 
     def require(self, fed: Federation) -> None:
         self._shared(fed)  # refuses a model with fewer layers

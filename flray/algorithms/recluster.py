@@ -300,7 +300,7 @@ class Regrouping:
         """What clients were regrouped by, as a clustering of those that were heard."""
         embedded = self.pipeline.embed(self.points, self.fed.seed)
         partition = Partition(by_smallest_member(labels[self.points.clients]))
-        distance = self.pipeline.distance(embedded)
+        distance = self.pipeline.distances(embedded)
         return Clustering(self.points.clients, embedded, distance, None, partition, self.points)
 
 

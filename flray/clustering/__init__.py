@@ -7,6 +7,7 @@ from flray.clustering.gradient_memory import GradientMemory
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.losses import Losses
 from flray.clustering.metadata import Metadata
+from flray.clustering.neighbours import Neighbours
 from flray.clustering.partitions import (
     Components,
     Given,
@@ -21,8 +22,10 @@ from flray.clustering.pca_centres import PcaCentres
 from flray.clustering.predictions import PublicPredictions
 from flray.clustering.relations import Kernel, NoRelation, Similarity, Threshold
 from flray.clustering.set_distances import Matching, MinPair, Wasserstein
+from flray.clustering.sketch import Sketch
 from flray.clustering.statistics import Statistics
 from flray.clustering.subspace import PrincipalAngles, Subspace
+from flray.clustering.two_level import TwoLevel
 from flray.clustering.update import Update, Weights
 
 SIGNATURES: dict[str, type] = {
@@ -40,6 +43,7 @@ SIGNATURES: dict[str, type] = {
 EMBEDS: dict[str, type] = {
     "none": NoEmbed,
     "pca": Pca,
+    "sketch": Sketch,
     "standardise": Standardise,
     "svd_directions": SvdDirections,
     "umap": Umap,
@@ -68,9 +72,11 @@ PARTITIONS: dict[str, type] = {
     "hierarchical": Hierarchical,
     "kmeans": KMeans,
     "label_counts": LabelCounts,
+    "neighbours": Neighbours,
     "random": Random,
     "rows": Rows,
     "spectral": Spectral,
+    "two_level": TwoLevel,
 }
 STAGES = {
     "signature": SIGNATURES,

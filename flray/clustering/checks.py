@@ -1,14 +1,18 @@
 """Checks of what a stage is given, with errors that name the client or the stage."""
 
+import os
+
 import numpy as np
 import torch
 
 from flray.clustering.chunks import chunk_length
 from flray.clustering.points import Matrix, Points
 from flray.clustering.related import Related
+from flray.errors import ExperimentError
 
 LARGEST = 1e150  # squares of larger numbers leave float64
 ASYMMETRY = 1e-6  # share of the largest distance that D_ij and D_ji may differ by
+COPIES_OF_D = 5  # arrays of the size of D that l2 holds while it computes D
 ROWS_AT_ONCE = 1000  # rows of D that are compared at a time
 
 
@@ -58,6 +62,38 @@ def require_distances(distance: Matrix, points: Points, stage: object) -> None:
                 f"{name} must be symmetric and without NaN, got {rows[i, j]} from client "
                 f"{points.clients[start + i]} to {points.clients[j]} and {back[i, j]} back"
             )
+
+
+def require_distance(related: Related, who: str) -> Matrix:
+    """D (m, m), for a partition that needs it; raises if it was left out.
+
+    Args:
+        who: the partition, as the message names it.
+    """
+    if related.distance is None:
+        raise ValueError(f"{who} needs distances between all clients, got none")
+    return related.distance
+
+
+def require_room(num_clients: int) -> None:
+    """Raise if D and what is computed from it cannot lie in this machine's memory.
+
+    >>> require_room(10**7)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: distances between 10,000,000 clients need 3,725,290 GiB (5 ...
+    """
+    needed = COPIES_OF_D * 8 * num_clients**2
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise ExperimentError(
+            f"distances between {num_clients:,} clients need {needed / 2**30:,.0f} GiB "
+            f"({COPIES_OF_D} arrays of clients x clients), this machine has "
+            f"{available / 2**30:,.0f}; choose a partition that takes points, with sketched "
+            "signatures and without relation: clustering: {embed: {name: sketch, dim: 256}, "
+            "relate: none, partition: {name: two_level, groups: 1000, threshold: 3.0}}, or "
+            "partition: {name: neighbours, number: 15}, or "
+            "partition: {name: kmeans, number: 10, batch: 4096}"
+        )
 
 
 def require_relation(related: Related, who: str) -> Matrix:

@@ -1,7 +1,8 @@
 """Distances between clients that sent one vector each.
 
 A distance is called with `Points` of m clients and returns D (m, m), symmetric, with 0 on the
-diagonal. `euclidean` says whether D holds L2 distances, which Ward's linkage needs.
+diagonal. `euclidean` says whether D holds L2 distances, which Ward's linkage needs; `metric` is the
+name that scipy and scikit-learn have for the distance, where they know it.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class L1:
     """Sum of absolute differences."""
 
     euclidean: ClassVar[bool] = False
+    metric: ClassVar[str] = "manhattan"
 
     def __call__(self, points: Points) -> Matrix:
         """|x_i - x_j|_1.
@@ -50,6 +52,7 @@ class L2:
     """Euclidean distance."""
 
     euclidean: ClassVar[bool] = True
+    metric: ClassVar[str] = "euclidean"
 
     def __call__(self, points: Points) -> Matrix:
         """|x_i - x_j|_2.
@@ -67,6 +70,7 @@ class Cosine:
     """1 - cos of the angle; a zero vector is at 1 from every other and at 0 from another zero."""
 
     euclidean: ClassVar[bool] = False
+    metric: ClassVar[str] = "cosine"
 
     def __call__(self, points: Points) -> Matrix:
         """1 - x_i x_j / (|x_i| |x_j|).

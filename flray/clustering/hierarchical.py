@@ -7,7 +7,7 @@ import numpy as np
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
-from flray.clustering.checks import require_at_most_clients, require_relation
+from flray.clustering.checks import require_at_most_clients, require_distance, require_relation
 from flray.clustering.points import Matrix, Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
@@ -68,7 +68,8 @@ class Hierarchical:
         if self.on == "relation":
             rows = require_relation(related, "hierarchical with on: relation")
             return np.asarray(linkage(rows, self.linkage))
-        return np.asarray(linkage(squareform(related.distance, checks=False), self.linkage))
+        D = require_distance(related, "hierarchical")
+        return np.asarray(linkage(squareform(D, checks=False), self.linkage))
 
     def cut(self, tree: Matrix, related: Related) -> Ids:
         """(m,) labels of the clients; one tree serves every threshold and number."""
@@ -92,9 +93,8 @@ class Hierarchical:
             from sklearn.metrics import silhouette_score  # seconds to import, and seldom needed
 
             labels = (after_merges(tree, len(height) + 1 - n) for n in numbers)
-            score = np.array(
-                [silhouette_score(related.distance, c, metric="precomputed") for c in labels]
-            )
+            D = require_distance(related, "choose_by: silhouette")
+            score = np.array([silhouette_score(D, c, metric="precomputed") for c in labels])
         return numbers[int(score.argmax())]
 
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
-from flray.clustering.checks import require_distances
+from flray.clustering.checks import require_distances, require_room
 from flray.clustering.distances import L2
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
@@ -17,6 +17,7 @@ from flray.clustering.partitions import Given
 from flray.clustering.points import Matrix, Partition, Points
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
+from flray.clustering.two_level import TwoLevel
 from flray.clustering.update import Update
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
@@ -25,6 +26,7 @@ from flray.models.bank import ModelBank, Params
 
 Evidence = dict[str, NDArray[Any]]  # what a clustering was decided by, array by name
 
+LARGEST_D = 2_000  # clients up to which D is computed though the partition takes points
 LARGEST_KEPT = 1_000_000  # numbers of a clustering's points in its evidence
 
 
@@ -41,7 +43,7 @@ class Clustering:
 
     clients: Ids  # (m,) ascending
     points: Points  # after the embedding
-    distance: Matrix  # D (m, m)
+    distance: Matrix | None  # D (m, m); None: left out, where points suffice and clients are many
     relation: Matrix | None  # R (m, m)
     partition: Partition
     observed: Points | None = None  # the signatures; None: `points` are the signatures
@@ -65,7 +67,9 @@ class Clustering:
 
     def evidence(self) -> Evidence:
         """The arrays that the run directory keeps of the clustering, by name."""
-        arrays: Evidence = {"clients": self.clients, "labels": self.labels, "D": self.distance}
+        arrays: Evidence = {"clients": self.clients, "labels": self.labels}
+        if self.distance is not None:
+            arrays["D"] = self.distance
         if self.relation is not None:
             arrays["R"] = self.relation
         if self.partition.linkage is not None:
@@ -104,6 +108,9 @@ class Pipeline:
     | relate | D | R (m, m) >= 0, 1 on the diagonal, or None |
     | partition | `Related` | `Partition` with m labels |
 
+    A partition with `takes_points` uses the points alone. Above LARGEST_D clients, and without a
+    relation, D is then not computed, so memory does not grow with the square of the clients.
+
     The pipelines of algorithms differ in their defaults alone. `observe` asks clients for
     signatures, `decide` runs the other stages at the server, `place` assigns newcomers.
 
@@ -135,9 +142,9 @@ class Pipeline:
             # Groups place newcomers too, so no client is asked to train.
             object.__setattr__(self, "signature", Metadata())
         ward_on_distances = (
-            isinstance(self.partition, Hierarchical)
+            isinstance(self.partition, Hierarchical | TwoLevel)
             and self.partition.linkage == "ward"
-            and self.partition.on == "distance"
+            and getattr(self.partition, "on", "distance") == "distance"
         )
         if ward_on_distances and not getattr(self.distance, "euclidean", True):
             raise ValueError(
@@ -146,12 +153,46 @@ class Pipeline:
                 "partition.on=relation"
             )
 
+    def needs_distances(self, num_clients: int) -> bool:
+        """True if D is computed to cluster so many clients."""
+        takes_points = getattr(self.partition, "takes_points", False)
+        has_relation = not isinstance(self.relate, NoRelation)
+        return has_relation or not takes_points or num_clients <= LARGEST_D
+
+    def require_room(self, num_clients: int) -> None:
+        """Refuse to cluster so many clients if their distances do not fit in memory."""
+        if self.needs_distances(num_clients):
+            require_room(num_clients)
+
+    def distances(self, points: Points) -> Matrix | None:
+        """D (m, m) of embedded points; None if the partition does without it.
+
+        Raises a ValueError if the distance stage returns something else than distances, and an
+        ExperimentError if D cannot fit in memory.
+        """
+        if not self.needs_distances(points.num_clients):
+            return None
+        require_room(points.num_clients)
+        distance: Matrix = self.distance(points)
+        require_distances(distance, points, self._measure)
+        return distance
+
+    @property
+    def _measure(self) -> Any:  # Any: a distance stage
+        return getattr(self.distance, "stage", self.distance)  # what a sweep's cache wraps
+
     def observe(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        """Ask the cohort for its signatures; clients that fail and are dropped are left out."""
+        """Ask the cohort for its signatures; clients that fail and are dropped are left out.
+
+        An embed with a method `on_client` (sketch) is applied by the clients.
+        """
+        signature = self.signature
+        if hasattr(self.embed, "on_client"):
+            signature = self.embed.on_client(signature)
         with fed.meter.phase("signature"):
-            points, memory = self.signature(fed, bank, cohort, memory)
+            points, memory = signature(fed, bank, cohort, memory)
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
@@ -192,10 +233,8 @@ class Pipeline:
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         """Run the stages after the signature."""
         embedded: Points = self.embed(points, fed.seed)
-        distance: Matrix = self.distance(embedded)
-        stage = getattr(self.distance, "stage", self.distance)  # what a sweep's cache wraps
-        require_distances(distance, embedded, stage)
-        relation: Matrix | None = self.relate(distance)
+        distance = self.distances(embedded)
+        relation: Matrix | None = None if distance is None else self.relate(distance)
         related = Related(
             points=embedded,
             distance=distance,
@@ -203,6 +242,7 @@ class Pipeline:
             rng=fed.generator("partition", t),
             label_counts=lambda: fed.oracle.label_counts(points.clients),
             groups=lambda: fed.oracle.groups(points.clients),
+            measure=self._measure,
         )
         partition = self.partition(related)
         return Clustering(points.clients, embedded, distance, relation, partition, points)

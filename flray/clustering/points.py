@@ -133,6 +133,8 @@ class Points:
 
 def _means(values: Tensor, owner: Ids) -> Tensor:
     """(number of owners, e) the mean of the rows of each owner."""
+    if len(values) == owner.max(initial=-1) + 1:  # a row each, in ascending order of owners
+        return values[torch.from_numpy(np.argsort(owner)).to(values.device)]
     # Slice by slice: a scattered sum on a GPU adds in an order of its own.
     order = torch.from_numpy(np.argsort(owner, kind="stable")).to(values.device)
     parts = torch.split(values[order], np.bincount(owner).tolist())

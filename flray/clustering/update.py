@@ -1,16 +1,22 @@
 """Signatures read off a model: what a client's training does to it, or the model itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from flray.client.sketching import SketchRows
 from flray.clustering.points import Points
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import Layers, ModelBank, Params, leaves_of_layers, num_bytes
+
+HELD_BYTES = 2**30  # models that are held at a time where clients send sketches
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,19 @@ class Update:
         rows = bank.owner[trained.clients]
         return Points.vectors(trained.clients, updates(trained, w0, rows)), memory
 
+    def sketched(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params, dim: int
+    ) -> tuple[Points, Params]:
+        """Sketches (m, dim) of the updates, which clients send with `embed: sketch`."""
+        question = _sketch_question(fed, bank, self.layers, dim)
+        if question is None:
+            return self(fed, bank, cohort, memory)
+        clients, sketches = sketched_models(fed, bank, cohort, question, self.epochs)
+        start = question(np.arange(bank.num_rows))(bank.params)["sketch"]  # S w0, (U, dim)
+        rows = torch.from_numpy(bank.owner[clients]).to(start.device)
+        # S is linear: S Δ = S w - S w0, both in float64
+        return _as_sent(clients, sketches - start[rows], bank), memory
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -60,6 +79,15 @@ class Weights:
         leaves = chosen_leaves(bank.params, self.layers)
         trained = probe(fed, bank, cohort, sent=leaves)
         return Points.vectors(trained.clients, flatten(trained.leaves(list(leaves)))), memory
+
+    def sketched(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params, dim: int
+    ) -> tuple[Points, Params]:
+        """Sketches (m, dim) of the weights, which clients send with `embed: sketch`."""
+        question = _sketch_question(fed, bank, self.layers, dim)
+        if question is None:
+            return self(fed, bank, cohort, memory)
+        return _as_sent(*sketched_models(fed, bank, cohort, question), bank), memory
 
 
 def chosen_leaves(params: Params, layers: Layers) -> Params:
@@ -92,6 +120,53 @@ def probe(
     num = len(cohort.clients)
     fed.meter.count_transfer("signature", down=num * bank.bytes_per_model, up=num * up)
     return trained
+
+
+Sketching = Callable[[Ids], SketchRows]  # the question about some slots of a block
+
+
+def _sketch_question(
+    fed: Federation, bank: ModelBank, layers: Layers, dim: int
+) -> Sketching | None:
+    """The question for sketches of these layers; None if they have at most `dim` numbers."""
+    leaves = chosen_leaves(bank.params, layers)
+    if sum(leaf[0].numel() for leaf in leaves.values()) <= dim:
+        return None
+    return partial(SketchRows, names=sorted(leaves), dim=dim, seed=fed.seed)
+
+
+def sketched_models(
+    fed: Federation,
+    bank: ModelBank,
+    cohort: Cohort,
+    question: Sketching,
+    epochs: int | None = None,
+) -> tuple[Ids, Tensor]:
+    """The clients that answered, and (m, dim) float64 sketches of the models that they trained.
+
+    Some clients train at a time, so that the models of all clients are never held together.
+    """
+    nobody = question(np.arange(0))(bank.params)
+    # Bytes of a sketch in the precision of the model
+    sent = {"sketch": _like(bank).new_empty(bank.num_rows, nobody["sketch"].shape[1])}
+    length = max(fed.block, HELD_BYTES // bank.bytes_per_model)
+    clients, sketches = [cohort.clients[:0]], [nobody["sketch"]]
+    for first in range(0, len(cohort.clients), length):
+        some = Cohort(cohort.t, cohort.clients[first : first + length])
+        trained = probe(fed, bank, some, epochs, sent)
+        positions = np.arange(len(trained.clients))
+        clients.append(trained.clients)
+        sketches.append(trained.models.answers(positions, question, nobody)["sketch"])
+    return np.concatenate(clients), torch.cat(sketches)
+
+
+def _as_sent(clients: Ids, sketches: Tensor, bank: ModelBank) -> Points:
+    """The sketches in the precision of the model, in which clients send them."""
+    return Points.vectors(clients, sketches.to(_like(bank).dtype))
+
+
+def _like(bank: ModelBank) -> Tensor:
+    return next(iter(bank.params.values()))
 
 
 def flatten(params: Params) -> Tensor:

@@ -1,8 +1,8 @@
 """What clients return from local training; their models may still be with the hosts."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -66,14 +66,23 @@ class TrainedModels:
         Raises:
             ClientFailure: Models were lost again and again.
         """
+        nobody = {name: self.bank[name][:0] for name in names}
+        return self.answers(places, partial(ModelRows, names=names), nobody) if names else {}
+
+    def answers(self, places: Ids, question: Callable[[Ids], Question], nobody: Params) -> Params:
+        """What hosts answer about the models at these positions, a row per model.
+
+        Args:
+            places: (n,) positions among the K models, in any order.
+            question: Makes the question about some slots of a block.
+            nobody: The answer about no model, leaves (0, ...).
+        """
         block, slot = (values[places] for values in self._slots)
-        asked = np.unique(block) if names else block[:0]
-        answers = self._ask({int(b): ModelRows(slot[block == b], names) for b in asked})
+        answers = self._ask({int(b): question(slot[block == b]) for b in np.unique(block)})
         if len(answers) == 1:
             return next(iter(answers.values()))
         brought = np.argsort(block, kind="stable")  # positions in the order of the answers
         back, is_sorted = np.argsort(brought), bool((np.diff(brought) > 0).all())
-        nobody = {name: self.bank[name][:0] for name in names}
         joined = {
             name: torch.cat([leaf, *(rows[name] for rows in answers.values())])
             for name, leaf in nobody.items()

@@ -38,7 +38,10 @@ class PlantedGroups(Measure):
 
 @dataclass(frozen=True)
 class LabelSets(Measure):
-    """Clustering errors by label sets; left out where these sets do not tell clients apart."""
+    """Clustering errors by label sets; left out where these sets do not tell clients apart.
+
+    They look at all pairs of clients, so they are left out without D too.
+    """
 
     columns: ClassVar[Mapping[str, Column]] = {
         OVERLAP_FP: _error("false positives", "false pos.", group=_HALF, is_main=True),
@@ -48,9 +51,9 @@ class LabelSets(Measure):
     }
 
     def __call__(self, context: ClusteringContext) -> Numbers:
-        if not context.split.has_label_groups:
-            return {}
         clustering = context.clustering
+        if not context.split.has_label_groups or clustering.distance is None:
+            return {}
         return overlap_errors(clustering.together, context.split.label_counts(clustering.clients))
 
 

@@ -37,7 +37,7 @@ class ClusteringRecord:
 
     clients: Ids  # (m,)
     labels: Ids  # (m,)
-    D: Array  # (m, m)
+    D: Array | None = None  # (m, m); None: left out, where clients are many
     R: Array | None = None  # (m, m) strengths; None: nothing was related
     points: Array | None = None  # (P, e)
     point_owner: Ids | None = None  # (P,) positions in `clients`

@@ -4,7 +4,7 @@ All take a `ClusteringRecord`, of m clients, and draw clusters in the colours of
 that they share most clients with (`style.matched_colours`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -56,6 +56,7 @@ def distance_figure(
         title: Begins the headline of the figure.
         threshold: Height at which the dendrogram was cut.
     """
+    assert clustering.D is not None  # `clustering_figures` leaves this figure out
     of_cluster, of_group = matched_colours(clustering.labels, clustering.groups)
     tree, leaves, order = tree_of(clustering), leaf_order(clustering), cluster_order(clustering)
     figure = Figure(figsize=(12, 6.0 if tree is None else 6.9), layout="constrained")
@@ -149,11 +150,18 @@ def graph_figure(
 
 
 # Figures of a clustering by name; all take the clustering, a title and the threshold.
-CLUSTERING_FIGURES = {
+CLUSTERING_FIGURES: dict[str, Callable[..., Figure]] = {
     "distance": distance_figure,
     "embedding": embedding_figure,
     "graph": graph_figure,
 }
+
+
+def clustering_figures(clustering: ClusteringRecord) -> dict[str, Callable[..., Figure]]:
+    """The figures of a clustering by name; without D, those that do not show pairs of clients."""
+    if clustering.D is not None:
+        return CLUSTERING_FIGURES
+    return {"embedding": embedding_figure}
 
 
 def when(t: int) -> str:

@@ -11,7 +11,7 @@ from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clustering
 from flray.reports import style
-from flray.reports.clustering_figures import CLUSTERING_FIGURES, when
+from flray.reports.clustering_figures import clustering_figures, when
 from flray.reports.figures import accuracy_figure, clients_figure
 from flray.reports.runs import Experiments, read_run
 from flray.values import file_name
@@ -84,5 +84,5 @@ def _figures(experiments: Experiments) -> Iterator[tuple[str, Figure]]:
             title = style.for_figure(f"{first.label if others else name}, {when(t)}", 200)
             clustering = read_clustering(first.clusterings[t])
             stem = f"{file_name(name)}_round_{t}"
-            for kind, draw in CLUSTERING_FIGURES.items():
+            for kind, draw in clustering_figures(clustering).items():
                 yield f"{stem}_{kind}", draw(clustering, title, first.value(THRESHOLD))

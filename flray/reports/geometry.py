@@ -96,7 +96,8 @@ def plane(clustering: ClusteringRecord) -> tuple[Matrix, Ids, str]:
     the share of the variance that the plane keeps.
     """
     points, owner, full = clustering.points, clustering.point_owner, clustering.projected_from
-    if points is None or owner is None or (full is None and points.shape[1] < 2):
+    is_line = full is None and points is not None and points.shape[1] < 2
+    if points is None or owner is None or (is_line and clustering.D is not None):
         flat, share = classical_scaling(np.asarray(clustering.D, np.float64))
         how = f"classical multidimensional scaling of D ({100 * share:.0f} % of the variance)"
         return flat, np.arange(clustering.num_clients), how

@@ -67,7 +67,10 @@ class StoredPipeline(Pipeline):
             return points, memory
         models = [bank.digests(cohort.clients), state_digest(memory)]
         asked = [cohort.t, cohort.clients.tolist()]
-        key = digest([self.prefix, self.plain["signature"], asked, models])
+        described: list[object] = [self.plain["signature"]]
+        if hasattr(self.embed, "on_client"):  # clients send its result
+            described.append(self.plain["embed"])
+        key = digest([self.prefix, *described, asked, models])
 
         def compute(folder: Path) -> int:
             measured = replace(fed, meter=Meter())

@@ -33,6 +33,9 @@ FIELDS = {
     "svd_directions": {"number": 3},
     "hierarchical": {"number": 3},
     "hdbscan": {"min_cluster_size": 3},
+    "neighbours": {"number": 3},
+    "sketch": {"dim": 2},
+    "two_level": {"groups": 6, "number": 3},
 }
 ENCODER = Encoder(
     Synthetic(num_train=64, num_test=32, size=8, seed=5),
@@ -69,6 +72,7 @@ def related(points: Points) -> Related:
         points, distance, RELATIONS["threshold"](gamma=8.0)(distance),
         np.random.default_rng(0), lambda: counts,
         lambda: np.repeat(np.arange(3), 4)[: len(points.clients)],
+        DISTANCES["l2"](),
     )  # fmt: skip
 
 
