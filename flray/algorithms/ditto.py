@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
@@ -57,6 +58,7 @@ class Ditto:
     def cohort(self, state: DittoState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))  # l. 3
 
+    @affine
     def personal_gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
@@ -68,6 +69,7 @@ class FedAmp:
             )
         return xi + np.diag(own)
 
+    @affine
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flray.algorithms.fedavg import FedAvg
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.models.bank import Params
 from flray.values import require_at_least
@@ -34,6 +35,7 @@ class FedProx(FedAvg):
     def __post_init__(self) -> None:
         require_at_least(self, mu=0)
 
+    @affine
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

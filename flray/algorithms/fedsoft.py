@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
@@ -102,6 +103,7 @@ class FedSoft:
             drawn[k, rng.choice(clients, size, replace=False, p=v / v.sum())] = True
         return drawn
 
+    @affine
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

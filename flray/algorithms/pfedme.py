@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
@@ -81,6 +82,7 @@ class PFedMe:
         # Alg. 1 l. 8: w <- w - η λ (w - θ)
         return {name: -self.lam * d[name] for name in d}
 
+    @affine
     def proximal_gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

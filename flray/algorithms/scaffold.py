@@ -23,6 +23,7 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fednova import effective_steps, require_sgd
 from flray.data.dataset import Ids
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
@@ -73,6 +74,7 @@ class Scaffold:
     def cohort(self, state: ScaffoldState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))  # l. 4
 
+    @affine
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from flray.data.pixels import Examples
+from flray.engines.affine import AffineTerm, factors, is_affine, offsets
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss, RecordedGradient
 from flray.engines.stacked_plan import StackedPlan
@@ -82,7 +83,7 @@ class Step:
     The number of the next step is read from the device, so that a CUDA graph can be replayed. The
     algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
     hook; and SGD of all leaves without weight decay needs no optimiser either: each layer moves
-    while the gradient passes.
+    while the gradient passes, by the term of an affine hook too.
 
     A step is used in this order: `start` with a block, then `advance` as often as steps are left.
     Between two calls of `advance`, `w` and `total_loss` may be read.
@@ -110,17 +111,29 @@ class Step:
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
         self.gradient = gradient
-        self.has_hook = self.written is None or gradient is not plain_gradient
+        self.descent = self._descent(training, like, num_slots)
+        is_plain = gradient is plain_gradient or self.descent is not None
+        self.has_hook = self.written is None or not is_plain
         if self.has_hook:
             self.w0 = self._slots(like.w0, num_slots)
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
-        self.descent: Descent | None = None
-        is_plain_sgd = training.optimizer == "sgd" and not training.weight_decay
-        if not self.has_hook and is_plain_sgd and len(self.moved) == len(self.trained):
-            self.descent = Descent(training.eta, training.momentum)
-        else:
+        if self.descent is None:
             self.optimizer = _elementwise_optimizer(training, stacked.module, self.trained)
+
+    def _descent(self, training: Training, like: Block, num_slots: int) -> Descent | None:
+        """The steps of SGD that layers take themselves; None if an optimiser must take them."""
+        is_plain_sgd = training.optimizer == "sgd" and not training.weight_decay
+        if self.written is None or not is_plain_sgd or len(self.moved) < len(self.trained):
+            return None
+        if self.gradient is plain_gradient:
+            return Descent(training.eta, training.momentum)
+        if not is_affine(self.gradient) or self.written.leaves != self.trained.keys():
+            return None
+        a = factors(self.gradient, self.trained, like.memo)
+        self.offsets = self._slots({name: like.w0[name] for name in a}, num_slots)
+        as_moved = {name: self.written.matrix(name, u) for name, u in self.offsets.items()}
+        return Descent(training.eta, training.momentum, AffineTerm(a, as_moved))
 
     def _slots(self, leaves: Params, num_slots: int) -> Params:
         """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
@@ -139,14 +152,19 @@ class Step:
         """
         _fill(self.w, block.w0)
         if self.descent is not None:
-            for v in self.descent.velocity.values():
-                v.zero_()
+            self._start_descent(self.descent, block)
         if self.has_hook:
             _fill(self.w0, block.w0)
             _fill(self.memo, block.memo)
         self.plan = plan
         self.total_loss.zero_()
         self.number.zero_()
+
+    def _start_descent(self, descent: Descent, block: Block) -> None:
+        for v in descent.velocity.values():
+            v.zero_()
+        if descent.term is not None:
+            _fill(self.offsets, offsets(self.gradient, descent.term.a, block.w0, block.memo))
 
     @torch.no_grad()
     def advance(self, num_steps: int) -> None:

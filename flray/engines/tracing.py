@@ -7,6 +7,7 @@ and its engine differentiates it with `vmap`.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from threading import Lock
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from flray.engines.convolutions import DirectConvolution
 from flray.engines.stacked_layers import (
     Convolution,
     Dropout,
@@ -42,7 +44,7 @@ NOT_TRACEABLE = (
 )
 
 
-def write_out(module: LightningModule, loss: str) -> Written | None:
+def write_out(module: LightningModule, loss: str, direct_from: float = inf) -> Written | None:
     """The written-out form of one of the module's losses, or None if it is not such a chain.
 
     None also for a module with frozen parameters, hooks or shared weights. The module is not
@@ -51,6 +53,7 @@ def write_out(module: LightningModule, loss: str) -> Written | None:
     Args:
         module: A LightningModule.
         loss: Name of a method that maps a batch (x, y) to losses (B,), such as `example_losses`.
+        direct_from: Output channels from which a convolution is a `DirectConvolution`.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
@@ -67,7 +70,7 @@ def write_out(module: LightningModule, loss: str) -> Written | None:
         is_loss = y.op == "placeholder" and output.args == (entropy,)
         if not is_loss or not _is_cross_entropy(entropy, chain[-1], y):
             return None
-        return _Translation(module).of(x, chain)
+        return _Translation(module, direct_from).of(x, chain)
 
 
 def write_out_forward(module: LightningModule) -> Written | None:
@@ -146,6 +149,7 @@ class _Translation:
     """From the nodes of a trace to layers; None as soon as one is not known."""
 
     module: LightningModule
+    direct_from: float = inf
 
     def of(self, x: fx.Node, chain: list[fx.Node]) -> Written | None:
         """The layers from x along the chain, each of which takes the output of the one before."""
@@ -189,7 +193,7 @@ class _Translation:
         if type(module) is nn.Linear:
             return [Linear(f"{prefix}weight", _bias(prefix, module))]
         if type(module) is nn.Conv2d:
-            return _convolution(prefix, module)
+            return _convolution(prefix, module, self.direct_from)
         if type(module) is nn.MaxPool2d:
             options = (module.kernel_size, module.stride, module.padding, module.dilation)
             return _max_pool(*options, module.ceil_mode, module.return_indices)
@@ -224,7 +228,7 @@ def _bias(prefix: str, module: nn.Linear | nn.Conv2d) -> str | None:
     return None if module.bias is None else f"{prefix}bias"
 
 
-def _convolution(prefix: str, module: nn.Conv2d) -> list[Layer] | None:
+def _convolution(prefix: str, module: nn.Conv2d, direct_from: float) -> list[Layer] | None:
     """A convolution with stride 1 and zero padding smaller than its kernel; None: any other."""
     rows, columns = module.kernel_size
     plain = module.stride == module.dilation == (1, 1) and module.groups == 1
@@ -238,8 +242,8 @@ def _convolution(prefix: str, module: nn.Conv2d) -> list[Layer] | None:
         padding = (0, 0) if module.padding == "valid" else cast(tuple[int, int], module.padding)
     if padding[0] >= rows or padding[1] >= columns:
         return None
-    weight = f"{prefix}weight"
-    return [Convolution(weight, _bias(prefix, module), (rows, columns), padding)]
+    kind = DirectConvolution if module.out_channels >= direct_from else Convolution
+    return [kind(f"{prefix}weight", _bias(prefix, module), (rows, columns), padding)]
 
 
 def _max_pool(

@@ -2,11 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from pytorch_lightning import LightningModule
-from torch import nn
+from torch import nn, set_num_threads
 
 from flray.data.pixels import Examples
+from flray.engines.convolutions import direct_from
 from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
@@ -71,6 +73,8 @@ class Vectorized:
             `refusal` returns the reason why a module cannot be stacked.
         num_slots: clients of the largest block.
         threads: tiles trained at a time, on a CPU.
+        direct_channels: output channels from which convolutions are the CPU's own; None: by kind
+            of device.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Vectorized:
         examples: Examples,
         num_slots: int,
         threads: int = 1,
+        direct_channels: float | None = None,
     ) -> None:
         check_stackable(module)
         self.module = module
@@ -87,7 +92,9 @@ class Vectorized:
         self.threads = threads
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
-        self.written = write_out(module, "example_losses")
+        if direct_channels is None:
+            direct_channels = direct_from(examples.device.type)
+        self.written = write_out(module, "example_losses", direct_channels)
         self.stacked = StackedModule(BatchLoss(module), examples, self.written)
         self.in_tiles = self.written is not None and examples.device.type == "cpu"
 
@@ -118,7 +125,8 @@ class Vectorized:
             for first in parts:
                 train_part(first)
         else:
-            with ThreadPoolExecutor(self.threads) as pool:
+            # The number of threads inside an operator is a setting of each thread.
+            with ThreadPoolExecutor(self.threads, initializer=partial(set_num_threads, 1)) as pool:
                 list(pool.map(train_part, parts))
         return result
 

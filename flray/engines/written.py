@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from flray.engines.affine import AffineTerm
 from flray.engines.stacked_layers import (
     Convolution,
     Dropout,
@@ -81,6 +82,17 @@ class Written:
             return leaf
         matrix = torch.empty_like(kind.matrix(leaf), memory_format=torch.contiguous_format)
         return kind.leaf(matrix, leaf)
+
+    def matrix(self, name: str, leaf: Tensor) -> Tensor:
+        """A leaf as its layer moves it: the matrix of a weight, a bias as it is."""
+        kind = self.weights.get(name)
+        return leaf if kind is None else kind.matrix(leaf)
+
+    @property
+    def leaves(self) -> set[str]:
+        """Names of the parameters that the loss depends on."""
+        layers = [layer for layer in self.layers if isinstance(layer, Linear | Convolution)]
+        return {*self.weights, *(layer.bias for layer in layers if layer.bias is not None)}
 
     @property
     def is_dense(self) -> bool:
@@ -191,10 +203,12 @@ class Descent:
 
     The product that computes the gradient g of a weight adds it to v; without momentum there is no
     v, and the product moves w. Only a gradient that is a sum of several products is computed first.
+    An affine term of a hook counts as a part of g.
     """
 
     lr: float
     momentum: float = 0.0
+    term: AffineTerm | None = None
     velocity: Params = field(default_factory=dict)  # v of matrices and vectors, made when needed
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
@@ -205,15 +219,22 @@ class Descent:
         elif self.momentum:
             v = self._velocity(name, matrix)
             v.baddbmm_(inputs.transpose(1, 2), dy, beta=self.momentum)
-            matrix.sub_(v, alpha=self.lr)
+            self._move_along(name, matrix, v)
         else:
+            if self.term is not None:
+                self.term.move(name, matrix, self.lr)
             matrix.baddbmm_(inputs.transpose(1, 2), dy, alpha=-self.lr)
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
         """Move a leaf along its gradient."""
         if self.momentum:
             gradient = self._velocity(name, leaf).mul_(self.momentum).add_(gradient)
-        leaf.sub_(gradient, alpha=self.lr)
+        self._move_along(name, leaf, gradient)
+
+    def _move_along(self, name: str, leaf: Tensor, direction: Tensor) -> None:
+        if self.term is not None:
+            self.term.add_to(name, direction, leaf)
+        leaf.sub_(direction, alpha=self.lr)
 
     def _velocity(self, name: str, leaf: Tensor) -> Tensor:
         if name not in self.velocity:

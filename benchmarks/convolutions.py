@@ -1,0 +1,108 @@
+"""CPU time of a convolution of stacked clients by shape and form, on one core of this machine.
+
+OMP_NUM_THREADS=1 python benchmarks/convolutions.py [--repetitions N]
+
+A line is forward, backward and SGD of one layer, in milliseconds per client and step of 10 images,
+with as many clients in a tile as the model has; the last lines are whole steps of a model. Forms
+are measured in turn, and the least of all repetitions counts. `flray.engines.convolutions` has the
+rule that follows from it, by instruction set.
+"""
+
+import argparse
+import platform
+from collections.abc import Callable
+from math import inf
+from time import process_time
+
+import torch
+from torch import nn
+
+from flray.engines.convolutions import DirectConvolution, direct_from
+from flray.engines.stacked_layers import Convolution
+from flray.engines.tracing import write_out
+from flray.engines.vectorized import tile_size
+from flray.engines.written import Descent
+from flray.models import MODELS
+
+FORMS = {"patches": Convolution, "direct": DirectConvolution}
+BATCH = 10
+# model: channels in and out, kernel, padding, size of the images, clients in a tile
+LAYERS = {
+    "flhc_cnn 1": (1, 32, 5, 2, 28, 1),
+    "flhc_cnn 2": (32, 64, 5, 2, 14, 1),
+    "lenet5 1": (1, 6, 5, 0, 28, 10),
+    "lenet5 2": (6, 16, 5, 0, 12, 10),
+    "lenet5 2, one client": (6, 16, 5, 0, 12, 1),
+    "lenet5 1, colours": (3, 6, 5, 0, 32, 10),
+    "resnet9 2": (64, 128, 3, 1, 32, 1),
+    "resnet9 5": (256, 512, 3, 1, 8, 1),
+}
+WHOLE = ("flhc_cnn", "leaf_cnn", "lenet5")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--repetitions", type=int, default=10)
+    repetitions = parser.parse_args().repetitions
+    torch.set_num_threads(1)
+    rule = f"direct from {direct_from('cpu')} output channels"
+    print(f"{platform.machine()}, torch {torch.__version__}, by rule {rule}")
+    print("shape", *FORMS, "faster", sep="\t")
+    for name, shape in LAYERS.items():
+        report(name, {form: layer_step(form, *shape) for form in FORMS}, shape[-1], repetitions)
+    for model in WHOLE:
+        num_params = sum(p.numel() for p in MODELS[model]((1, 28, 28), 10).parameters())
+        tile = tile_size(num_params, 20)
+        steps = {form: model_step(form, model, tile) for form in FORMS}
+        report(f"{model}, whole step of {tile}", steps, tile, repetitions)
+
+
+def report(name: str, steps: dict[str, Callable[[], object]], tile: int, repetitions: int) -> None:
+    times: dict[str, list[float]] = {form: [] for form in steps}
+    for _ in range(1 + repetitions):
+        for form, step in steps.items():
+            begin = process_time()
+            step()
+            times[form].append(1e3 * (process_time() - begin) / tile)
+    least = {form: min(of_form[1:]) for form, of_form in times.items()}
+    faster = min(least, key=lambda form: least[form])
+    print(name, *(f"{least[form]:.2f}" for form in steps), faster, sep="\t", flush=True)
+
+
+def layer_step(
+    form: str, inputs: int, outputs: int, kernel: int, padding: int, size: int, tile: int
+) -> Callable[[], object]:
+    """Forward, backward and SGD of one layer; the first layer of a model needs no gradient of x."""
+    module = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+    layer = FORMS[form]("weight", "bias", (kernel, kernel), (padding, padding))
+    w = {n: p.detach().expand(tile, *p.shape).clone() for n, p in module.named_parameters()}
+    matrix = layer.matrix(w["weight"]).contiguous()
+    w["weight"] = layer.leaf(matrix, w["weight"])
+    x = torch.randn(tile, BATCH, size, size, inputs)
+    dy = torch.randn(tile, BATCH, *layer.output_size((size, size)), outputs)
+
+    @torch.no_grad()
+    def step() -> None:
+        _, saved = layer.forward(w, {}, x)
+        layer.backward(w, saved, dy, Descent(1e-6), needs_dx=inputs > 3)
+
+    return step
+
+
+def model_step(form: str, model: str, tile: int) -> Callable[[], object]:
+    module = MODELS[model]((1, 28, 28), 10)
+    written = write_out(module, "example_losses", 0 if form == "direct" else inf)
+    assert written is not None
+    w = {}
+    for name, p in module.named_parameters():
+        w[name] = written.in_layout(name, p.detach().expand(tile, *p.shape).clone())
+        w[name].copy_(p.detach().expand(tile, *p.shape))
+    x, y = torch.randn(tile, BATCH, 1, 28, 28), torch.randint(10, (1, tile, BATCH))
+    (targets,) = written.targets(y, torch.ones_like(y, dtype=torch.bool), x.dtype)
+    return torch.no_grad()(lambda: written.losses(w, {}, x, targets, Descent(1e-6)))
+
+
+if __name__ == "__main__":
+    main()

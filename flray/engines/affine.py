@@ -1,0 +1,99 @@
+"""Gradient hooks that add an affine term: the direction is grad(w, batch) + a w + b.
+
+FedProx has a = μ and b = -μ w0, SCAFFOLD a = 0 and b = c - c_i. Such a term does not change during
+a round, so a written-out step of SGD takes it while each layer moves, in one pass over the weights.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from flray.engines.training import Gradient, LocalBatch
+from flray.models.bank import Params
+
+NO_BATCH = LocalBatch(torch.empty(0), torch.empty(0), None, {})  # hooks pass it to `grad` alone
+
+Hook = TypeVar("Hook", bound=Callable[..., Params])
+
+
+def affine(hook: Hook) -> Hook:
+    """Mark a gradient hook that returns g + a w + b for each leaf, with g = grad(w, batch).
+
+    The number a must not depend on the data, and b may depend on w0 and memo only, element by
+    element. An unmarked hook is right too, but it costs about 600 µs more per step of an MLP.
+
+    >>> @affine
+    ... def fedprox(grad, w, batch, w0, memo):
+    ...     g = grad(w, batch)
+    ...     return {name: g[name] + 0.5 * (w[name] - w0[name]) for name in g}
+    >>> is_affine(fedprox)
+    True
+    """
+    hook.is_affine = True  # type: ignore[attr-defined]  # a mark on a function
+    return hook
+
+
+def is_affine(hook: Gradient) -> bool:
+    """True if the hook, a function or a method, is marked with `affine`."""
+    return bool(getattr(hook, "is_affine", False))
+
+
+def factors(hook: Gradient, leaves: Iterable[str], memo: Iterable[str]) -> dict[str, float]:
+    """The number a of each leaf, for an affine hook.
+
+    >>> from flray.algorithms.fedprox import FedProx
+    >>> factors(FedProx(mu=0.5).gradient, ["w"], [])
+    {'w': 0.5}
+    """
+    zero, one = (torch.tensor(value, dtype=torch.float64) for value in (0.0, 1.0))
+    zeros = dict.fromkeys(leaves, zero)
+    ones = dict.fromkeys(zeros, one)
+    direction = hook(_no_gradient, ones, NO_BATCH, zeros, dict.fromkeys(memo, zero))
+    return {name: float(a) for name, a in direction.items()}
+
+
+def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Params:
+    """u = -b / a of each leaf, so that a w + b is a (w - u); b itself where a is 0.
+
+    >>> from flray.algorithms.fedprox import FedProx
+    >>> offsets(FedProx(mu=0.5).gradient, {"w": 0.5}, {"w": torch.tensor([3.0])}, {})
+    {'w': tensor([3.])}
+    """
+    zeros = {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in w0.items() if name in a}
+    b = hook(_no_gradient, zeros, NO_BATCH, w0, memo)
+    return {name: leaf / -a[name] if a[name] else leaf for name, leaf in b.items()}
+
+
+def _no_gradient(w: Params, batch: LocalBatch) -> Params:  # noqa: ARG001  # as hooks call it
+    return {name: torch.zeros_like(leaf) for name, leaf in w.items()}
+
+
+@dataclass(frozen=True)
+class AffineTerm:
+    """The term a (w - u) of stacked clients, or b where a is 0, by name of a leaf.
+
+    >>> w = torch.tensor([3.0])
+    >>> AffineTerm({"w": 0.5}, {"w": torch.tensor([1.0])}).move("w", w, lr=0.1)
+    >>> w  # 3 - 0.1 (0.5 (3 - 1))
+    tensor([2.9000])
+    """
+
+    a: dict[str, float]
+    offsets: Params  # u or b, in the layout in which layers move their weights
+
+    def move(self, name: str, w: Tensor, lr: float) -> None:
+        """w <- w - lr (a (w - u)), in place."""
+        if self.a[name]:
+            w.lerp_(self.offsets[name], lr * self.a[name])
+        else:
+            w.sub_(self.offsets[name], alpha=lr)
+
+    def add_to(self, name: str, direction: Tensor, w: Tensor) -> None:
+        """direction <- direction + a (w - u), in place."""
+        if self.a[name]:
+            direction.add_(w - self.offsets[name], alpha=self.a[name])
+        else:
+            direction.add_(self.offsets[name])

@@ -1,0 +1,96 @@
+"""The two forms of a convolution: both are the loop's, and the kind of device alone selects one."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.algorithms.fedprox import FedProx
+from flray.engines.convolutions import DirectConvolution, direct_from
+from flray.engines.engine import Block
+from flray.engines.loop import Loop
+from flray.engines.training import Training, plain_gradient
+from flray.engines.vectorized import Vectorized
+from flray.models.bank import build_seeded
+from flray.models.classifier import Classifier
+
+from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+
+SHAPE = (2, 9, 8)
+STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 4}
+TRAININGS = {
+    "sgd": Training(**STEPS),
+    "momentum": Training(momentum=0.9, **STEPS),
+    "weight_decay": Training(weight_decay=0.01, **STEPS),
+    "last": Training(**STEPS).only({"last.weight", "last.bias"}),
+}
+HOOKS = {"plain": plain_gradient, "fedprox": FedProx(mu=0.5).gradient}
+
+
+class TwoConvolutions(Classifier):
+    """3 and 4 output channels, odd kernels, padding on one side only, a layer without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, (3, 2), padding=(1, 0))
+        self.second = nn.Conv2d(3, 4, 3, padding="same", bias=False)
+        self.last = nn.Linear(4 * 2 * 3, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        logits: Tensor = self.last(F.relu(F.max_pool2d(self.second(x), (2, 1))).flatten(1))
+        return logits
+
+
+def case(dtype: torch.dtype, training: Training):
+    module = build_seeded(TwoConvolutions, 0).to(dtype)
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED), SHAPE), split, dtype)
+    return module, examples, block_of(split, module, training)
+
+
+def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+@pytest.mark.parametrize("optimizer", TRAININGS)
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("channels", [0, 4], ids=["direct", "second layer direct"])
+def test_direct_convolutions_are_the_loop(optimizer, hook, channels) -> None:
+    training = TRAININGS[optimizer]
+    module, examples, block = case(torch.float64, training)
+    engine = Vectorized(module, examples, num_slots=6, direct_channels=channels)
+    assert engine.written is not None
+    kinds = list(engine.written.weights.values())
+    assert kinds.count(DirectConvolution) == (2 if channels == 0 else 1)
+    found = engine.train(block, training, HOOKS[hook]).params
+    expected = Loop(module, examples).train(block, training, HOOKS[hook]).params
+    assert largest_gap(block.w0, expected) > 1e-3
+    assert largest_gap(found, expected) < 1e-10
+
+
+def test_slots_tiles_and_threads_change_no_bit_of_direct_convolutions() -> None:
+    training = TRAININGS["sgd"]
+    module, examples, block = case(torch.float32, training)
+    engine = Vectorized(module, examples, num_slots=6, direct_channels=0)
+    expected = engine.train(block, training, plain_gradient).params
+    engine.threads = 2
+    for tile, order in ((1, [2, 0]), (2, [3, 1, 0, 2]), (3, [1])):
+        engine.tile = tile
+        w0 = {name: leaf[order] for name, leaf in block.w0.items()}
+        part = Block(tuple(block.plans[k] for k in order), w0, {})
+        found = engine.train(part, training, plain_gradient).params
+        assert all(torch.equal(leaf, expected[name][order]) for name, leaf in found.items())
+
+
+def test_forms_agree_to_rounding() -> None:
+    module, examples, block = case(torch.float32, TRAININGS["sgd"])
+    forms = [Vectorized(module, examples, 6, direct_channels=c) for c in (0, float("inf"))]
+    trained = [engine.train(block, TRAININGS["sgd"], plain_gradient).params for engine in forms]
+    assert all(0 < largest_gap(a, b) < 1e-6 for a, b in pairwise(trained))
+
+
+def test_a_gpu_never_takes_the_form_of_a_cpu() -> None:
+    assert all(direct_from("cuda", m) == float("inf") for m in ("x86_64", "aarch64", "arm64"))
