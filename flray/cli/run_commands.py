@@ -55,8 +55,14 @@ def run(
 @cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
 @resumable("sweep", ".  [default: a new one below runs/]")
+@click.option("--methods", default="", help="Some methods of the space, or your own: a,b,mine.yaml")
+@click.option("--splits", default="", help="Some experiments of the space: mnist_*,har_device")
 def sweep(
-    arguments: tuple[str, ...], out: Path | str | None, resume: bool, max_minutes: float | None
+    arguments: tuple[str, ...],
+    out: Path | str | None,
+    resume: bool,
+    max_minutes: float | None,
+    **part: str,
 ) -> None:
     """Run every experiment of a space with Ray Tune, and train nothing twice.
 
@@ -65,12 +71,14 @@ def sweep(
     flray sweep tune_spaces/flhc_table4.yaml seed=1 --out runs/table4
     flray table flhc.4 --runs runs/table4                     the paper's table
     flray report runs/table4                                  a page to look at
+    flray sweep clustered_benchmark_digits --methods fedavg,flhc --splits label_swap
 
     A space names an experiment and what it varies; search, scheduler, concurrency and more are
     keys of it too (docs/spaces.md), and any of them can be set as key=value.
     """
     from flray.cli.sweeping import sweep
 
+    arguments += tuple(f"{key}=[{names}]" for key, names in part.items() if names)
     with mirrored(out) as (folder, mirror):
         sweep(arguments, folder, resume, max_minutes, open_console(), mirror)
 

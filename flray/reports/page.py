@@ -25,6 +25,7 @@ from flray.reports import embed, page_run, sweep_tables
 from flray.reports.clustering_figures import when
 from flray.reports.columns import column_of, with_unit
 from flray.reports.configuration import setting_text
+from flray.reports.explorer import distance_picture, explorer
 from flray.reports.measures import errors_by_round, run_sheet
 from flray.reports.runs import RunRecord, by_experiment, find_runs, holds_run, read_run
 from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE_NOTE
@@ -37,7 +38,7 @@ PAGE = "report.html"
 
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
 _FUNCTIONS = (  # functions that templates call by name
-    *(curve_keys, heatmap_pairs, left_out_note, when),
+    *(curve_keys, heatmap_pairs, left_out_note, when, explorer, distance_picture),
     *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
 )
 

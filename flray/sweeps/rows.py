@@ -23,7 +23,7 @@ from flray.errors import ExperimentError
 from flray.randomness import generator
 from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.keys import canonical
-from flray.sweeps.space import OptunaSearch, RandomSearch, Space
+from flray.sweeps.space import EXPERIMENT, METHOD, OptunaSearch, RandomSearch, Space
 
 ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
@@ -121,7 +121,7 @@ def suggested_row(
         ExperimentError: The values do not make a valid experiment.
     """
     (name,) = space.experiments
-    row = _row(space, name, chosen)
+    row = _row(space, {EXPERIMENT: name, **chosen})
     return replace(row, number=number, plain=_evaluated(parse_experiment(row.plain), rounds))
 
 
@@ -136,9 +136,10 @@ def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
     """True if `except` leaves this combination out: a pattern of it matches in all its keys.
 
     Args:
-        chosen: A value for each key that the space varies.
+        chosen: A value for each key that the space varies, and `experiment` and `method` where the
+            space has several.
     """
-    return any(all(chosen[k] in v for k, v in out.items()) for out in space.excluded)
+    return any(all(chosen.get(k) in v for k, v in out.items()) for out in space.excluded)
 
 
 def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> frozenset[int]:
@@ -191,7 +192,7 @@ def _at_the_ends(space: Space, number: int) -> Iterator[SweepRow]:
     others = ({**first, key: v} for key, values in ends.items() for v in values[1:])
     for chosen in (first, *others):
         if not is_excluded(space, chosen):
-            yield replace(_row(space, name, chosen), number=number)
+            yield replace(_row(space, {EXPERIMENT: name, **chosen}), number=number)
 
 
 def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
@@ -204,10 +205,12 @@ def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
 
 
 def _varied(space: Space) -> Iterator[SweepRow]:
-    for name in space.experiments:
-        for chosen in _combinations(space, space.varied):
-            if not is_excluded(space, chosen):
-                yield _row(space, name, chosen)
+    """The rows of each experiment and method, in all combinations of the values of both."""
+    for name, (method, own) in itertools.product(space.experiments, space.methods.items()):
+        for chosen in _combinations(space, {**own, **space.varied}):
+            named = {EXPERIMENT: name, METHOD: method, **chosen}
+            if not is_excluded(space, named):
+                yield _row(space, named)
 
 
 def _baselines(space: Space) -> Iterator[SweepRow]:
@@ -219,7 +222,7 @@ def _baselines(space: Space) -> Iterator[SweepRow]:
             if not (_is_replaced(key, changes) or is_suggested(space, key))
         }
         for chosen in _combinations(space, applying):
-            yield _row(space, name, {**changes, **chosen})
+            yield _row(space, {EXPERIMENT: name, **changes, **chosen})
 
 
 def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
@@ -279,12 +282,13 @@ def _draw(domain: Domain, rng: np.random.Generator) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _row(space: Space, name: str, chosen: Mapping[str, Any]) -> SweepRow:
-    """The row of an experiment with these values, which is not numbered yet."""
-    points = [value for value in chosen.values() if isinstance(value, MergePoint)]
-    overrides = {key: value for key, value in chosen.items() if value not in points}
-    plain = space.experiments[name]
-    for key, value in chosen.items():
+def _row(space: Space, chosen: Mapping[str, Any]) -> SweepRow:
+    """The row of the experiment and method that `chosen` names; it is not numbered yet."""
+    values = {key: value for key, value in chosen.items() if key not in (EXPERIMENT, METHOD)}
+    points = [value for value in values.values() if isinstance(value, MergePoint)]
+    overrides = {key: value for key, value in values.items() if value not in points}
+    plain = space.experiments[chosen[EXPERIMENT]]
+    for key, value in values.items():
         plain = with_value(plain, key, STAND_IN if value in points else value)
     try:
         parsed = parse_experiment(plain)
@@ -294,7 +298,8 @@ def _row(space: Space, name: str, chosen: Mapping[str, Any]) -> SweepRow:
         ) from error
     if points:
         _require_tree(parsed)
-    named = {"experiment": name} if len(space.experiments) > 1 else {}
+    several = {EXPERIMENT: len(space.experiments) > 1, METHOD: "" not in space.methods}
+    named = {key: chosen[key] for key, is_named in several.items() if is_named and key in chosen}
     return SweepRow(-1, named | overrides, parsed.plain, points[0] if points else None)
 
 

@@ -20,6 +20,7 @@ from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 from flray.measures.settings import Evaluation
 from flray.sweeps.forms import Grid, Values, parse_values
+from flray.sweeps.parts import part_of
 from flray.values import Seed, require_at_least, shown
 from flray.wording import suggestion
 
@@ -127,6 +128,7 @@ class Space:
 
     experiments: dict[str, Plain]  # by name
     varied: dict[str, Values]  # by dotted key
+    methods: dict[str, dict[str, Values]]  # keys that each sets, by name; {"": {}}: none are named
     excluded: tuple[dict[str, tuple[Any, ...]], ...]  # a row that matches all keys of one is out
     baselines: tuple[Plain, ...]  # keys that further rows set
     options: Options
@@ -142,7 +144,8 @@ class Space:
 
 
 OPTIONS = tuple(Options.__dataclass_fields__)
-KNOWN = ("experiment", "space", "except", "baseline", *OPTIONS)
+KNOWN = ("experiment", "methods", "space", "except", "baseline", *OPTIONS)
+METHOD, EXPERIMENT, TOLD = "method", "experiment", "told"
 
 
 def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
@@ -152,7 +155,8 @@ def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
 
     Args:
         given: A file, the name of a space that comes with flray, or the content of one.
-        overrides: `key=value`, for a key of the space, of its `space`, or of its experiments.
+        overrides: `key=value`, for a key of the space, of its `space`, or of its experiments;
+            `methods=[...]` and `splits=[...]` choose some of its methods and experiments.
 
     Raises:
         ExperimentError: There is no such file, or a key or value is wrong.
@@ -166,7 +170,7 @@ def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
     if isinstance(given, Path):
         file = require_file(given, SPACES)
         given, folder = read_mapping(file, "the space"), file.resolve().parent
-    plain, rest = _overridden(given, overrides)
+    plain, rest = _overridden(*part_of(given, overrides))
     return parse_space(plain, folder, rest)
 
 
@@ -192,12 +196,15 @@ def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = 
         varied["seed"] = _seeds(given, experiments)
     plain_options = {key: plain[key] for key in OPTIONS if key in plain}
     options, resolved = bind_dataclass(Options, _ranking(experiments, plain_options), "")
-    _check_search(varied, options, len(experiments))
-    excluded = _excluded(plain.get("except", []), varied)
+    methods = _methods(plain.get("methods", {}))
+    _check_search(varied, options, len(experiments) * len(methods))
+    names = {EXPERIMENT: Grid(tuple(experiments)), METHOD: Grid(tuple(methods))}
+    excluded = _excluded(plain.get("except", []), {**varied, **names})
     baselines = _baselines(plain.get("baseline", []))
-    kept = {"except": plain.get("except", []), "baseline": list(baselines)}
+    kept = {key: plain[key] for key in ("methods", "except") if plain.get(key)}
+    kept = {"except": [], "baseline": list(baselines)} | kept
     everything = {"experiment": experiments, "space": given} | kept | resolved
-    return Space(experiments, varied, excluded, baselines, options, everything)
+    return Space(experiments, varied, methods, excluded, baselines, options, everything)
 
 
 def _ranking(experiments: Mapping[str, Plain], given: Plain) -> Plain:
@@ -295,7 +302,8 @@ def _check_search(varied: Mapping[str, Values], options: Options, num_experiment
         return
     if num_experiments > 1:
         raise ExperimentError(
-            f"search optuna looks for the best of one experiment, got {num_experiments}"
+            "search optuna looks for the best of one experiment and method, got "
+            f"{num_experiments} of them"
         )
     if all(isinstance(v, Grid) and len(v.values) < 2 for k, v in varied.items() if k != "seed"):
         raise ExperimentError("search is optuna, but the space has nothing to choose from")
@@ -325,6 +333,24 @@ def _excluded(
                     f"{', '.join(map(str, choices))}"
                 )
     return tuple(patterns)
+
+
+def _methods(given: object) -> dict[str, dict[str, Values]]:
+    """The values of each key that a method sets, by its name; `told` is for readers alone."""
+    methods = {}
+    for name, keys in _require_mapping("methods", given).items():
+        method = _require_mapping(f"methods.{name}", keys)
+        if not any(key.split(".")[0] == "algorithm" for key in method):
+            raise ExperimentError(
+                f"methods.{name} must name its algorithm, as in {{algorithm: fedavg}}, got "
+                f"{shown(dict(method))}"
+            )
+        values = {k: parse_values(k, v) for k, v in method.items() if k != TOLD}
+        for key, domain in values.items():
+            if isinstance(domain, Domain):
+                raise ExperimentError(f"methods.{name}.{key}: a method's values are listed")
+        methods[str(name)] = values
+    return methods or {"": {}}
 
 
 def _baselines(given: object) -> tuple[Plain, ...]:
