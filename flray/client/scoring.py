@@ -163,25 +163,31 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
             load_params(module, {name: leaf[loaded] for name, leaf in bank.items()})
         for batch_ids in torch.split(ids_of_job, SCORE_BATCH) if len(ids_of_job) else []:
             x, y = host.examples.batch(batch_ids)
-            output = _mixture(module, bank, job.shares, x) if job.shares else module(x)
+            output = _mixture(module, bank, job.shares, (x, y)) if job.shares else module(x)
             losses = _losses(module, output, (x, y)).double()
             passes.append((_correct(output, y), losses, *_terms(host, output, (x, y))))
     return tuple(torch.cat(parts) for parts in zip(*passes, strict=True))
 
 
-def _mixture(module: LightningModule, bank: Params, shares: tuple[float, ...], x: Tensor) -> Tensor:
-    """(B, classes) log of the weighted mean of the class probabilities of several models."""
-    terms = []
+def _mixture(
+    module: LightningModule, bank: Params, shares: tuple[float, ...], batch: Batch
+) -> Tensor:
+    """The weighted mean of what several models predict: of numbers, or log class probabilities."""
+    x, y = batch
+    outputs = []
     for row in np.flatnonzero(shares):
         load_params(module, {name: leaf[row] for name, leaf in bank.items()})
-        output = module(x)
-        if output.dim() != 2:
-            raise ExperimentError(
-                "this method mixes class probabilities of several models: the model must return a "
-                f"row of class scores for each example, got the shape {tuple(output.shape)}"
-            )
-        terms.append(output.log_softmax(-1) + np.log(shares[row]))
-    return torch.stack(terms).logsumexp(0)
+        outputs.append(module(x))
+    weights = [shares[row] for row in np.flatnonzero(shares)]
+    if y.is_floating_point():
+        return torch.stack([w * o for w, o in zip(weights, outputs, strict=True)]).sum(0)
+    if outputs[0].dim() != y.dim() + 1:
+        raise ExperimentError(
+            "this method mixes class probabilities of several models: the model must return a "
+            f"row of class scores for each target, got the shape {tuple(outputs[0].shape)}"
+        )
+    logs = [o.log_softmax(-1) + np.log(w) for w, o in zip(weights, outputs, strict=True)]
+    return torch.stack(logs).logsumexp(0)
 
 
 def _score_stacked(
