@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pytorch_lightning import LightningModule
+from torch import nn
 
 import flray
 from flray.data.owned import Rows
@@ -114,11 +116,79 @@ def test_features_are_scaled_by_training_rows_alone() -> None:
         ({"clients": OWNER, "groups": OWNER[::-1]}, "has another group in row"),
         ({"clients": OWNER, "model": "lenet5"}, r"images .* the shape \(4,\); .* linear, mlp"),
         ({"clients": OWNER, "split": {"name": "iid", "clients": 3}}, "are numbers: set split: nat"),
+        ({"clients": OWNER, "algorithm": "fedrc"}, "fedrc counts the labels of clients, and"),
     ],
 )
 def test_wrong_owners_are_refused(keys, message) -> None:
     with pytest.raises(ExperimentError, match=message):
         flray.run(dataset=(X, Y), **(STEP | {"model": "linear"} | keys))
+
+
+def test_models_of_classes_refuse_numbers() -> None:
+    images = RNG.random((53, 1, 28, 28))
+    with pytest.raises(ExperimentError, match=r"model lenet5 classifies, .* numbers; choose linear"):
+        flray.run(dataset=(images, Y), clients=OWNER, **(STEP | {"model": "lenet5"}))
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp", "cnn1d", "gru"])
+def test_whole_numbers_are_inputs_as_floats_are(model) -> None:
+    x = RNG.integers(-4, 5, (53, 6, 2) if model in ("gru", "cnn1d") else (53, 4))
+    digests = [
+        flray.run(dataset=(x.astype(kind), Y), clients=OWNER, model=model, **STEP).summary
+        for kind in (np.int16, np.float64)
+    ]
+    assert digests[0]["params_sha256"] == digests[1]["params_sha256"]
+
+
+class Scaled(LightningModule):
+    """Has a parameter and a buffer that are one number, and returns one number per example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.w = nn.Parameter(torch.zeros(4))
+        self.register_buffer("offset", torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.scale * (x @ self.w) + self.scale + self.offset
+
+    def example_losses(self, batch):
+        x, y = batch
+        return (self(x) - y).square()
+
+    def training_step(self, batch, batch_idx):
+        return self.example_losses(batch).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+SCALED = {
+    "fedavg": {},
+    "fedadam": {"aggregate": {"optimizer": "fedadam", "server_lr": 0.1}},
+    "scaffold": {"algorithm": "scaffold"},
+    "apfl": {"algorithm": "apfl"},
+    "fedamp": {"algorithm": "fedamp"},
+    "fedem": {"algorithm": {"name": "fedem", "number": 2}},
+    "flhc": {"algorithm": {"name": "flhc", "rounds_before": 1}},
+    "flis_hc": {"algorithm": "flis_hc", "split": {"name": "natural", "server": 5}},
+    "fedper": {"algorithm": "fedper"},
+}
+
+
+@pytest.mark.parametrize("method", SCALED)
+def test_a_module_with_parameters_that_are_one_number_trains_in_all_engines(method) -> None:
+    keys = STEP | {"model": Scaled, "rounds": 2, "train": {"lr": 0.1, "epochs": 2}} | SCALED[method]
+    engines = ("loop", "vectorized", "lightning") if method == "fedavg" else ("loop", "vectorized")
+    runs = [
+        flray.run(dataset=(X, Y), clients=OWNER, **keys | {"execution": STEP["execution"] | e})
+        for e in ({"engine": engine} for engine in engines)
+    ]
+    scales = [run.model(0).scale.item() for run in runs]
+    assert scales == pytest.approx([scales[0]] * len(runs), abs=1e-10)
+    assert abs(scales[0] - 1) > 1e-3
+    losses = [run.summary["loss_mean"] for run in runs]
+    assert losses == pytest.approx([losses[0]] * len(runs), rel=1e-9)
 
 
 INPUTS = {

@@ -76,7 +76,7 @@ class Apfl(PartlyShared):
         memo: Params,
     ) -> Params:
         names = [name.removeprefix("v/") for name in w if name.startswith("v/")]
-        alpha = w["alpha"].clamp(0, 1)
+        alpha = w["alpha"].clamp(0, 1)[0]  # one number, for leaves of any shape
         # Alg. 1: w_i <- w_i - η grad f_i(w_i)
         g = grad({name: w[name] for name in names}, batch)
         mixed = {name: torch.lerp(w[name], w[f"v/{name}"], alpha) for name in names}  # v̄

@@ -17,7 +17,7 @@ from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, Params, num_bytes
+from flray.models.bank import ModelBank, Params, flat_rows, num_bytes
 from flray.models.client_table import ClientTable
 from flray.values import require_at_least
 
@@ -104,7 +104,7 @@ class FedAmp:
 
 def _squared_distances(w: Params) -> NDArray[np.float64]:
     """(K, K) squared L2 distances of stacked models, in float64."""
-    flat = (leaf.flatten(1).double() for leaf in w.values())
+    flat = (flat_rows(leaf).double() for leaf in w.values())
     squared = torch.stack([torch.cdist(rows, rows).square() for rows in flat]).sum(0)
     distances: NDArray[np.float64] = squared.cpu().numpy()
     return distances
@@ -114,6 +114,6 @@ def _mixed(w: Params, xi: NDArray[np.float64]) -> Params:
     """u, leaves (K, ...): row k is Σ_j ξ_kj w_j."""
     weights = torch.from_numpy(xi)
     return {
-        name: (weights.to(leaf.device) @ leaf.flatten(1).double()).to(leaf).view(leaf.shape)
+        name: (weights.to(leaf.device) @ flat_rows(leaf).double()).to(leaf).view(leaf.shape)
         for name, leaf in w.items()
     }

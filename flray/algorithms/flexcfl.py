@@ -34,7 +34,7 @@ from flray.clustering.distances import Cosine
 from flray.clustering.embeds import SvdDirections
 from flray.clustering.partitions import KMeans
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank
+from flray.models.bank import ModelBank, flat_rows
 from flray.values import require_at_least
 
 
@@ -110,7 +110,7 @@ class FlexCfl(Flhc):
         """θ_g <- (θ_g + η_G sum_l θ_l / ||θ_l||) / (1 + η_G sum_l 1 / ||θ_l||), l != g."""
         bank: ModelBank = state.bank
         groups = np.unique(bank.owner[state.labels >= 0])  # rows
-        squares = [leaf.flatten(1).double().square().sum(1) for leaf in bank.params.values()]
+        squares = [flat_rows(leaf).double().square().sum(1) for leaf in bank.params.values()]
         norm = torch.stack(squares).sum(0).sqrt().cpu().numpy()  # (U,)
         shares = np.eye(bank.num_rows)
         shares[np.ix_(groups, groups)] += self.eta_g * (1 - np.eye(len(groups))) / norm[groups]

@@ -164,29 +164,41 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
             load_params(module, {name: leaf[loaded] for name, leaf in bank.items()})
         for batch_ids in torch.split(ids_of_job, SCORE_BATCH) if len(ids_of_job) else []:
             x, y = host.examples.batch(batch_ids)
-            output = _mixture(module, bank, job.shares, x) if job.shares else module(x)
+            output = (
+                module(x) if not job.shares else _mixed_output(module, bank, job.shares, (x, y))
+            )
             losses = _losses(module, output, (x, y)).double()
             passes.append((_correct(output, y), losses, *_terms(host, output, (x, y))))
     return tuple(torch.cat(parts) for parts in zip(*passes, strict=True))
 
 
-def _mixture(module: LightningModule, bank: Params, shares: tuple[float, ...], x: Tensor) -> Tensor:
-    """(B, classes) log of the weighted mean of the class probabilities of several models."""
-    terms = []
-    for row in np.flatnonzero(shares):
+def _mixed_output(
+    module: LightningModule, bank: Params, shares: tuple[float, ...], batch: Batch
+) -> Tensor:
+    """What the models of the bank that have a share predict together for a batch."""
+    x, y = batch
+    rows = np.flatnonzero(shares)
+    outputs = []
+    for row in rows:
         load_params(module, {name: leaf[row] for name, leaf in bank.items()})
-        terms.append(_log_probabilities(module(x), 2) + np.log(shares[row]))
-    return torch.stack(terms).logsumexp(0)
+        outputs.append(module(x))
+    return _mixture(torch.stack(outputs), torch.tensor(shares)[rows], y)
 
 
-def _log_probabilities(output: Tensor, num_dims: int) -> Tensor:
-    """Logs of class probabilities, of outputs that must be a row of class scores per example."""
-    if output.dim() != num_dims:
+def _mixture(outputs: Tensor, shares: Tensor, y: Tensor) -> Tensor:
+    """The mean of numbers that models predict, or the log of that of their class probabilities.
+
+    `outputs` are (K, ...) those of K models, `shares` (K,) or (K, B) their weights in the mean.
+    """
+    weights = shares.to(outputs)[(...,) + (None,) * (outputs.dim() - shares.dim())]
+    if y.is_floating_point():
+        return (weights * outputs).sum(0)
+    if outputs.dim() != y.dim() + 2:
         raise ExperimentError(
             "this method mixes class probabilities of several models: the model must return a "
-            f"row of class scores for each example, got the shape {tuple(output.shape)}"
+            f"row of class scores for each target, got the shape {tuple(outputs.shape[1:])}"
         )
-    return output.log_softmax(-1)
+    return (outputs.log_softmax(-1) + weights.log()).logsumexp(0)  # log Σ_k π_k p_k
 
 
 def _score_stacked(
@@ -217,9 +229,9 @@ def _score_stacked(
         chosen = rows[models].flatten()
         w = {n: leaf.index_select(0, chosen).to(x.device) for n, leaf in bank.items()}
         output = outputs(w, x.repeat_interleave(mixed, 0) if mixed else x)
-        if mixed:  # log Σ_k π_k p_k
-            log_p = _log_probabilities(output, 3).unflatten(0, (-1, mixed))
-            output = (log_p + shares[models, :, None, None].to(x).log()).logsumexp(1)
+        if mixed:
+            of_models = output.unflatten(0, (-1, mixed)).transpose(0, 1)
+            output = _mixture(of_models, shares[models].T, y)
         output, labels = output.flatten(0, 1), y.flatten(0, 1)
         losses = cast(HasLosses, host.module).losses(output, labels).double()
         flat = (_correct(output, labels), losses, *_terms(host, output, (x, labels)))

@@ -251,7 +251,7 @@ class Predict:
 
     def _rows(self, scores: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point() and scores.numel() == targets.numel():
-            return scores.flatten(1)
+            return scores.reshape(len(scores), -1)
         if scores.shape[:-1] != targets.shape:
             raise ExperimentError(
                 "predictions on public examples need a model with a row of class scores "

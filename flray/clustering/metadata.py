@@ -1,18 +1,16 @@
 """Signature `metadata`: a client is what the server knows of it beforehand; nothing is trained."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from flray.clustering.points import Matrix, Points
+from flray.data.datasets.own_files import Columns, read_table
+from flray.data.datasets.tables import features_of, refuse_wrong_values
 from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.bank import ModelBank, Params
-
-if TYPE_CHECKING:
-    import pandas as pd  # whose import delays a start
 
 
 @dataclass(frozen=True)
@@ -24,15 +22,16 @@ class Metadata:
     split plants are ground truth, which must be allowed and marks the run. Newcomers are placed
     without training or labels.
 
-        signature: {name: metadata, file: hospitals.csv, columns: [beds, region]}
+        signature: {name: metadata, file: hospitals.csv, client: hospital, columns: [beds, region]}
 
     >>> Metadata().file is None  # the groups
     True
     """
 
-    # CSV or Parquet file with a row for each client. None: the groups of the clients
+    # CSV or Parquet file with a row for each client, at a path or URL. None: the groups of clients
     file: str | None = None
-    # Column of the file with the clients' numbers, from 0. None: rows are in the clients' order
+    # Column of the file with the clients' names, or their numbers from 0 where the data name no
+    # owners. None: rows are in the clients' order
     client: str | None = None
     columns: tuple[str, ...] = ()  # Columns of the file that describe a client; [] means all others
 
@@ -44,7 +43,7 @@ class Metadata:
         """Refuse an experiment whose clients have no such attributes."""
         split = fed.timeline.at(1)
         if self.file is not None:
-            self._table(fed.num_clients)
+            self._table(self.file, fed)
         elif not split.knows_groups:
             fed.require_ground_truth(GROUND_TRUTH)
         if self.file is None and split.groups is None:
@@ -65,49 +64,33 @@ class Metadata:
             groups = fed.groups(np.arange(fed.num_clients))
             table = np.eye(groups.max() + 1)[groups]
         else:
-            table = self._table(fed.num_clients)
+            table = self._table(self.file, fed)
         values = table[clients]  # (m, e)
         fed.meter.count_transfer("signature", up=values.nbytes)
         return Points.vectors(clients, torch.from_numpy(values)), memory
 
-    def _table(self, num_clients: int) -> Matrix:
-        """(M, e) the vectors of all clients."""
-        frame = self._frame()
+    def _table(self, file: str, fed: Federation) -> Matrix:
+        """(M, e) the vectors of all clients; refuses a file that lacks one of them."""
+        frame = read_table(file)
+        columns, num = Columns.of_frame(file, frame), fed.num_clients
+        names = fed.timeline.at(1).client_names or tuple(map(str, range(num)))
+        rows, where = dict(zip(names, range(len(frame)), strict=False)), "in their order"
         if self.client is not None:
-            frame = frame.set_index(self.client).sort_index()
-        numbers = list(range(num_clients))
-        if len(frame) != num_clients or frame.index.tolist() != numbers:
-            where = f"whose numbers in {self.client!r} are 0 to {num_clients - 1}"
+            rows = {str(name): row for row, name in enumerate(columns[self.client])}
+            where = f"whose names in {self.client!r} are {names[0]} to {names[-1]}"
+        missing = [name for name in names if name not in rows]
+        if missing or len(rows) < len(frame):
+            first = f" and none of client {missing[0]}" if missing else ""
             raise ExperimentError(
-                f"{self.file} must have one row for each of the {num_clients} clients"
-                f"{f', {where}' if self.client else ', in their order'}; it has {len(frame)} rows"
+                f"{file} must have one row for each of the {num} clients, {where}; it has "
+                f"{len(frame)} rows{first}"
             )
-        frame = frame[list(self.columns)] if self.columns else frame
-        if (empty := frame.isna()).any(axis=None):
-            column = frame.columns[int(empty.any().argmax())]
-            row = int(empty[column].argmax())
-            raise ExperimentError(f"{self.file} has no value of {column!r} for client {row}")
-        numeric = frame.select_dtypes(["number", "bool"]).astype(np.float64)
-        scaled = (numeric - numeric.mean()) / numeric.std(ddof=0).replace(0.0, 1.0)
-        kinds = frame.drop(columns=numeric.columns).astype(str)
-        from pandas import get_dummies
-
-        one_hot = get_dummies(kinds, dtype=np.float64) if len(kinds.columns) else kinds
-        return np.concatenate([scaled.to_numpy(), one_hot.to_numpy(np.float64)], axis=1)
-
-    def _frame(self) -> "pd.DataFrame":
-        """The file; refused if it cannot be read or lacks a column."""
-        import pandas as pd
-
-        assert self.file is not None
-        read = pd.read_parquet if self.file.endswith(".parquet") else pd.read_csv
-        try:
-            frame: pd.DataFrame = read(self.file)
-        except (OSError, ValueError) as error:
-            raise ExperimentError(f"{self.file} cannot be read: {error}") from error
-        wanted = [*self.columns, *([] if self.client is None else [self.client])]
-        if missing := [name for name in wanted if name not in frame]:
-            raise ExperimentError(
-                f"{self.file} has no column {missing[0]!r}; it has {', '.join(frame.columns)}"
-            )
-        return frame
+        chosen = self.columns or [str(name) for name in frame.columns if name != self.client]
+        for column in chosen:
+            columns[column]  # refuses one that is missing
+            refuse_wrong_values(frame[column])
+        known = frame.iloc[[rows[name] for name in names]]
+        values, is_number = features_of(known[list(chosen)])
+        std = np.where(is_number & (values.std(0) > 0), values.std(0), 1.0)
+        table: Matrix = (values - np.where(is_number, values.mean(0), 0.0)) / std
+        return table

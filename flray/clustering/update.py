@@ -14,7 +14,14 @@ from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
-from flray.models.bank import Layers, ModelBank, Params, leaves_of_layers, num_bytes
+from flray.models.bank import (
+    Layers,
+    ModelBank,
+    Params,
+    flat_rows,
+    leaves_of_layers,
+    num_bytes,
+)
 
 HELD_BYTES = 2**30  # models that are held at a time where clients send sketches
 
@@ -175,7 +182,7 @@ def flatten(params: Params) -> Tensor:
     >>> flatten({"b": torch.tensor([[1.0]]), "a": torch.tensor([[[2.0, 3.0]]])})
     tensor([[2., 3., 1.]])
     """
-    return torch.cat([params[name].flatten(1) for name in sorted(params)], dim=1)
+    return torch.cat([flat_rows(params[name]) for name in sorted(params)], dim=1)
 
 
 def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
@@ -194,5 +201,5 @@ def updates(trained: Trained, bank: Params, rows: Ids) -> Tensor:
         start = torch.from_numpy(rows[positions]).to(any_leaf.device)
         columns = torch.split(result[positions], list(sizes.values()), dim=1)
         for part, name in zip(columns, sizes, strict=True):
-            part.copy_((models[name] - bank[name].index_select(0, start)).flatten(1))
+            part.copy_(flat_rows(models[name] - bank[name].index_select(0, start)))
     return result

@@ -85,6 +85,10 @@ class Dataset:
         """True if an example has one class; False for numbers and sequences."""
         return self.num_classes > 0 and self.labels.ndim == 1
 
+    def name_of(self, owner: int) -> str:
+        """The name of an owner of examples, or its number in `source`."""
+        return self.client_names[owner] if self.client_names else str(owner)
+
     @property
     def num_outputs(self) -> int:
         """Numbers that a model gives for an example, or for each position of a sequence."""

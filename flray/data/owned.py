@@ -16,6 +16,7 @@ from flray.wording import counted
 Column = NDArray[Any]  # (N,) numbers or text; Any: the user's
 
 TIME = "time"  # the column that orders the examples of a client
+TARGETS = "targets"
 
 
 def refuse_rows(is_wrong: NDArray[np.bool_], what: str, advice: str) -> None:
@@ -43,12 +44,31 @@ def coded(what: str, column: Column) -> tuple[Ids, tuple[str, ...]]:
     return codes.astype(np.int64), tuple(str(value) for value in values)
 
 
+def times_of(column: Column) -> NDArray[np.float64]:
+    """(N,) numbers as they are, dates as seconds.
+
+    >>> times_of(np.array(["1970-01-01", "1970-01-02T12:00"])) / 3600
+    array([ 0., 36.])
+    """
+    import pandas as pd
+
+    times = np.asarray(column)
+    if times.dtype.kind not in "iuf":
+        dates = pd.to_datetime(pd.Series(times), errors="coerce", format="mixed", utc=True)
+        instants = dates.dt.tz_localize(None).to_numpy("datetime64[ns]")
+        times = np.where(np.isnat(instants), np.nan, instants.astype(np.int64) / 1e9)
+    advice = "expected numbers or dates such as 2016-01-31T12:00"
+    refuse_rows(~np.isfinite(times), "time is neither a number nor a date", advice)
+    return times.astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Examples as a user has them, in any order of clients.
 
-    Inputs that are floats reach the model as they are, bytes divided by 255; whole numbers are
-    tokens. Targets that are whole numbers are classes from 0, floats are numbers to predict.
+    Inputs that are floats reach the model as they are, bytes divided by 255; other whole numbers
+    are tokens, or floats for models that compute with numbers. Targets that are whole numbers are
+    classes from 0, floats are numbers to predict.
 
     >>> rows = Rows(np.zeros((3, 2)), np.array([1.5, 0.5, 2.5]), client=np.array(["b", "a", "b"]))
     >>> data = rows.dataset("visits")
@@ -60,7 +80,7 @@ class Rows:
     targets: NDArray[Any]  # (N,) or (N, ...) classes from 0, or floats
     client: Column  # (N,) the name or number of the owner
     group: Column | None = None  # (N,) the kind of the owner, one for each client
-    time: Column | None = None  # (N,) ascending for each client
+    time: Column | None = None  # (N,) numbers or dates, ascending for each client
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) others, by name
 
     def dataset(self, name: str) -> Dataset:
@@ -70,8 +90,10 @@ class Rows:
             ExperimentError: Lengths differ, a value is missing, times are not sorted, or a client
                 has two groups; the message names the first row, counted from 0.
         """
-        inputs, targets = _numbers("inputs", self.inputs), _numbers("targets", self.targets)
-        columns: dict[str, Column | None] = {"targets": targets, "client": self.client}
+        if not len(self.client):
+            raise ExperimentError(f"{name} has no rows; expected one for each example")
+        inputs, targets = _numbers("inputs", self.inputs), _numbers(TARGETS, self.targets)
+        columns: dict[str, Column | None] = {TARGETS: targets, "client": self.client}
         columns |= {**self.columns, "group": self.group, TIME: self.time}
         for column, values in columns.items():
             if values is not None and len(values) != len(inputs):
@@ -84,7 +106,7 @@ class Rows:
         others = {key: values for key, values in self.columns.items() if key != TIME}
         kept = {key: np.asarray(values)[order] for key, values in others.items()}
         if self.time is not None:
-            kept[TIME] = _ordered_times(np.asarray(self.time, np.float64), source, names)[order]
+            kept[TIME] = _ordered_times(times_of(self.time), source, names)[order]
         groups, group_names = self._groups(source, names)
         return Dataset(
             name=name,
@@ -116,18 +138,18 @@ class Rows:
 def _numbers(what: str, given: NDArray[Any]) -> NDArray[Any]:
     """Bytes as they are, float32 of floats, int64 of other whole numbers."""
     array = np.asarray(given)
-    if array.dtype.kind not in "buif" or array.ndim == 0 or not len(array):
+    if array.dtype.kind not in "buif" or array.ndim == 0:
         raise ExperimentError(
             f"{what} must be numbers, one row for each example, got {array.dtype} of the shape "
             f"{array.shape}"
         )
     flat = array.reshape(len(array), -1)
-    if array.dtype.kind == "f":
-        wrong, what = ~np.isfinite(flat), f"{what} must be finite numbers, got {{}}"
-    else:
-        wrong, what = flat < 0, f"{what} that are whole numbers count from 0, got {{}}"
+    wrong, rule, advice = ~np.isfinite(flat), "must be finite numbers", "correct or remove them"
+    if what == TARGETS and array.dtype.kind != "f":
+        wrong, rule = flat < 0, "that are whole numbers are classes from 0"
+        advice = "correct them, or give amounts as floats"
     value = flat[np.unravel_index(wrong.argmax(), flat.shape)]
-    refuse_rows(wrong.any(1), what.format(value), "correct them, or give numbers as floats")
+    refuse_rows(wrong.any(1), f"{what} {rule}, got {value}", advice)
     if array.dtype == np.uint8:
         return array
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)

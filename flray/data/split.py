@@ -45,6 +45,7 @@ class Split:
     test: tuple[Ids, ...]  # by client; clients may share test examples
     groups: Ids | None = None  # (M,) planted ground truth, read by data/ and scores only
     knows_groups: bool = False  # groups are attributes that a server knows, such as a device
+    client_names: tuple[str, ...] = ()  # (M,) as the data name the owners; (): they have no names
     # The server's public examples; no client trains on one.
     server: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     holdout: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # clients that never train

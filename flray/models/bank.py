@@ -69,6 +69,15 @@ def last_layers(names: Iterable[str], number: int) -> frozenset[str]:
     return frozenset(name for name in names if _layer(name) in chosen)
 
 
+def flat_rows(leaf: Tensor) -> Tensor:
+    """(K, p) the rows of a leaf (K, ...), each of which may be one number.
+
+    >>> flat_rows(torch.zeros(2, 3, 4)).shape, flat_rows(torch.zeros(2)).shape
+    (torch.Size([2, 12]), torch.Size([2, 1]))
+    """
+    return leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
+
+
 def layers_of(names: Iterable[str]) -> list[str]:
     """The layers of these leaves, in their order.
 
@@ -98,7 +107,7 @@ def leaves_of_layers(names: Iterable[str], layers: Layers) -> frozenset[str]:
 
 
 def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
+    return name.rpartition(".")[0] or name
 
 
 def build_seeded(build: Callable[[], LightningModule], seed: int) -> LightningModule:
@@ -257,7 +266,7 @@ class ModelBank:
         """
         params = {}
         for name, leaf in self.params.items():
-            sums = torch.from_numpy(shares).to(leaf.device) @ leaf.flatten(1).double()
+            sums = torch.from_numpy(shares).to(leaf.device) @ flat_rows(leaf).double()
             params[name] = sums.to(leaf.dtype).view(len(shares), *leaf.shape[1:])
         return ModelBank(params, owner)
 
@@ -331,6 +340,6 @@ def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.
         u, v = torch.from_numpy(rows).to(any_leaf.device)
         for name, leaf in new.params.items():
             change = leaf.index_select(0, u) - old.params[name].index_select(0, v)
-            part += change.flatten(1).double().square().sum(1)
+            part += flat_rows(change).double().square().sum(1)
     squares: NDArray[np.float64] = totals.cpu().numpy()  # the only wait for a GPU
     return squares[of.reshape(-1)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.data.dataset import Ids
-from flray.models.bank import Params
+from flray.models.bank import Params, flat_rows
 
 Weights = NDArray[np.float64]
 
@@ -148,6 +148,6 @@ def largest_values(models: Params) -> dict[str, Weights]:
     """
     if not models:
         return {}
-    flat = [leaf.flatten(1) for leaf in models.values()]
+    flat = [flat_rows(leaf) for leaf in models.values()]
     largest = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
     return dict(zip(models, largest.double().cpu().numpy(), strict=True))

@@ -15,6 +15,8 @@ class Linear(Predictor):
     8
     """
 
+    takes_numbers = True
+
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs))
@@ -30,6 +32,8 @@ class Mlp(Predictor):
     >>> sum(p.numel() for p in Mlp((3,), 1, hidden=(4, 2)).parameters())  # 16 + 10 + 3
     29
     """
+
+    takes_numbers = True
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ class Predictor(LightningModule):
     tensor([4.])
     """
 
+    takes_numbers = False  # True: inputs that are whole numbers are given to the model as floats
+
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         """(B,) the loss of each example.
 

@@ -13,6 +13,8 @@ class Cnn1d(Predictor):
     torch.Size([2, 5])
     """
 
+    takes_numbers = True
+
     def __init__(
         self,
         input_shape: tuple[int, ...],  # channels, instants
@@ -42,6 +44,8 @@ class Gru(Predictor):
     >>> Gru((168, 1), 24, hidden=8)(torch.zeros(2, 168, 1)).shape
     torch.Size([2, 24])
     """
+
+    takes_numbers = True
 
     def __init__(
         self,

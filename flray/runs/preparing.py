@@ -6,6 +6,7 @@ to where the run is computed.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
@@ -76,6 +77,8 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
         dataset: Dataset = experiment.dataset.build().load()
     split = deal(experiment, dataset)
     module = draw_module(experiment, dataset)
+    if dataset.images.dtype.kind == "i" and getattr(module, "takes_numbers", False):
+        dataset = replace(dataset, images=dataset.images.astype(np.float32))
     num_heard = cohort_size(len(split.clients), settings.participation)
     num_actors = execution.actors.number(split.num_clients)
     is_on_ray = execution.executor == "ray"
@@ -217,6 +220,11 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
             "already has one: give model= a function that builds it, or its class"
         )
     facts = experiment.model.asked_of(dataset)
+    if facts.get("num_classes") == 0:
+        raise ExperimentError(
+            f"model {experiment.model.name} classifies, and the targets of {dataset.name} are "
+            "numbers; choose linear, mlp, cnn1d or gru, or a model of your own with num_outputs"
+        )
     return build_seeded(
         lambda: experiment.model.build(**facts),
         torch_seed(settings.seed, "initial model", *number),

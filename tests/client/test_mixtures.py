@@ -9,6 +9,8 @@ from flray.client.host import HostSettings, start_host
 from flray.client.scoring import ScoreJob, score_models
 from flray.client.tasks import ClientsJob, ExampleLosses
 from flray.data.events import make_timeline
+from flray.data.owned import Rows
+from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.models.bank import (
     MixtureBank,
@@ -19,6 +21,7 @@ from flray.models.bank import (
     stack,
 )
 from flray.models.conv_ae import ConvAe
+from flray.models.mlp import Linear
 from flray.models.mlp200 import Mlp200
 
 from scenarios import RAGGED, noise_dataset, ragged_split
@@ -51,6 +54,19 @@ def test_a_mixture_is_scored_by_the_mean_of_probabilities(monkeypatch) -> None:
     np.testing.assert_allclose(score_models(host, bank, jobs[1:2])[0].loss, mixture.loss, rtol=1e-9)
     alone = score_models(host, bank, [ScoreJob(1, ids)])[0]
     np.testing.assert_allclose(second.loss, alone.loss, rtol=1e-12)  # loaded after a mixture
+
+
+def test_a_mixture_predicts_the_mean_of_numbers() -> None:
+    """Two models that predict 1 and 5, weighted 1 to 3: 4."""
+    rows = Rows(np.zeros((4, 3)), np.full(4, 7.0), np.zeros(4, int)).dataset("mine")
+    parts = (np.arange(4),)
+    split = Split(np.arange(4), rows.labels, parts, parts, parts)
+    settings = HostSettings("loop", "cpu", torch.float64, 1, 1, 0)
+    host = start_host(Linear((3,), 1).double(), rows, make_timeline(split, ()), settings)
+    bank = {n: leaf.new_zeros(2, *leaf.shape) for n, leaf in params_of(host.module).items()}
+    bank["layers.1.bias"] = torch.tensor([[1.0], [5.0]]).double()
+    (mixture,) = score_models(host, bank, [ScoreJob(0, np.arange(4), SHARES)])
+    assert mixture.loss.tolist() == [9.0] * 4
 
 
 def test_losses_of_examples_are_those_of_scores() -> None:

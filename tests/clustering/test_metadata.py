@@ -55,6 +55,21 @@ def test_the_order_of_rows_does_not_matter_where_clients_are_numbered(tmp_path) 
     assert (vectors(mixed, fed, [1, 4]) == vectors(ordered, fed, [1, 4])).all()
 
 
+def test_owners_are_found_by_their_names_whatever_other_rows_the_file_has(tmp_path) -> None:
+    fed = federation()
+    names = tuple("fedcba")
+    split = replace(fed.timeline.at(1), client_names=names)
+    fed = replace(fed, timeline=make_timeline(split, ()))
+    frame = pd.read_csv(FILE).assign(hospital=list(names))
+    others = frame.iloc[:2].assign(hospital=["x", "y"], beds=10**6)
+    pd.concat([others, frame.sample(frac=1, random_state=0)]).to_csv(tmp_path / "h.csv")
+    mixed = Metadata(str(tmp_path / "h.csv"), client="hospital")  # without pandas' index
+    assert (vectors(mixed, fed, [1, 4]) == vectors(Metadata(FILE), fed, [1, 4])).all()
+    frame.iloc[:5].to_csv(tmp_path / "h.csv")
+    with pytest.raises(ExperimentError, match="are f to a; it has 5 rows and none of client a"):
+        mixed.require(fed)
+
+
 def test_groups_are_one_hot_and_counted_as_ground_truth() -> None:
     fed = federation(*SWAPPED, MARKED)
     groups = fed.timeline.at(1).groups
@@ -108,9 +123,9 @@ def test_newcomers_join_their_group_without_training(method, tiny_run) -> None:
     [
         ([*SWAPPED, GIVEN % "flhc"], "uses_ground_truth: true"),
         ([GIVEN % "flhc", MARKED], "have no groups|have none"),
-        (["file: nowhere.csv"], "nowhere.csv cannot be read"),
+        (["file: nowhere.csv"], "there is no file nowhere.csv"),
         ([f"file: {FILE}, columns: [beds, floors]"], "has no column 'floors'"),
-        ([f"file: {FILE}, client: beds"], "whose numbers in 'beds' are 0 to 5"),
+        ([f"file: {FILE}, client: beds"], "whose names in 'beds' are 0 to 5; .* none of client 0"),
         (["columns: [beds]"], "give file"),
     ],
 )
@@ -125,7 +140,7 @@ def test_what_is_not_known_is_refused(overrides, message, tiny_run) -> None:
 def test_an_empty_cell_and_a_missing_row_are_named(tmp_path) -> None:
     for text, message in (
         ("beds\n1\n\n3\n4\n5\n6\n", "one row for each of the 6 clients, in their order; it has 5"),
-        ("beds,x\n1,1\n,2\n3,3\n4,4\n5,5\n6,6\n", "no value of 'beds' for client 1"),
+        ("beds,x\n1,1\n,2\n3,3\n4,4\n5,5\n6,6\n", "beds has no value in row 1"),
     ):
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(ExperimentError, match=message):

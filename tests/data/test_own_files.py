@@ -49,18 +49,66 @@ def test_named_features_are_the_only_ones_and_numbers_may_be_predicted() -> None
     assert (data.num_classes, data.num_outputs, data.labels.dtype) == (0, 1, np.float32)
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
 def test_a_file_is_read_from_a_path_the_data_folder_or_a_url(ending, tmp_path, monkeypatch) -> None:
     file = tmp_path / f"visits.{ending}"
-    VISITS.to_csv(file, index=False) if ending == "csv" else VISITS.to_parquet(file)
-    with fsspec.open(f"memory://visits.{ending}", "wb") as stream:
-        stream.write(file.read_bytes())
+    VISITS.to_parquet(file) if ending == "parquet" else VISITS.to_csv(file, index=False)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     expected = table(VISITS)
-    for place in (str(file), file.name, f"memory://visits.{ending}"):
+    for place in (str(file), file.name, *urls_of(file)):
         data = Table(file=place, **COLUMNS).load()
         assert np.array_equal(data.images, expected.images), place
         assert np.array_equal(data.columns["time"], expected.columns["time"]), place
+
+
+def urls_of(file: Path) -> tuple[str, str]:
+    """Of a copy in memory, and of the file itself."""
+    with fsspec.open(f"memory://{file.name}", "wb") as stream:
+        stream.write(file.read_bytes())
+    return f"memory://{file.name}", f"file://{file}"
+
+
+def test_arrays_series_and_texts_are_read_from_urls(tmp_path) -> None:
+    value = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.savez(tmp_path / "x.npz", x=value, y=np.zeros(2), client=np.arange(2), value=value)
+    (tmp_path / "play.txt").write_text("ROMEO:\nabcabcabc\n")
+    for url in urls_of(tmp_path / "x.npz"):
+        assert Arrays(url).load().images.tolist() == value.tolist()
+        assert len(Series(url, window=2, horizon=1).load().labels) == 4
+    for url in urls_of(tmp_path / "play.txt"):
+        assert len(Text(url, length=3).load().labels) == 3
+    with pytest.raises(ExperimentError, match=r"memory://gone.csv cannot be read \(FileNotFound"):
+        Table("memory://gone.csv", client="a", target="b").load()
+
+
+@pytest.mark.parametrize(
+    ("separator", "encoding"), [(";", "utf-8"), ("\t", "utf-8"), (",", "utf-8-sig")]
+)
+def test_other_separators_a_mark_and_an_index_change_nothing(separator, encoding, tmp_path) -> None:
+    file = tmp_path / "visits.csv"
+    VISITS.to_csv(file, sep=separator, encoding=encoding)  # the index is a column without a name
+    assert np.array_equal(Table(str(file), **COLUMNS).load().images, table(VISITS).images)
+
+
+LINES = VISITS.assign(sex=["f", "m", "é", "f", "m"]).to_csv(index=False)
+BAD_FILES = [
+    (b"", r"visits.csv cannot be read \(EmptyDataError"),
+    (LINES.splitlines()[0].encode(), "visits has no rows"),
+    (LINES.encode("latin-1"), "no text in UTF-8, first in line 4; save it as UTF-8"),
+    (LINES.encode("utf-16"), "no text in UTF-8, first in line 1"),
+    (LINES.replace("age", "kind", 1).encode(), "visits has two columns 'kind'; rename"),
+    (LINES.replace("40", "40,41", 1).encode(), "rows have more values than the header has names"),
+    (LINES.replace("60", "60,61", 1).encode(), "Expected 6 fields in line 4, saw 7"),
+    (LINES.replace("70", "inf", 1).encode(), r"age is infinite in row 3 \(1 such row\)"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES)
+def test_a_bad_file_is_refused_in_one_line(content, message, tmp_path) -> None:
+    (tmp_path / "visits.csv").write_bytes(content)
+    with pytest.raises(ExperimentError, match=message) as caught:
+        Table(str(tmp_path / "visits.csv"), **COLUMNS).load()
+    assert "\n" not in str(caught.value)
 
 
 def changed(row: int, column: str, value: object) -> pd.DataFrame:
@@ -74,16 +122,27 @@ BAD = [
     (VISITS, {"group": "region"}, "visits has no column 'region'"),
     (VISITS, {"features": ("age", "weight")}, "visits has no column 'weight'"),
     (changed(3, "outcome", None), {}, r"outcome has no value in row 3 \(1 such row\); fill"),
-    (changed(2, "hospital", None), {}, r"client has no value in row 2 \(1 such row\)"),
+    (changed(2, "hospital", None), {}, r"hospital has no value in row 2 \(1 such row\)"),
+    (changed(1, "kind", None), {}, "kind has no value in row 1"),
     (changed(1, "age", "old"), {}, "age has the text 'old' among its numbers in row 1"),
     (changed(4, "age", None), {}, "age has no value in row 4"),
-    (changed(2, "date", "someday"), {}, "date is no time in row 2 .* dates such as 2016-01-31"),
+    (changed(2, "date", "someday"), {}, "time is neither a number nor a date in row 2 .* as 2016-"),
     (changed(2, "date", "2015-01-01"), {}, "time of client north goes back in row 2 .* sort"),
     (
         changed(3, "kind", "city"),
         {},
         r"client south, farm in row 1, has another group in row 3 \(1 such row\); .* one group",
     ),
+    (changed(2, "date", None), {}, "time is neither a number nor a date in row 2"),
+    (
+        VISITS.astype({"age": "Float64"}).replace({"age": 60}, pd.NA),
+        {},
+        "age has no value in row 2",
+    ),
+    (VISITS.assign(age=["4,5", "5,5", "60", "7,5", "80"]), {}, "age has a decimal comma, as '4,5'"),
+    (VISITS, {"features": ("age", "outcome")}, "outcome is the target: leave it out"),
+    (VISITS.iloc[:0], {}, "visits has no rows"),
+    (VISITS.set_axis(["hospital", "kind", "date", "age", "age", "outcome"], axis=1), {}, "two col"),
     (VISITS, {"task": "numbers"}, "task: numbers needs numbers, outcome is"),
     (VISITS[["hospital", "outcome"]], {"group": None, "time": None}, "no column left to be a feat"),
 ]
@@ -107,7 +166,10 @@ def test_too_many_texts_are_no_feature() -> None:
     [
         ({"inputs": np.array([1.0, np.nan, 2.0])}, "inputs must be finite .* got nan in row 1"),
         ({"targets": np.array([0.5, np.inf, 1])}, "targets must be finite .* got inf in row 1"),
-        ({"targets": np.array([1, 0, -2])}, "targets that are whole .* from 0, got -2 in row 2"),
+        (
+            {"targets": np.array([1, 0, -2])},
+            "targets that are whole .* from 0, got -2 in row 2 .*floats",
+        ),
         ({"inputs": np.array(["a", "b", "c"])}, "inputs must be numbers.*got <U1"),
         ({"client": np.array([0, 1])}, "mine: client has 2 rows and inputs 3"),
     ],
@@ -116,6 +178,15 @@ def test_bad_arrays_are_refused(fields, message) -> None:
     rows = Rows(np.zeros(3), np.zeros(3), np.array([0, 0, 1]))
     with pytest.raises(ExperimentError, match=message):
         replace(rows, **fields).dataset("mine")
+
+
+def test_times_are_numbers_or_dates_of_any_kind() -> None:
+    days = pd.date_range("2024-01-01", periods=3)
+    for when in (days, [day.to_pydatetime() for day in days], [str(day) for day in days]):
+        data = Rows(np.zeros(3), np.zeros(3), np.zeros(3), time=when).dataset("mine")
+        assert np.diff(data.columns["time"][:, 0]).tolist() == [86_400, 86_400]
+    with pytest.raises(ExperimentError, match=r"neither a number nor a date in row 1 \(1 such"):
+        Rows(np.zeros(2), np.zeros(2), np.zeros(2), time=["2024-01-01", "soon"]).dataset("mine")
 
 
 def test_how_clients_take_turns_changes_no_bit() -> None:
@@ -223,6 +294,9 @@ def test_the_next_character_is_the_target(tmp_path) -> None:
     assert (data.client_names, said) == (("JULIET", "ROMEO"), ["abc", "ab\n"])
     assert ["".join(letters[row]) for row in data.labels] == ["bca", "b\nc"]
     assert (data.num_classes, data.num_outputs, data.has_classes) == (4, 4, False)
+    assert data.groups is None
+    kinds = Text(str(file), length=1, group={"ROMEO": "hero"}).load()
+    assert (kinds.group_names, kinds.groups.tolist()) == (("hero", "other"), [1, 0])
     file.write_text("nobody speaks")
     with pytest.raises(ExperimentError, match=r"play\.txt names no role"):
         Text(str(file)).load()

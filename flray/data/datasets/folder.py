@@ -50,7 +50,7 @@ _OF_DAMAGE = (
 
 
 @contextmanager
-def reading(name: str, files: Path) -> Iterator[None]:
+def reading(name: str, files: Path | str) -> Iterator[None]:
     """Within the block, turn what readers raise of damaged files into an error that names them."""
     try:
         yield

@@ -1,11 +1,15 @@
 """Datasets in files of the user's own: arrays, series and texts with owners, and how to read them.
 
-Files are .npz, .csv or .parquet at a path, below the data folder (FLRAY_DATA), or at a URL.
+Files are .npz, .csv or .parquet at a path, below the data folder (FLRAY_DATA), or at a URL; they
+may be compressed (.gz).
 """
 
-from collections.abc import Iterator
+import csv
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,8 +37,28 @@ def opened(file: str) -> Iterator[IO[bytes]]:
     found = [place for place in places if "://" in place or Path(place).is_file()]
     if not found:
         raise ExperimentError(f"there is no file {file}; looked for {' and '.join(places)}")
-    with reading(Path(file).stem, Path(found[0])), fsspec.open(found[0], "rb") as stream:
+    compressed = fsspec.open(found[0], "rb", compression="infer")
+    with reading(Path(file).stem, found[0]), compressed as stream:
         yield stream
+
+
+def read_text(file: str) -> bytes:
+    """The bytes of a text without a byte order mark and empty lines at the start.
+
+    Raises:
+        ExperimentError: The text is not UTF-8; the message names the first such line, from 1.
+    """
+    with opened(file) as stream:
+        text = stream.read()
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise ExperimentError(
+            f"{file} is no text in UTF-8, first in line {line}; save it as UTF-8, a table also as "
+            ".parquet"
+        ) from error
+    return text.removeprefix(BOM_UTF8).lstrip(b"\r\n")
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,10 @@ class Columns:
 
     @classmethod
     def of_frame(cls, where: str, frame: "pd.DataFrame") -> "Columns":
-        """The columns of a table."""
+        """The columns of a table, which must have different names."""
+        repeated = frame.columns[frame.columns.duplicated()]
+        if len(repeated):
+            raise ExperimentError(f"{where} has two columns {repeated[0]!r}; rename or remove one")
         return cls(where, {str(name): column.to_numpy() for name, column in frame.items()})
 
     @classmethod
@@ -87,31 +114,26 @@ class Columns:
         numbers = column if is_number else pd.to_numeric(pd.Series(column), errors="coerce")
         return np.asarray(numbers, np.float32)
 
-    def times(self, name: str | None) -> NDArray[np.float64] | None:
-        """Numbers as they are, dates as seconds; None without a name."""
-        if name is None:
-            return None
-        import pandas as pd
-
-        column = self[name]
-        if column.dtype.kind not in "iuf":
-            dates = pd.to_datetime(pd.Series(column), errors="coerce", format="mixed", utc=True)
-            column = dates.dt.tz_localize(None).to_numpy("datetime64[ns]")
-            seconds = column.astype(np.int64) / 1e9
-            column = np.where(np.isnat(column), np.nan, seconds)
-        advice = "expected numbers or dates such as 2016-01-31T12:00"
-        refuse_rows(~np.isfinite(column), f"{name} is no time", advice)
-        return column.astype(np.float64)
-
 
 def read_table(file: str) -> "pd.DataFrame":
-    """The table in a .csv or .parquet file."""
+    """The table in a .parquet or .csv file, whose separator is a comma, semicolon or tab.
+
+    Columns without a name, such as the index that pandas writes first, are left out.
+    """
     import pandas as pd  # seconds to import, and seldom needed
 
-    with opened(file) as stream:
-        if file.endswith(".parquet"):
+    if file.endswith(".parquet"):
+        with opened(file) as stream:
             return pd.read_parquet(stream)
-        return pd.read_csv(stream, low_memory=False)  # types of whole columns, in any order
+    text = read_text(file)
+    header = text.partition(b"\n")[0].decode()
+    separator = max(",;\t", key=header.count)
+    with reading(Path(file).stem, file):
+        frame = pd.read_csv(BytesIO(text), sep=separator, low_memory=False)  # one type per column
+        if not isinstance(frame.index, pd.RangeIndex):
+            raise ValueError("rows have more values than the header has names")
+    frame.columns = [name.strip() for name in next(csv.reader([header], delimiter=separator))]
+    return frame.loc[:, frame.columns != ""]
 
 
 @dataclass(frozen=True)
@@ -135,7 +157,7 @@ class Arrays:
             targets=columns[self.targets],
             client=columns.joined(self.client),
             group=columns.named(self.group),
-            time=columns.times(self.time),
+            time=columns.named(self.time),
             columns={k: a for k, a in columns.arrays.items() if a.shape == inputs.shape[:1]},
         ).dataset(Path(self.file).stem)
         scaled = np.full(inputs.shape[1:2], self.standardise)
@@ -179,7 +201,7 @@ class Series:
     def _instants(self, columns: Columns) -> Dataset:
         """One row for each client and instant."""
         value, client = columns.numbers(self.value), columns.joined(self.client)
-        group, time = columns.named(self.group), columns.times(self.time)
+        group, time = columns.named(self.group), columns.named(self.time)
         if value.ndim == 2:
             num, length = value.shape
             client = np.repeat(client, length)
@@ -211,13 +233,14 @@ class Text:
 
     file: str  # Path or URL of a text file
     length: int = 80  # Characters of a sequence
+    # Known kind of each role, such as its play; roles without one are `other`. {}: none is known
+    group: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "length")
 
     def load(self) -> Dataset:
-        with opened(self.file) as stream:
-            text = stream.read().decode()
+        text = read_text(self.file).decode().replace("\r\n", "\n")
         roles, spoken = [], []
         for speech in text.split("\n\n"):
             role, colon, words = speech.strip("\n").partition(":\n")
@@ -230,7 +253,9 @@ class Text:
             )
         _, codes = np.unique(list("".join(spoken)), return_inverse=True)
         owner = np.repeat(roles, [len(words) for words in spoken])
-        characters = Rows(codes, codes, owner, time=np.arange(len(codes))).dataset(
+        group = np.array([self.group.get(role, "other") for role in roles])
+        kind = np.repeat(group, [len(words) for words in spoken]) if self.group else None
+        characters = Rows(codes, codes, owner, kind, np.arange(len(codes))).dataset(
             Path(self.file).stem
         )
         windows = window_rows(characters, self.length + 1, self.length)

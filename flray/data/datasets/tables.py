@@ -51,16 +51,18 @@ class Table:
         special = {*owners, self.target, self.group, self.time}
         others = [str(column) for column in frame.columns if column not in special]
         chosen = others if self.features is None else list(self.features)
-        for column in (self.target, *chosen):
+        if self.target in chosen:
+            raise ExperimentError(f"{self.target} is the target: leave it out of dataset.features")
+        for column in (*filter(None, (*owners, self.group)), self.target, *chosen):
             columns[column]  # refuses one that is missing
-            _refuse_text_among_numbers(frame[column])
-        features, is_number = _features(frame[chosen])
+            refuse_wrong_values(frame[column])
+        features, is_number = features_of(frame[chosen])
         dataset = Rows(
             inputs=features,
             targets=self._targets(frame[self.target]),
             client=columns.joined(self.client),
             group=columns.named(self.group),
-            time=columns.times(self.time),
+            time=columns.named(self.time),
             columns={k: a for k, a in columns.arrays.items() if k != self.target},
         ).dataset(name)
         return replace(dataset, scaled=is_number)
@@ -75,7 +77,7 @@ class Table:
         return coded(self.target, values)[0]
 
 
-def _features(frame: "pd.DataFrame") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def features_of(frame: "pd.DataFrame") -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """(N, F) numbers first, then one-hot columns of texts; and (F,) which are numbers."""
     import pandas as pd
 
@@ -90,16 +92,23 @@ def _features(frame: "pd.DataFrame") -> tuple[NDArray[np.float32], NDArray[np.bo
                 "become one-hot features: name the columns to use in dataset.features"
             )
     one_hot = [pd.get_dummies(frame[name].astype(str), prefix=str(name)) for name in texts]
-    features = pd.concat([numbers, *one_hot], axis=1).to_numpy(np.float32)
+    features = pd.concat([numbers, *one_hot], axis=1).to_numpy(np.float64)
     return features, np.arange(features.shape[1]) < numbers.shape[1]
 
 
-def _refuse_text_among_numbers(column: "pd.Series[Any]") -> None:
-    """Refuse missing values, and columns of numbers that a stray text made text."""
+def refuse_wrong_values(column: "pd.Series[Any]") -> None:
+    """Refuse missing and infinite values, and numbers that a text or a comma made text."""
     import pandas as pd
 
-    refuse_rows(column.isna().to_numpy(), f"{column.name} has no value", "fill or remove them")
-    is_text = pd.to_numeric(column, errors="coerce").isna().to_numpy()
+    name, advice = column.name, "correct them or leave the column out"
+    refuse_rows(column.isna().to_numpy(), f"{name} has no value", "fill or remove them")
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    refuse_rows(np.isinf(numbers), f"{name} is infinite", advice)
+    is_text = np.isnan(numbers)
     if 2 * is_text.sum() < len(column):
-        text, advice = column.iloc[is_text.argmax()], "correct them or leave the column out"
-        refuse_rows(is_text, f"{column.name} has the text {text!r} among its numbers", advice)
+        text = column.iloc[is_text.argmax()]
+        refuse_rows(is_text, f"{name} has the text {text!r} among its numbers", advice)
+    with_points = pd.to_numeric(column.astype(str).str.replace(",", "."), errors="coerce")
+    if is_text.any() and with_points.notna().all():
+        text = column.iloc[is_text.argmax()]
+        refuse_rows(is_text, f"{name} has a decimal comma, as {text!r}", "write decimal points")

@@ -75,6 +75,7 @@ class Natural:
             test=test,
             groups=None if dataset.groups is None else dataset.groups[clients],
             knows_groups=True,
+            client_names=tuple(dataset.name_of(owner) for owner in clients),
             server=np.searchsorted(table, public),
             holdout=np.sort(holdout),
         )
@@ -107,10 +108,9 @@ class Natural:
         train, validation = cut(rest, share, values, order)
         if not len(train) or (self.test_fraction and not len(test)):
             owner = known_source(dataset, "split natural")[ids[0]]
-            name = dataset.client_names[owner] if dataset.client_names else owner
             raise ExperimentError(
-                f"client {name} has too few examples, {len(ids)}, for a training and a test part "
-                f"by {self.test_by}; leave small clients out with split.min_samples"
+                f"client {dataset.name_of(owner)} has too few examples, {len(ids)}, for a training "
+                f"and a test part by {self.test_by}; leave small clients out with split.min_samples"
             )
         return train, validation, test
 
