@@ -10,13 +10,8 @@ import torch
 
 from flray.algorithms.feddrift import merged, merges, model_distances
 from flray.algorithms.flhc import Flhc
-from flray.algorithms.recluster import (
-    Recluster,
-    Regrouping,
-    least_cosine,
-    matched,
-    regrouped_bank,
-)
+from flray.algorithms.recluster import Recluster, least_cosine
+from flray.algorithms.regrouping import Regrouping, matched, regrouped_bank
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.config.experiment import parse_experiment
