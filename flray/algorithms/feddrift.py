@@ -114,7 +114,8 @@ class FedDrift:
         for models, data in self._trainings(state, asked, cohort.t):
             start = replace(bank, owner=models)
             members = replace(cohort, clients=np.array(list(data), np.int64))
-            trained = fed.train(start, members, self.gradient, rounds=list(data.values()))
+            rounds = list(data.values()) if len(state.rounds) else ()  # (): present data alone
+            trained = fed.train(start, members, self.gradient, rounds=rounds)
             fed.count_models(start, members, trained)
             is_trained = np.isin(np.arange(bank.num_rows), models[members.clients])
             bank = fed.mix_rows(hears * is_trained[:, None], trained, start)

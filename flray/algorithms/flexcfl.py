@@ -28,7 +28,8 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster
 from flray.algorithms.flhc import Flhc, FlhcState, UpdateClustering
-from flray.algorithms.recluster import Recluster, Then, When
+from flray.algorithms.recluster import Recluster, When
+from flray.algorithms.regrouping import Then
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS
 from flray.clustering.distances import Cosine
 from flray.clustering.embeds import SvdDirections

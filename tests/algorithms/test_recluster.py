@@ -10,13 +10,8 @@ import torch
 
 from flray.algorithms.feddrift import merged, merges, model_distances
 from flray.algorithms.flhc import Flhc
-from flray.algorithms.recluster import (
-    Recluster,
-    Regrouping,
-    least_cosine,
-    matched,
-    regrouped_bank,
-)
+from flray.algorithms.recluster import Recluster, least_cosine
+from flray.algorithms.regrouping import Regrouping, matched, regrouped_bank
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.config.experiment import parse_experiment
@@ -359,7 +354,7 @@ class TestFedDrift:
         drift = f"events=[{{round: 3, kind: relabel, clients: {list(range(8))}, labels: [[4, 5], "
         drift += "[6, 7], [0, 1], [2, 3]]}]"
         feddrift = "algorithm={name: feddrift, every: 2, delta: 0.5, eager: true, history: %s}"
-        common = [*DIGITS, self.ONE, drift, "rounds=3", "train.epochs=6"]
+        common = [*DIGITS, self.ONE, drift, "rounds=3", "train.epochs=6", "execution.block=3"]
         result = tiny_run(*common, feddrift % str(history).lower())
         store = CheckpointStore(RunDirectory(result.path).checkpoints)
         before, after = (store.load_latest(up_to=t).state for t in (2, 3))

@@ -311,6 +311,21 @@ class TestAccuracy:
         assert len(legend_texts(figure)) == 4  # two runs, the target and clusterings
         assert counts.lines[0].get_ydata().tolist() == [1, 1, 2]
 
+    def test_ari_has_a_panel_where_clusters_were_compared_with_groups(self):
+        """A line for each run, with the marks of its clusterings and events."""
+        frame = rounds([0.5] * 3, [1, 1, 2]).assign(ari=[0.0, 0.0, 0.75])
+        run = Run(frame, no_clients(), {3: Path()})
+        run[0].config.update(rounds=3, events=[{"round": 2, "kind": "relabel"}])
+        other = Run(rounds([0.4] * 3).assign(ari=[0.0, 0.0, 0.0]), no_clients())
+        _, _, below = accuracy_figure({"a": run, "b": other}).axes
+        lines = [line.get_ydata().tolist() for line in curves(below)]
+        assert lines == [[0, 0, 0.75], [0, 0, 0]]
+        assert dashed(below) == [3, 1.5]  # the clustering and the event
+        assert below.get_ylabel() == "ARI"
+        assert (
+            len(accuracy_figure({"a": Run(rounds([0.5] * 3, [1, 1, 2]), no_clients())}).axes) == 2
+        )
+
     def test_nothing_is_marked_where_nothing_was_clustered(self):
         figure = accuracy_figure({"a": Run(rounds([0.5]), no_clients())})
         assert len(figure.axes) == 1
