@@ -1,7 +1,11 @@
 """Identities between methods, by the hash of every client's params."""
 
+import re
+
 import numpy as np
 import pytest
+
+from flray.algorithms import ALGORITHMS
 
 
 def sha(result) -> str:
@@ -68,14 +72,27 @@ METHODS += ["{name: flexcfl, clustering: {embed: {number: 2}, partition: {number
 METHODS += ["{name: feddrift, every: 1, delta: 0.01}"]
 METHODS += ["scaffold", "per_fedavg", "{name: per_fedavg, alpha: 0.1, order: hessian_free}"]
 METHODS += ["apfl", "fedala", "fedem", "fedrc", "fedsoft"]
+METHODS += ["ditto", "fedper", "{name: fedrep, head_epochs: 1}", "fedbabu", "pfedme", "fedamp"]
+METHODS += ["fedbn", "pacfl", "{name: clove, number: 2}", "{name: ifca, start: clients}"]
+METHODS += ["{name: fedclust, clustering: {partition: {threshold: 0.5}}}"]
+METHODS += ["{name: cfl_gp, rounds_before: 1, clustering: {partition: {number: 2}}}"]
+METHODS += ["{name: flhc, rounds_before: 1}"]
+CENTRES = "clustering: {signature: {name: pca_centres, components: 16, k: 2}%s}"
+METHODS += [f"{{name: flt, {CENTRES % ', embed: none'}}}", f"{{name: pca_km_hc, {CENTRES % ''}}}"]
 
 
 # Lightning trains a client for all of them alike; these have a gradient or a loss of their own.
-IN_LIGHTNING = ("fedavg", "scaffold", "per_fedavg", METHODS[8], "apfl", "fedem")
+IN_LIGHTNING = ("fedavg", "scaffold", "per_fedavg", METHODS[8], "apfl", "fedem", "pfedme")
 ENGINES = [("vectorized", each) for each in METHODS] + [
     pytest.param("lightning", each, marks=[pytest.mark.long] * (each not in IN_LIGHTNING))
     for each in METHODS
 ]
+
+
+def test_engines_are_compared_on_every_method() -> None:
+    assert {re.findall(r"\w+", each.removeprefix("{name:"))[0] for each in METHODS} == set(
+        ALGORITHMS
+    )
 
 
 @pytest.mark.parametrize(("engine", "algorithm"), ENGINES)

@@ -70,7 +70,7 @@ def reference(tmp_path_factory) -> str:
 
 
 PARTITION = "algorithm.clustering.partition={name: hierarchical, linkage: average, number: 3}"
-CLUSTERED = ("flis_dc", "flis_hc", "repa", "fedrc")
+CLUSTERED = ("flis_dc", "flis_hc", "repa", "fedrc", "clove", "pacfl", "fedsoft")
 # How many actors, and what else is set.
 CASES: dict[str, tuple[object, list[str]]] = {
     "fewer actors than blocks": (1, []),
@@ -94,6 +94,15 @@ CASES: dict[str, tuple[object, list[str]]] = {
     "apfl": (2, ["algorithm=apfl", "train.lr=0.01"]),
     "fedala": (2, ["algorithm=fedala", "train.lr=0.01"]),
     "fedrc": (2, ["algorithm=fedrc", "train.lr=0.1"]),
+    # Two trainings a round, one with what clients keep; some leaves alone; steps inside a step; a
+    # memo of each client; losses of all models; directions of data; own models and centres.
+    "ditto": (2, ["algorithm=ditto", "train.lr=0.01"]),
+    "fedrep": (2, ["algorithm={name: fedrep, head_epochs: 1}", "train.lr=0.01"]),
+    "pfedme": (2, ["algorithm=pfedme", "train.lr=0.01"]),
+    "fedamp": (2, ["algorithm=fedamp", "train.lr=0.01"]),
+    "clove": (2, ["algorithm={name: clove, number: 2}", "train.lr=0.01"]),
+    "pacfl": (2, ["algorithm=pacfl", PARTITION, "train.lr=0.01"]),
+    "fedsoft": (2, ["algorithm=fedsoft", "train.lr=0.01"]),
     "an actor per client": ("per_client", ["split.clients=3", "participation=1"]),
     # An engine that trains in the module itself, whose weights came through the object store:
     # actors do not write to memory they share.
