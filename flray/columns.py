@@ -95,6 +95,7 @@ class ScoreColumns:
 
 # Statistics of a score over clients.
 STATISTICS = ("mean", "se_clients", "variance", "worst", "worst_decile")
+SE_SAMPLE = "se_sample"  # another one, where a sample of clients is evaluated
 
 # What the meter of a federation counts while it trains.
 CLIENT_STEPS = "client_steps"
@@ -114,6 +115,8 @@ PARAMS_CHANGE = "params_change_sq"
 ACCURACY_MEAN = "accuracy_mean"
 SE_CLIENTS = "_se_clients"  # ends the standard error over clients
 CLIENTS_REACHING_TARGET = "clients_reaching_target"
+# With `evaluate.clients`: clients that may train and were evaluated
+CLIENTS_EVALUATED = "clients_evaluated"
 VALIDATION_ACCURACY_MEAN = "validation_accuracy_mean"
 VALIDATION_LOSS_MEAN = "validation_loss_mean"
 SECONDS = "seconds"

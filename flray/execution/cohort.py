@@ -32,6 +32,18 @@ def nobody() -> Ids:
     return np.empty(0, np.int64)
 
 
+def sample_evaluated(seed: int, t: int, clients: Ids, number: float | None) -> Ids:
+    """The clients that are evaluated in round t, ascending: `number` of them, None or inf for all.
+
+    >>> len(sample_evaluated(0, 1, np.arange(9), 4)), len(sample_evaluated(0, 1, np.arange(9), 20))
+    (4, 9)
+    """
+    if number is None or number >= len(clients):
+        return clients
+    rng = generator(seed, "evaluated clients", t)
+    return np.sort(rng.choice(clients, int(number), replace=False))
+
+
 def cohort_size(num_clients: int, participation: float) -> int:
     """Number of clients that take part in a round: max(rho K, 1), rounded down.
 

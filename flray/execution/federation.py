@@ -34,7 +34,7 @@ from flray.engines.training import Gradient, Training
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.answers import Judgement, Predictions
 from flray.execution.asking import ask
-from flray.execution.cohort import Cohort, nobody, sample_cohort
+from flray.execution.cohort import Cohort, nobody, sample_cohort, sample_evaluated
 from flray.execution.executor import Executor, Failed, Output
 from flray.execution.meter import Meter
 from flray.execution.population import Population
@@ -183,9 +183,17 @@ class Federation(Population):
         scheduled = self.scheduled or self.training
         return replace(self, t=t, training=scheduled.at(t), scheduled=scheduled)
 
-    def scored(self) -> Ids:
-        """The clients whose models are evaluated: those that may train, and holdout clients."""
-        present = np.union1d(self.clients, self.holdout)
+    def scored(self, number: float | None = None) -> Ids:
+        """The clients whose models are evaluated: those that may train, and holdout clients.
+
+        Args:
+            number: of both so many are drawn from the seed and the round. None: all.
+        """
+        of_each = (
+            sample_evaluated(self.seed, self.t, clients, number)
+            for clients in (self.clients, self.holdout)
+        )
+        present = np.union1d(*of_each)
         if self.share is None or self.t <= self.share.after:
             return present
         return np.intersect1d(present, self.share.clients)

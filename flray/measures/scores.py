@@ -17,6 +17,7 @@ from flray.columns import (
     CLIENTS_REACHING_TARGET,
     NMI,
     PURITY,
+    SE_SAMPLE,
     STATISTICS,
     ScoreColumns,
 )
@@ -122,6 +123,29 @@ def _over_clients(score: ScoreColumns, values: Values) -> dict[str, float]:
         "worst": worst_first[0],
         "worst_decile": worst_first[: max(1, len(values) // 10)].mean(),
     }
+
+
+def sampling_errors(scores: ClientScores, num_asked: int, num_clients: int) -> dict[str, float]:
+    """By column, the standard error of each mean as an estimate of the mean over all clients.
+
+    sqrt((1 - n / N) s² / n) for n of N clients, drawn without replacement, where s² has ddof 1; 0
+    if all were asked. Clients without a score do not count in s² / n.
+
+    >>> four = ClientScores(np.arange(4), np.array([1, 1, 0, 0]), np.ones(4, int), np.zeros(4))
+    >>> sampling_errors(four, num_asked=4, num_clients=16)  # sqrt(3/4 * 1/3 / 4)
+    {'accuracy_se_sample': 0.25}
+    """
+    errors = {}
+    for score, values in scores.values.items():
+        known = values[~np.isnan(values)]
+        if num_asked == num_clients:
+            error = 0.0
+        elif len(known) < 2:
+            error = np.nan
+        else:
+            error = float(np.sqrt((1 - num_asked / num_clients) * known.var(ddof=1) / len(known)))
+        errors[f"{score.name}_{SE_SAMPLE}"] = error
+    return errors
 
 
 def reaches(values: Values, target: float, score: ScoreColumns) -> NDArray[np.bool_]:

@@ -50,6 +50,10 @@ class Evaluation:
 
     every: int = 1  # Rounds between evaluations; the last round is always evaluated
     also: tuple[int, ...] = ()  # Further rounds that are evaluated
+    # Clients evaluated in a round, a sample drawn from the seed. None: all
+    clients: int | None = None
+    # Clients evaluated in the last round, if `clients` is set. None: all
+    clients_at_end: int | None = None
     # Scores of predictions; the first decides the worst client, the target and the best row of a
     # sweep. []: accuracy for classes, mae for numbers
     scores: tuple[Annotated[Any, "score", SCORES], ...] = ()
@@ -72,6 +76,11 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"every must be >= 1, got {self.every}")
+        for key, number in (("clients", self.clients), ("clients_at_end", self.clients_at_end)):
+            if number is not None and number < 1:
+                raise ValueError(f"{key} must be >= 1 or null, got {number}")
+        if self.clients is None and self.clients_at_end is not None:
+            raise ValueError("clients_at_end needs clients, the sample of the rounds before")
         names = [getattr(score, "name", None) for score in self.scores]
         for name in names:
             if not isinstance(name, str) or not name.isidentifier() or names.count(name) > 1:
@@ -106,6 +115,16 @@ class Evaluation:
         """
         begins = any(clusters_in(n) and not clusters_in(n - 1) for n in (t, t - 1))
         return begins or self.is_regular(t, num_rounds)
+
+    def sample_size(self, t: int, num_rounds: int) -> float | None:
+        """Clients that are evaluated in round t, inf for all; None: this run samples no clients.
+
+        >>> [Evaluation(clients=9).sample_size(t, num_rounds=2) for t in (1, 2)]
+        [9, inf]
+        """
+        if self.clients is None or t < num_rounds:
+            return self.clients
+        return np.inf if self.clients_at_end is None else self.clients_at_end
 
     @property
     def score_columns(self) -> tuple[ScoreColumns, ...]:

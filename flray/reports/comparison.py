@@ -11,7 +11,7 @@ from scipy import stats
 
 from flray import columns as recorded
 from flray.columns import ScoreColumn
-from flray.reports.columns import Heading, column_of, finite, scaled
+from flray.reports.columns import Heading, column_of, finite, scaled, with_unit
 from flray.reports.ratios import Measured, mean_ratio
 from flray.reports.runs import Experiments, RunRecord, score_of
 from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
@@ -84,8 +84,27 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = N
         for name, (run,) in experiments.items():
             error = run.numbers.get(score.column("se_clients"))
             cells[name, score.mean, "ours"]["error"] = scaled(score.mean, error)
-    notes = (f"{spread}.", *paired_tests(experiments))
+    notes = (f"{spread}.", *sample_notes(experiments), *paired_tests(experiments))
     return sheet_of(title, _labels(experiments), headings, cells, notes)
+
+
+def sample_notes(experiments: Experiments) -> list[str]:
+    """Notes that name experiments whose scores are those of a sample of clients."""
+    notes = []
+    for name, runs in experiments.items():
+        sampled = runs[0].value("evaluate.clients")
+        if sampled is None:
+            continue
+        numbers, score = runs[0].numbers, runs[0].score
+        at_end = finite(numbers.get(recorded.CLIENTS_EVALUATED))
+        error = finite(numbers.get(score.column(recorded.SE_SAMPLE)))
+        note = f"{name}: rounds before the last are evaluated on samples of {sampled:,} clients"
+        if error > 0:
+            text = with_unit(score.mean, numbers.get(score.mean), error)
+            note += f", the last one on {at_end:,.0f} of {numbers['clients']:,} ({text}, ± is the "
+            note += "standard error of the sample)"
+        notes.append(f"{note}.")
+    return notes
 
 
 def paired_tests(experiments: Experiments) -> list[str]:

@@ -57,7 +57,12 @@ def round_line(row: Row, num_rounds: int) -> str:
         }.items():
             shown = column_of(column)
             number = f"{shown.scale * row[column]:6.{shown.decimals}f}"
+            if column == score.mean and row.get(score.column(recorded.SE_SAMPLE)):
+                error = shown.scale * row[score.column(recorded.SE_SAMPLE)]
+                number += f" ± {error:.{shown.decimals}f}"
             parts.append(f"{title} {number} {shown.unit}".rstrip())
+        if row.get(score.column(recorded.SE_SAMPLE)):
+            parts[-2] += f" (sample of {row[recorded.CLIENTS_EVALUATED]:,.0f} clients)"
         parts.append(f"clusters {row[recorded.CLUSTERS]}")
     if recorded.TRAIN_LOSS in row:
         parts.append(f"loss {row[recorded.TRAIN_LOSS]:.4f}")

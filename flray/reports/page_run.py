@@ -62,8 +62,7 @@ def at_the_end(run: RunRecord) -> ClusteringRecord | None:
     arrays = {
         name: last[name].to_numpy(np.int64) for name in (CLIENT, MODEL, GROUP) if name in last
     }
-    unknown = np.zeros((len(last), len(last)))
-    return ClusteringRecord(arrays[CLIENT], arrays[MODEL], unknown, groups=arrays.get(GROUP))
+    return ClusteringRecord(arrays[CLIENT], arrays[MODEL], groups=arrays.get(GROUP))
 
 
 def ranges(clients: Ids) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 
 from flray.client.scores import Score, columns_of
 from flray.client.scoring import PartScore, ScoreJob, part_score
-from flray.columns import CLUSTERS, EVALUATED
+from flray.columns import CLIENTS_EVALUATED, CLUSTERS, EVALUATED
 from flray.data.dataset import Ids
 from flray.data.split import Split
 from flray.execution.evaluating import score, tune_and_score
 from flray.execution.federation import Cohort, Federation
-from flray.measures.scores import ClientScores, partition_scores, summarise
+from flray.measures.scores import ClientScores, partition_scores, sampling_errors, summarise
 from flray.measures.settings import Evaluation
 from flray.models.bank import ModelBank
 
@@ -27,7 +27,11 @@ LARGEST_RANGE = 64
 
 
 def evaluation_row(
-    scores: Mapping[str, ClientScores], partition: Ids, split: Split, target: float | None
+    scores: Mapping[str, ClientScores],
+    partition: Ids,
+    split: Split,
+    target: float | None,
+    sample_size: float | None = None,
 ) -> RoundRow:
     """Columns of a round's row: summaries of the scores by part, clusters, agreement with groups.
 
@@ -38,18 +42,25 @@ def evaluation_row(
         scores: The scores by part, as clients.parquet names the parts.
         partition: (M,) the cluster of each client; -1 for a client without one.
         target: value of the first score that clients are to reach, if the experiment names one.
+        sample_size: clients of each kind that were asked, as `Evaluation.sample_size` returns it.
     """
     clients = split.clients
     holdout = np.setdiff1d(split.holdout, split.absent)
     placed = clients[partition[clients] >= 0]
     row: RoundRow = {CLUSTERS: len(np.unique(partition[placed]))}
+    if sample_size is not None:
+        row[CLIENTS_EVALUATED] = int(min(sample_size, len(clients)))
     for prefix, part, is_holdout in EVALUATED:
         if part not in scores:
             continue
-        chosen = scores[part].of(holdout if is_holdout else clients)
+        everybody = holdout if is_holdout else clients
+        chosen = scores[part].of(everybody)
         if len(chosen.clients):
             num_images = _num_images(split, part.removeprefix("tuned_"), chosen.clients)
             summary = summarise(chosen, num_images, target)
+            if sample_size is not None:
+                num_asked = int(min(sample_size, len(everybody)))
+                summary |= sampling_errors(chosen, num_asked, len(everybody))
             row |= {prefix + key: value for key, value in summary.items()}
     if split.groups is not None and len(placed):
         row |= partition_scores(partition[placed], split.groups[placed])

@@ -55,7 +55,8 @@ class Callbacks:
         """Called when round t was computed, before it is written.
 
         Args:
-            moved: (M,) ||w_i^t - w_i^(t-1)||^2 of each client's model; None: t was not evaluated.
+            moved: (M,) ||w_i^t - w_i^(t-1)||^2 of each client's model, NaN where
+                `evaluate.clients` left the client out; None: t was not evaluated.
         """
 
     def while_writing(self, t: int, writer: RoundWriter) -> None:
@@ -187,10 +188,14 @@ class Server:
         moved: NDArray[np.float64] | None = None
         if self.evaluation.is_due(t, self.num_rounds, self.directory.has_clustering):
             with self.fed.meter.phase("evaluate"):
-                bank = self.deployed(outcome.state, t)
+                size = self.evaluation.sample_size(t, self.num_rounds)
+                asked = None if size is None else self._during(t)[1].scored(size)
+                bank = self.deployed(outcome.state, t, asked)
                 scores, score_writes = self._evaluate(bank, outcome.state, t)
-                moved = self._changes(bank, before, t)
-                row |= scores | {PARAMS_CHANGE: float(moved[self.timeline.at(t).clients].sum())}
+                moved = self._changes(bank, before, t, asked)
+                clients = self.timeline.at(t).clients
+                judged = clients if asked is None else np.intersect1d(clients, asked)
+                row |= scores | {PARAMS_CHANGE: float(moved[judged].sum())}
                 writes += score_writes
         self.callbacks.after_round(t, moved)
         return outcome.state, row, writes
@@ -198,7 +203,8 @@ class Server:
     def _evaluate(self, bank: ModelBank, state: Any, t: int) -> tuple[RoundRow, list[Write]]:
         """The metrics of round t, and writes of the scores of each client."""
         split, fed = self._during(t)
-        cohort = Cohort(t, fed.scored())
+        size = self.evaluation.sample_size(t, self.num_rounds)
+        cohort = Cohort(t, fed.scored(size))
         scores = evaluate(fed, bank.of_some(cohort.clients), cohort, split, self.evaluation)
         append = self.directory.append_clients
         writes: list[Write] = [
@@ -206,22 +212,24 @@ class Server:
             for part, client_scores in scores.items()
         ]
         partition = self.algorithm.partition(state)
-        return evaluation_row(scores, partition, split, self.evaluation.target), writes
+        return evaluation_row(scores, partition, split, self.evaluation.target, size), writes
 
-    def _changes(self, bank: ModelBank, before: Any, t: int) -> NDArray[np.float64]:
-        """(M,) how far round t moved each client's model, squared.
+    def _changes(
+        self, bank: ModelBank, before: Any, t: int, asked: Ids | None
+    ) -> NDArray[np.float64]:
+        """(M,) how far round t moved each client's model, squared; NaN for those not evaluated.
 
         The models before it are deployed for some clients at a time, because all of them may be as
         large as the bank.
         """
         uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
-        everybody = np.arange(self.fed.num_clients)
-        parts = np.split(everybody, range(DEPLOYED_AT_ONCE, len(everybody), DEPLOYED_AT_ONCE))
-        moved = [
-            squared_changes(bank, uncounted.deployed(before, t - 1, clients), clients)
-            for clients in parts
-        ]
-        return np.concatenate(moved)
+        everybody = np.arange(self.fed.num_clients) if asked is None else asked
+        moved = np.full(self.fed.num_clients, np.nan)
+        for first in range(0, len(everybody), DEPLOYED_AT_ONCE):
+            clients = everybody[first : first + DEPLOYED_AT_ONCE]
+            old = uncounted.deployed(before, t - 1, clients)
+            moved[clients] = squared_changes(bank, old, clients)
+        return moved
 
     def _record_clusterings(self, t: int, outcome: Outcome[Any]) -> RoundRow:
         """Write the clusterings after round t; the columns of the last one."""

@@ -21,6 +21,7 @@ from flray.columns import (
     CLIENT,
     CLIENT_STEPS,
     CLIENTS_DROPPED,
+    CLIENTS_EVALUATED,
     CLIENTS_REACHING_TARGET,
     CLUSTERING,
     CLUSTERING_OVERLAPPING,
@@ -98,7 +99,7 @@ def summarise_run(
         NMI: None,
         ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, means, target, score),
         **_of_rounds(directory),
-        **_of_other_protocols(directory, rounds, target),
+        **_of_other_protocols(directory, rounds, target, timeline),
         SPLIT_SHA256: timeline.digest(),
         PARAMS_SHA256: params_sha256,
     }
@@ -189,7 +190,7 @@ def summary_names(scores: Iterable[ScoreColumns] = (ACCURACY_COLUMNS,)) -> list[
 
 
 def _of_other_protocols(
-    directory: RunDirectory, rounds: "pd.DataFrame", target: float | None
+    directory: RunDirectory, rounds: "pd.DataFrame", target: float | None, timeline: Timeline
 ) -> RoundRow:
     """When the global model, and the models that clients trained last, reached the target."""
     t, score = rounds[ROUND].to_numpy(), directory.scores()[0]
@@ -203,11 +204,14 @@ def _of_other_protocols(
         row[score.column("mean", "last_trained_")] = float(last.iloc[-1])
     if target is None:
         return row
+    num_clients = directory.clients()[CLIENT].nunique()
+    if CLIENTS_EVALUATED in rounds:  # not all have scores
+        num_clients = timeline.at(int(t[-1])).num_clients
     for prefix, course in courses.items():
         when = rounds_to_target(t, course, target, score)
         row[prefix + ROUNDS_TO_TARGET] = when
         for kind in ("", "model_"):
-            sent = None if when is None else _megabits(rounds, when, directory, kind)
+            sent = None if when is None else _megabits(rounds, when, num_clients, kind)
             row[f"{prefix}{kind}megabits_to_target"] = sent
     return row
 
@@ -229,11 +233,10 @@ def last_trained_score(clients: "pd.DataFrame", name: str) -> "pd.Series[float]"
     return mean
 
 
-def _megabits(rounds: "pd.DataFrame", until: int, directory: RunDirectory, kind: str) -> float:
+def _megabits(rounds: "pd.DataFrame", until: int, num_clients: int, kind: str) -> float:
     """Mean traffic per client until a round, up and down; with kind "model_" of models only."""
     sent = f"^bytes_(up|down)_{kind.rstrip('_')}"
     columns = rounds[rounds[ROUND] <= until].filter(regex=sent)
-    num_clients = directory.clients()[CLIENT].nunique()
     return float(columns.sum().sum() * BITS / num_clients / 1e6)
 
 

@@ -240,7 +240,9 @@ class Trial:
         """
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(1)
         is_fixed = len(split.clients) == split.num_clients and not settings.events
-        is_recorded = not (settings.evaluate.last_trained or self.context.is_scheduled)
+        evaluate = settings.evaluate
+        is_sampled = evaluate.clients is not None  # scores of a group depend on who is drawn
+        is_recorded = not (evaluate.last_trained or is_sampled or self.context.is_scheduled)
         goes_on = settings.rounds > branch.algorithm.rounds_before
         # Nobody is dropped, and no group ends because of what others score.
         is_safe = settings.on_client_failure == "raise" and settings.stop is None
