@@ -20,7 +20,7 @@ from flray.client.scores import Score
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
-from flray.engines.engine import Engine
+from flray.engines.engine import Engine, InTf32
 from flray.engines.lightning import Lightning, MakeCallback
 from flray.engines.loop import Loop
 from flray.engines.tracing import is_written_out, write_out_forward
@@ -85,6 +85,7 @@ class HostSettings:
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
+    tf32: bool = False  # products of local training in TF32, on a GPU
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ def start_host(
     engine = _start_engine(module, examples, settings)
     in_tiles = isinstance(engine, Vectorized) and engine.in_tiles and engine.written is not None
     torch.set_num_threads(1 if in_tiles else settings.threads)
+    engine = InTf32(engine) if settings.tf32 else engine
     return Host(module, examples, timeline, engine, settings.seed, scores=settings.scores)
 
 

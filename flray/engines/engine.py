@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
@@ -44,7 +45,6 @@ class Block:
 class BlockResult:
     """Trained models and losses of a block of K clients, in the order of its plans.
 
-    >>> import torch
     >>> BlockResult({"w": torch.zeros(2, 3)}, np.array([0.5, 0.7])).part(slice(1, 2)).loss
     array([0.7])
     """
@@ -82,7 +82,6 @@ class Engine(Protocol):
     >>> from flray.engines.vectorized import Vectorized
     >>> from flray.models.bank import params_of
     >>> from flray.models.mlp200 import Mlp200
-    >>> import torch
     >>> dataset = Synthetic(num_train=60, size=8).load()
     >>> split = Iid(clients=3).split(dataset, 0)
     >>> examples = place_examples(dataset, split, torch.device("cpu"), torch.float32)
@@ -105,3 +104,26 @@ class Engine(Protocol):
             gradient: what the optimiser steps along, `plain_gradient` for the loss alone.
         """
         ...
+
+
+@dataclass(frozen=True)
+class InTf32:
+    """An engine whose float32 products and convolutions run in TF32 on a GPU.
+
+    TF32 keeps 10 of the 23 bits of a factor. Only training uses it: what is evaluated, averaged and
+    clustered is computed in float32, also in the process of the engine.
+    """
+
+    engine: Engine
+
+    def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
+        """Train a block as the engine does; torch's settings are restored afterwards."""
+        cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
+        allowed = cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high")
+        cudnn.allow_tf32 = True
+        try:
+            return self.engine.train(block, training, gradient)
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            cudnn.allow_tf32 = allowed

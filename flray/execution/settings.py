@@ -32,7 +32,9 @@ class Execution:
     # How a block of clients is trained. auto: vectorized if the model allows it, else loop
     engine: EngineName = "auto"
     device: str = "auto"  # Device: auto, cpu, cuda or cuda:N
-    precision: Literal["float32", "float64"] = "float32"  # Floating-point type of models and images
+    # Floating-point type of models and images. tf32: float32 whose products are rounded while
+    # clients train, faster and less exact; on a GPU only
+    precision: Literal["float32", "float64", "tf32"] = "float32"
     # Clients trained together. None: by model, device, cohort and number of actors; the run
     # directory records it, and a resumed run keeps it
     block: int | None = None
@@ -70,8 +72,18 @@ class Execution:
             "cpu", "cuda" or "cuda:N".
 
         Raises:
-            ExperimentError: CUDA is asked for, and there is no GPU or actors ask for none.
+            ExperimentError: CUDA is asked for, and there is no GPU or actors ask for none; or TF32
+                is asked for on a CPU.
         """
+        device = self._device()
+        if self.precision == "tf32" and device == "cpu":
+            raise ExperimentError(
+                "execution.precision is tf32 but clients train on a CPU; choose float32, or "
+                "execution.device=cuda on a machine with a GPU"
+            )
+        return device
+
+    def _device(self) -> str:
         if self.executor == "ray":
             return self._device_of_an_actor()
         if self.device == "auto":

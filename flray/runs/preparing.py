@@ -121,6 +121,7 @@ def _host_settings(
         threads=threads,
         seed=experiment.settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
+        tf32=execution.precision == "tf32",
     )
 
 

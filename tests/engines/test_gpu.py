@@ -179,3 +179,15 @@ def test_a_run_on_the_gpu_resumes_and_agrees_with_the_cpu(tiny_run, tmp_path) ->
     rest = tiny_run(*common, "execution.device=cuda", out=tmp_path / "p", resume=True)
     assert rest.summary["params_sha256"] == gpu.summary["params_sha256"]
     assert np.abs(cpu.clients["loss"] - gpu.clients["loss"]).max() < 1e-10
+
+
+@pytest.mark.parametrize("model", ["mlp200", "flhc_cnn"])
+def test_tf32_is_rounded_float32_and_leaves_torch_as_it_was(model, tiny_run) -> None:
+    common = ["execution.device=cuda", f"model={model}", "dataset.size=28"]
+    exact, rounded = (
+        tiny_run(*common, f"execution.precision={precision}") for precision in ("float32", "tf32")
+    )
+    assert exact.summary["params_sha256"] != rounded.summary["params_sha256"]
+    assert np.abs(exact.clients["loss"] - rounded.clients["loss"]).max() < 1e-2
+    again = tiny_run(*common, "execution.precision=float32")
+    assert again.summary["params_sha256"] == exact.summary["params_sha256"]
