@@ -96,10 +96,12 @@ class Sweep:
         """The settings that differ between rows, seeds aside, by dotted key.
 
         They come in the order of the columns of rows.parquet. `experiment` is one of them if the
-        space has several experiments.
+        space has several experiments, `method` if it names methods.
         """
+        methods = (self.space.get("methods") or {}).values()
         listed = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
-        settings = [c for c in self.rows if c in listed or c == "experiment" or "." in str(c)]
+        listed += ["experiment", "method", *(key for keys in methods for key in keys)]
+        settings = [c for c in self.rows if c in listed or "." in str(c)]
         settings = [c for c in settings if c not in (SEED, USES_GROUND_TRUTH)]
         return [str(key) for key in settings if self.rows[key].nunique(dropna=False) > 1]
 
