@@ -108,7 +108,10 @@ def is_benchmark(sweep: Sweep) -> bool:
 
 def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
     """A benchmark for each protocol that the rows were judged by, those as deployed first."""
-    rows = sweep.rows[~sweep.rows[STATUS].isin(NOT_FINISHED)].copy()
+    is_missing = sweep.rows[STATUS].isin(NOT_FINISHED)
+    alike = [sweep.rows[key] for key in sweep.identifying]
+    missing = is_missing.groupby(alike, dropna=False).transform("sum")
+    rows = sweep.rows.assign(**{MISSING_ROWS: missing})[~is_missing]
     rows[SPLIT] = rows.get(SPLIT, sweep.path.name)
     rows[BYTES] = rows[[recorded.BYTES_UP, recorded.BYTES_DOWN]].sum(axis=1)
     scores_of = {str(name): _score_of(part) for name, part in rows.groupby(SPLIT, sort=False)}
@@ -141,9 +144,7 @@ def _cell(sweep: Sweep, rows: pd.DataFrame, score: ScoreColumns, prefix: str) ->
     mean, worst = score.column("mean", prefix), score.column("worst", prefix)
     validation = score.column("mean", f"{prefix}validation_")
     numbers = [mean, worst, validation, *COSTS, USES_GROUND_TRUTH, MISSING_ROWS]
-    rows = rows.assign(**{MISSING_ROWS: sweep.missing_rows}).reindex(
-        columns=list(dict.fromkeys((*sweep.identifying, *numbers, FOLDER)))
-    )
+    rows = rows.reindex(columns=list(dict.fromkeys((*sweep.identifying, *numbers, FOLDER))))
     settings = [k for k in sweep.identifying if k not in (METHOD, SPLIT)]
     tried = averaged(rows.astype(dict.fromkeys(numbers, float)), settings, numbers)
     order = ranks(tried, validation, tried[MISSING_ROWS], score.higher_is_better)

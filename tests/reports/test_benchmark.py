@@ -111,6 +111,7 @@ def test_lower_is_better_where_the_score_says_so(tmp_path) -> None:
     sweep = read_sweep(write_sweep(tmp_path / "bench", rows() + power, methods=METHODS))
     deployed, _ = benchmarks_of(sweep)
     assert deployed.ranks["power"].loc[["fedavg", "ifca", "mine"]].tolist() == [1.5, 3, 1.5]
+    assert not deployed.cells["missing_rows"].any()  # though it lacks the metric of the sweep
     assert "as deployed accuracy %" not in to_csv(ranking_sheet(sweep))  # no mean of two units
 
 
