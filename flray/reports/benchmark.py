@@ -22,6 +22,7 @@ from flray.wording import capitalised, counted
 
 METHOD, SPLIT, TOLD = "method", "experiment", "told"
 PROTOCOLS = {"as deployed": "", "after local training": "tuned_"}  # prefixes of columns
+SHORT = {"as deployed": "deployed", "after local training": "tuned"}  # in headings
 BYTES, WORST, SCORE, SETTINGS = "bytes", "worst", "score", "settings"
 MEAN_RANK = "mean rank"
 _NUMBER = ("algorithm.number", "algorithm.clustering.partition.number")
@@ -205,7 +206,7 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
 
 def _of_protocol(benchmark: Benchmark) -> "list[tuple[Heading, pd.Series[float]]]":
     """The columns of a protocol in the table of ranks: mean rank, score, worst client."""
-    group = benchmark.protocol
+    group = SHORT[benchmark.protocol]
     shown = [(Heading(f"rank {group}", MEAN_RANK, group), benchmark.mean_ranks)]
     score, *others = dict.fromkeys(benchmark.scores_of.values())
     unit = column_of(score.mean)

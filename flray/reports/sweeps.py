@@ -32,6 +32,7 @@ from flray.reports.columns import CLUSTERING_ERROR, measured_columns
 from flray.reports.labels import component_name, readable_settings, short_names
 from flray.sweeps.importance import importances
 from flray.sweeps.ranking import candidates, ranks, simplest
+from flray.wording import counted
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -74,7 +75,10 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """The varied keys, in words: "Sweep over lr, linkage"."""
+        """The varied keys, in words: "Sweep over lr, linkage"; of named methods, their number."""
+        if methods := self.space.get("methods"):
+            splits = self.rows["experiment"].nunique() if "experiment" in self.rows else 1
+            return f"Benchmark: {counted(len(methods), 'method')} on {counted(splits, 'split')}"
         varied_keys = self.space.get("space") or self.keys  # a baseline sets other keys too
         varied = [key for key in self.keys if key in varied_keys and len(self.values(key)) > 1]
         return f"Sweep over {', '.join(short_names(varied).values())}" if varied else "Sweep"
