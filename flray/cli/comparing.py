@@ -7,13 +7,17 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.errors import ExperimentError
+from flray.reports.benchmark import benchmarks_of, is_benchmark, ranking_sheet, score_sheet
+from flray.reports.benchmark_figures import dots_figure, methods_figure, ranks_figure
 from flray.reports.comparison import clustering_sheet, comparison_sheet, measured_of
 from flray.reports.figure_files import save_figure
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.page_run import MAX_LINES
 from flray.reports.runs import Experiments, by_experiment, find_runs, finished, row_runs
-from flray.reports.writers import Format, to_csv, to_latex, to_markdown, to_rich
+from flray.reports.sweeps import Sweep, holds_sweep, read_sweep
+from flray.reports.writers import Format, render_sheet, to_csv, to_latex, to_markdown, to_rich
 
+BENCHMARK_FIGURES = {"ranks": ranks_figure, "methods": methods_figure, "dots": dots_figure}
 FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "efficiency": efficiency_figure}
 
 
@@ -51,6 +55,40 @@ def show_comparison(experiments: Experiments, form: Format, console: Console) ->
         else:
             text = to_latex(sheet) if form == "latex" else to_markdown(sheet)
             console.out(text, highlight=False)
+
+
+def benchmark_in(folders: Sequence[Path]) -> Sweep | None:
+    """The sweep over methods in the only folder; None if there is none, or several folders."""
+    if len(folders) != 1 or not holds_sweep(folders[0]):
+        return None
+    sweep = read_sweep(folders[0])
+    return sweep if is_benchmark(sweep) else None
+
+
+def show_benchmark(sweep: Sweep, form: Format, console: Console) -> None:
+    """Print the methods of a sweep by mean rank, and unless as CSV their scores in each split."""
+    sheets = [ranking_sheet(sweep), *map(score_sheet, benchmarks_of(sweep))]
+    for sheet in sheets[:1] if form == "csv" else sheets:
+        rendered = render_sheet(sheet, form)
+        if isinstance(rendered, str):
+            console.out(rendered, end="", highlight=False)
+        else:
+            console.print(rendered)
+
+
+def write_benchmark_figure(sweep: Sweep, file: Path, kind: str) -> None:
+    """Draw a figure of BENCHMARK_FIGURES, as deployed, into a file.
+
+    Raises:
+        ExperimentError: It is no figure of a benchmark, or there is nothing to draw.
+    """
+    kinds = ", ".join(BENCHMARK_FIGURES)
+    draw = BENCHMARK_FIGURES.get(kind)
+    figure = draw(benchmarks_of(sweep)[0]) if draw else None
+    if figure is None:
+        raise ExperimentError(f"--kind {kind} cannot be drawn of these methods; known: {kinds}")
+    save_figure(figure, file)
+    _say(f"figure: {file}")
 
 
 def write_figure(experiments: Experiments, file: Path, kind: str) -> None:

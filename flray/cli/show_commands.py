@@ -40,10 +40,11 @@ def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
 @output_file("--figure", "A file for a figure of the same runs: .pdf, .svg or .png.")
 @click.option(
     "--kind",
-    type=click.Choice(("accuracy", "clients", "efficiency")),
+    type=click.Choice(("accuracy", "clients", "efficiency", "ranks", "methods", "dots")),
     default="accuracy",
     show_default=True,
-    help="The figure: accuracy by round, of every client, or against the bytes sent.",
+    help="The figure: accuracy by round, of every client, or against the bytes sent; of a sweep "
+    "over methods their mean ranks, a heatmap of methods and splits, or dots per split.",
 )
 def compare(
     folders: tuple[Path | str, ...],
@@ -61,13 +62,29 @@ def compare(
     flray compare runs/both --format latex > both.tex        for a paper; md and csv too
     flray compare runs/both --figure both.pdf                accuracy by round
     flray compare runs/both --figure sent.pdf --kind efficiency
+    flray compare runs/benchmark --figure ranks.pdf --kind ranks
 
     Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg
-    where it is among the runs, else to the first one named.
+    where it is among the runs, else to the first one named. Methods of a sweep over methods are
+    ranked instead.
     """
-    from flray.cli.comparing import experiments_in, show_comparison, write_figure
+    from flray.cli.comparing import (
+        benchmark_in,
+        experiments_in,
+        show_benchmark,
+        show_comparison,
+        write_benchmark_figure,
+        write_figure,
+    )
 
-    experiments = experiments_in([fetched(folder) for folder in folders])
+    paths = [fetched(folder) for folder in folders]
+    benchmark = benchmark_in(paths)
+    if benchmark is not None:
+        if figure is not None:
+            write_benchmark_figure(benchmark, figure, kind)
+        show_benchmark(benchmark, form, open_console())
+        return
+    experiments = experiments_in(paths)
     if figure is not None:
         write_figure(experiments, figure, kind)
     show_comparison(experiments, form, open_console())

@@ -7,7 +7,13 @@ import re
 import matplotlib
 from matplotlib.figure import Figure
 
-from flray.reports import clustering_figures, figures, sweep_curves, sweep_figures
+from flray.reports import (
+    benchmark_figures,
+    clustering_figures,
+    figures,
+    sweep_curves,
+    sweep_figures,
+)
 
 MAX_SVG_BYTES = 200_000
 DPI = 130
@@ -28,7 +34,7 @@ def figure_source(name: str, *arguments: object) -> tuple[str, int] | None:
     Raises:
         StopIteration: No figure has this name; names come from templates, never from users.
     """
-    modules = (figures, clustering_figures, sweep_curves, sweep_figures)
+    modules = (figures, clustering_figures, sweep_curves, sweep_figures, benchmark_figures)
     draw = next(draw for module in modules if (draw := vars(module).get(f"{name}_figure")))
     drawn: Figure | None = draw(*arguments)
     if drawn is None:

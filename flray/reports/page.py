@@ -22,6 +22,7 @@ from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clustering
 from flray.records.inside import path_below
 from flray.reports import embed, page_run, sweep_tables
+from flray.reports.benchmark import benchmarks_of, is_benchmark, ranking_sheet, score_sheet
 from flray.reports.clustering_figures import when
 from flray.reports.columns import column_of, with_unit
 from flray.reports.configuration import setting_text
@@ -39,6 +40,7 @@ PAGE = "report.html"
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d|–$")
 _FUNCTIONS = (  # functions that templates call by name
     *(curve_keys, heatmap_pairs, left_out_note, when, explorer, distance_picture),
+    *(benchmarks_of, is_benchmark, ranking_sheet, score_sheet),
     *(errors_by_round, run_sheet, read_clustering, partition_scores, holds_run, read_run),
 )
 

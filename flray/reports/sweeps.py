@@ -32,6 +32,7 @@ from flray.reports.columns import CLUSTERING_ERROR, measured_columns
 from flray.reports.labels import component_name, readable_settings, short_names
 from flray.sweeps.importance import importances
 from flray.sweeps.ranking import candidates, ranks, simplest
+from flray.wording import counted
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
 
@@ -74,7 +75,10 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """The varied keys, in words: "Sweep over lr, linkage"."""
+        """The varied keys, in words: "Sweep over lr, linkage"; of named methods, their number."""
+        if methods := self.space.get("methods"):
+            splits = self.rows["experiment"].nunique() if "experiment" in self.rows else 1
+            return f"Benchmark: {counted(len(methods), 'method')} on {counted(splits, 'split')}"
         varied_keys = self.space.get("space") or self.keys  # a baseline sets other keys too
         varied = [key for key in self.keys if key in varied_keys and len(self.values(key)) > 1]
         return f"Sweep over {', '.join(short_names(varied).values())}" if varied else "Sweep"
@@ -96,10 +100,12 @@ class Sweep:
         """The settings that differ between rows, seeds aside, by dotted key.
 
         They come in the order of the columns of rows.parquet. `experiment` is one of them if the
-        space has several experiments.
+        space has several experiments, `method` if it names methods.
         """
+        methods = (self.space.get("methods") or {}).values()
         listed = [*self.space.get("space", {}), *(k for b in self._baselines for k in b)]
-        settings = [c for c in self.rows if c in listed or c == "experiment" or "." in str(c)]
+        listed += ["experiment", "method", *(key for keys in methods for key in keys)]
+        settings = [c for c in self.rows if c in listed or "." in str(c)]
         settings = [c for c in settings if c not in (SEED, USES_GROUND_TRUTH)]
         return [str(key) for key in settings if self.rows[key].nunique(dropna=False) > 1]
 

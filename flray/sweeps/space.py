@@ -340,7 +340,7 @@ def _methods(given: object) -> dict[str, dict[str, Values]]:
     methods = {}
     for name, keys in _require_mapping("methods", given).items():
         method = _require_mapping(f"methods.{name}", keys)
-        if not any(key.split(".")[0] == "algorithm" for key in method):
+        if not any(str(key).split(".")[0] == "algorithm" for key in method):
             raise ExperimentError(
                 f"methods.{name} must name its algorithm, as in {{algorithm: fedavg}}, got "
                 f"{shown(dict(method))}"

@@ -26,7 +26,11 @@ EXPERIMENTS = [
     for path in sorted((ROOT / "experiments").rglob("*.yaml"))
     if path.parent.name != "encoders"
 ]
-SPACES = [parse_yaml(path.read_text()) for path in sorted((ROOT / "tune_spaces").glob("*.yaml"))]
+SPACES = [
+    parse_yaml(path.read_text())
+    for path in sorted((ROOT / "tune_spaces").glob("*.yaml"))
+    if path.stem != "clustered_benchmark"  # thousands of rows: a minute for each change
+]
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=4000)
 

@@ -1,0 +1,235 @@
+"""A sweep over methods and splits as one comparison: chosen configurations, ranks, tables.
+
+For each method and split the hyper-parameters are those with the best mean validation score over
+seeds, judged as the models are: as deployed, or after local training. Test scores choose nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from flray import columns as recorded
+from flray.columns import FOLDER, STATUS, USES_GROUND_TRUTH, ScoreColumns
+from flray.reports.columns import Heading, column_of, value_text
+from flray.reports.mean_ranks import critical_difference, friedman, split_ranks
+from flray.reports.sheets import Sheet, sheet_of
+from flray.reports.sweeps import MISSING_ROWS, NOT_FINISHED, SPREAD, Sweep, averaged
+from flray.sweeps.ranking import ranks
+from flray.wording import capitalised, counted
+
+METHOD, SPLIT, TOLD = "method", "experiment", "told"
+PROTOCOLS = {"as deployed": "", "after local training": "tuned_"}  # prefixes of columns
+SHORT = {"as deployed": "deployed", "after local training": "tuned"}  # in headings
+BYTES, WORST, SCORE, SETTINGS = "bytes", "worst", "score", "settings"
+MEAN_RANK = "mean rank"
+_NUMBER = ("algorithm.number", "algorithm.clustering.partition.number")
+COSTS = {  # numbers of a method that do not depend on the protocol, with scale and decimals
+    recorded.ARI: ("ARI", 1.0, 2),
+    BYTES: ("MB", 1e-6, 1),
+    recorded.CLIENT_STEPS: ("client steps", 1.0, 0),
+    recorded.SECONDS: ("seconds", 1.0, 1),
+}
+RULE = (
+    "Ranks are of means over seeds, equal scores share theirs. Methods with a score in every split "
+    "are ranked among each other; others have, in brackets, the mean of the ranks they would have "
+    "among them in the splits that they apply to."
+)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The methods of a sweep on its splits, under one protocol; `benchmark_of` makes one."""
+
+    protocol: str
+    cells: pd.DataFrame  # by method and split: score, deviation, costs, settings, folder
+    scores_of: dict[str, ScoreColumns]  # by split
+
+    @property
+    def is_maximised(self) -> list[bool]:
+        """For each split, whether higher scores are better."""
+        return [score.higher_is_better for score in self.scores_of.values()]
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The score of each method (rows) in each split (columns), NaN where there is none."""
+        return self._matrix(SCORE)
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """The rank of each method in each split (`mean_ranks.split_ranks`)."""
+        return split_ranks(self.scores, self.is_maximised)
+
+    @property
+    def is_complete(self) -> "pd.Series[bool]":
+        """True for the methods that have a score in every split."""
+        return self.scores.notna().all(axis=1)
+
+    @cached_property
+    def mean_ranks(self) -> "pd.Series[float]":
+        """The mean rank of each method, ascending; incomplete ones in between."""
+        return self.ranks.mean(axis=1).sort_values(kind="stable")
+
+    @property
+    def difference(self) -> float:
+        """The critical difference of the mean ranks of complete methods; NaN for fewer than two."""
+        number = int(self.is_complete.sum())
+        return critical_difference(number, self.ranks.shape[1]) if number > 1 else float("nan")
+
+    @property
+    def test(self) -> str:
+        """The Friedman test and the critical difference in a sentence."""
+        complete = self.ranks[self.is_complete]
+        words = f"{self.protocol}: {counted(len(complete), 'method')} on "
+        words += f"{counted(complete.shape[1], 'split')}"
+        statistic, p = friedman(complete)
+        if math.isnan(statistic):
+            return f"{words}, too few to test"
+        return (
+            f"{words}, Friedman's χ² {statistic:.1f} (p = {p:.2g}), critical difference "
+            f"{self.difference:.2f} (α = 5 %)"
+        )
+
+    def column(self, name: str) -> "pd.Series[float]":
+        """The mean of a number of each method over its splits."""
+        return self._matrix(name).mean(axis=1)
+
+    def _matrix(self, name: str) -> pd.DataFrame:
+        matrix = self.cells[name].unstack(SPLIT)
+        order = self.cells.index.get_level_values(METHOD).unique()
+        return matrix.reindex(index=order, columns=list(self.scores_of)).astype(float)
+
+
+def is_benchmark(sweep: Sweep) -> bool:
+    """True if the space of a sweep names methods."""
+    return bool(sweep.space.get("methods")) and METHOD in sweep.rows
+
+
+def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
+    """A benchmark for each protocol that the rows were judged by, those as deployed first."""
+    is_missing = sweep.rows[STATUS].isin(NOT_FINISHED)
+    alike = [sweep.rows[key] for key in sweep.identifying]
+    missing = is_missing.groupby(alike, dropna=False).transform("sum")
+    rows = sweep.rows.assign(**{MISSING_ROWS: missing})[~is_missing]
+    rows[SPLIT] = rows.get(SPLIT, sweep.path.name)
+    rows[BYTES] = rows[[recorded.BYTES_UP, recorded.BYTES_DOWN]].sum(axis=1)
+    scores_of = {str(name): _score_of(part) for name, part in rows.groupby(SPLIT, sort=False)}
+    made = []
+    for protocol, prefix in PROTOCOLS.items():
+        cells = {
+            (str(method), str(split)): _cell(sweep, part, scores_of[str(split)], prefix)
+            for (method, split), part in rows.groupby([METHOD, SPLIT], sort=False)
+        }
+        frame = pd.DataFrame.from_dict(cells, orient="index").rename_axis([METHOD, SPLIT])
+        if frame[SCORE].notna().any():
+            made.append(Benchmark(protocol, frame, scores_of))
+    return made
+
+
+def _score_of(rows: pd.DataFrame) -> ScoreColumns:
+    """The first score of the rows of a split; accuracy is not named in them."""
+    first = rows.reindex(columns=[recorded.SCORE, recorded.SCORE_UNIT, recorded.SCORE_MODE]).iloc[0]
+    if first.isna()[recorded.SCORE]:
+        return recorded.ACCURACY_COLUMNS
+    name, unit, mode = first.fillna("")
+    return ScoreColumns(str(name), str(unit), mode == "max")
+
+
+def _cell(sweep: Sweep, rows: pd.DataFrame, score: ScoreColumns, prefix: str) -> dict[str, Any]:
+    """The numbers of the configuration of a method in a split that validation chooses.
+
+    Configurations of which rows are missing are chosen only if all miss some.
+    """
+    mean, worst = score.column("mean", prefix), score.column("worst", prefix)
+    validation = score.column("mean", f"{prefix}validation_")
+    numbers = [mean, worst, validation, *COSTS, USES_GROUND_TRUTH, MISSING_ROWS]
+    rows = rows.reindex(columns=list(dict.fromkeys((*sweep.identifying, *numbers, FOLDER))))
+    settings = [k for k in sweep.identifying if k not in (METHOD, SPLIT)]
+    tried = averaged(rows.astype(dict.fromkeys(numbers, float)), settings, numbers)
+    order = ranks(tried, validation, tried[MISSING_ROWS], score.higher_is_better)
+    best = tried.iloc[int(order.to_numpy().argmin())]
+    same = (rows[settings].isna() & best[settings].isna()) | (rows[settings] == best[settings])
+    varied = [k for k in settings if rows[k].nunique() > 1]
+    return {
+        SCORE: best[mean],
+        SCORE + SPREAD: best[mean + SPREAD],
+        WORST: best[worst],
+        **{key: best[key] for key in (*COSTS, USES_GROUND_TRUTH, MISSING_ROWS)},
+        SETTINGS: ", ".join(f"{sweep.names[k]} {value_text(best[k])}" for k in varied),
+        FOLDER: rows.loc[same.all(axis=1), FOLDER].iloc[0],
+        "is_told_number": any(k in best and pd.notna(best[k]) and k not in varied for k in _NUMBER),
+    }
+
+
+def told_of(sweep: Sweep, benchmark: Benchmark) -> dict[str, str]:
+    """What each method was told beside the clients' training, as texts: its own words, its grid."""
+    told = {}
+    for method, cells in benchmark.cells.groupby(METHOD, sort=False):
+        keys = sweep.space["methods"].get(method, {})
+        lists = {k.rpartition(".")[2]: v for k, v in keys.items() if isinstance(v, list)}
+        grid = [f"{k} by validation of {', '.join(map(str, v))}" for k, v in lists.items()]
+        fixed = ["its number of clusters"] * bool(cells["is_told_number"].any())
+        words = [keys[TOLD]] if TOLD in keys else []
+        told[str(method)] = "; ".join([*map(str, words), *fixed, *grid])
+    return told
+
+
+def ranking_sheet(sweep: Sweep) -> Sheet:
+    """Methods by mean rank: ranks, scores and worst clients of each protocol, costs, what was told.
+
+    Scores and worst clients are means over the splits that a method applies to, and are left out
+    where splits have different scores.
+    """
+    made = benchmarks_of(sweep)
+    first, told = made[0], told_of(sweep, made[0])
+    shown = [pair for benchmark in made for pair in _of_protocol(benchmark)]
+    for key, (name, scale, decimals) in COSTS.items():
+        shown.append((Heading(key, name, "", decimals), scale * first.column(key)))
+    cells: dict[tuple[Any, str, str], dict[str, Any]] = {}  # Any: see `Sheet`
+    for heading, values in shown:
+        is_rank = heading.name == MEAN_RANK
+        for method, value in zip(values.index.astype(str), values.tolist(), strict=True):
+            is_partial = is_rank and not first.is_complete[method]
+            cells[method, heading.key, "ours"] = {
+                "value": value,
+                "text": f"({value:.2f})" if is_partial else "",
+                "uses_ground_truth": is_rank and first.column(USES_GROUND_TRUTH)[method] > 0,
+                "missing_seeds": first.column(MISSING_ROWS)[method] if is_rank else 0,
+            }
+    order = first.mean_ranks.index.astype(str)
+    labels = pd.DataFrame({"method": order, "was told": [told[m] for m in order]}, order)
+    notes = [*(f"{capitalised(benchmark.test)}." for benchmark in made), RULE]
+    return sheet_of("methods by mean rank", labels, [h for h, _ in shown], cells, notes)
+
+
+def _of_protocol(benchmark: Benchmark) -> "list[tuple[Heading, pd.Series[float]]]":
+    """The columns of a protocol in the table of ranks: mean rank, score, worst client."""
+    group = SHORT[benchmark.protocol]
+    shown = [(Heading(f"rank {group}", MEAN_RANK, group), benchmark.mean_ranks)]
+    score, *others = dict.fromkeys(benchmark.scores_of.values())
+    unit = column_of(score.mean)
+    for key, name in () if others else ((SCORE, unit.short), (WORST, "worst client")):
+        heading = Heading(f"{key} {group}", name, group, unit.decimals)
+        shown.append((heading, unit.scale * benchmark.column(key)))
+    return shown
+
+
+def score_sheet(benchmark: Benchmark) -> Sheet:
+    """The score of each method in each split, mean ± standard deviation over seeds."""
+    order, headings, cells = benchmark.mean_ranks.index, [], {}
+    for split, score in benchmark.scores_of.items():
+        column = column_of(score.mean)
+        headings.append(Heading(split, split.replace("_", " "), "", min(column.decimals, 3)))
+        for method, row in benchmark.cells.xs(split, level=SPLIT).iterrows():
+            cells[method, split, "ours"] = {
+                "value": column.scale * row[SCORE],
+                "error": column.scale * row[SCORE + SPREAD],
+                "uses_ground_truth": row[USES_GROUND_TRUTH] > 0,
+                "missing_seeds": row[MISSING_ROWS],
+            }
+    units = dict.fromkeys(column_of(score.mean).label for score in benchmark.scores_of.values())
+    title = f"{' and '.join(units)} {benchmark.protocol}, mean ± standard deviation over seeds"
+    labels = pd.DataFrame({"method": order}, order)
+    return sheet_of(title, labels, headings, cells)
