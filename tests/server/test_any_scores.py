@@ -210,6 +210,15 @@ def test_a_score_of_ones_own_is_named_by_its_path(tmp_path) -> None:
     assert read_run(tmp_path / "run").score == ScoreColumns("pinball")
 
 
+def test_a_metric_of_torchmetrics_ranks_as_any_score(tmp_path) -> None:
+    metric = {"name": "torchmetrics", "metric": "MeanAbsoluteError", "unit": "kW"}
+    result = flray.run(METERS, tmp_path / "run", evaluate={"scores": [metric, "mae"]})
+    np.testing.assert_allclose(result.clients["mean_absolute_error"], result.clients["mae"])
+    assert read_run(tmp_path / "run").score == ScoreColumns("mean_absolute_error", "kW")
+    again = flray.run(result._record.config | {k: METERS[k] for k in ("dataset", "split")})
+    assert again.summary["params_sha256"] == result.summary["params_sha256"]
+
+
 def test_a_module_has_scores_of_its_own() -> None:
     within = {"name": "module", "key": "within", "unit": "%", "higher_is_better": True}
     result = flray.run(METERS, model=OwnScores, evaluate={"scores": [within, "mae"]})
