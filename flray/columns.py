@@ -152,6 +152,7 @@ ROBUSTNESS_CLIENTS = "robustness_clients"
 
 # clients.parquet: a row for each client and evaluation, also with ROUND.
 CLIENT = "client"
+NAME = "name"  # of the client in the data, where they have one; beside the columns of the file
 PART = "part"
 CORRECT = "correct"
 TOTAL = "total"

@@ -79,8 +79,16 @@ class Result:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """The columns of clients.parquet, a row for each client and evaluation so far."""
+        """The columns of clients.parquet, a row for each client and evaluation so far.
+
+        With a column `name` if clients have names in the data.
+        """
         return self._record.clients
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of clients 0, 1, ... in the data; empty for clients that a split made."""
+        return self._record.client_names
 
     @property
     def clusters(self) -> "pd.Series[int]":

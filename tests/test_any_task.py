@@ -1,5 +1,7 @@
 """Regression and sequences with clients of the user's own, from the rows to trained models."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -74,6 +76,32 @@ def test_how_rows_of_clients_alternate_in_a_file_changes_no_bit(tmp_path) -> Non
     assert result.summary["clients"] == 3
 
 
+def test_a_run_whose_files_have_changed_is_not_resumed(tmp_path, monkeypatch) -> None:
+    """The dataset, of which the split has the targets alone, and metadata of clients."""
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame(X, columns=list("pqrs")).assign(owner=OWNER, y=Y)
+    beds = pd.DataFrame({"owner": list("abc"), "beds": [1, 2, 9]})
+    frame.to_csv("visits.csv", index=False)
+    beds.to_csv("beds.csv", index=False)
+    signature = {"name": "metadata", "file": "beds.csv", "client": "owner"}
+    clustering = {"signature": signature, "partition": TWO}
+    keys = STEP | {
+        "dataset": {"name": "table", "file": "visits.csv", "client": "owner", "target": "y"},
+        "algorithm": {"name": "flhc", "rounds_before": 1, "clustering": clustering},
+        "model": "linear",
+    }
+    result = flray.run(keys, "run")
+    assert result.clusters.tolist() == [0, 0, 1]
+    flray.run(keys, "run", resume=True, rounds=2)
+    for file, changed in (("beds.csv", beds.assign(beds=9)), ("visits.csv", frame.assign(p=0.0))):
+        content = Path(file).read_bytes()
+        changed.to_csv(file, index=False)
+        with pytest.raises(ExperimentError, match=r"the file of .*\.file has changed since"):
+            flray.run(keys, "run", resume=True, rounds=3)
+        Path(file).write_bytes(content)
+    flray.run(keys, "run", resume=True, rounds=3)
+
+
 def test_frames_clients_and_arrays_are_one_dataset() -> None:
     frame = pd.DataFrame(X.astype(np.float32), columns=list("pqrs")).assign(owner=OWNER, y=Y)
     framed = flray.from_frame(frame, client="owner", target="y")
@@ -126,7 +154,7 @@ def test_wrong_owners_are_refused(keys, message) -> None:
 
 def test_models_of_classes_refuse_numbers() -> None:
     images = RNG.random((53, 1, 28, 28))
-    with pytest.raises(ExperimentError, match=r"model lenet5 classifies, .* numbers; choose linear"):
+    with pytest.raises(ExperimentError, match=r"lenet5 classifies, .* numbers; choose linear"):
         flray.run(dataset=(images, Y), clients=OWNER, **(STEP | {"model": "lenet5"}))
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from flray.client.torch_metric import TorchMetric
 from flray.columns import ScoreColumns
 from flray.errors import ExperimentError
 
@@ -287,4 +288,5 @@ SCORES: dict[str, type[Any]] = {
     "perplexity": Perplexity,
     "r2": R2,
     "rmse": RootMeanSquaredError,
+    "torchmetrics": TorchMetric,
 }

@@ -27,14 +27,18 @@ OWNED = ("clients", "groups", "time")  # what `flray.run` takes beside dataset=(
 OBJECT = "object"  # the key of config.yaml that marks a component which no YAML describes
 
 
+_VALIDATION = "validation parts are cut from the clients' training data (split.validation)"
+
+
 class ReadyObject:
     """Stands for the class of a component that exists already: a module or a dataset from Python.
 
-    A module is copied for each build, so that no run changes what the caller holds.
+    A module is copied for each build, so that no run changes what the caller holds. `remark` is
+    what its user may not expect, "" if there is nothing.
     """
 
-    def __init__(self, value: Module | Dataset) -> None:
-        self.value = value
+    def __init__(self, value: Module | Dataset, remark: str = "") -> None:
+        self.value, self.remark = value, remark
 
     def __call__(self) -> Any:  # Any: a module, or what loads a dataset
         return copy.deepcopy(self.value) if isinstance(self.value, Module) else self
@@ -51,14 +55,17 @@ def object_component(kind: str, given: Any) -> Component | None:  # Any: from a 
     A dataset may be a `Dataset`, tensors or a LightningDataModule; a model a LightningModule or a
     function that builds one. config.yaml has its name and a digest of what it holds.
     """
+    remark = ""
     if kind == "dataset" and hasattr(given, "train_dataloader"):
+        if overrides(type(given), "val_dataloader"):
+            remark = f"{type(given).__name__}.val_dataloader is not used: {_VALIDATION}"
         given = from_datamodule(given)
     if kind == "dataset" and hasattr(given, "shape"):
         given = (given,)  # images without labels
     if kind == "dataset" and isinstance(given, list | tuple):
         given = from_tensors(*_tensors(given))
     if kind == "dataset" and isinstance(given, Dataset):
-        return _component(kind, given.name, ReadyObject(given), digest_of(given))
+        return _component(kind, given.name, ReadyObject(given, remark), digest_of(given))
     if kind == "model" and isinstance(given, Module):  # from pytorch_lightning or lightning
         if not hasattr(given, "training_step"):
             raise ExperimentError(

@@ -38,7 +38,9 @@ Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
 
 COMPONENTS = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
-CONFIGURATIONS, SCORES = "configurations", "scores"  # keys of environment.json
+# Keys of environment.json
+CONFIGURATIONS, SCORES, CLIENT_NAMES = "configurations", "scores", "client_names"
+FILES = "files"  # SHA-256 of the files that the experiment names, by key
 
 
 class RunRecords:
@@ -49,8 +51,8 @@ class RunRecords:
 
     Files, below `path`:
         config.yaml: the resolved experiment.
-        environment.json: versions, hardware, scores other than accuracy, digest of the split,
-            configurations, later starts.
+        environment.json: versions, hardware, scores other than accuracy, names of clients,
+            digests of the split and of files, configurations, later starts.
         rounds.parquet: one row per round.
         clients.parquet: one row per client, part and evaluated round; written by `finish`.
         summary.json: numbers of the finished run; its presence makes a run finished.
@@ -119,6 +121,11 @@ class RunRecords:
         entries = self.environment().get(SCORES, []) if self.has_environment() else []
         with reading(self._environment):
             return tuple(ScoreColumns(**entry) for entry in entries) or (ACCURACY_COLUMNS,)
+
+    def client_names(self) -> tuple[str, ...]:
+        """(M,) the owners' names in the data; () for clients that a split made."""
+        recorded = self.environment() if self.has_environment() else {}
+        return tuple(recorded.get(CLIENT_NAMES, ()))
 
     def plans(self) -> list[str | None]:
         """What each start of the run asked of a cluster; None where it ran in process.

@@ -27,7 +27,7 @@ from flray.files import TEMPORARY, replace_text, to_json
 from flray.records import lock
 from flray.records.command import COMMAND
 from flray.records.inside import refuse_links_out
-from flray.records.recorded import CONFIGURATIONS, Json, RunRecords
+from flray.records.recorded import CLIENT_NAMES, CONFIGURATIONS, FILES, Json, RunRecords
 
 
 class RunDirectory(RunRecords):
@@ -184,6 +184,13 @@ class RunDirectory(RunRecords):
                 f"split made now {split_digest}; has the dataset changed?): choose another --out "
                 "or remove it"
             )
+        for key, digest in environment.get(FILES, {}).items():
+            if digest == self.environment().get(FILES, {}).get(key, digest) or digest is None:
+                continue
+            raise ExperimentError(
+                f"{self.path} holds another experiment (the file of {key} has changed since): "
+                "restore it, choose another --out or remove it"
+            )
         if not self.configurations():
             raise ExperimentError(
                 f"{self._environment} has no {CONFIGURATIONS!r}, which this version of flray "
@@ -197,7 +204,8 @@ class RunDirectory(RunRecords):
             self.reopen()
         # A run that was finished elsewhere must not pass for one of the first machine only.
         recorded = self.environment()
-        resumed = [*recorded.get("resumed", []), environment]
+        start = {key: value for key, value in environment.items() if key != CLIENT_NAMES}
+        resumed = [*recorded.get("resumed", []), start]
         replace_text(self._environment, to_json({**recorded, "resumed": resumed}))
 
     def _check_empty(self) -> None:

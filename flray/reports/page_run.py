@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from flray.columns import CLIENT, GROUP, MODEL, ROUND, ROUNDS, SECONDS, SEED
+from flray.columns import CLIENT, GROUP, MODEL, NAME, ROUND, ROUNDS, SECONDS, SEED
 from flray.config.deciding import leaves
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
+from flray.records.recorded import CLIENT_NAMES
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.measures import experiments_sheet
 from flray.reports.runs import Experiments, RunRecord, finished, without
@@ -40,9 +41,10 @@ def drawn_clusterings(run: RunRecord) -> dict[int, ClusteringRecord]:
 
 
 def clusters(clustering: ClusteringRecord, run: RunRecord) -> Iterator[tuple[int, pd.DataFrame]]:
-    """The label of each cluster, and its members: client, final score, planted group, colour."""
+    """The label of each cluster, and its members: client, name, score, planted group, colour."""
     scores = run.last_test().set_index(CLIENT)[run.score.name].reindex(clustering.clients)
     clients = scores.rename("score").rename_axis(CLIENT).reset_index()
+    clients[NAME] = [run.client_names[i] if run.client_names else i for i in clients[CLIENT]]
     if clustering.groups is not None:
         _, of_group = matched_colours(clustering.labels, clustering.groups)
         colours = [to_hex(of_group[group]) for group in clustering.groups.tolist()]
@@ -82,7 +84,8 @@ def environments(run: RunRecord) -> list[dict[str, object]]:
     entry, a run without environment.json none.
     """
     starts = [run.environment, *run.environment.get("resumed", [])] if run.environment else []
-    flat = [leaves({k: v for k, v in start.items() if k != "resumed"}) for start in starts]
+    hidden = ("resumed", CLIENT_NAMES)
+    flat = [leaves({k: v for k, v in start.items() if k not in hidden}) for start in starts]
     named = [{k.split(".", 1)[-1]: v for k, v in start.items() if v is not None} for start in flat]
     later = [{k: v for k, v in start.items() if named[0].get(k) != v} for start in named[1:]]
     return named[:1] + later

@@ -64,8 +64,20 @@ class RunRecord:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """A row for each client and evaluation so far, as in clients.parquet."""
-        return RunDirectory(self.path).clients()
+        """A row for each client and evaluation so far, as in clients.parquet.
+
+        With a column `name` if clients have names in the data.
+        """
+        clients = RunDirectory(self.path).clients()
+        if self.client_names:
+            names = [self.client_names[client] for client in clients[recorded.CLIENT]]
+            clients.insert(list(clients).index(recorded.CLIENT) + 1, recorded.NAME, names)
+        return clients
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """(M,) the names of the clients in the data; () if they have none."""
+        return RunDirectory(self.path).client_names()
 
     @cached_property
     def clusterings(self) -> Mapping[int, Path]:

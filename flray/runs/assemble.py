@@ -13,14 +13,16 @@ from pytorch_lightning import LightningModule
 from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Payload, choose_engine, start_host
 from flray.columns import PARAMS_SHA256, SCORE, SCORE_MODE, SCORE_UNIT, SEED
+from flray.config.deciding import leaves
 from flray.config.experiment import Experiment
+from flray.data.datasets.own_files import file_digest
 from flray.errors import ExperimentError
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation
 from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
-from flray.records.recorded import SCORES
+from flray.records.recorded import CLIENT_NAMES, FILES, SCORES
 from flray.records.run_directory import RunDirectory
 from flray.runs.preparing import Prepared, draw_module, evaluation_of, prepare, run_data
 from flray.server.loop import Server, packages_of
@@ -83,12 +85,14 @@ def _with_execution(experiment: Experiment, **changes: Any) -> Experiment:  # An
 
 
 def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirectory) -> None:
-    """Make the run directory, or check that it holds this experiment and the same split.
+    """Make the run directory, or check that it holds this experiment, split and files.
 
-    Records configuration, environment, the plan of the actors and the number of threads.
+    Records configuration, environment, the plan of the actors, the number of threads and digests of
+    the user's own files: the dataset, and metadata of clients.
 
     Raises:
-        ExperimentError: The directory holds another experiment, or one with another split.
+        ExperimentError: The directory holds another experiment, or one with another split or with
+            other files.
     """
     evaluation = evaluation_of(experiment, parts.payload.dataset)
     recorded = environment() | {
@@ -97,6 +101,12 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
     }
     if evaluation.computed:  # else accuracy, for which nothing is recorded
         recorded[SCORES] = [asdict(score) for score in evaluation.score_columns]
+    if names := parts.payload.timeline.at(1).client_names:
+        recorded[CLIENT_NAMES] = list(names)
+    named = [item for item in leaves(experiment.plain).items() if item[0].endswith(".file")]
+    files = {key: file_digest(file) for key, file in named if isinstance(file, str)}
+    if files:
+        recorded[FILES] = files
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
     plain = {**experiment.plain, "execution": execution}
     directory.resume(plain, recorded, parts.payload.timeline.digest())

@@ -1,5 +1,6 @@
 """Launch a run: in this process, or with a server actor and client actors that this one drives."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,11 +9,13 @@ from flray.config.experiment import Experiment
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
 from flray.runs.conduct import Monitor, OnRound, Play, ShouldStop, conduct
+from flray.runs.preparing import Prepared
 from flray.server.actor import Run, pickled, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
 
 UNWATCHED = Monitor()
+_log = logging.getLogger("flray")
 
 
 def run_experiment(
@@ -61,15 +64,24 @@ def _play_here(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
     """Compute the rounds in this process."""
-    server = build_server(*prepare_in(directory, experiment), directory)
+    experiment, parts = _prepared(experiment, directory)
+    server = build_server(experiment, parts, directory)
     return replace(server, on_round=on_round, should_stop=should_stop).run()
+
+
+def _prepared(experiment: Experiment, directory: RunDirectory) -> tuple[Experiment, Prepared]:
+    """As `prepare_in`; logs a remark if models cannot be trained together."""
+    experiment, parts = prepare_in(directory, experiment)
+    if parts.engine_remark:
+        _log.info("note: %s", parts.engine_remark)
+    return experiment, parts
 
 
 def _play_on_actors(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
     """Compute the rounds on actors; the data are dealt here and sent to the server."""
-    experiment, parts = prepare_in(directory, experiment)
+    experiment, parts = _prepared(experiment, directory)
     assert parts.plan is not None  # executor ray has a plan
     processes = start_processes(parts.plan, parts.payload.settings.threads)
     build = pickled(partial(build_server, experiment, parts))

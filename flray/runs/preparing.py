@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import LightningModule
 
 from flray.client.footprint import bytes_of_steps, models_at_once
-from flray.client.host import HostSettings, Payload, default_threads
+from flray.client.host import HostSettings, Payload, choose_engine, default_threads
 from flray.client.scores import SCORES, ModuleScore, Score
 from flray.config.binding import look_up
 from flray.config.experiment import Experiment
@@ -20,6 +20,7 @@ from flray.data.dataset import Dataset
 from flray.data.events import Timeline, make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
+from flray.engines.vectorized import refusal
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.resources import ActorPlan, Actors, Load
@@ -45,6 +46,19 @@ class Prepared:
     def device(self) -> str:
         """Where the server keeps models: on the CPU if clients are actors, else with the host."""
         return "cpu" if self.plan else self.payload.settings.device
+
+    @property
+    def engine_remark(self) -> str | None:
+        """Why models are trained one after another, and how much longer that takes; None: not so.
+
+        Not so either for models that are too large to gain by being stacked.
+        """
+        module, settings = self.payload.module, self.payload.settings
+        reason = refusal(module)
+        if not reason or choose_engine(settings.engine, module, settings.device) != "loop":
+            return None
+        slower = "twice" if settings.device == "cpu" else "50 times"
+        return f"models are not stacked, which takes about {slower} as long: {reason}"
 
     def in_process(self, num_slots: int | None = None) -> "Prepared":
         """The same run with one host in this process instead of actors.

@@ -15,7 +15,7 @@ from flray.data.dataset import Ids
 from flray.engines.engine import Block
 from flray.engines.plan import plan_clients
 from flray.engines.training import Training, plain_gradient
-from flray.engines.vectorized import check_stackable, refusal
+from flray.engines.vectorized import check_stackable
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.nodes import this_machine
@@ -48,9 +48,8 @@ def describe(experiment: Experiment) -> str:
         f"examples, {counted(num_params, 'parameter')}, engine {engine}, blocks of "
         f"{payload.settings.num_slots}"
     )
-    if engine == "loop" and (reason := refusal(payload.module)):
-        slower = "twice" if payload.settings.device == "cpu" else "50 times"
-        text += f" (models are not stacked, which takes about {slower} as long: {reason})"
+    if parts.engine_remark:
+        text += f" ({parts.engine_remark})"
     return f"{text}; {parts.plan}" if parts.plan else text
 
 

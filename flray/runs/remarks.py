@@ -39,7 +39,10 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def _module_remarks(experiment: Experiment) -> Iterator[str]:
-    """Methods of a user's LightningModule that are never called."""
+    """Methods of a user's LightningModule or LightningDataModule that are never called."""
+    data = experiment.dataset.target
+    if isinstance(data, ReadyObject) and data.remark:
+        yield data.remark
     target = experiment.model.target
     cls = type(target.value) if isinstance(target, ReadyObject) else target
     if isinstance(cls, type) and overrides(cls, "validation_step"):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from flray.columns import CLIENT, GROUP, ROUND
+from flray.columns import CLIENT, GROUP, NAME, ROUND, ScoreColumn, score_column
 from flray.config.deciding import Config
 from flray.config.experiment import Experiment
 from flray.config.tracking import Wandb
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Draw = Callable[[Path], Sequence[Path]]  # the figures of a run directory, as PNG files
 CLOSE_TIMEOUT_S = 60.0  # longest wait, when a run ends, for the rest to be logged
 _SECRET = re.compile(r"(?i)(^|[_-])(api_?key|key|token|passw(or)?d|secret|credentials?)s?$")
+_NOT_IN_NAMES = re.compile(r"[^\w/.\- ]")  # characters that MLflow refuses in a name
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +94,8 @@ def tracked(
         summary = RunDirectory(out).summary()
         if summary is not None and not tracker.is_complete:
             figures = draw(out) if isinstance(tracking, Wandb) else ()
-            tracker.finish(summary, figures, _tables(read_clusterings(out)))
+            names = RunDirectory(out).client_names()
+            tracker.finish(summary, figures, _tables(read_clusterings(out), names))
         status = "success"
     finally:
         tracker.close(status)
@@ -189,6 +191,7 @@ class Tracker:
         """Log the row of a round, unless that round was logged before.
 
         Only its numbers are logged, under the names of rounds.parquet, in the step of the round.
+        Those of a score with a unit other than % end in the unit: `mae_mean kW`.
         """
         self._ask(lambda logger: self._log_rows(logger, [row]))
 
@@ -265,9 +268,13 @@ class Tracker:
     def _log_rows(self, logger: Logger, rows: Sequence[RoundRow]) -> None:
         for row in rows:
             if row[ROUND] > self._mark.round:
-                logger.log_metrics(_numbers(row), step=row[ROUND])
+                logger.log_metrics(self._with_units(_numbers(row)), step=row[ROUND])
                 logger.save()
                 self._write(replace(self._mark, round=row[ROUND], is_complete=False))
+
+    def _with_units(self, row: Mapping[str, float]) -> dict[str, float]:
+        scores = RunDirectory(self._mark_file.parent).scores()
+        return {_with_unit(score_column(name, scores)): value for name, value in row.items()}
 
     def _write(self, mark: Mark) -> None:
         replace_text(self._mark_file, json.dumps(asdict(mark)) + "\n")
@@ -278,12 +285,36 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
-def _tables(clusterings: Mapping[int, ClusteringRecord]) -> dict[str, "pd.DataFrame"]:
-    """A table of each clustering: clients, their clusters and, if there are any, their groups."""
+def _with_unit(column: str) -> str:
+    """The name of a logged column; of a score with the characters of its unit that MLflow allows.
+
+    >>> from flray.columns import ScoreColumns
+    >>> load = ScoreColumns("mae", "kW")
+    >>> _with_unit(load.mean), _with_unit(load.column("variance")), _with_unit("seconds")
+    ('mae_mean kW', 'mae_variance kW²', 'seconds')
+    """
+    unit = column.score.unit if isinstance(column, ScoreColumn) else ""
+    if unit in ("", "%"):
+        return column
+    square = "²" if column.endswith("_variance") else ""
+    return f"{column} {re.sub(_NOT_IN_NAMES, '_', unit)}{square}"
+
+
+def _tables(
+    clusterings: Mapping[int, ClusteringRecord], names: Sequence[str]
+) -> dict[str, "pd.DataFrame"]:
+    """A table of each clustering: clients, names if they have any, clusters and known groups."""
     import pandas as pd
 
     frames = {
-        t: pd.DataFrame({CLIENT: c.clients, "cluster": c.labels, GROUP: c.groups})
+        t: pd.DataFrame(
+            {
+                CLIENT: c.clients,
+                NAME: [names[i] for i in c.clients] if names else None,
+                "cluster": c.labels,
+                GROUP: c.groups,
+            }
+        )
         for t, c in clusterings.items()
     }
     return {f"clusterings/round_{t}": f.dropna(axis="columns") for t, f in frames.items()}

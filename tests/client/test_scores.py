@@ -6,6 +6,7 @@ import torch
 from sklearn import metrics
 
 from flray.client.scores import SCORES, ModuleScore
+from flray.client.torch_metric import TorchMetric
 from flray.errors import ExperimentError
 
 NUM, CLASSES = 40, 4
@@ -104,6 +105,63 @@ def test_rmse_is_the_root_of_the_mean_over_all_targets():
 
 def test_r2_of_equal_targets_is_not_defined():
     assert np.isnan(_scored("r2", torch.randn(NUM), torch.ones(NUM)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "expected"),
+    [
+        (
+            "classification.MulticlassCohenKappa",
+            {"num_classes": CLASSES},
+            lambda y, p: metrics.cohen_kappa_score(y, p.argmax(1)),
+        ),
+        (
+            "classification.MulticlassF1Score",
+            {"num_classes": CLASSES, "average": "weighted"},
+            lambda y, p: metrics.f1_score(y, p.argmax(1), average="weighted"),
+        ),
+    ],
+)
+def test_metrics_of_torchmetrics_see_all_examples_of_a_client(
+    metric, options, expected, classified
+):
+    output, targets = classified
+    score = TorchMetric(metric, options)
+    wanted = pytest.approx(expected(targets.numpy(), output.numpy()), rel=1e-6)
+    for shape in ((NUM,), (NUM // 2, 2)):  # of examples, and of positions of sequences
+        parts = zip(
+            output.view(*shape, CLASSES).split(7), targets.view(shape).split(7), strict=True
+        )
+        terms = torch.cat([score.terms(*part) for part in parts])
+        assert score.value(terms.numpy()) == wanted
+    assert score.higher_is_better
+
+
+@pytest.mark.parametrize("shape", [(NUM,), (NUM, 3)])
+def test_metrics_of_torchmetrics_score_numbers(shape):
+    rng = torch.Generator().manual_seed(1)
+    targets = torch.randn(shape, generator=rng)
+    output = targets + torch.randn(shape, generator=rng)
+    score = TorchMetric("regression.ExplainedVariance")
+    wanted = metrics.explained_variance_score(targets, output)
+    assert score.value(score.terms(output, targets).numpy()) == pytest.approx(wanted, rel=1e-6)
+    assert score.name == "explained_variance"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("regression.MeanError",), "torchmetrics.regression.MeanError cannot be used as a score"),
+        (("MeanAbsoluteError", {"units": 3}), "Unexpected keyword arguments: `units`"),
+        (("classification.MulticlassF1Score",), "num_classes"),
+    ],
+)
+def test_metrics_that_torchmetrics_does_not_have_are_refused(fields, message):
+    with pytest.raises(ExperimentError, match=message):
+        TorchMetric(*fields)
+    wrong = TorchMetric("classification.MulticlassAccuracy", {"num_classes": 9})
+    with pytest.raises(ExperimentError, match=r"MulticlassAccuracy failed on outputs \(2, 3\)"):
+        wrong.value(wrong.terms(torch.zeros(2, 3), torch.zeros(2).long()).numpy())
 
 
 def test_a_score_of_the_module_is_the_mean_of_what_the_module_computed():

@@ -65,6 +65,14 @@ def test_a_data_module_without_a_test_loader_has_no_test_part() -> None:
     assert np.array_equal(dataset.labels, Y[:45])
 
 
+def test_a_remark_says_that_a_loader_for_validation_is_not_used() -> None:
+    keys = KEYS | {"model": "mlp200"}
+    module = data_module(val_dataloader=lambda self: DataLoader(self.fit))
+    (remark,) = remarks(parse_experiment(keys | {"dataset": module}))
+    assert remark.startswith("Mine.val_dataloader is not used: validation parts are cut from")
+    assert list(remarks(parse_experiment(keys | {"dataset": data_module()}))) == []
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([])

@@ -38,8 +38,11 @@ class NoLosses(LightningModule):
         super().__init__()
         self.layer = nn.Linear(torch.Size(image_shape).numel(), 10)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
     def training_step(self, batch, index):
-        return cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+        return cross_entropy(self(batch[0]), batch[1])
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +111,12 @@ def test_a_rehearsal_changes_no_settings_of_torch() -> None:
     before = torch.get_num_threads(), torch.backends.cudnn.deterministic
     assert "4 rounds of fedavg" in describe(experiment("execution.threads=2"))
     assert (torch.get_num_threads(), torch.backends.cudnn.deterministic) == before
+
+
+def test_a_run_that_is_not_stacked_says_so_as_check_does(tmp_path, caplog) -> None:
+    experiment = parse_experiment(override(TINY, [SMALL, "model=rehearsed:NoLosses", "rounds=1"]))
+    caplog.set_level("INFO", logger="flray")
+    run_experiment(experiment, tmp_path / "run")
+    (remark,) = [line for line in caplog.messages if line.startswith("note: ")]
+    assert remark.startswith("note: models are not stacked, which takes about twice as long: it ")
+    assert remark.removeprefix("note: ") in describe(experiment)

@@ -110,6 +110,26 @@ def test_lines_tables_and_pages_name_the_score_with_its_unit(measured) -> None:
     assert "accuracy" not in page.replace("-accuracy", "").lower()
 
 
+def test_clients_have_the_names_of_the_data_in_tables_and_pages(tmp_path) -> None:
+    x = np.random.default_rng(0).random((60, 2))
+    owner = np.repeat(["tiny", "north_ward", "east_ward", "south_ward"], [3, 20, 17, 20])
+    rule = {"partition": {"name": "hierarchical", "number": 2}}
+    result = flray.run(
+        *(METERS, tmp_path / "run"),
+        dataset=(x, x[:, 0]),
+        clients=owner,
+        split={"name": "natural", "min_samples": 10},  # client 0 is not the first owner
+        algorithm={"name": "flhc", "rounds_before": 1, "clustering": rule},
+    )
+    assert result.client_names == ("east_ward", "north_ward", "south_ward")
+    names = result.clients.set_index("client")["name"]
+    assert all(names[i].eq(name).all() for i, name in enumerate(result.client_names))
+    page = render_page(*find_runs([tmp_path / "run"]))
+    for name in result.client_names:
+        assert f">{name}<" in page
+    assert ">tiny<" not in page
+
+
 def test_an_unfinished_run_knows_its_score(tmp_path) -> None:
     rows = []
     with pytest.raises(KeyboardInterrupt):
@@ -188,6 +208,15 @@ def test_a_score_of_ones_own_is_named_by_its_path(tmp_path) -> None:
     half = result.clients["mae"] / 2
     np.testing.assert_allclose(result.clients["pinball"], half, rtol=1e-6)
     assert read_run(tmp_path / "run").score == ScoreColumns("pinball")
+
+
+def test_a_metric_of_torchmetrics_ranks_as_any_score(tmp_path) -> None:
+    metric = {"name": "torchmetrics", "metric": "MeanAbsoluteError", "unit": "kW"}
+    result = flray.run(METERS, tmp_path / "run", evaluate={"scores": [metric, "mae"]})
+    np.testing.assert_allclose(result.clients["mean_absolute_error"], result.clients["mae"])
+    assert read_run(tmp_path / "run").score == ScoreColumns("mean_absolute_error", "kW")
+    again = flray.run(result._record.config | {k: METERS[k] for k in ("dataset", "split")})
+    assert again.summary["params_sha256"] == result.summary["params_sha256"]
 
 
 def test_a_module_has_scores_of_its_own() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 from tensorboardX.proto.event_pb2 import Event as TensorBoardEvent
 
+import flray
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.overrides import THRESHOLD, override
 from flray.config.tracking import NoTracking, Wandb
@@ -282,6 +284,30 @@ def test_clusterings_are_tables_and_figures_images(tmp_path) -> None:
     }
     (image,) = out.glob("wandb/*/files/media/images/figures/*.png")
     assert image.read_bytes() == (out / "distance.png").read_bytes()
+
+
+def test_charts_of_a_score_have_its_unit_and_clusterings_the_names_of_clients(tmp_path) -> None:
+    x = np.random.default_rng(0).random((40, 2))
+    flray.run(
+        dataset=(x, x[:, 0]),
+        clients=np.repeat(["house", "farm", "mill", "shop"], 10),
+        model="linear",
+        algorithm={"name": "flhc", "rounds_before": 1},
+        rounds=2,
+        evaluate={"scores": [{"name": "mae", "unit": "kW"}, "mape"]},
+        tracking={"name": "wandb", "mode": "offline"},
+        out=tmp_path / "run",
+    )
+    (segment,) = segments(tmp_path / "run")
+    logged = history(segment)[-1]
+    assert {"mae_mean kW", "validation_mae_worst kW", "mae_variance kW²", "mape_mean"} <= set(
+        logged
+    )
+    assert not {"mae_mean", "mape_mean %"} & set(logged)
+    (table,) = (tmp_path / "run").glob("wandb/*/files/media/table/clusterings/*.json")
+    assert [row[1] for row in json.loads(table.read_text())["data"]] == [
+        *("farm", "house", "mill", "shop")
+    ]
 
 
 def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:

@@ -5,6 +5,7 @@ may be compressed (.gz).
 """
 
 import csv
+import hashlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,18 @@ def opened(file: str) -> Iterator[IO[bytes]]:
     compressed = fsspec.open(found[0], "rb", compression="infer")
     with reading(Path(file).stem, found[0]), compressed as stream:
         yield stream
+
+
+def file_digest(file: str) -> str | None:
+    """SHA-256 of the content of a file or of what is at a URL; None: it is not there."""
+    sha = hashlib.sha256()
+    try:
+        with opened(file) as stream:
+            while part := stream.read(1 << 20):
+                sha.update(part)
+    except ExperimentError:
+        return None
+    return sha.hexdigest()
 
 
 def read_text(file: str) -> bytes:
