@@ -51,10 +51,11 @@ def run_experiment(
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     on_ray = experiment.settings.execution.executor == "ray"
     play: Play = partial(_play_on_actors if on_ray else _play_here, experiment, directory)
-    if directory.is_finished(experiment.plain):
+    was_finished = directory.is_finished(experiment.plain)
+    if was_finished:
         play = _play_nothing  # a tracker may still lack rounds of it
     conduct(play, directory.path, monitor, experiment)
-    return checked_summary(directory)
+    return checked_summary(directory) if was_finished else directory.summary()
 
 
 def _play_here(
