@@ -275,7 +275,7 @@ def _at_best(rounds: "pd.DataFrame", score: ScoreColumns) -> RoundRow:
 def _after_clustering(rounds: "pd.DataFrame", directory: RunDirectory) -> RoundRow:
     """FL+HC reports the round after the (first) clustering beside the last one."""
     clustered, names = directory.clustering_rounds(), after_clustering(directory.scores()[0])
-    after = np.flatnonzero(rounds[ROUND] == clustered[0] + 1) if clustered else ()
+    after = np.flatnonzero(rounds[ROUND] == (clustered[0] + 1 if clustered else -1))
     if not len(after):
         return {}
     row = _row_at(rounds, int(after[0]))
