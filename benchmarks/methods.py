@@ -120,7 +120,9 @@ def counted_gradients() -> Iterator[list[int]]:
     """Calls of `grad` in each round so far, while everything runs in this process."""
     train, calls, rounds = Federation.train, [0], [0]
 
-    def counting(fed: Federation, bank: Any, cohort: Any, gradient: Any, *rest: Any, **more: Any):  # noqa: ANN202  # Any: as `Federation.train` has them
+    def counting(
+        fed: Federation, bank: Any, cohort: Any, gradient: Any, *rest: Any, **more: Any
+    ):  # Any: as `Federation.train` has them
         if cohort.t != rounds[0]:
             rounds[0] = cohort.t
             calls.append(0)

@@ -2,6 +2,7 @@
 out to others reads this file too, and torch would take it seconds."""
 
 import functools
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from scenarios import Result
+
+# Importing and collecting make a million objects that stay; looking for garbage among them takes
+# seconds.
+gc.disable()
 
 RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
 
@@ -36,6 +41,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among later objects only."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_power_cuts() -> Iterator[None]:
+    """Files of tests need not reach the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _handle: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +91,14 @@ def cluster(_kept_cluster: ExitStack) -> None:
 def without_cluster(_kept_cluster: ExitStack) -> None:
     """Ends that cluster, for a test that connects to one of its own."""
     _kept_cluster.close()
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which take seconds for each run; tests/reports draws them."""
+    from flray.reports import embed
+
+    monkeypatch.setattr(embed, "figure_source", lambda *_: None)
 
 
 @pytest.fixture

@@ -198,6 +198,7 @@ def test_a_run_of_objects_needs_them_again_for_its_models(tmp_path) -> None:
         wrong.model(0)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_folder_of_several_runs_is_a_mapping_of_them_by_name(tmp_path) -> None:
     given = ["fedavg", {"name": "flhc", "rounds_before": 1}]
     results = flray.run(TINY, tmp_path / "both", algorithm=given)
@@ -257,6 +258,7 @@ def test_names_of_several_seeds_have_the_seed(tmp_path) -> None:
     assert "holds 2 runs; name the folder of one" in str(done.exception)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_report_of_results(clustered, tmp_path) -> None:
     page = flray.report(clustered, out=tmp_path / "page.html")
     assert "label_swap" in page.read_text()

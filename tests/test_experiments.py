@@ -1,6 +1,7 @@
 """Every experiment in the repository is read, built and run for a round on toy data.
 
-Of those that then differ in numbers only (thresholds, targets) one is run.
+Of those with the same method and split one is run; with the marker `long`, of those that differ in
+numbers only (thresholds, targets).
 """
 
 import json
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from flray.config.deciding import leaves
-from flray.config.experiment import parse_encoder, parse_experiment, read_yaml
+from flray.config.experiment import Experiment, parse_encoder, parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.config.shipped import demo_files
 from flray.data.split import Split
@@ -73,8 +74,8 @@ def _own_cache(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def ran() -> set[str]:
-    """The experiments that were run, without their numbers."""
+def ran() -> set[str | tuple[str, str]]:
+    """The experiments that were run, without their numbers, and their methods and splits."""
     return set()
 
 
@@ -84,8 +85,32 @@ def test_there_are_experiments() -> None:
     assert len(demo_files()) > 0
 
 
-@pytest.mark.parametrize("path", [*FILES, *demo_files()], ids=lambda p: f"{p.parent.name}/{p.name}")
+by_file = pytest.mark.parametrize(
+    "path", [*FILES, *demo_files()], ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+
+
+@by_file
+def test_an_experiment_is_read_and_its_method_runs_on_its_split(path, tmp_path, ran) -> None:
+    assert path.read_text().startswith("# flray run"), "the file opens with its command"
+    toy = toy_of(path)
+    kind = toy.algorithm.name, toy.split.name
+    if kind not in ran:
+        assert run_experiment(toy, tmp_path / "run").summary["rounds"] == 1
+        ran.add(kind)
+
+
+@pytest.mark.long
+@by_file
 def test_an_experiment_runs(path, tmp_path, ran) -> None:
+    toy = toy_of(path)
+    if without_numbers(toy.plain) not in ran:
+        assert run_experiment(toy, tmp_path / "run").summary["rounds"] == 1
+        ran.add(without_numbers(toy.plain))
+
+
+def toy_of(path: Path) -> Experiment:
+    """The experiment of a file on toy data, for one round."""
     plain = read_yaml(path)
     as_it_stands = parse_experiment(plain)
     name, split = as_it_stands.algorithm.name, as_it_stands.split.name
@@ -95,12 +120,8 @@ def test_an_experiment_runs(path, tmp_path, ran) -> None:
     smaller += [KINDS] if path.stem == "given" else []
     tuned = "fine_tune" in plain.get("evaluate", {})
     smaller += ["evaluate.fine_tune.epochs=1"] if tuned else []
-    assert path.read_text().startswith("# flray run"), "the file opens with its command"
     changes = [*TOY, *smaller, *TOY_OF.get(name, []), *TOY_SPLIT.get(split, [])]
-    toy = parse_experiment(override(plain, changes))
-    if without_numbers(toy.plain) not in ran:
-        assert run_experiment(toy, tmp_path / "run").summary["rounds"] == 1
-        ran.add(without_numbers(toy.plain))
+    return parse_experiment(override(plain, changes))
 
 
 def without_numbers(plain: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from flray import columns
 from flray.algorithms import ALGORITHMS
 from flray.cli import cli, concluding
-from flray.reports import embed
 from flray.server.summary import summary_names
 
 ROOT = Path(__file__).parents[1]
@@ -57,12 +56,11 @@ def commands(block: str) -> list[list[str]]:
         ("docs/own_data.md", 3),
     ],
 )
+@pytest.mark.usefixtures("no_figures")
 def test_a_guide_in_order(guide, least, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    # Figures take seconds for each run, and tests/report draws them.
     monkeypatch.setattr(concluding, "write_figures", lambda *_: [])
-    monkeypatch.setattr(embed, "figure_source", lambda *_: None)
     done = 0
     for language, text in BLOCK.findall((ROOT / guide).read_text(encoding="utf-8")):
         named = NAMED.match(text)

@@ -116,10 +116,10 @@ class Clove:
         losses = judgement.loss[answered]
         return judgement.clients[answered], np.sqrt(losses) if self.is_rooted else losses
 
-    def _count(self, bank: ModelBank, num_asked: int, num_heard: int, fed: Federation) -> None:
+    def _count(self, bank: ModelBank, num_asked: int, num_answers: int, fed: Federation) -> None:
         """Count models sent to each client asked, beside the one it trains, and losses received."""
         down = num_asked * (bank.num_rows - 1) * bank.bytes_per_model
-        fed.meter.count_transfer("losses", down=down, up=num_heard * bank.num_rows * LOSS_BYTES)
+        fed.meter.count_transfer("losses", down=down, up=num_answers * bank.num_rows * LOSS_BYTES)
 
     def _clustered(
         self, state: CloveState, cohort: Cohort, fed: Federation

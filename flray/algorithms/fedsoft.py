@@ -135,12 +135,12 @@ class FedSoft:
         asked = fed.clients[is_due | ~state.shares[fed.clients].any(1)]
         return Outcome(self._estimated(state, asked, fed), trained.metrics())
 
-    def _count(self, bank: ModelBank, cohort: Cohort, num_heard: int, fed: Federation) -> None:
+    def _count(self, bank: ModelBank, cohort: Cohort, num_answers: int, fed: Federation) -> None:
         """Count all centres sent, unless clients have just judged them, and models received."""
         is_sent = (cohort.t - 1) % self.every > 0 or bank.num_rows == 1
         down = len(cohort.clients) * bank.num_rows * is_sent
         size = bank.bytes_per_model
-        fed.meter.count_transfer("model", down=down * size, up=num_heard * size)
+        fed.meter.count_transfer("model", down=down * size, up=num_answers * size)
 
     def _estimated(self, state: FedSoftState, clients: Ids, fed: Federation) -> FedSoftState:
         """The state after these clients have estimated their importances."""

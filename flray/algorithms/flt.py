@@ -167,7 +167,7 @@ class Flt:
         """The state in which clients mix by a clustering; models stay as they are."""
         labels = labels_of(clustering, len(bank.owner))
         relation = self._relation(clustering, labels)
-        return FltState(bank.split(relation.of), relation, labels, *observed, flags)
+        return FltState(bank.split(relation.row_of_client), relation, labels, *observed, flags)
 
     def _relation(self, clustering: Clustering, labels: Ids) -> Relation:
         """Ã of all clients: rows of R in Case I, clusters in Case II."""
@@ -219,7 +219,7 @@ class Flt:
 
 def _with_newcomers(relation: Relation, labels: Ids, new: Ids, may_train: Ids) -> Relation:
     """The relation in which newcomers hear their cluster, and are heard by it if they may train."""
-    strengths = relation.rows[relation.of]  # (M, M)
+    strengths = relation.rows[relation.row_of_client]  # (M, M)
     for i in new:
         members = may_train[labels[may_train] == labels[i]]
         strengths[i, members] = 1.0

@@ -202,13 +202,13 @@ class Ifca:
     def _own_leaves(self, fed: Federation) -> frozenset[str]:
         return frozenset(fed.initial) if self.own == "all" else last_layers(fed.initial, 1)
 
-    def _count(self, bank: ModelBank, num_asked: int, num_heard: int, fed: Federation) -> None:
+    def _count(self, bank: ModelBank, num_asked: int, num_answers: int, fed: Federation) -> None:
         """Count all models sent to each client asked; from each heard one, and its choice."""
         down = num_asked * bank.num_rows
         size = bank.bytes_per_model
-        fed.meter.count_transfer("model", down=down * size, up=num_heard * size)
+        fed.meter.count_transfer("model", down=down * size, up=num_answers * size)
         if bank.num_rows > 1:
-            fed.meter.count_transfer("choice", up=num_heard * CHOICE_BYTES)
+            fed.meter.count_transfer("choice", up=num_answers * CHOICE_BYTES)
 
 
 def farthest(losses: NDArray[np.float64], number: int) -> Ids:

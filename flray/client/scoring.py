@@ -230,7 +230,7 @@ def _score_stacked(
         w = {n: leaf.index_select(0, chosen).to(x.device) for n, leaf in bank.items()}
         output = outputs(w, x.repeat_interleave(mixed, 0) if mixed else x)
         if mixed:
-            of_models = output.unflatten(0, (-1, mixed)).transpose(0, 1)
+            of_models = output.reshape(-1, mixed, *output.shape[1:]).transpose(0, 1)
             output = _mixture(of_models, shares[models].T, y)
         output, labels = output.flatten(0, 1), y.flatten(0, 1)
         losses = cast(HasLosses, host.module).losses(output, labels).double()

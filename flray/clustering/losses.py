@@ -44,11 +44,11 @@ class Losses:
         if self.number is not None:
             bank = replace(bank, params=fed.initial_models(self.number))
         judgement = fed.judge(bank, cohort, "train")
-        num_asked, num_heard = len(cohort.clients), len(judgement.clients)
+        num_asked, num_answers = len(cohort.clients), len(judgement.clients)
         fed.meter.count_transfer(
             "signature",
             down=num_asked * bank.num_rows * bank.bytes_per_model,
-            up=num_heard * bank.num_rows * LOSS_BYTES,
+            up=num_answers * bank.num_rows * LOSS_BYTES,
         )
         has_examples = np.flatnonzero(judgement.best >= 0)
         losses = torch.from_numpy(judgement.loss[has_examples])

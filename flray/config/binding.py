@@ -7,7 +7,6 @@ the key. `config/parameters.py` leads back from objects to YAML.
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -84,12 +83,12 @@ class Component:
 
     def arguments(self, **injected: Any) -> Plain:
         """What the class is called with: its configuration, and what it asks for of the rest."""
-        wanted = inspect.signature(self.target).parameters
+        wanted = signature(self.target).parameters
         return self.fields | {key: value for key, value in injected.items() if key in wanted}
 
     def asked_of(self, dataset: object) -> Plain:
         """What a model's class asks to know of the dataset, such as `input_shape`."""
-        wanted = inspect.signature(self.target).parameters
+        wanted = signature(self.target).parameters
         return {name: getattr(dataset, name) for name in FROM_DATASET if name in wanted}
 
 

@@ -40,7 +40,7 @@ from flray.execution.meter import Meter
 from flray.execution.population import Population
 from flray.execution.trained import Trained, TrainedModels
 from flray.models.bank import ModelBank, Params
-from flray.models.fixed_point import Weights
+from flray.models.fixed_point import WeightArray
 from flray.models.mixing import (
     Aggregation,
     ClientModels,
@@ -497,12 +497,12 @@ class Federation(Population):
             bank: the models before the round, W.
         """
         with self.meter.phase("mix"):
-            weighted = Relation(relation.rows * self._mixing_weights(), relation.of)
+            weighted = Relation(relation.rows * self._mixing_weights(), relation.row_of_client)
             rows, owner = rows_of_clients(weighted, trained.clients, bank, self.aggregation)
             return replace(self.aggregated(rows, trained.models, bank), owner=owner)
 
     def mix_rows(
-        self, hears: Weights, trained: Trained | ClientModels, bank: ModelBank
+        self, hears: WeightArray, trained: Trained | ClientModels, bank: ModelBank
     ) -> ModelBank:
         """The bank whose row u is the mean of the clients it hears, with strength hears[u, j] n_j.
 
@@ -528,7 +528,7 @@ class Federation(Population):
         move = ServerStep(self.aggregation.optimizer, self.aggregation.server_lr, self.buffers)
         return move(mixed, bank, [(row.previous, len(row.heard) > 0) for row in rows])
 
-    def _mixing_weights(self) -> Weights:
+    def _mixing_weights(self) -> WeightArray:
         """(M,) n_k or 1 of the clients that may train, 0 for the others."""
         counts = np.zeros(self.num_clients)
         counts[self.clients] = self.weights()[self.clients]

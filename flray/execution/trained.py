@@ -16,7 +16,7 @@ from flray.engines.engine import BlockResult
 from flray.errors import ClientFailure
 from flray.execution.executor import Executor, Failed
 from flray.models.bank import Params, rows_of
-from flray.models.fixed_point import Terms, Weights
+from flray.models.fixed_point import Terms, WeightArray
 
 ATTEMPTS = 3  # attempts to answer a question; lost models are trained again between them
 PART_BYTES = 2**27  # models that are brought here at a time, where they need not all be held
@@ -42,7 +42,7 @@ class TrainedModels:
         return replace(self, index=self.index[positions])
 
     @cached_property
-    def largest(self) -> dict[str, Weights]:
+    def largest(self) -> dict[str, WeightArray]:
         """(K,) by leaf, the largest absolute value of each model."""
         blocks = [result.largest for _, result in self.done]
         return {

@@ -105,7 +105,7 @@ def forecast(
     if processes is None:
         processes = planned.plan.num_actors if planned.plan else 1
     split = parts.payload.timeline.at(1)
-    num_heard = cohort_size(len(split.clients), settings.participation)
+    num_sampled = cohort_size(len(split.clients), settings.participation)
     blocks_per_round = max(len(engine.blocks) / len(rounds), 1.0)
     at_work = min(processes, blocks_per_round)
     seconds = {
@@ -116,7 +116,7 @@ def forecast(
     }
     if planned.plan:
         seconds["transfer"] = settings.rounds * ROUND_TRIP_S * blocks_per_round / at_work
-    load = load_of(parts.payload, settings.train.batch_size, num_heard, processes)
+    load = load_of(parts.payload, settings.train.batch_size, num_sampled, processes)
     return Forecast(
         rounds=settings.rounds,
         client_steps=_total(rounds, f"^{CLIENT_STEPS}", settings.rounds),

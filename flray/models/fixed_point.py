@@ -15,7 +15,7 @@ from torch import Tensor
 from flray.data.dataset import Ids
 from flray.models.bank import Params, flat_rows
 
-Weights = NDArray[np.float64]
+WeightArray = NDArray[np.float64]
 
 # By dtype of a model, the integers in which it is summed, and the bits that a sum may use.
 FIXED_POINT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 61)}
@@ -43,7 +43,7 @@ class Terms:
     """
 
     positions: tuple[Ids, ...]  # of the models that sum v has a term of, for each v
-    weights: tuple[Weights, ...]  # of these terms, for each v
+    weights: tuple[WeightArray, ...]  # of these terms, for each v
     exponents: dict[str, Ids]  # by leaf, (V,)
 
     def __call__(self, models: Params) -> Params:
@@ -129,7 +129,7 @@ def _rounded_products(leaf: Tensor, rows: Tensor, factors: Tensor) -> Tensor:
     return leaf.index_select(0, rows).mul_(factors).round_().to(kind)
 
 
-def exponents_for(bounds: Weights, dtype: torch.dtype) -> Ids:
+def exponents_for(bounds: WeightArray, dtype: torch.dtype) -> Ids:
     """(V,) the bits after the point for sums of models of a dtype that stay below these bounds.
 
     >>> exponents_for(np.array([0.4, 100.0]), torch.float32)  # 30 bits, 7 of them before the point
@@ -140,7 +140,7 @@ def exponents_for(bounds: Weights, dtype: torch.dtype) -> Ids:
     return np.minimum(num_bits - bits_before, LARGEST_EXPONENT)
 
 
-def largest_values(models: Params) -> dict[str, Weights]:
+def largest_values(models: Params) -> dict[str, WeightArray]:
     """(K,) by leaf, the largest absolute value of each model; NaN where one is.
 
     >>> largest_values({"w": torch.tensor([[1.0, -2.0], [torch.nan, 0.0]])})

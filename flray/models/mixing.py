@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flray.data.dataset import Ids
 from flray.models.bank import ModelBank, Params, rows_of
-from flray.models.fixed_point import Terms, Weights, exponents_for, largest_values
+from flray.models.fixed_point import Terms, WeightArray, exponents_for, largest_values
 from flray.models.server_optimizers import OPTIMIZERS, NoOptimizer
 
 
@@ -58,25 +58,25 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Relation:
-    """Who hears whom in a mean: client i hears client j with strength rows[of[i], j].
+    """Who hears whom in a mean: i hears j with strength rows[row_of_client[i], j].
 
     Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
     sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once,
     so that M clients in V clusters take V M numbers.
 
     >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
-    >>> clusters.rows[clusters.of[2]]  # client 2 hears client 0 and itself
+    >>> clusters.rows[clusters.row_of_client[2]]  # client 2 hears client 0 and itself
     array([1., 0., 1.])
     """
 
-    rows: Weights  # (V, M) the distinct rows of strengths
-    of: Ids  # (M,) of[i] is the position in `rows` of the row of client i
+    rows: WeightArray  # (V, M) the distinct rows of strengths
+    row_of_client: Ids  # (M,) position in `rows` of what each client hears
 
     @classmethod
     def joint(cls, num_clients: int) -> "Relation":
         """Everybody hears everybody: FedAvg.
 
-        >>> Relation.joint(3).rows, Relation.joint(3).of
+        >>> Relation.joint(3).rows, Relation.joint(3).row_of_client
         (array([[1., 1., 1.]]), array([0, 0, 0]))
         """
         return cls(np.ones((1, num_clients)), np.zeros(num_clients, np.int64))
@@ -89,20 +89,20 @@ class Relation:
         array([[0., 0., 0.],
                [1., 0., 1.]])
         """
-        names, of = np.unique(labels, return_inverse=True)
+        names, row_of_client = np.unique(labels, return_inverse=True)
         rows = (labels == names[:, None]).astype(np.float64)
         rows[names < 0] = 0.0
-        return cls(rows, of)
+        return cls(rows, row_of_client)
 
     @classmethod
-    def of_matrix(cls, strengths: Weights) -> "Relation":
+    def of_matrix(cls, strengths: WeightArray) -> "Relation":
         """Row i of an (M, M) matrix is what client i hears; equal rows are stored once.
 
         >>> Relation.of_matrix(np.array([[1.0, 0.5], [1.0, 0.5]])).rows
         array([[1. , 0.5]])
         """
-        rows, of = np.unique(strengths, axis=0, return_inverse=True)
-        return cls(rows, of.reshape(-1))
+        rows, row_of_client = np.unique(strengths, axis=0, return_inverse=True)
+        return cls(rows, row_of_client.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class MixingRow:
     """
 
     heard: Ids  # positions in the cohort
-    a: Weights  # weights of the trained models at `heard`
+    a: WeightArray  # weights of the trained models at `heard`
     kept: Ids  # rows of the bank before
-    b: Weights  # weights of the models at `kept`
+    b: WeightArray  # weights of the models at `kept`
     previous: int = 0  # row that the model had in the bank before
 
     @property
@@ -130,7 +130,7 @@ class MixingRow:
 
 
 def mixing_row(
-    relation: Weights, previous: int, cohort: Ids, bank: ModelBank, aggregation: Aggregation
+    relation: WeightArray, previous: int, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> MixingRow:
     """The row of [A B] of a model that hears client j with strength relation[j].
 
@@ -162,7 +162,7 @@ def mixing_row(
 
 
 def mixing_rows(
-    hears: Weights, cohort: Ids, bank: ModelBank, aggregation: Aggregation
+    hears: WeightArray, cohort: Ids, bank: ModelBank, aggregation: Aggregation
 ) -> list[MixingRow]:
     """A row of [A B] for each row of the bank: model u hears client j with strength hears[u, j]."""
     return [
@@ -174,7 +174,7 @@ class Models(Protocol):
     """Trained models of K clients, which may be in the memory of the hosts that trained them."""
 
     @property
-    def largest(self) -> dict[str, Weights]:
+    def largest(self) -> dict[str, WeightArray]:
         """(K,) by leaf, the largest absolute value of each model."""
         ...
 
@@ -197,7 +197,7 @@ class HeldModels:
     """
 
     params: Params  # leaves (K, ...)
-    largest: dict[str, Weights] = field(init=False)
+    largest: dict[str, WeightArray] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "largest", largest_values(self.params))
@@ -229,13 +229,15 @@ def rows_of_clients(
     step is not 1, or where the server has an optimiser.
     """
     hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
-    hears_somebody = hears[relation.of]  # (M,)
+    hears_somebody = hears[relation.row_of_client]  # (M,)
     keeps_own = ~hears_somebody | aggregation.has_optimizer | (aggregation.server_lr != 1)
     # One number for each pair (row of the relation, row that is kept or none).
-    pairs = relation.of * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
+    pairs = relation.row_of_client * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
     _, first, owner = np.unique(pairs, return_index=True, return_inverse=True)
     rows = [
-        mixing_row(relation.rows[relation.of[i]], int(bank.owner[i]), cohort, bank, aggregation)
+        mixing_row(
+            relation.rows[relation.row_of_client[i]], int(bank.owner[i]), cohort, bank, aggregation
+        )
         for i in first
     ]
     return rows, owner.reshape(-1)
@@ -286,7 +288,7 @@ def _means(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:
 
 
 def _exponents(
-    rows: Sequence[MixingRow], largest: dict[str, Weights], bank: Params
+    rows: Sequence[MixingRow], largest: dict[str, WeightArray], bank: Params
 ) -> dict[str, Ids]:
     """By leaf (V,): how many bits after the point the sum of each row has room for."""
     used = np.unique(np.concatenate([row.kept for row in rows]))

@@ -29,6 +29,8 @@ from flray.records.command import COMMAND
 from flray.records.inside import refuse_links_out
 from flray.records.recorded import CLIENT_NAMES, CONFIGURATIONS, FILES, Json, RunRecords
 
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # tenfold faster where libyaml is there
+
 
 class RunDirectory(RunRecords):
     """Everything a run records, and the rules by which an experiment may start or go on in it.
@@ -224,7 +226,7 @@ class RunDirectory(RunRecords):
 
 
 def _to_yaml(config: Config) -> str:
-    text: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
 

@@ -46,7 +46,8 @@ def explorer(clustering: ClusteringRecord, run: RunRecord) -> Plain | None:
         run: Its run, for the settings and for the sweep that it may be part of.
     """
     tree, partition = tree_of(clustering), run.value(PARTITION)
-    if tree is None or clustering.is_overlapping or not isinstance(partition, Mapping):
+    D = None if clustering.is_overlapping else clustering.D
+    if tree is None or D is None or not isinstance(partition, Mapping):
         return None
     threshold = partition.get("threshold")
     key = "number" if threshold is None else "threshold"
@@ -64,7 +65,7 @@ def explorer(clustering: ClusteringRecord, run: RunRecord) -> Plain | None:
         "points": _thousandths(points),
         "owners": owner.tolist(),
         "how": how,
-        "edges": nearest_neighbours(clustering.D, NEIGHBOURS).tolist(),
+        "edges": nearest_neighbours(D, NEIGHBOURS).tolist(),
         "colours": list(GROUPS),
         "key": key,
         "start": clustering.num_clusters if threshold is None else min(threshold, 2 * tree[-1, 2]),

@@ -22,7 +22,7 @@ SIGTERM_NOTICE = "SIGTERM: stopping after the round in progress"
 OnRound = Callable[[dict[str, Any]], None]  # Any: one value a column
 ShouldStop = Callable[[], bool]
 # Computes the rounds of a run that are left; True when all of them are done.
-Play = Callable[[OnRound, ShouldStop], bool]
+ComputeRounds = Callable[[OnRound, ShouldStop], bool]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Monitor:
 
 
 def conduct(
-    play: Play, out: Path, monitor: Monitor, experiment: "Experiment | None" = None
+    compute: ComputeRounds, out: Path, monitor: Monitor, experiment: "Experiment | None" = None
 ) -> bool:
     """Run the rounds that are left of a run; the one way to do it for every launch.
 
@@ -51,7 +51,7 @@ def conduct(
     the rounds end early when the monitor or somebody who watches the directory asks for it.
 
     Args:
-        play: Computes the rounds: here, on actors, as a trial.
+        compute: Computes the rounds: here, on actors, as a trial.
         out: The run directory, which is made if it does not exist and nothing refuses the run.
         monitor: Called after each round, and asked whether to stop.
         experiment: Its tracker gets the rounds; None: nothing is tracked, nor imported for it.
@@ -73,7 +73,7 @@ def conduct(
 
             tracker = tracked(experiment, out, on_round, monitor.draw, monitor.group)
             on_round = stack.enter_context(tracker)
-        return play(on_round, lambda: monitor.should_stop() or wish.exists())
+        return compute(on_round, lambda: monitor.should_stop() or wish.exists())
 
 
 def ask_to_stop(out: Path) -> None:

@@ -151,7 +151,7 @@ def drive(request: Request, processes: "Processes", draw: Callable[[Path], Seque
     from flray.runs.conduct import Monitor, conduct, noticing_sigterm
     from flray.server import actor
 
-    def play(on_round: "OnRound", should_stop: "ShouldStop") -> bool:
+    def compute(on_round: "OnRound", should_stop: "ShouldStop") -> bool:
         run = actor.Run(request.build, request.out, on_round, should_stop)
         return actor.run_on_actors(run, processes)
 
@@ -164,7 +164,7 @@ def drive(request: Request, processes: "Processes", draw: Callable[[Path], Seque
     copy = (lambda _row: mirror.push_sometimes()) if mirror else (lambda _row: None)
     try:
         with noticing_sigterm(print) as is_ending:
-            conduct(play, request.out, Monitor(copy, is_ending, draw), experiment)
+            conduct(compute, request.out, Monitor(copy, is_ending, draw), experiment)
     finally:
         if mirror is not None:
             mirror.push()

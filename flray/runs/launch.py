@@ -8,7 +8,7 @@ from pathlib import Path
 from flray.config.experiment import Experiment
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
-from flray.runs.conduct import Monitor, OnRound, Play, ShouldStop, conduct
+from flray.runs.conduct import ComputeRounds, Monitor, OnRound, ShouldStop, conduct
 from flray.runs.preparing import Prepared
 from flray.server.actor import Run, pickled, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
@@ -53,14 +53,17 @@ def run_experiment(
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     on_ray = experiment.settings.execution.executor == "ray"
-    play: Play = partial(_play_on_actors if on_ray else _play_here, experiment, directory)
-    if directory.is_finished(experiment.plain):
-        play = _play_nothing  # a tracker may still lack rounds of it
-    conduct(play, directory.path, monitor, experiment)
-    return checked_summary(directory)
+    compute: ComputeRounds = partial(
+        _compute_on_actors if on_ray else _compute_here, experiment, directory
+    )
+    was_finished = directory.is_finished(experiment.plain)
+    if was_finished:
+        compute = _compute_nothing  # a tracker may still lack rounds of it
+    conduct(compute, directory.path, monitor, experiment)
+    return checked_summary(directory) if was_finished else directory.summary()
 
 
-def _play_here(
+def _compute_here(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
     """Compute the rounds in this process."""
@@ -77,7 +80,7 @@ def _prepared(experiment: Experiment, directory: RunDirectory) -> tuple[Experime
     return experiment, parts
 
 
-def _play_on_actors(
+def _compute_on_actors(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
     """Compute the rounds on actors; the data are dealt here and sent to the server."""
@@ -88,6 +91,6 @@ def _play_on_actors(
     return run_on_actors(Run(build, directory.path, on_round, should_stop), processes)
 
 
-def _play_nothing(*_: object) -> bool:
+def _compute_nothing(*_: object) -> bool:
     """Compute no rounds, because all are done."""
     return True

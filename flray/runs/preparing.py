@@ -93,29 +93,29 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     module = draw_module(experiment, dataset)
     if dataset.images.dtype.kind == "i" and getattr(module, "takes_numbers", False):
         dataset = replace(dataset, images=dataset.images.astype(np.float32))
-    num_heard = cohort_size(len(split.clients), settings.participation)
+    num_sampled = cohort_size(len(split.clients), settings.participation)
     num_actors = execution.actors.number(split.num_clients)
     is_on_ray = execution.executor == "ray"
     num_hosts = num_actors if pool is not None and is_on_ray else 1
-    host = _host_settings(experiment, module, num_heard, num_hosts)
+    host = _host_settings(experiment, module, num_sampled, num_hosts)
     host = replace(host, scores=_computed_scores(experiment, dataset, module))
     if dataset.scaled is not None and dataset.scaled.any():
         dataset = dataset.standardised(split.trained_rows)
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
     if not is_on_ray:
         return Prepared(payload, None)
-    load = load_of(payload, settings.train.batch_size, num_heard, num_actors)
+    load = load_of(payload, settings.train.batch_size, num_sampled, num_actors)
     return Prepared(payload, ActorPlan.of(execution.actors, execution.server, num_actors, load))
 
 
 def _host_settings(
-    experiment: Experiment, module: LightningModule, num_heard: int, num_hosts: int
+    experiment: Experiment, module: LightningModule, num_sampled: int, num_hosts: int
 ) -> HostSettings:
     """How a host computes; what the experiment leaves open follows from model, device and cohort.
 
     Args:
         module: Its model, whose size decides the default block.
-        num_heard: Clients that train in a round.
+        num_sampled: Clients that train in a round.
         num_hosts: Hosts among which the default block divides them.
     """
     execution, device = (
@@ -131,7 +131,7 @@ def _host_settings(
         engine=execution.engine,
         device=device,
         dtype=execution.dtype,
-        num_slots=execution.block or default_block(num_params, num_heard, device, num_hosts),
+        num_slots=execution.block or default_block(num_params, num_sampled, device, num_hosts),
         threads=threads,
         seed=experiment.settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
@@ -191,13 +191,13 @@ def run_data(experiment: Experiment, dataset: Dataset, timeline: Timeline) -> Ru
     return RunData(split, dataset, timeline, bool(settings.events), settings.seed)
 
 
-def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) -> Load:
+def load_of(payload: Payload, batch_size: int, num_sampled: int, num_actors: int) -> Load:
     """What a run keeps in the memory of its actors.
 
     Args:
         payload: Module, data and settings of a host.
         batch_size: Examples of a client's batch.
-        num_heard: Clients that train in a round.
+        num_sampled: Clients that train in a round.
         num_actors: Actors among which their blocks are divided.
     """
     settings, split = payload.settings, payload.timeline.at(1)
@@ -211,8 +211,8 @@ def load_of(payload: Payload, batch_size: int, num_heard: int, num_actors: int) 
         block=settings.num_slots,
         at_once=models_at_once(payload.module, settings),
         activations=bytes_of_steps(payload.module, shape, batch_size, settings),
-        cohort=num_heard,
-        actor_blocks=-(-num_heard // (settings.num_slots * num_actors)),
+        cohort=num_sampled,
+        actor_blocks=-(-num_sampled // (settings.num_slots * num_actors)),
         on_gpu=settings.device != "cpu",
     )
 

@@ -311,12 +311,12 @@ class Trial:
         callbacks = _WriteAtOnce() if context.is_scheduled else server.callbacks
         monitor = Monitor(self.on_round, self.cache.is_over, context.draw, context.folder.name)
 
-        def play(on_round: OnRound, should_stop: ShouldStop) -> bool:
+        def compute(on_round: OnRound, should_stop: ShouldStop) -> bool:
             self.fed.meter.read_and_reset()
             heard = replace(server, on_round=on_round, should_stop=should_stop)
             return replace(heard, callbacks=callbacks).run()
 
-        if not conduct(play, directory.path, monitor, self.experiment):
+        if not conduct(compute, directory.path, monitor, self.experiment):
             raise OutOfTime
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import pickle
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
@@ -72,13 +74,6 @@ class TestEveryAlgorithm:
         else:
             assert copy is gradient
 
-    def test_runs_learns_and_reports(self, name, tiny_run) -> None:
-        result = tiny_run(*named(name), "rounds=6", "participation=1", "evaluate.every=6")
-        losses = result.rounds["train_loss"]
-        assert losses.iloc[-1] < losses.iloc[0]
-        assert result.summary["accuracy_mean"] > 0.15
-        assert result.summary["client_steps"] == result.rounds["client_steps"].sum() > 0
-
     def test_one_sample_clients_do_not_break_it(self, name, tiny_run) -> None:
         result = tiny_run(
             *named(name, "split={name: iid, clients: 5, samples_per_client: 1}"),
@@ -89,11 +84,15 @@ class TestEveryAlgorithm:
         rounds = 2 + PASSES_BEFORE.get(name, 0)
         assert result.summary["client_steps"] == 5 * 2 * rounds * steps  # clients, epochs
 
-    def test_its_resolved_config_runs_again_and_resumes_to_the_same_result(
-        self, name, known_run, tmp_path
+    def test_learns_and_its_resolved_config_resumes_to_the_same_result(
+        self, name, tiny_run, tmp_path
     ) -> None:
-        first, seen = known_run(*named(name), "rounds=3"), []
-        config = yaml.safe_load((first.path / "config.yaml").read_text())
+        first = tiny_run(*named(name), "rounds=6", "participation=1", "evaluate.every=6")
+        losses = first.rounds["train_loss"]
+        assert losses.iloc[-1] < losses.iloc[0]
+        assert first.summary["accuracy_mean"] > 0.15
+        assert first.summary["client_steps"] == first.rounds["client_steps"].sum() > 0
+        config, seen = yaml.safe_load((first.path / "config.yaml").read_text()), []
         experiment, out = parse_experiment(config), tmp_path / "again"
         run_experiment(experiment, out, on_round=seen.append, should_stop=lambda: len(seen) >= 2)
         assert len(seen) == 2
@@ -145,14 +144,20 @@ NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
 }
 
 
-# Variants of an algorithm, each of which has its own case or a variant that goes further.
-MORE = ("wd, before round 1", "repa, by directions", "flt, fine-tuned centrally")
+def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
+    """Parameters of a test; those that are not quick share their mechanism with one that is."""
+    assert set(quick) <= set(cases)
+    marks = {True: (), False: (pytest.mark.long,)}
+    return [pytest.param(case, marks=marks[case in quick]) for case in cases]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[pytest.mark.long] * (case in MORE)) for case in NO_INFLUENCE],
-)
+NO_INFLUENCE_QUICKLY = ("cfl", "clove", "ditto", "fedala", "fedavg", "feddrift", "fedem", "fedsem")
+NO_INFLUENCE_QUICKLY += ("fedsoft", "flexcfl", "flhc, clustered again", "flis_dc", "flis_hc")
+NO_INFLUENCE_QUICKLY += ("flt, fine-tuned in turn", "flt, soft", "ifca, sharing layers", "repa")
+NO_INFLUENCE_QUICKLY += ("scaffold",)
+
+
+@pytest.mark.parametrize("case", some_long(NO_INFLUENCE, NO_INFLUENCE_QUICKLY))
 def test_data_of_holdout_clients_change_nothing_for_others(
     case, tiny_run, tmp_path, monkeypatch
 ) -> None:
@@ -189,7 +194,13 @@ PLACED_BY_SIGNATURE |= {"pca_km_hc", "repa", "wd"}
 PLACED_BY_CHOICE = {"clove", "feddrift", "fedem", "fedrc", "fedsoft", "flis_dc", "flis_hc", "ifca"}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# Each with a mechanism of its own to place clients, and methods that need none.
+UNSEEN_QUICKLY = ("cfl", "clove", "ditto", "fedala", "fedavg", "feddrift", "fedem", "fedrep")
+UNSEEN_QUICKLY += ("fedsem", "fedsoft", "flexcfl", "flhc", "flis_dc", "flis_hc", "flt", "ifca")
+UNSEEN_QUICKLY += ("per_fedavg", "repa")
+
+
+@pytest.mark.parametrize("name", some_long(ALGORITHMS, UNSEEN_QUICKLY))
 def test_unseen_clients_get_a_model_and_train_it(name, tiny_run) -> None:
     """FLIS, Table IV: clients that never trained are scored after some epochs of their own, and
     their placing is counted, beside the same training from which they are away."""

@@ -73,7 +73,18 @@ def losses_of(result, client: int) -> list[float]:
     return scores.sort_values("round")["loss"].tolist()
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = (
+    "flhc",
+    "flt, newcomers by fcr",
+    "flt, fine-tuned in turn",
+    "repa before round 1",
+    "flis_hc",
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case not in QUICK)) for case in CASES]
+)
 class TestDropped:
     def test_a_client_that_never_answers_keeps_its_model(
         self, case, tiny_run, no_signature

@@ -198,7 +198,7 @@ class TestChange:
             pytest.param("{flags: events, more_than: 10}", marks=pytest.mark.long),
             "{flags: loss, more_than: 5}",
             "{flags: update, more_than: 5, jump: 2.0}",
-            "{every: 4}",
+            pytest.param("{every: 4}", marks=pytest.mark.long),
         ],
     )
     def test_with_it_the_groups_are_found_again(self, known_run, dynamic) -> None:

@@ -78,6 +78,7 @@ class TestDigits:
     def test_flt_finds_label_groups_by_matching(self, found) -> None:
         assert found(*MATCHING) >= 0.95
 
+    @pytest.mark.long
     def test_flt_never_sees_labels(self, found) -> None:
         """Groups that call the same images by other names look alike to an encoder."""
         swapped = "split={name: label_swap, clients: 20, groups: 4}"

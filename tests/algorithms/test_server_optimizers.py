@@ -109,7 +109,12 @@ AVERAGING = {
 }
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+AS_FEDAVG = ("fednova", "fedper", "fedsem", "per_fedavg", "flis_dc")  # in how they average
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in AS_FEDAVG)) for n in AVERAGING]
+)
 def test_fedavgm_without_momentum_is_the_method_itself(name, tiny_run, known_run) -> None:
     given = [f"algorithm={name}", *AVERAGING[name], "rounds=3"]
     optimizer = "aggregate.optimizer={name: fedavgm, momentum: 0}"

@@ -23,7 +23,7 @@ from scenarios import TINY
 
 pytestmark = pytest.mark.slow
 
-SAMPLE = 24
+SAMPLE = 12
 COMMON = {**TINY, "algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 3}
 RUNS = ("whole", "part")
 

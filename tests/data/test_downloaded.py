@@ -83,6 +83,7 @@ def test_cifar100_jpeg_has_the_colours_of_cifar100() -> None:
     assert np.abs(means - dataset.normalization.mean).max() < 0.002
 
 
+@pytest.mark.long
 def test_flts_encoders_see_twenty_classes() -> None:
     subset = Cifar100Subset(files="cifar100_jpeg").load()
     assert (subset.images.shape, subset.num_train) == ((12_000, 3, 32, 32), 10_000)

@@ -16,7 +16,7 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded
 
-from scenarios import RAGGED, TINY, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, TINY, block_of, noise_dataset, pairwise, place, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +36,9 @@ def setup(training: Training, augment: str = "none"):
     return module, examples, block_of(split, module, training)
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("optimizer", TRAININGS)
+@pytest.mark.parametrize(
+    ("augment", "gradient", "optimizer"), pairwise(["none", "crop_flip"], GRADIENTS, TRAININGS)
+)
 def test_lightning_is_loop_bit_by_bit(optimizer, gradient, augment) -> None:
     training, hook = TRAININGS[optimizer], GRADIENTS[gradient]
     module, examples, block = setup(training, augment)

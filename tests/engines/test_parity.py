@@ -122,6 +122,7 @@ def test_vectorized_is_loop(model, optimizer, gradient, augment, dtype) -> None:
     assert np.abs(a.loss - b.loss).max() < tolerance
 
 
+@pytest.mark.long
 def test_parity_of_the_large_cnn() -> None:
     training = OPTIMIZERS["momentum"]
     case = make("flhc_cnn", torch.float64, training)
@@ -317,9 +318,10 @@ def still(case: Case, leaves: set[str], params: dict[str, torch.Tensor]) -> bool
     )
 
 
-@pytest.mark.parametrize("optimizer", ["weight_decay", "adam", "module"])
-@pytest.mark.parametrize("model", ["mlp200", "squared_error"])
-@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize(
+    ("model", "optimizer", "gradient"),
+    pairwise(["mlp200", "squared_error"], ["weight_decay", "adam", "module"], GRADIENTS),
+)
 def test_only_some_leaves_are_trained(model, optimizer, gradient) -> None:
     """Written out, by vmap and one by one, as by a module whose other parameters are frozen."""
     whole = OPTIMIZERS[optimizer]

@@ -116,8 +116,14 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", TRAININGS)
-@pytest.mark.parametrize("hook", HOOKS)
+PAIRS = [
+    pytest.param(optimizer, hook, marks=[pytest.mark.long] * ((i + k) % 2))
+    for i, optimizer in enumerate(TRAININGS)
+    for k, hook in enumerate(HOOKS)
+]
+
+
+@pytest.mark.parametrize(("optimizer", "hook"), PAIRS)
 def test_written_out_is_loop(optimizer, hook) -> None:
     """Ragged clients in tiles with dummies, crops, dropout, odd kernels."""
     training = TRAININGS[optimizer]

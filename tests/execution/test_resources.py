@@ -117,7 +117,7 @@ def test_a_larger_block_and_a_stacked_engine_ask_for_more() -> None:
     def asked(*overrides: str) -> int:
         ray = ["execution.executor=ray", *overrides]
         payload = prepare(parse_experiment(override(TINY, [*LARGE, *ray]))).payload
-        return load_of(payload, batch_size=10, num_heard=3, num_actors=1).of_actor()
+        return load_of(payload, batch_size=10, num_sampled=3, num_actors=1).of_actor()
 
     small = asked("execution.block=2")
     assert PROCESS_BYTES < small < asked("execution.block=10")

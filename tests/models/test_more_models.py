@@ -194,7 +194,7 @@ TRAINED = [
     pytest.param("residual_conv_ae", {}, 2, marks=pytest.mark.long),
     pytest.param("residual_conv_ae", {"batch_norm": "first_two"}, 3, marks=pytest.mark.long),
     pytest.param("supervised_ae", {"num_classes": 10}, 7, marks=pytest.mark.long),
-    ("supervised_ae", {"num_classes": 10, "variant": "ae"}, 4),
+    pytest.param("supervised_ae", {"num_classes": 10, "variant": "ae"}, 4, marks=pytest.mark.long),
 ]
 
 

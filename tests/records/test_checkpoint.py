@@ -348,7 +348,7 @@ def next_state(state, step):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(step, min_size=1, max_size=15), st.sampled_from([2, 3, 8]))
 def test_any_sequence_of_changes_comes_back_bit_by_bit(steps, max_files):
     state = {"table": np.zeros((4, 3), dtype=np.float32), "owner": torch.zeros(2)}

@@ -39,17 +39,17 @@ def dealt(monkeypatch) -> list[object]:
 def test_the_lock_is_held_and_an_earlier_wish_to_stop_is_forgotten(tmp_path: Path) -> None:
     ask_to_stop(tmp_path)
 
-    def play(on_round, should_stop) -> bool:
+    def compute(on_round, should_stop) -> bool:
         assert holder(tmp_path) == os.getpid()
         assert not should_stop()
         with pytest.raises(ExperimentError, match="being run by another process"):
-            conduct(play, tmp_path, Monitor())
+            conduct(compute, tmp_path, Monitor())
         ask_to_stop(tmp_path)
         on_round({"round": 1})
         return not should_stop()
 
     rows: list[dict[str, int]] = []
-    assert not conduct(play, tmp_path, Monitor(rows.append))
+    assert not conduct(compute, tmp_path, Monitor(rows.append))
     assert rows == [{"round": 1}]
     assert holder(tmp_path) is None
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,9 @@ def test_a_decay_of_one_is_a_plain_number(known_run) -> None:
     assert sha(known_run("train.lr={start: 0.1}")) == sha(known_run())
 
 
-@pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+@pytest.mark.parametrize(
+    "engine", ["loop", "vectorized", pytest.param("lightning", marks=pytest.mark.long)]
+)
 def test_each_round_has_its_own_rate(tiny_run, tmp_path, engine) -> None:
     """Two rounds with 0.1, then two with 0.05, are the schedule's bits in every engine."""
     execution = f"execution.engine={engine}"

@@ -223,7 +223,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("more", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param(CASES[c], marks=[pytest.mark.long] * (c == "fedavg")) for c in CASES],
+    ids=CASES,
+)
 def test_what_is_trained_and_all_other_columns_do_not_depend_on_it(tiny_run, more) -> None:
     plain, judged_too = tiny_run(*more), tiny_run(*more, *BOTH)
     new = [key for key in judged_too.summary if key.startswith(NEW)]

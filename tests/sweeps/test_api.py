@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("cluster", "no_figures")
 def test_a_sweep_of_a_mapping_gives_its_table_its_best_and_its_runs(tmp_path, capsys) -> None:
     space = {
         "experiment": {**TINY, "rounds": 2, "split": {"name": "iid", "clients": 4}},

@@ -185,7 +185,7 @@ MOMENTS = {"aggregate": {"optimizer": "fedadam", "server_lr": 0.02}}
 STOP = {"stop": {"patience": 1}}
 
 
-@pytest.mark.parametrize("settings", [COSINE, MOMENTS, STOP])
+@pytest.mark.parametrize("settings", [COSINE | MOMENTS, STOP])
 def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, settings) -> None:
     experiment = {"algorithm": {"name": "flhc", "rounds_before": 2}, "rounds": 5, **settings}
     space = space_of(experiment, {THRESHOLD: [0.3, 5.0]}, baseline={"algorithm": "fedavg"})
@@ -535,7 +535,7 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_numbers(tmp_path, monkeypa
     assert state.status == "done"
 
 
-@pytest.mark.parametrize("score", ["accuracy", "perplexity"])
+@pytest.mark.parametrize("score", [pytest.param("accuracy", marks=pytest.mark.long), "perplexity"])
 def test_rows_are_put_together_with_every_protocol_of_their_evaluation(score, tmp_path) -> None:
     evaluate = {"on": "global", "fine_tune": {"epochs": 1}, "scores": [score]}
     space = space_of(FLHC_1 | {"rounds": 3, "evaluate": evaluate}, {THRESHOLD: [1e9, 0.0]})

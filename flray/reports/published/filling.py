@@ -148,7 +148,7 @@ def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.Da
     numbers_of = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [n.get(key) for n in numbers_of] for name, key in keys.items()})
     frame = (
-        frame.assign(value=[_value(run, metric, t) for run in runs])
+        frame.assign(value=pd.Series([_value(run, metric, t) for run in runs], dtype=float))
         .astype(float)
         .assign(
             run=pd.Series(list(runs), dtype=object),
