@@ -291,6 +291,20 @@ class TestEveryMethod:
             assert sha(often) == sha(once), then
             assert list(read_clusterings(often.path))[-1] == 2
 
+    def test_signatures_start_from_the_model_of_the_first_clustering(
+        self, tiny_run, monkeypatch, name
+    ) -> None:
+        observe, started = Pipeline.observe, []
+
+        def noting(self, fed, bank, cohort, memory):
+            started.append(bank.sha256())
+            return observe(self, fed, bank, cohort, memory)
+
+        monkeypatch.setattr(Pipeline, "observe", noting)
+        tiny_run(*with_groups(name, "when: every, every: 1"), "rounds=2")
+        assert len(started) >= 2
+        assert len(set(started)) == 1
+
     def test_resumes_between_clusterings_with_clients_that_come_and_go(
         self, tiny_run, tmp_path, name
     ) -> None:
