@@ -120,7 +120,8 @@ def counted_gradients() -> Iterator[list[int]]:
     """Calls of `grad` in each round so far, while everything runs in this process."""
     train, calls, rounds = Federation.train, [0], [0]
 
-    def counting(fed: Federation, bank: Any, cohort: Any, gradient: Any, *rest: Any, **more: Any):  # noqa: ANN202  # Any: as `Federation.train` has them
+    # Any: as `Federation.train` and hooks have them
+    def counting(fed: Any, bank: Any, cohort: Any, gradient: Any, *rest: Any, **more: Any) -> Any:
         if cohort.t != rounds[0]:
             rounds[0] = cohort.t
             calls.append(0)

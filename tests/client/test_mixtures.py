@@ -47,7 +47,7 @@ def test_a_mixture_is_scored_by_the_mean_of_probabilities(monkeypatch) -> None:
     one = [ScoreJob(1, ids[k : k + 1], SHARES) for k in (0, len(ids) - 1)]
     pair = score_models(host, bank, one)  # whatever it is scored with, and one by one
     assert [p.loss[0] for p in pair] == [mixture.loss[0], mixture.loss[-1]]
-    monkeypatch.setattr(scoring, "_stacked_outputs", lambda host: None)
+    monkeypatch.setattr(scoring, "_stacked_outputs", lambda _host: None)
     np.testing.assert_allclose(score_models(host, bank, jobs[1:2])[0].loss, mixture.loss, rtol=1e-9)
     alone = score_models(host, bank, [ScoreJob(1, ids)])[0]
     np.testing.assert_allclose(second.loss, alone.loss, rtol=1e-12)  # loaded after a mixture
