@@ -67,6 +67,7 @@ def main() -> None:
     common += ["execution.threads=1"] if options.device == "cpu" else []
     common += [f"rounds={options.rounds}", f"evaluate.every={options.rounds}"]
     print(f"| {HEADINGS} |\n|{'---|' * (HEADINGS.count('|') + 1)}")
+    costs("fedavg", common)  # the first run of a process is slower
     fedavg: dict[str, float] = {}
     for name in dict.fromkeys(["fedavg", *options.methods]):
         cost = costs(name, common)

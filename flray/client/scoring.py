@@ -218,7 +218,7 @@ def _score_stacked(
         w = {n: leaf.index_select(0, chosen).to(x.device) for n, leaf in bank.items()}
         output = outputs(w, x.repeat_interleave(mixed, 0) if mixed else x)
         if mixed:  # log Σ_k π_k p_k
-            log_p = _log_probabilities(output, 3).unflatten(0, (-1, mixed))
+            log_p = _log_probabilities(output, 3).view(-1, mixed, *output.shape[1:])
             output = (log_p + shares[models, :, None, None].to(x).log()).logsumexp(1)
         output, labels = output.flatten(0, 1), y.flatten(0, 1)
         losses = cast(HasLosses, host.module).losses(output, labels).double()
