@@ -67,6 +67,7 @@ def main() -> None:
     common += ["execution.threads=1"] if options.device == "cpu" else []
     common += [f"rounds={options.rounds}", f"evaluate.every={options.rounds}"]
     print(f"| {HEADINGS} |\n|{'---|' * (HEADINGS.count('|') + 1)}")
+    costs("fedavg", common)  # the first run of a process is slower
     fedavg: dict[str, float] = {}
     for name in dict.fromkeys(["fedavg", *options.methods]):
         cost = costs(name, common)
@@ -120,9 +121,8 @@ def counted_gradients() -> Iterator[list[int]]:
     """Calls of `grad` in each round so far, while everything runs in this process."""
     train, calls, rounds = Federation.train, [0], [0]
 
-    def counting(
-        fed: Federation, bank: Any, cohort: Any, gradient: Any, *rest: Any, **more: Any
-    ):  # Any: as `Federation.train` has them
+    # Any: as `Federation.train` and hooks have them
+    def counting(fed: Any, bank: Any, cohort: Any, gradient: Any, *rest: Any, **more: Any) -> Any:
         if cohort.t != rounds[0]:
             rounds[0] = cohort.t
             calls.append(0)

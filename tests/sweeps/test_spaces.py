@@ -47,6 +47,7 @@ BESIDE = (
     "flt_cifar10_signatures",
     "flt_samples",
     "flt_writers",
+    "planted_mnist",
     "repa_correlation",
     "repa_mild_drift",
     "repa_mnist",

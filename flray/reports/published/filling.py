@@ -147,14 +147,11 @@ def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.Da
     keys |= {key: key for key in TIE_BREAKERS}
     numbers_of = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [n.get(key) for n in numbers_of] for name, key in keys.items()})
-    frame = (
-        frame.assign(value=pd.Series([_value(run, metric, t) for run in runs], dtype=float))
-        .astype(float)
-        .assign(
-            run=pd.Series(list(runs), dtype=object),
-            seed=[-1 if run.seed is None else run.seed for run in runs],
-            missing_seeds=[run.missing_seeds for run in runs],
-        )
+    frame["value"] = pd.Series([_value(run, metric, t) for run in runs], dtype=float)
+    frame = frame.astype(float).assign(
+        run=pd.Series(list(runs), dtype=object),
+        seed=[-1 if run.seed is None else run.seed for run in runs],
+        missing_seeds=[run.missing_seeds for run in runs],
     )
     return frame.dropna(subset=["value", "test"])
 
