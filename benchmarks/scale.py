@@ -1,7 +1,8 @@
 """What many clients cost: rounds, a clustering pass and distances of updates, by number of clients.
 
     python benchmarks/scale.py                                        small, on a CPU
-    python benchmarks/scale.py --clients 1000 2000 5000 10000 --rounds 30 > scale.jsonl
+    python benchmarks/scale.py --what rounds clustering --images 20 --rounds 30 \\
+        --clients 100 1000 10000 100000 > scale.jsonl                 the curve of docs/scaling.md
     python benchmarks/scale.py --what clustering --clients 2000       FL+HC's pass over all clients
     python benchmarks/scale.py --what distances --clients 10000 --device cuda --models mlp200 \\
         flhc_cnn
@@ -9,7 +10,10 @@
 
 Each measurement runs in a process of its own and is one JSON line: seconds, and the peak memory of
 the process (of the GPU for distances on one, without the updates themselves). Rounds have 100
-clients of 60 images each, MLP-200, whatever the number of clients there are.
+clients of 60 images each, MLP-200, whatever the number of clients there are; `cpu_s` is the
+processor time of a round, which other programs on the machine change less than its seconds.
+`clustering` is FL+HC without D: updates sketched to 256 numbers, groups of groups (two_level), one
+round, its evaluation on all clients, and the page of the run.
 """
 
 import argparse
@@ -18,13 +22,29 @@ import resource
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from statistics import median
+from time import perf_counter, process_time
 from typing import Any
 
-METHODS = ("fedavg", "scaffold", "local")
+METHODS = ("fedavg", "scaffold", "local", "ifca", "flhc")
+# Methods with keys. FL+HC is measured after its clustering: clients are clustered by known groups.
+ALGORITHMS: dict[str, Any] = {
+    "ifca": {"name": "ifca", "number": 3},
+    "flhc": {
+        "name": "flhc",
+        "rounds_before": 1,
+        "cohort_size": "joint",
+        "clustering": {"partition": "given"},
+    },
+}
+WITHOUT_D: dict[str, Any] = {
+    "embed": {"name": "sketch", "dim": 256},
+    "partition": {"name": "two_level", "groups": 1000, "number": 10},
+}
 METRICS = ("l1", "l2", "cosine")
-COHORT, IMAGES = 100, 60
+COHORT, SAMPLE = 100, 1000
 COLUMNS = 4096  # of the updates drawn at a time
 
 Found = dict[str, Any]  # Any: JSON
@@ -38,6 +58,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--clients", nargs="+", type=int, default=[200, 400])
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--images", type=int, default=60, help="of a client")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--models", nargs="+", default=["mlp200"], help="of distances")
     parser.add_argument("--metrics", nargs="+", default=list(METRICS), choices=METRICS)
@@ -60,7 +81,12 @@ def main() -> None:
 def cases(given: argparse.Namespace) -> list[Found]:
     found: list[Found] = []
     for clients in given.clients:
-        each = {"clients": clients, "device": given.device, "rounds": given.rounds}
+        each = {
+            "clients": clients,
+            "device": given.device,
+            "rounds": given.rounds,
+            "images": given.images,
+        }
         if "rounds" in given.what:
             found += [{"what": "rounds", "method": m, **each} for m in given.methods]
         if "clustering" in given.what:
@@ -82,34 +108,69 @@ def measure(case: Found) -> Found:
 
 def run(case: Found) -> dict[str, float]:
     """Rounds of a method, or a round of FL+HC with its clustering pass."""
+    import flray
     from flray.config.experiment import parse_experiment
     from flray.records.run_directory import RunDirectory
+    from flray.runs.conduct import Monitor
     from flray.runs.launch import run_experiment
 
+    cpu = [process_time()]
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Monitor(lambda _row: cpu.append(process_time()), lambda: False)
+        run_experiment(parse_experiment(experiment(case)), Path(folder), False, watch)
+        rounds = RunDirectory(folder).rounds()
+        begin = perf_counter()
+        if case["what"] == "clustering":
+            flray.report(folder)
+        report_s = perf_counter() - begin
+    last = rounds.iloc[-1]
+    if case["what"] == "clustering":
+        return {
+            "train_everybody_s": last["seconds_probe"],
+            "sketch_s": last["seconds_signature"] - last["seconds_probe"],
+            "cluster_s": last["seconds_cluster"],
+            "evaluate_s": last["seconds_evaluate"],
+            "report_s": report_s,
+            "cpu_s": cpu[-1] - cpu[0],
+        }
+    later = rounds.iloc[1:-2] if len(rounds) > 3 else rounds  # the last two are evaluated
+    spent = [after - before for before, after in pairwise(cpu[1:])]  # of rounds 2, 3, ...
+    return {
+        "start_cpu_s": cpu[1] - cpu[0],  # data dealt, first round and its clustering
+        "round_s": later["seconds"].median(),
+        "cpu_s": median(spent[:-2] or spent),
+        "checkpoint_s": later["seconds_checkpoint"].median(),
+        "evaluate_sample_s": rounds["seconds_evaluate"].iloc[-2],
+        "evaluate_s": last["seconds_evaluate"],
+    }
+
+
+def experiment(case: Found) -> Found:
+    """The experiment of a case, as YAML has it."""
     clients, is_pass = case["clients"], case["what"] == "clustering"
-    rounds = 1 if is_pass else case["rounds"]
-    experiment = {
-        "dataset": {"name": "synthetic", "num_train": clients * IMAGES, "num_test": clients},
-        "split": {"name": "iid", "clients": clients, "validation": 0.0},
+    rounds = 1 if is_pass else max(case["rounds"], 2)
+    has_groups = case["method"] == "flhc" and not is_pass
+    algorithm = ALGORITHMS.get(case["method"], case["method"])
+    if is_pass:
+        groups = min(WITHOUT_D["partition"]["groups"], max(clients // 4, 10))
+        clustering = {**WITHOUT_D, "partition": {**WITHOUT_D["partition"], "groups": groups}}
+        algorithm = {"name": "flhc", "rounds_before": 1, "clustering": clustering}
+    evaluate = {"every": rounds, "also": [rounds - 1], "clients": SAMPLE}
+    return {
+        "dataset": {
+            "name": "synthetic",
+            "num_train": clients * case["images"],
+            "num_test": clients,
+        },
+        "split": {"name": "label_swap" if has_groups else "iid", "clients": clients},
         "model": "mlp200",
-        "algorithm": {"name": "flhc", "rounds_before": 1} if is_pass else case["method"],
+        "algorithm": algorithm,
+        "uses_ground_truth": has_groups,
         "train": {"lr": 0.01, "batch_size": 10},
         "participation": min(1.0, COHORT / clients),
         "rounds": rounds,
-        "evaluate": {"every": rounds},
+        "evaluate": {"every": 1} if is_pass else evaluate,
         "execution": {"device": case["device"]},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        run_experiment(parse_experiment(experiment), Path(folder))
-        found = RunDirectory(folder).rounds()
-    last = found.iloc[-1]
-    if is_pass:
-        return {"train_everybody_s": last["seconds_probe"], "round_s": last["seconds"]}
-    later = found.iloc[1:-1] if len(found) > 2 else found  # the last is evaluated
-    return {
-        "round_s": later["seconds"].median(),
-        "checkpoint_s": later["seconds_checkpoint"].median(),
-        "evaluate_s": last["seconds_evaluate"],
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place
+from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
 from flray.clustering import PARTITIONS
 from flray.clustering.hierarchical import Hierarchical
@@ -155,7 +155,8 @@ class Flhc:
         clusterings: tuple[Clustering, ...] = ()
         if not is_joint:
             state, clusterings = self._clustered_again(state, fed)
-            state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
+            new = [unplaced(state.labels, clients) for clients in (fed.clients, fed.holdout)]
+            state = self._place(state, np.union1d(*new), fed)
         return Outcome(state, metrics, clusterings)
 
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:

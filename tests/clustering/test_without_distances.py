@@ -9,6 +9,7 @@ import yaml
 from scipy.cluster.hierarchy import linkage
 from sklearn.metrics import adjusted_rand_score
 
+import flray
 from flray.clustering import checks, pipeline
 from flray.clustering.distances import L2, Cosine, Disagreement
 from flray.clustering.hierarchical import Hierarchical
@@ -24,6 +25,7 @@ from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.reports.clustering_figures import clustering_figures
+from flray.reports.page import write_page
 
 from scenarios import TINY, run_experiment
 
@@ -149,6 +151,12 @@ def test_many_clients_are_clustered_without_distances(partition, tmp_path, monke
     assert record.D is None
     assert len(record.labels) == 6
     assert list(clustering_figures(record)) == ["embedding"]
+    if partition["name"] == "kmeans":
+        page = write_page([tmp_path], None).read_text()
+        assert "Clients in the plane" in page
+        assert "Distances between clients" not in page
+        with pytest.raises(ExperimentError, match=r"decided without D.* it has: embedding"):
+            flray.load(tmp_path).figure("distance")
 
 
 def test_a_relation_needs_distances() -> None:
