@@ -8,7 +8,6 @@ from flray.config.experiment import Experiment
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
 from flray.runs.conduct import Monitor, OnRound, Play, ShouldStop, conduct
-from flray.server.actor import Run, pickled, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
 
@@ -69,6 +68,8 @@ def _play_on_actors(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
     """Compute the rounds on actors; the data are dealt here and sent to the server."""
+    from flray.server.actor import Run, pickled, run_on_actors, start_processes  # imports Ray
+
     experiment, parts = prepare_in(directory, experiment)
     assert parts.plan is not None  # executor ray has a plan
     processes = start_processes(parts.plan, parts.payload.settings.threads)
