@@ -112,10 +112,10 @@ def imported_at_start(*names: str) -> dict[str, str]:
     return found
 
 
-def test_a_run_imports_no_tables_and_no_figures_before_its_first_round() -> None:
-    """pandas and seaborn are a tenth of a start; they are imported at the end of a run."""
+def test_a_run_imports_no_tables_no_figures_and_no_ray_before_its_first_round() -> None:
+    """pandas and seaborn are a tenth of a start, imported at its end; Ray only where it is used."""
     found = imported_at_start("flray.cli.running", "flray.runs.keeper", "flray.server.loop")
     assert {"torch", "pyarrow", "rich"} <= found.keys()
-    late = {"pandas", "seaborn", "matplotlib", "sklearn", "umap", "wandb"}
+    late = {"pandas", "seaborn", "matplotlib", "sklearn", "umap", "wandb", "ray"}
     assert {library: found[library] for library in late & found.keys()} == {}
     assert imported_at_start("flray.cli.concluding").keys() >= {"pandas", "seaborn"}

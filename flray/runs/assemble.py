@@ -19,7 +19,6 @@ from flray.data.datasets.own_files import file_digest
 from flray.errors import ExperimentError
 from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation
-from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
 from flray.records.recorded import CLIENT_NAMES, FILES, SCORES
@@ -157,6 +156,8 @@ def start_executor(
         clients: Client actors that were started before and have no data yet.
     """
     if parts.plan:
+        from flray.execution.ray_pool import start_pool  # imports Ray
+
         return start_pool(parts.payload, parts.plan, clients)
     payload = parts.payload
     return Inline(start_host(payload.module, payload.dataset, payload.timeline, payload.settings))

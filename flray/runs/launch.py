@@ -10,7 +10,6 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
 from flray.runs.conduct import ComputeRounds, Monitor, OnRound, ShouldStop, conduct
 from flray.runs.preparing import Prepared
-from flray.server.actor import Run, pickled, run_on_actors, start_processes
 from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
 
@@ -84,6 +83,8 @@ def _compute_on_actors(
     experiment: Experiment, directory: RunDirectory, on_round: OnRound, should_stop: ShouldStop
 ) -> bool:
     """Compute the rounds on actors; the data are dealt here and sent to the server."""
+    from flray.server.actor import Run, pickled, run_on_actors, start_processes  # imports Ray
+
     experiment, parts = _prepared(experiment, directory)
     assert parts.plan is not None  # executor ray has a plan
     processes = start_processes(parts.plan, parts.payload.settings.threads)

@@ -23,7 +23,6 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
 from flray.runs.conduct import ask_to_stop
 from flray.runs.keeper import LOG, Request, take_keeper
-from flray.server.actor import MOST_RESTARTS, pickled
 from flray.server.summary import checked_summary
 
 POLL_S = 0.3
@@ -114,6 +113,8 @@ def run_kept(
         ExperimentError: The run was refused.
         ClientFailure: The run failed, or its keeper did.
     """
+    from flray.server.actor import MOST_RESTARTS  # imports Ray
+
     directory = RunDirectory(out)
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     check_free(out)
@@ -134,6 +135,8 @@ def start_keeper(experiment: Experiment, out: Path, mirror: str | None) -> subpr
 
     Returns the process of the keeper as soon as it has its request; it does not end with this one.
     """
+    from flray.server.actor import pickled  # imports Ray
+
     experiment, parts = prepare_in(RunDirectory(out), experiment)
     assert parts.plan is not None  # executor ray has a plan
     is_tracked = experiment.plain["tracking"]["name"] != "none"
