@@ -47,11 +47,6 @@ class Benchmark:
     cells: pd.DataFrame  # by method and split: score, deviation, costs, settings, folder
     scores_of: dict[str, ScoreColumns]  # by split
 
-    @property
-    def is_maximised(self) -> list[bool]:
-        """For each split, whether higher scores are better."""
-        return [score.higher_is_better for score in self.scores_of.values()]
-
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score of each method (rows) in each split (columns), NaN where there is none."""
@@ -60,7 +55,7 @@ class Benchmark:
     @cached_property
     def ranks(self) -> pd.DataFrame:
         """The rank of each method in each split (`mean_ranks.split_ranks`)."""
-        return split_ranks(self.scores, self.is_maximised)
+        return split_ranks(self.scores, [s.higher_is_better for s in self.scores_of.values()])
 
     @property
     def is_complete(self) -> "pd.Series[bool]":
