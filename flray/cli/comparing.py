@@ -14,8 +14,9 @@ from flray.reports.figure_files import save_figure
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
 from flray.reports.page_run import MAX_LINES
 from flray.reports.runs import Experiments, by_experiment, find_runs, finished, row_runs
+from flray.reports.sheets import Sheet
 from flray.reports.sweeps import Sweep, holds_sweep, read_sweep
-from flray.reports.writers import Format, render_sheet, to_csv, to_latex, to_markdown, to_rich
+from flray.reports.writers import Format, render_sheet
 
 BENCHMARK_FIGURES = {"ranks": ranks_figure, "methods": methods_figure, "dots": dots_figure}
 FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "efficiency": efficiency_figure}
@@ -46,15 +47,7 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
 def show_comparison(experiments: Experiments, form: Format, console: Console) -> None:
     """Print the table of the experiments, and unless as CSV that of the round after clustering."""
     comparison = comparison_sheet(experiments, measured_of(experiments))
-    if form == "csv":
-        console.out(to_csv(comparison), end="", highlight=False)
-        return
-    for sheet in filter(None, (comparison, clustering_sheet(experiments))):
-        if form == "rich":
-            console.print(to_rich(sheet))
-        else:
-            text = to_latex(sheet) if form == "latex" else to_markdown(sheet)
-            console.out(text, highlight=False)
+    _show([comparison, clustering_sheet(experiments)], form, console)
 
 
 def benchmark_in(folders: Sequence[Path]) -> Sweep | None:
@@ -67,11 +60,15 @@ def benchmark_in(folders: Sequence[Path]) -> Sweep | None:
 
 def show_benchmark(sweep: Sweep, form: Format, console: Console) -> None:
     """Print the methods of a sweep by mean rank, and unless as CSV their scores in each split."""
-    sheets = [ranking_sheet(sweep), *map(score_sheet, benchmarks_of(sweep))]
-    for sheet in sheets[:1] if form == "csv" else sheets:
+    _show([ranking_sheet(sweep), *map(score_sheet, benchmarks_of(sweep))], form, console)
+
+
+def _show(sheets: Sequence[Sheet | None], form: Format, console: Console) -> None:
+    """Print the sheets that there are; as CSV the first alone."""
+    for sheet in filter(None, sheets[:1] if form == "csv" else sheets):
         rendered = render_sheet(sheet, form)
         if isinstance(rendered, str):
-            console.out(rendered, end="", highlight=False)
+            console.out(rendered, end="" if form == "csv" else "\n", highlight=False)
         else:
             console.print(rendered)
 
@@ -82,10 +79,9 @@ def write_benchmark_figure(sweep: Sweep, file: Path, kind: str) -> None:
     Raises:
         ExperimentError: It is no figure of a benchmark, or there is nothing to draw.
     """
-    kinds = ", ".join(BENCHMARK_FIGURES)
-    draw = BENCHMARK_FIGURES.get(kind)
-    figure = draw(benchmarks_of(sweep)[0]) if draw else None
+    figure = BENCHMARK_FIGURES.get(kind, lambda _: None)(benchmarks_of(sweep)[0])
     if figure is None:
+        kinds = ", ".join(BENCHMARK_FIGURES)
         raise ExperimentError(f"--kind {kind} cannot be drawn of these methods; known: {kinds}")
     save_figure(figure, file)
     _say(f"figure: {file}")

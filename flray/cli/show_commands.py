@@ -68,26 +68,19 @@ def compare(
     where it is among the runs, else to the first one named. Methods of a sweep over methods are
     ranked instead.
     """
-    from flray.cli.comparing import (
-        benchmark_in,
-        experiments_in,
-        show_benchmark,
-        show_comparison,
-        write_benchmark_figure,
-        write_figure,
-    )
+    from flray.cli import comparing
 
     paths = [fetched(folder) for folder in folders]
-    benchmark = benchmark_in(paths)
+    benchmark = comparing.benchmark_in(paths)
     if benchmark is not None:
         if figure is not None:
-            write_benchmark_figure(benchmark, figure, kind)
-        show_benchmark(benchmark, form, open_console())
+            comparing.write_benchmark_figure(benchmark, figure, kind)
+        comparing.show_benchmark(benchmark, form, open_console())
         return
-    experiments = experiments_in(paths)
+    experiments = comparing.experiments_in(paths)
     if figure is not None:
-        write_figure(experiments, figure, kind)
-    show_comparison(experiments, form, open_console())
+        comparing.write_figure(experiments, figure, kind)
+    comparing.show_comparison(experiments, form, open_console())
 
 
 @cli.command()

@@ -21,7 +21,7 @@ from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.mirror import Mirror
-from flray.reports.benchmark import is_benchmark, ranking_sheet
+from flray.reports.benchmark import METHOD, ranking_sheet
 from flray.reports.figure_files import figures_of
 from flray.reports.sheets import GROUND_TRUTH, GROUND_TRUTH_NOTE, INCOMPLETE
 from flray.reports.sweep_tables import top_sheet
@@ -168,12 +168,11 @@ def _conclude(result: SweepResult, console: Console, again: str, where: str) -> 
         )
     best = report["best"]
     if best is not None:
-        sweep = read_sweep(result.path)
-        if is_benchmark(sweep):
-            console.print(to_rich(ranking_sheet(sweep)))
-        else:
+        is_benchmark = METHOD in best["sets"]
+        if not is_benchmark:
             _show_best(report, console)
-            console.print(to_rich(top_sheet(sweep)))
+        make = ranking_sheet if is_benchmark else top_sheet
+        console.print(to_rich(make(read_sweep(result.path))))
     elif report["done"]:
         console.print(
             f"nothing was chosen: no row has {report['metric']}; to choose by validation set "

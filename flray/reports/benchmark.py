@@ -13,6 +13,7 @@ import pandas as pd
 
 from flray import columns as recorded
 from flray.columns import FOLDER, STATUS, USES_GROUND_TRUTH, ScoreColumns
+from flray.config.deciding import leaves
 from flray.reports.columns import Heading, column_of, value_text
 from flray.reports.mean_ranks import critical_difference, friedman, split_ranks
 from flray.reports.sheets import Sheet, sheet_of
@@ -25,7 +26,6 @@ PROTOCOLS = {"as deployed": "", "after local training": "tuned_"}  # prefixes of
 SHORT = {"as deployed": "deployed", "after local training": "tuned"}  # in headings
 BYTES, WORST, SCORE, SETTINGS = "bytes", "worst", "score", "settings"
 MEAN_RANK = "mean rank"
-_NUMBER = ("algorithm.number", "algorithm.clustering.partition.number")
 COSTS = {  # numbers of a method that do not depend on the protocol, with scale and decimals
     recorded.ARI: ("ARI", 1.0, 2),
     BYTES: ("MB", 1e-6, 1),
@@ -47,11 +47,6 @@ class Benchmark:
     cells: pd.DataFrame  # by method and split: score, deviation, costs, settings, folder
     scores_of: dict[str, ScoreColumns]  # by split
 
-    @property
-    def is_maximised(self) -> list[bool]:
-        """For each split, whether higher scores are better."""
-        return [score.higher_is_better for score in self.scores_of.values()]
-
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score of each method (rows) in each split (columns), NaN where there is none."""
@@ -60,7 +55,7 @@ class Benchmark:
     @cached_property
     def ranks(self) -> pd.DataFrame:
         """The rank of each method in each split (`mean_ranks.split_ranks`)."""
-        return split_ranks(self.scores, self.is_maximised)
+        return split_ranks(self.scores, [s.higher_is_better for s in self.scores_of.values()])
 
     @property
     def is_complete(self) -> "pd.Series[bool]":
@@ -159,20 +154,22 @@ def _cell(sweep: Sweep, rows: pd.DataFrame, score: ScoreColumns, prefix: str) ->
         **{key: best[key] for key in (*COSTS, USES_GROUND_TRUTH, MISSING_ROWS)},
         SETTINGS: ", ".join(f"{sweep.names[k]} {value_text(best[k])}" for k in varied),
         FOLDER: rows.loc[same.all(axis=1), FOLDER].iloc[0],
-        "is_told_number": any(k in best and pd.notna(best[k]) and k not in varied for k in _NUMBER),
     }
 
 
-def told_of(sweep: Sweep, benchmark: Benchmark) -> dict[str, str]:
-    """What each method was told beside the clients' training, as texts: its own words, its grid."""
+def told_of(sweep: Sweep) -> dict[str, str]:
+    """What each method was told, as texts: its own words, its number of models, its grid.
+
+    A grid is what validation chose from; a number outside of one was given.
+    """
     told = {}
-    for method, cells in benchmark.cells.groupby(METHOD, sort=False):
-        keys = sweep.space["methods"].get(method, {})
-        lists = {k.rpartition(".")[2]: v for k, v in keys.items() if isinstance(v, list)}
-        grid = [f"{k} by validation of {', '.join(map(str, v))}" for k, v in lists.items()]
-        fixed = ["its number of clusters"] * bool(cells["is_told_number"].any())
-        words = [keys[TOLD]] if TOLD in keys else []
-        told[str(method)] = "; ".join([*map(str, words), *fixed, *grid])
+    for method, keys in sweep.space["methods"].items():
+        named = {k.rpartition(".")[2]: v for k, v in leaves(keys).items()}
+        words = [str(v) for k, v in named.items() if k == TOLD]
+        words += [f"number {v}" for k, v in named.items() if k == "number" and type(v) is int]
+        grids = {k: v for k, v in named.items() if isinstance(v, list)}
+        words += [f"{k} by validation of {', '.join(map(str, v))}" for k, v in grids.items()]
+        told[str(method)] = "; ".join(words)
     return told
 
 
@@ -183,7 +180,7 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
     where splits have different scores.
     """
     made = benchmarks_of(sweep)
-    first, told = made[0], told_of(sweep, made[0])
+    first, told = made[0], told_of(sweep)
     shown = [pair for benchmark in made for pair in _of_protocol(benchmark)]
     for key, (name, scale, decimals) in COSTS.items():
         shown.append((Heading(key, name, "", decimals), scale * first.column(key)))

@@ -51,10 +51,9 @@ def explorer(clustering: ClusteringRecord, run: RunRecord) -> Plain | None:
         return None
     threshold = partition.get("threshold")
     key = "number" if threshold is None else "threshold"
+    plain = with_value({"algorithm": run.config["algorithm"]}, f"{PARTITION}.{key}", CUT)
     points, owner, how = plane(clustering)
-    if len(points) > MAX_POINTS:
-        kept = np.linspace(0, len(points) - 1, MAX_POINTS).astype(np.int64)
-        points, owner = points[kept], owner[kept]
+    kept = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(np.int64)
     groups = clustering.groups
     return {
         "clients": clustering.clients.tolist(),
@@ -62,18 +61,14 @@ def explorer(clustering: ClusteringRecord, run: RunRecord) -> Plain | None:
         "heights": tree[:, 2].tolist(),
         "leaves": leaf_order(clustering).tolist(),
         "groups": None if groups is None else np.unique(groups, return_inverse=True)[1].tolist(),
-        "points": _thousandths(points),
-        "owners": owner.tolist(),
+        "points": _thousandths(points[kept]),
+        "owners": owner[kept].tolist(),
         "how": how,
         "edges": nearest_neighbours(D, NEIGHBOURS).tolist(),
         "colours": list(GROUPS),
         "key": key,
         "start": clustering.num_clusters if threshold is None else min(threshold, 2 * tree[-1, 2]),
-        "yaml": yaml.safe_dump(
-            with_value({"algorithm": run.config["algorithm"]}, f"{PARTITION}.{key}", CUT),
-            sort_keys=False,
-            allow_unicode=True,
-        ),
+        "yaml": yaml.safe_dump(plain, sort_keys=False, allow_unicode=True),
         "trained": trained_cuts(run, tree),
     }
 

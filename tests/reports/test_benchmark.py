@@ -131,7 +131,7 @@ def test_a_missing_seed_is_marked_and_its_configuration_chosen_last(tmp_path) ->
 def test_the_table_has_ranks_costs_marks_and_what_was_told(sweep) -> None:
     sheet = ranking_sheet(sweep)
     assert sheet.labels["was told"].to_dict() == {
-        "mine": "its number of clusters",
+        "mine": "number 3",
         "fedavg": "",
         "ifca": "number by validation of 2, 4",
         "given": "the groups",
