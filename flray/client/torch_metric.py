@@ -3,7 +3,7 @@
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ class TorchMetric:
     """
 
     metric: str  # Class in torchmetrics, such as regression.MeanSquaredError
-    options: Mapping[str, Any] = field(default_factory=dict)  # Arguments of the class
+    options: Mapping[str, Any] | None = None  # Arguments of the class. None: its defaults
     unit: str = ""  # Unit of the score; %: a fraction, shown in percent
     higher_is_better: bool | None = None  # True if large values are good. None: as the class says
 
@@ -53,7 +53,7 @@ class TorchMetric:
         """A new instance; refuses a name or arguments that torchmetrics does not have."""
         module, _, name = f"torchmetrics.{self.metric}".rpartition(".")
         try:
-            metric: Metric = getattr(importlib.import_module(module), name)(**self.options)
+            metric: Metric = getattr(importlib.import_module(module), name)(**(self.options or {}))
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ExperimentError(
                 f"torchmetrics.{self.metric} cannot be used as a score: {one_line_message(error)}"

@@ -336,6 +336,10 @@ def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> An
         return value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return value if isinstance(value, hint) else _dataclass(hint, value, where, default)
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ExperimentError(f"{where} must be a mapping, got {shown(value)}")
+        return {str(key): _convert(item, args[1], _join(where, key)) for key, item in value.items()}
     if origin in (tuple, list):
         if not isinstance(value, list | tuple):
             raise ExperimentError(f"{where} must be a list, got {shown(value)}")

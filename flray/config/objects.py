@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 from pytorch_lightning import LightningModule
 from torch.nn import Module
 from torch.utils.data import TensorDataset
@@ -18,7 +17,7 @@ from flray.config.binding import Component
 from flray.config.outside import overrides
 from flray.config.parameters import Target
 from flray.data.dataset import Dataset
-from flray.data.owned import Rows
+from flray.data.owned import Rows, examples_of
 from flray.data.tensors import as_array, digest_of, from_tensors
 from flray.errors import ExperimentError
 from flray.models.bank import digest, params_of, stack
@@ -121,8 +120,7 @@ def from_datamodule(data: Any) -> Dataset:  # Any: a LightningDataModule of eith
                 f"{type(data).__name__}.{name} must return one DataLoader over a dataset with a "
                 f"length, got {type(loader).__name__}"
             )
-        items = (loader.dataset[k] for k in range(len(loader.dataset)))
-        arrays += (np.stack([np.asarray(v) for v in part]) for part in zip(*items, strict=True))
+        arrays += examples_of(loader.dataset)
     return replace(from_tensors(*_tensors(arrays)), name=_name(type(data)))
 
 

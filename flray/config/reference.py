@@ -257,6 +257,8 @@ def _subscripted(source: Source, hint: ast.Subscript) -> _Accepted:
     inner = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
     if outer == "Literal":
         return _Accepted(", ".join(str(ast.literal_eval(value)) for value in inner))
+    if outer == "Mapping":
+        return _Accepted("mapping")
     if outer == "Annotated":
         kind = str(ast.literal_eval(inner[1]))
         return _Accepted(", ".join(names(kind)), kind=kind)

@@ -200,7 +200,7 @@ def join_clients(clients: Sequence[Any], name: str = "clients") -> Dataset:
     >>> data.source, data.num_classes
     (array([0, 0, 1]), 2)
     """
-    pairs = [_pair(client) for client in clients]
+    pairs = [examples_of(client) for client in clients]
     for client, (x, y) in enumerate(pairs):
         if len(x) != len(y) or not len(x) or x.shape[1:] != pairs[0][0].shape[1:]:
             raise ExperimentError(
@@ -212,8 +212,8 @@ def join_clients(clients: Sequence[Any], name: str = "clients") -> Dataset:
     return Rows(inputs, targets, owner).dataset(name)
 
 
-def _pair(client: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # Any: from a user
-    """Inputs and targets of one client."""
+def examples_of(client: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # Any: from a user
+    """Inputs and targets of a pair (x, y), or of a torch Dataset, whose examples are read once."""
     if not isinstance(client, tuple | list):  # a torch Dataset
         columns = zip(*(client[k] for k in range(len(client))), strict=True)
         client = [np.stack([as_array(value) for value in column]) for column in columns]

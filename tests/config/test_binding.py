@@ -1,5 +1,6 @@
 import functools
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,22 @@ class Drawing:
     size: int | None = None
     marks: tuple[float, ...] = ()
     filled: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    layers: Mapping[str, int] | None = None
+
+
+def test_a_mapping_of_values_is_checked_by_value() -> None:
+    given = {"layers": {"top": 2}}
+    assert bind_dataclass(Stack, given, "stack") == (Stack({"top": 2}), given)
+    for wrong, message in (
+        (3, "stack.layers must be a mapping, got 3"),
+        ({"top": "x"}, "layers.top"),
+    ):
+        with pytest.raises(ExperimentError, match=message):
+            bind_dataclass(Stack, {"layers": wrong}, "stack")
 
 
 def bound(**given: Any) -> tuple[Drawing, dict[str, Any]]:

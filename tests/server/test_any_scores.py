@@ -165,6 +165,37 @@ def test_engines_give_the_same_scores() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_actors_predict_sequences_as_one_process() -> None:
+    pool = {"executor": "ray", "actors": {"count": 2, "num_cpus": 0.1}, "block": 2}
+    keys = {"dataset": Tokens(), "model": {"name": "char_gru", "hidden": 4}, "rounds": 1}
+    keys["evaluate"] = {"scores": ["perplexity", "accuracy"]}
+    runs = [flray.run(METERS | keys, execution=execution) for execution in ({"block": 2}, pool)]
+    here, there = (run.summary for run in runs)
+    assert here["params_sha256"] == there["params_sha256"]
+    assert here["perplexity_worst"] == there["perplexity_worst"] > 1
+
+
+def test_a_regression_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
+    """With a schedule, moments at the server, a clustering and an early end."""
+    keys = METERS | {
+        "algorithm": {"name": "flhc", "rounds_before": 1},
+        "train": METERS["train"] | {"lr": {"start": 0.2, "decay": 0.9}},
+        "aggregate": {"optimizer": "fedyogi", "server_lr": 0.3},
+        "stop": {"patience": 2},
+        "rounds": 30,
+    }
+    whole = flray.run(keys).summary
+    assert (whole["ended_by"], whole["score_mode"]) == ("patience", "min")
+    assert 2 < whole["best_round"] < whole["rounds"] < 30
+    for _ in range(2):  # after the clustering, and one round later
+        with pytest.raises(KeyboardInterrupt):
+            flray.run(keys, tmp_path / "run", resume=True, on_round=lambda row: _interrupt([], row))
+    summary = flray.run(keys, tmp_path / "run", resume=True).summary
+    same = [key for key in whole if not key.startswith("seconds")]
+    assert [summary[key] for key in same] == [whole[key] for key in same]
+
+
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.long
 def test_actors_give_the_scores_of_one_process() -> None:
     pool = {"executor": "ray", "actors": {"count": 2, "num_cpus": 0.1}, "block": 2}

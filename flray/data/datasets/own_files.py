@@ -9,7 +9,7 @@ import hashlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -246,8 +246,8 @@ class Text:
 
     file: str  # Path or URL of a text file
     length: int = 80  # Characters of a sequence
-    # Known kind of each role, such as its play; roles without one are `other`. {}: none is known
-    group: Mapping[str, str] = field(default_factory=dict)
+    # Known kind of each role, such as its play; roles without one are `other`. None: none is known
+    group: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "length")
@@ -266,7 +266,7 @@ class Text:
             )
         _, codes = np.unique(list("".join(spoken)), return_inverse=True)
         owner = np.repeat(roles, [len(words) for words in spoken])
-        group = np.array([self.group.get(role, "other") for role in roles])
+        group = [(self.group or {}).get(role, "other") for role in roles]
         kind = np.repeat(group, [len(words) for words in spoken]) if self.group else None
         characters = Rows(codes, codes, owner, kind, np.arange(len(codes))).dataset(
             Path(self.file).stem
