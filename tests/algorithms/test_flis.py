@@ -340,10 +340,11 @@ class TestBoth:
             {"lr": 0.05, "epochs": 5},
             0.7,
         ),
-        (
+        pytest.param(
             {"name": "label_groups", "clients": 15, "server": 100, "server_from": "synthetic"},
             {"lr": 0.05, "epochs": 5},
             0.7,
+            marks=pytest.mark.long,
         ),
         (
             {"name": "label_swap", "clients": 12, "groups": 4, "server": 100},

@@ -22,16 +22,14 @@ def sha(result) -> str:
     return result.summary["params_sha256"]
 
 
-@pytest.mark.parametrize("case", ["rows", "clusters"])
-@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+@pytest.mark.parametrize(("case", "unheard"), [("rows", "stale"), ("clusters", "ignore")])
 def test_an_infinite_gamma_is_fedavg(tiny_run, known_run, case, unheard) -> None:
     common = f"aggregate.unheard={unheard}"
     flt = tiny_run(*gamma(".inf"), f"algorithm.case={case}", common)
     assert sha(flt) == sha(known_run(common))
 
 
-@pytest.mark.parametrize("case", ["rows", "clusters"])
-@pytest.mark.parametrize("unheard", ["ignore", "stale"])
+@pytest.mark.parametrize(("case", "unheard"), [("rows", "ignore"), ("clusters", "stale")])
 def test_a_tiny_gamma_is_local(tiny_run, known_run, case, unheard) -> None:
     common = f"aggregate.unheard={unheard}"
     flt = tiny_run(*gamma("1.0e-12"), f"algorithm.case={case}", common)

@@ -28,8 +28,9 @@ def state_of(result):
     return CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
 
 
-@pytest.mark.parametrize("name", ["repa", "wd"])
-@pytest.mark.parametrize("rounds_before", [0, 2, 9])
+@pytest.mark.parametrize(
+    ("name", "rounds_before"), [("repa", 0), ("repa", 9), ("wd", 0), ("wd", 2)]
+)
 def test_one_cluster_without_proximal_term_is_fedavg(
     tiny_run, known_run, name, rounds_before
 ) -> None:
@@ -137,7 +138,7 @@ def test_it_finds_pipelines_of_images(tiny_run, kind) -> None:
     assert tiny_run(*SHIFTED, f"model.encoder={kind}").summary["ari"] >= 0.95
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_weight_differences_do_not_find_them(tiny_run, epochs) -> None:
     """Seeds 0, 1, 2 had ARI -0.11, 0.03, 0.04 with f = 1, and 0.03, 0.03, 0.16 with f = 2."""
     wd = ["algorithm={name: wd, rounds_before: 2}", NUMBER + "4", "model.encoder=clf"]
@@ -287,7 +288,9 @@ def test_an_encoder_may_be_pretrained_centrally(tiny_run, tmp_path, monkeypatch)
     assert len(list((tmp_path / "cache" / "encoders").iterdir())) == 1
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "lightning"])
+@pytest.mark.parametrize(
+    "engine", ["vectorized", pytest.param("lightning", marks=pytest.mark.long)]
+)
 def test_engines_agree_on_the_loss_of_the_classifier_alone(tiny_run, known_run, engine) -> None:
     """After the clustering the hook asks for another of the module's losses."""
     tiny = ["model={name: repa_net, latent: 4}", "train={lr: 0.05, epochs: 1, momentum: 0.5}"]

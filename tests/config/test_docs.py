@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch) -> Callable[..., RunDirectory]:
 @pytest.mark.slow
 def test_stages_of_ones_own(run, tmp_path) -> None:
     assert unpack("adding_a_stage.md", tmp_path) == ["mine.py", "mine.yaml"]
-    found = run("mine.yaml")
+    found = run("mine.yaml", "rounds=6")
     assert found.summary()["ari"] == 1.0
     assert read_clusterings(found.path)[5].D.max() <= 2.0
     config = found.config()["algorithm"]["clustering"]
