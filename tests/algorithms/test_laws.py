@@ -40,7 +40,7 @@ def test_local_trains_the_sampled_only(tiny_run) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_stale_at_rho_with_equal_sizes_is_fedavg_with_server_step_rho(tiny_run, rounds) -> None:
-    """w' = (1/M) (sum of heard w_k + sum of unheard w) = w + rho mean(w_k - w), SPEC fact 1."""
+    """w' = (1/M) (sum of heard w_k + sum of unheard w) = w + rho mean(w_k - w)."""
     equal = ["split={name: iid, clients: 6, validation: 0}", "participation=0.5"]
     equal += [f"rounds={rounds}", "execution.precision=float64"]
     stale = tiny_run(*equal, "aggregate.unheard=stale")
