@@ -16,7 +16,7 @@ from flray.columns import FOLDER, STATUS, USES_GROUND_TRUTH, ScoreColumns
 from flray.config.deciding import leaves
 from flray.reports.columns import Heading, column_of, value_text
 from flray.reports.mean_ranks import critical_difference, friedman, split_ranks
-from flray.reports.sheets import Sheet, sheet_of
+from flray.reports.sheets import Sheet, marks, sheet_of
 from flray.reports.sweeps import MISSING_ROWS, NOT_FINISHED, SPREAD, Sweep, averaged
 from flray.sweeps.ranking import ranks
 from flray.wording import capitalised, counted
@@ -189,11 +189,13 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
         is_rank = heading.name == MEAN_RANK
         for method, value in zip(values.index.astype(str), values.tolist(), strict=True):
             is_partial = is_rank and not first.is_complete[method]
+            used = is_rank and first.column(USES_GROUND_TRUTH)[method] > 0
+            missing = first.column(MISSING_ROWS)[method] if is_rank else 0
             cells[method, heading.key, "ours"] = {
                 "value": value,
-                "text": f"({value:.2f})" if is_partial else "",
-                "uses_ground_truth": is_rank and first.column(USES_GROUND_TRUTH)[method] > 0,
-                "missing_seeds": first.column(MISSING_ROWS)[method] if is_rank else 0,
+                "text": f"({value:.2f}){marks(used, missing)}" if is_partial else "",
+                "uses_ground_truth": used,
+                "missing_seeds": missing,
             }
     order = first.mean_ranks.index.astype(str)
     labels = pd.DataFrame({"method": order, "was told": [told[m] for m in order]}, order)

@@ -141,7 +141,7 @@ def test_the_table_has_ranks_costs_marks_and_what_was_told(sweep) -> None:
     assert float(first["deployed mean rank"]) == pytest.approx(1.5)
     assert float(first["MB"]) == pytest.approx(3.0)
     text = to_markdown(sheet)
-    assert "| given | the groups | **(2.00)**" in text
+    assert "| given | the groups | **(2.00)†**" in text
     assert "3 methods on 3 splits, Friedman" in text
     assert r"\begin{tabular}" in to_latex(sheet)
     marked = to_markdown(score_sheet(benchmarks_of(sweep)[0]))
