@@ -27,6 +27,7 @@ EVENT_DOTS = (0, (1, 1.5))
 MAX_BANDS = 4  # most experiments with bands, which would hide each other
 MAX_LINES = 8  # most clusterings of a run drawn as lines; more are ticks at the foot
 MAX_STRIPS = 20  # most clusters side by side
+MAX_DOTS = 2000  # most clients of a panel drawn as dots, sampled from more; means are of all
 FEW_POINTS = 20  # most points of a line with a marker each
 
 
@@ -230,20 +231,28 @@ def _strip_column(clients: pd.DataFrame) -> str | None:
 def _draw_strips(
     axes: Axes, clients: pd.DataFrame, by: str, of_group: Mapping[float, style.Colour]
 ) -> None:
-    """A strip of dots for each value of `by`; grey if only other experiments have groups."""
+    """A strip of dots for each value of `by`; grey if only other experiments have groups.
+
+    Of more than `MAX_DOTS` clients a sample is drawn, always the same, and the axis tells so.
+    """
     names = sorted(clients[by].dropna().astype(int).unique())
-    strip = clients[by].map({name: k for k, name in enumerate(names)}).to_numpy(np.float64)
+    positions = {name: k for k, name in enumerate(names)}
+    means = clients["shown"].groupby(clients[by].map(positions)).mean()
+    note = ""
+    if len(clients) > MAX_DOTS:
+        note = f" ({MAX_DOTS:,} of {len(clients):,} clients)"
+        clients = clients.sample(MAX_DOTS, random_state=0).sort_index()
+    strip = clients[by].map(positions).to_numpy(np.float64)
     is_grey = of_group or by == SEED
     of_strip = [style.GREY] * len(names) if is_grey else style.palette(len(names), style.GROUPS)
     groups = clients[GROUP] if GROUP in clients else pd.Series(np.nan, index=clients.index)
     colours = [of_group.get(g, of_strip[int(k)]) for g, k in zip(groups, strip, strict=True)]
     x = strip + style.spread_out(len(clients), 0.6)
     axes.scatter(x, clients["shown"], s=12, c=colours, linewidths=0, alpha=0.8)
-    means = clients["shown"].groupby(strip).mean()
     axes.hlines(means, means.index - 0.4, means.index + 0.4, color="0.2", linewidth=1.2)
     axes.set_xticks(range(len(names)), [str(name) for name in names])
     axes.tick_params(axis="x", labelsize=9 if len(names) <= 10 else 6)
-    axes.set_xlabel({MODEL: "cluster", SEED: "seed"}.get(by, "planted group"))
+    axes.set_xlabel({MODEL: "cluster", SEED: "seed"}.get(by, "planted group") + note)
 
 
 def _score_axis(axes: Axes, experiments: Experiments) -> list[Line2D]:

@@ -383,6 +383,18 @@ class TestClients:
         assert strips.get_xlabel() == "cluster"
         assert len(figure.legends[1].get_texts()) == 2  # planted groups
 
+    def test_of_very_many_clients_a_sample_is_drawn_and_means_are_of_all(self):
+        accuracies, group = np.linspace(0, 1, 9000), np.arange(9000) % 3
+        frame = clients(accuracies, group=group)
+        _, strips = clients_figure({"a": Run(rounds([0.5]), frame)}).axes
+        dots, means = strips.collections
+        assert len(dots.get_offsets()) == 2000
+        drawn = np.rint(dots.get_offsets()[:, 0])
+        assert np.bincount(drawn.astype(int)).min() > 500  # of each group
+        expected = [100 * accuracies[group == g].mean() for g in range(3)]
+        assert [line[0, 1] for line in means.get_segments()] == pytest.approx(expected)
+        assert strips.get_xlabel() == "planted group (2,000 of 9,000 clients)"
+
     def test_one_model_is_told_apart_by_group(self):
         frame = clients([0.5, 0.6], group=[0, 1])
         figure = clients_figure({"a": Run(rounds([0.5]), frame)})
