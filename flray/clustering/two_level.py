@@ -19,8 +19,9 @@ class TwoLevel:
 
     Approximates `hierarchical` with the same linkage and threshold or number, without D: clients of
     one group are never separated, and the members of a group count as if they were at its centre.
-    Ward and average linkage weigh a group by its size, so heights, and with them thresholds, are
-    those of a dendrogram of all clients. With as many groups as clients it is `hierarchical`
+    Ward and average linkage weigh a group by its size, so that heights, and with them thresholds,
+    are near those of a dendrogram of all clients. Ward is approximated best: distances of centres
+    leave out the spread within groups, by which average and complete linkage go. With as many groups as clients it is `hierarchical`
     itself. Groups are made by L2 distances; where clusters are by another distance, clusters
     are only as good as these groups (for cosine, `embed: unit` makes both alike).
 
