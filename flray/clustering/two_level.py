@@ -21,9 +21,10 @@ class TwoLevel:
     one group are never separated, and the members of a group count as if they were at its centre.
     Ward and average linkage weigh a group by its size, so that heights, and with them thresholds,
     are near those of a dendrogram of all clients. Ward is approximated best: distances of centres
-    leave out the spread within groups, by which average and complete linkage go. With as many groups as clients it is `hierarchical`
-    itself. Groups are made by L2 distances; where clusters are by another distance, clusters
-    are only as good as these groups (for cosine, `embed: unit` makes both alike).
+    leave out the spread within groups, by which average and complete linkage go. With as many
+    groups as clients it is `hierarchical` itself. Groups are made by L2 distances; where
+    clusters are by another distance, clusters are only as good as these groups (for cosine,
+    `embed: unit` makes both alike).
 
         partition: {name: two_level, groups: 1000, linkage: ward, threshold: 3.0}
 
