@@ -91,7 +91,7 @@ def require_room(num_clients: int) -> None:
             f"{available / 2**30:,.0f}; choose a partition that takes points, with sketched "
             "signatures and without relation: clustering: {embed: {name: sketch, dim: 256}, "
             "relate: none, partition: {name: two_level, groups: 1000, threshold: 3.0}}, or "
-            "partition: {name: neighbours, number: 15}, or "
+            "partition: {name: neighbours, nearest: 15}, or "
             "partition: {name: kmeans, number: 10, batch: 4096}"
         )
 

@@ -14,32 +14,32 @@ from flray.values import require_at_least
 class Neighbours:
     """Communities (Louvain; Blondel 2008, arXiv:0803.0476) in a graph of nearest neighbours.
 
-    Each client is joined to its `number` nearest neighbours by the distance of the pipeline (l1,
+    Each client is joined to its `nearest` neighbours by the distance of the pipeline (l1,
     l2 or cosine). The number of clusters is found, nobody is left over, and memory grows with
     clients, not with their square.
 
-    Approximates: clusters of a graph of all pairs, of which the `number` shortest per client are
+    Approximates: clusters of a graph of all pairs, of which the `nearest` shortest per client are
     kept; Louvain's modularity is a local optimum, which the seed of the run decides. Neighbours are
     exact: time grows with the square of the clients.
 
-        partition: {name: neighbours, number: 15}
+        partition: {name: neighbours, nearest: 15}
 
     >>> import torch
     >>> from flray.clustering.distances import L2
     >>> from flray.clustering.points import Points
     >>> points = Points.vectors(np.arange(4), torch.tensor([[0.0], [0.1], [5.0], [5.1]]))
     >>> related = Related(points, None, None, np.random.default_rng(0), None, measure=L2())
-    >>> Neighbours(number=1)(related).labels
+    >>> Neighbours(nearest=1)(related).labels
     array([0, 0, 1, 1])
     """
 
     takes_points: ClassVar[bool] = True
 
-    number: int = 15  # Neighbours of each client; fewer if there are fewer clients
+    nearest: int = 15  # Neighbours of each client; fewer if there are fewer clients
     resolution: float = 1.0  # Higher: more and smaller clusters
 
     def __post_init__(self) -> None:
-        require_at_least(self, number=1)
+        require_at_least(self, nearest=1)
         if not self.resolution > 0:
             raise ValueError(f"resolution must be > 0, got {self.resolution}")
 
@@ -51,7 +51,7 @@ class Neighbours:
                 f"{type(related.measure).__name__}; choose one of them or partition hdbscan"
             )
         values = points.one_each("neighbours").detach().cpu().numpy()
-        number = min(self.number, points.num_clients - 1)
+        number = min(self.nearest, points.num_clients - 1)
         if number == 0:
             return Partition(np.zeros(1, np.int64))
         seed = int(related.rng.integers(2**31))

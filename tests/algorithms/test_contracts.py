@@ -87,7 +87,8 @@ class TestEveryAlgorithm:
     def test_learns_and_its_resolved_config_resumes_to_the_same_result(
         self, name, tiny_run, tmp_path
     ) -> None:
-        first = tiny_run(*named(name), "rounds=6", "participation=1", "evaluate.every=6")
+        rounds = 6 if name in ("fedrep", "per_fedavg") else 4  # those two learn slowly
+        first = tiny_run(*named(name), f"rounds={rounds}", "participation=1", "evaluate.every=6")
         losses = first.rounds["train_loss"]
         assert losses.iloc[-1] < losses.iloc[0]
         assert first.summary["accuracy_mean"] > 0.15
@@ -151,10 +152,9 @@ def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet
     return [pytest.param(case, marks=marks[case in quick]) for case in cases]
 
 
-NO_INFLUENCE_QUICKLY = ("cfl", "clove", "ditto", "fedala", "fedavg", "feddrift", "fedem", "fedsem")
-NO_INFLUENCE_QUICKLY += ("fedsoft", "flexcfl", "flhc, clustered again", "flis_dc", "flis_hc")
-NO_INFLUENCE_QUICKLY += ("flt, fine-tuned in turn", "flt, soft", "ifca, sharing layers", "repa")
-NO_INFLUENCE_QUICKLY += ("scaffold",)
+NO_INFLUENCE_QUICKLY = ("clove", "fedavg", "feddrift", "fedem", "fedsoft", "flhc, clustered again")
+NO_INFLUENCE_QUICKLY += ("flis_dc", "flt, fine-tuned in turn", "flt, soft", "ifca, sharing layers")
+NO_INFLUENCE_QUICKLY += ("repa", "scaffold")
 
 
 @pytest.mark.parametrize("case", some_long(NO_INFLUENCE, NO_INFLUENCE_QUICKLY))
@@ -195,8 +195,7 @@ PLACED_BY_CHOICE = {"clove", "feddrift", "fedem", "fedrc", "fedsoft", "flis_dc",
 
 
 # Each with a mechanism of its own to place clients, and methods that need none.
-UNSEEN_QUICKLY = ("cfl", "clove", "ditto", "fedala", "fedavg", "feddrift", "fedem", "fedrep")
-UNSEEN_QUICKLY += ("fedsem", "fedsoft", "flexcfl", "flhc", "flis_dc", "flis_hc", "flt", "ifca")
+UNSEEN_QUICKLY = ("ditto", "fedavg", "fedem", "fedrep", "fedsoft", "flhc", "flis_dc", "flt", "ifca")
 UNSEEN_QUICKLY += ("per_fedavg", "repa")
 
 

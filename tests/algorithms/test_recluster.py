@@ -139,7 +139,7 @@ class TestAuto:
         fedavg = tiny_run(*DIGITS, "algorithm=fedavg", "rounds=3")
         assert sha(tiny_run(*DIGITS, flhc, "rounds=3")) == sha(fedavg)
 
-    @pytest.mark.parametrize("stop", [1, 6])
+    @pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.long), 6])
     def test_resumes_to_the_same_bits(self, tiny_run, tmp_path, stop) -> None:
         auto = [FLHC % (self.AUTO % ""), *DIGITS, DRIFT, "rounds=7"]
         whole, seen = tiny_run(*auto), []
@@ -280,7 +280,7 @@ def with_groups(name: str, recluster: str = "", holdout: int = 0) -> list[str]:
     return [*DIGITS, split, f"algorithm={{{METHODS[name]}{again}}}", "evaluate.every=4"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param("wd", marks=pytest.mark.long), "repa", "flis_hc"])
 class TestEveryMethod:
     def test_with_the_same_clusters_changes_no_bit(self, tiny_run, name) -> None:
         once = tiny_run(*with_groups(name), "rounds=2")

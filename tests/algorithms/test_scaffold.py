@@ -125,7 +125,7 @@ def test_the_mean_does_not_depend_on_how_many_rows_are_copied_at_a_time(monkeypa
     np.testing.assert_allclose(flat(parts.c), flat(whole.c), rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_reaches_the_optimum_of_those_present() -> None:
     """Client 1 alone has the line through (1, 1) and (3, 2): slope 1/2, offset 1/2."""
     clients = [[(0, 0), (1, 3)], [(1, 1), (3, 2)]]

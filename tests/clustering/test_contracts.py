@@ -33,7 +33,7 @@ FIELDS = {
     "svd_directions": {"number": 3},
     "hierarchical": {"number": 3},
     "hdbscan": {"min_cluster_size": 3},
-    "neighbours": {"number": 3},
+    "neighbours": {"nearest": 3},
     "sketch": {"dim": 2},
     "two_level": {"groups": 6, "number": 3},
 }

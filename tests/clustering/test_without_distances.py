@@ -94,7 +94,7 @@ class TestTwoLevel:
 class TestNeighbours:
     def test_find_clusters_and_their_number(self) -> None:
         values, kind = groups(200, spread=0.8)
-        partition = Neighbours(number=12, resolution=0.2)
+        partition = Neighbours(nearest=12, resolution=0.2)
         labels = partition(related(values)).labels
         assert adjusted_rand_score(labels, kind) == 1
         assert (partition(related(values)).labels == labels).all()
@@ -103,7 +103,7 @@ class TestNeighbours:
         """By cosine lengths do not matter: two directions, each with near and far points."""
         direction = np.array([[1.0, 0.0], [0.0, 1.0]])[np.arange(40) % 2]
         values = direction * np.random.default_rng(0).uniform(0.1, 100, (40, 1)) + 1e-6
-        labels = Neighbours(number=19)(related(values, Cosine())).labels
+        labels = Neighbours(nearest=19)(related(values, Cosine())).labels
         assert (labels == np.arange(40) % 2).all()
 
     def test_refuse_other_distances(self) -> None:
@@ -125,7 +125,7 @@ def test_kmeans_in_batches_finds_clusters() -> None:
 
 TAKES_POINTS = [
     {"name": "two_level", "groups": 4, "number": 2},
-    {"name": "neighbours", "number": 3},
+    {"name": "neighbours", "nearest": 3},
     {"name": "kmeans", "number": 2},
     {"name": "random", "number": 2},
 ]

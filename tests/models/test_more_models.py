@@ -153,7 +153,10 @@ STACKED = {
 }
 
 
-@pytest.mark.parametrize("case", STACKED)
+SLOW = {"resnet9": [pytest.mark.long]}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=SLOW.get(c, [])) for c in STACKED])
 def test_vectorized_is_loop(case) -> None:
     """Two clients, one and two steps, a padded batch each; SGD with momentum."""
     training = Training(lr=0.1, momentum=0.9, batch_size=4)
@@ -190,7 +193,7 @@ def test_batch_norm_keeps_the_residual_autoencoder_off_the_stack() -> None:
 
 TRAINED = [
     pytest.param("conv_ae", {}, 10, marks=pytest.mark.long),
-    ("conv_ae", {"loss": "bce"}, 10),
+    pytest.param("conv_ae", {"loss": "bce"}, 10, marks=pytest.mark.long),
     pytest.param("residual_conv_ae", {}, 2, marks=pytest.mark.long),
     pytest.param("residual_conv_ae", {"batch_norm": "first_two"}, 3, marks=pytest.mark.long),
     pytest.param("supervised_ae", {"num_classes": 10}, 7, marks=pytest.mark.long),

@@ -167,8 +167,8 @@ class TestClusterings:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_missing_array_is_named(self, tmp_path):
-        with pytest.raises(ValueError, match="got no D"):
-            write_clustering(tmp_path, 1, {"clients": CLIENTS, "labels": LABELS})
+        with pytest.raises(ValueError, match="got no labels"):
+            write_clustering(tmp_path, 1, {"clients": CLIENTS, "D": D})
 
 
 class TestOrders:

@@ -165,6 +165,7 @@ def test_engines_give_the_same_scores() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.long
 def test_actors_predict_sequences_as_one_process() -> None:
     pool = {"executor": "ray", "actors": {"count": 2, "num_cpus": 0.1}, "block": 2}
     keys = {"dataset": Tokens(), "model": {"name": "char_gru", "hidden": 4}, "rounds": 1}

@@ -56,6 +56,7 @@ def test_config_yaml_is_resolved_and_runs_again_to_the_same_result(tiny_run) -> 
         "weight_decay": 0.0,
         "epochs": 2,
         "batch_size": 10,
+        "drop_last": False,
     }
     assert parse_experiment(held).plain == held
     again = tiny_run(*[f"{key}={json.dumps(value)}" for key, value in held.items()])
