@@ -102,13 +102,17 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
         recorded[SCORES] = [asdict(score) for score in evaluation.score_columns]
     if names := parts.payload.timeline.at(1).client_names:
         recorded[CLIENT_NAMES] = list(names)
-    named = [item for item in leaves(experiment.plain).items() if item[0].endswith(".file")]
-    files = {key: file_digest(file) for key, file in named if isinstance(file, str)}
-    if files:
+    if files := digests_of_files(experiment):
         recorded[FILES] = files
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
     plain = {**experiment.plain, "execution": execution}
     directory.resume(plain, recorded, parts.payload.timeline.digest())
+
+
+def digests_of_files(experiment: Experiment) -> dict[str, str | None]:
+    """SHA-256 of the files that an experiment names, by key; None: not there."""
+    named = [item for item in leaves(experiment.plain).items() if item[0].endswith(".file")]
+    return {key: file_digest(file) for key, file in named if isinstance(file, str)}
 
 
 def assemble(

@@ -20,6 +20,7 @@ from flray.config.deciding import deciding
 from flray.config.experiment import Experiment
 from flray.config.reading import Plain
 from flray.records.encoding import encode
+from flray.runs.assemble import digests_of_files
 
 SHORT = 12  # characters of a key: 2^48 different ones
 LIBRARIES = ("numpy", "scipy", "scikit-learn")  # libraries that a clustering depends on
@@ -94,13 +95,17 @@ def state_digest(state: object) -> str:
 def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -> str:
     """The key of FedAvg's rounds, equal if experiments differ in algorithm and rounds alone.
 
+    The content of files that an experiment names belongs to it.
+
     Args:
         code: versions of code and libraries, see `code_version`.
         has_gpu: True if the cluster has a GPU, which `execution.device: auto` then means.
     """
     different = ("algorithm", "rounds")
     shared = {key: v for key, v in deciding(experiment.plain).items() if key not in different}
-    return digest([shared, dict(code), device_of(experiment, has_gpu)])
+    decided = [shared, dict(code), device_of(experiment, has_gpu)]
+    files = digests_of_files(experiment)
+    return digest([*decided, files] if files else decided)
 
 
 def run_key(prefix: str, plain: Mapping[str, Any]) -> str:

@@ -194,7 +194,7 @@ class TestChange:
         [
             "{flags: events}",
             pytest.param("{flags: events, more_than: 10}", marks=pytest.mark.long),
-            "{flags: loss, more_than: 5}",
+            pytest.param("{flags: loss, more_than: 5}", marks=pytest.mark.long),
             "{flags: update, more_than: 5, jump: 2.0}",
             pytest.param("{every: 4}", marks=pytest.mark.long),
         ],

@@ -361,7 +361,7 @@ class TestFedDrift:
         ]
         assert sha(runs[0]) == sha(runs[1])
 
-    @pytest.mark.parametrize("history", [True, False])
+    @pytest.mark.parametrize("history", [True, pytest.param(False, marks=pytest.mark.long)])
     def test_former_models_train_on_former_data(self, tiny_run, history) -> None:
         """All clients get other labels in round 3 and start a model: with its data of rounds 1 and
         2 each goes on training the first one, for which it sends a model more."""

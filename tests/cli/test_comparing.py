@@ -73,7 +73,12 @@ def test_every_format_has_the_same_numbers(compare, form: str, words: list[str])
 
 
 @pytest.mark.parametrize(
-    ("suffix", "first"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
+    ("suffix", "first"),
+    [
+        ("pdf", b"%PDF"),
+        pytest.param("svg", b"<?xml", marks=pytest.mark.long),
+        pytest.param("png", b"\x89PNG", marks=pytest.mark.long),
+    ],
 )
 def test_the_figure_is_a_file_that_the_same_runs_give_again(
     compare, tmp_path: Path, suffix: str, first: bytes

@@ -1,6 +1,7 @@
 """Trials: what is computed once, and that nothing of a row shows it. In process, without Ray."""
 
 import json
+import os
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -130,6 +131,19 @@ def test_whatever_changes_the_prefix_is_another_prefix() -> None:
     experiment = parse_experiment({**TINY, "execution": {"device": "auto"}})
     versions = ((VERSION, False), ({"sources": "newer"}, False), (VERSION, True))
     assert len({prefix_key(experiment, *each) for each in versions}) == 3
+
+
+def test_what_is_in_a_file_decides_the_prefix(tmp_path) -> None:
+    table = tmp_path / "visits.csv"
+    source = {"name": "table", "file": str(table), "client": "ward", "target": "days"}
+    experiment = parse_experiment({**TINY, "dataset": source, "split": "natural", "model": "mlp"})
+    keys = []
+    for number, text in enumerate(["ward,x,days\na,1,2\n", "ward,x,days\na,1,3\n"] * 2):
+        table.write_text(text)
+        os.utime(table, (number, number))  # written in one instant otherwise
+        keys.append(prefix_key(experiment, VERSION, has_gpu=False))
+    assert keys[:2] == keys[2:]
+    assert keys[0] != keys[1]
 
 
 def test_a_clustering_that_never_comes_is_a_run_of_its_own() -> None:

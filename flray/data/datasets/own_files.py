@@ -10,6 +10,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -34,24 +35,43 @@ Names = str | tuple[str, ...]
 @contextmanager
 def opened(file: str) -> Iterator[IO[bytes]]:
     """The file, or what is at the URL; damage becomes an error that names it."""
+    place = _place(file)
+    compressed = fsspec.open(place, "rb", compression="infer")
+    with reading(Path(file).stem, place), compressed as stream:
+        yield stream
+
+
+def _place(file: str) -> str:
+    """A URL as it is, or where a file lies: here or in the folder of the data."""
     places = [file] if "://" in file else [str(Path(file).expanduser()), str(data_folder() / file)]
     found = [place for place in places if "://" in place or Path(place).is_file()]
     if not found:
         raise ExperimentError(f"there is no file {file}; looked for {' and '.join(places)}")
-    compressed = fsspec.open(found[0], "rb", compression="infer")
-    with reading(Path(file).stem, found[0]), compressed as stream:
-        yield stream
+    return found[0]
 
 
 def file_digest(file: str) -> str | None:
     """SHA-256 of the content of a file or of what is at a URL; None: it is not there."""
-    sha = hashlib.sha256()
     try:
-        with opened(file) as stream:
-            while part := stream.read(1 << 20):
-                sha.update(part)
+        place = _place(file)
+        if "://" in place:
+            return _digest(place)
+        return _digest_of_version(place, Path(place).stat().st_mtime_ns)
     except ExperimentError:
         return None
+
+
+@cache
+def _digest_of_version(place: str, written_at: int) -> str:  # noqa: ARG001, tells versions apart
+    """Each version of a file is read once: rows of a sweep ask again and again."""
+    return _digest(place)
+
+
+def _digest(place: str) -> str:
+    sha = hashlib.sha256()
+    with opened(place) as stream:
+        while part := stream.read(1 << 20):
+            sha.update(part)
     return sha.hexdigest()
 
 
