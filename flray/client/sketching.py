@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flray.client.keeping import ModelRows
 from flray.data.dataset import Ids
-from flray.models.bank import Params
+from flray.models.bank import Params, flat_rows
 from flray.randomness import generator
 
 ROWS_AT_ONCE = 100  # vectors sketched at a time on a CPU, so few that threads do not share an add
@@ -78,5 +78,5 @@ class SketchRows:
 
     def __call__(self, models: Params) -> Params:
         rows = ModelRows(self.slots, self.names)(models)
-        vectors = torch.cat([rows[name].flatten(1) for name in self.names], dim=1)  # (n, p)
+        vectors = torch.cat([flat_rows(rows[name]) for name in self.names], dim=1)  # (n, p)
         return {"sketch": count_sketch(vectors, self.dim, self.seed)}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flray.algorithms.flhc import Flhc, UpdateClustering
-from flray.client.sketching import count_sketch
+from flray.client.sketching import SketchRows, count_sketch
 from flray.clustering import update
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.sketch import Sketch
@@ -51,6 +51,12 @@ class TestCountSketch:
         x = torch.randn(230, 500, generator=torch.Generator().manual_seed(0))
         whole = count_sketch(x, 16, seed=0)
         assert torch.equal(count_sketch(x[97:141], 16, seed=0), whole[97:141])
+
+    def test_a_parameter_may_be_one_number(self) -> None:
+        models = {"scale": torch.tensor([2.0, 3.0]), "w": torch.ones(2, 2, 2)}
+        found = SketchRows(np.array([1]), ["scale", "w"], dim=4, seed=0)(models)["sketch"]
+        vector = torch.tensor([[3.0, 1.0, 1.0, 1.0, 1.0]])
+        assert torch.equal(found, count_sketch(vector, 4, seed=0))
 
     def test_inner_products_are_right_in_expectation(self) -> None:
         """E <Sx, Sy> = <x, y> with a variance of at most 2 |x|² |y|² / dim, over 200 seeds."""
