@@ -20,6 +20,7 @@ from flray.client.scores import Score
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
+from flray.engines.convolutions import is_direct
 from flray.engines.engine import Engine, InTf32
 from flray.engines.lightning import Lightning, MakeCallback
 from flray.engines.loop import Loop
@@ -66,7 +67,7 @@ class Host:
     @cached_property
     def written_forward(self) -> Written | None:
         """The module's outputs over stacked models in evaluation mode; None: not written out."""
-        return write_out_forward(self.module)
+        return write_out_forward(self.module, is_direct(self.examples.device.type))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ torch for one client after another, which is oneDNN's on a CPU.
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor
@@ -15,26 +14,22 @@ from torch import Tensor
 from flray.engines.stacked_layers import Convolution, Saved, Sink
 from flray.models.bank import Params
 
-# Instruction set of a CPU -> output channels from which its own convolution is the faster form.
-DIRECT_FROM = {"x86_64": 32.0}
 
-
-def direct_from(device: str, machine: str | None = None) -> float:
-    """The number of output channels from which a convolution is direct; inf: none is.
+def is_direct(device: str, machine: str | None = None) -> bool:
+    """True where convolutions are the CPU's own: on x86, where all shapes are faster so.
 
     It follows from the kind of device alone, and is a part of what makes two devices of one kind:
     forms agree to rounding, not bit by bit. On ARM no shape of `benchmarks/convolutions.py` is
-    faster direct. On x86 a whole step of `flhc_cnn` (32 and 64 channels) takes 24 ms instead of
-    40; single shapes have not been measured there.
+    faster direct, on x86 every one.
 
     Args:
         device: "cpu" or "cuda".
         machine: Instruction set of the CPU; None: that of this machine.
 
-    >>> direct_from("cpu", "x86_64"), direct_from("cpu", "aarch64"), direct_from("cuda", "x86_64")
-    (32.0, inf, inf)
+    >>> is_direct("cpu", "x86_64"), is_direct("cpu", "aarch64"), is_direct("cuda", "x86_64")
+    (True, False, False)
     """
-    return DIRECT_FROM.get(machine or platform.machine(), inf) if device == "cpu" else inf
+    return device == "cpu" and (machine or platform.machine()) in ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True)

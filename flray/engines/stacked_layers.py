@@ -166,10 +166,28 @@ class Convolution:
 
     def _input_gradient(self, leaf: Tensor, dy: Tensor) -> Tensor:
         """The convolution of dy with the kernel turned by 180 degrees."""
+        if dy.device.type == "cuda":
+            return self._folded(leaf, dy)
         outside = (self.kernel[0] - 1 - self.padding[0], self.kernel[1] - 1 - self.padding[1])
         patches = _patches(_padded(dy, outside), self.kernel)
         turned = leaf.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)  # (K, rows cols out, in)
         return torch.bmm(patches.flatten(1, 3), turned).view(*patches.shape[:4], -1)
+
+    def _folded(self, leaf: Tensor, dy: Tensor) -> Tensor:
+        """The same as gradients of patches, dy W^T, added up where patches overlap.
+
+        The images of a client lie below each other in a tall one, apart by rows of zeros.
+        """
+        (rows, columns), (above, beside) = self.kernel, self.padding
+        num, batch, height, width, _ = dy.shape
+        height += rows - 1
+        tall = F.pad(dy, (0, 0, 0, 0, 0, rows - 1)).flatten(1, 3)  # (K, B height width, out)
+        weights = leaf.permute(0, 2, 3, 4, 1).flatten(1, 3)  # (K, in x rows x columns, out)
+        patches = torch.bmm(weights, tall.transpose(1, 2))
+        size = (batch * height + rows - 1, width + columns - 1 - 2 * beside)
+        folded = F.fold(patches, size, self.kernel, padding=(0, beside))
+        dx = folded[:, :, : batch * height].unflatten(2, (batch, height))
+        return dx[:, :, :, above : height - above].permute(0, 2, 3, 4, 1).contiguous()
 
 
 @dataclass(frozen=True)
@@ -203,8 +221,13 @@ class MaxPool:
         return _channels_last(y, len(x)), (images, winners)
 
     def backward(self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool) -> Tensor:
-        """dy at the entries that were maxima, else 0."""
+        """dy at the entries that were maxima, else 0; to the same bits on both devices."""
         images, winners = saved
+        if dy.device.type == "cuda":  # windows are disjoint, so entries are written once
+            num, channels, height, width = images.shape
+            dx = dy.new_zeros(num, height * width, channels)
+            dx.scatter_(1, winners.permute(0, 2, 3, 1).flatten(1, 2), dy.view(num, -1, channels))
+            return dx.view(*dy.shape[:2], height, width, channels)
         dx = torch.ops.aten.max_pool2d_with_indices_backward(
             dy.flatten(0, 1).permute(0, 3, 1, 2),
             images,
@@ -276,7 +299,10 @@ def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:
     """dy matrix^T as (matrix dy^T)^T, which moves the small factor instead of the weights.
 
     On some CPUs oneDNN takes over products with a transposed second factor, with its own threads.
+    Tensor cores take dy matrix^T itself, since a batch may have any number of examples.
     """
+    if dy.device.type == "cuda" and torch.get_float32_matmul_precision() == "high":
+        return torch.bmm(dy, matrix.transpose(1, 2))
     product = torch.bmm(matrix, dy.transpose(1, 2).contiguous())
     return product.transpose(1, 2).contiguous()
 

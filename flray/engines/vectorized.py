@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import nn, set_num_threads
 
 from flray.data.pixels import Examples
-from flray.engines.convolutions import direct_from
+from flray.engines.convolutions import is_direct
 from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
@@ -73,8 +73,7 @@ class Vectorized:
             `refusal` returns the reason why a module cannot be stacked.
         num_slots: clients of the largest block.
         threads: tiles trained at a time, on a CPU.
-        direct_channels: output channels from which convolutions are the CPU's own; None: by kind
-            of device.
+        direct: convolutions are the CPU's own; None: where the kind of device says so.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Vectorized:
         examples: Examples,
         num_slots: int,
         threads: int = 1,
-        direct_channels: float | None = None,
+        direct: bool | None = None,
     ) -> None:
         check_stackable(module)
         self.module = module
@@ -92,9 +91,8 @@ class Vectorized:
         self.threads = threads
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
-        if direct_channels is None:
-            direct_channels = direct_from(examples.device.type)
-        self.written = write_out(module, "example_losses", direct_channels)
+        direct = is_direct(examples.device.type) if direct is None else direct
+        self.written = write_out(module, "example_losses", direct)
         self.stacked = StackedModule(BatchLoss(module), examples, self.written)
         self.in_tiles = self.written is not None and examples.device.type == "cpu"
 

@@ -5,12 +5,11 @@ import platform
 import subprocess
 from functools import cache
 from importlib import metadata
-from math import isinf
 from pathlib import Path
 
 import torch
 
-from flray.engines.convolutions import direct_from
+from flray.engines.convolutions import is_direct
 
 _PACKAGES = ("flray", "torch", "pytorch-lightning", "ray", "numpy")
 _PACKAGE = Path(__file__).parents[1]
@@ -22,7 +21,6 @@ def environment() -> dict[str, object]:
     >>> sorted(environment())
     ['commit', 'hardware', 'versions']
     """
-    channels = direct_from("cpu")
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES},
@@ -31,7 +29,7 @@ def environment() -> dict[str, object]:
             "cpu_count": os.cpu_count(),
             "platform": platform.platform(),
             "cuda_device": cuda,
-            "direct_convolutions_from": None if isinf(channels) else channels,
+            "direct_convolutions": is_direct("cpu"),
         },
     }
 

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.fedprox import FedProx
-from flray.engines.convolutions import DirectConvolution, direct_from
+from flray.engines.convolutions import DirectConvolution, is_direct
 from flray.engines.engine import Block
 from flray.engines.loop import Loop
+from flray.engines.stacked_layers import Convolution
+from flray.engines.tracing import write_out_forward
 from flray.engines.training import Training, plain_gradient
 from flray.engines.vectorized import Vectorized
 from flray.models.bank import build_seeded
@@ -57,14 +59,13 @@ def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("optimizer", TRAININGS)
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("channels", [0, 4], ids=["direct", "second layer direct"])
-def test_direct_convolutions_are_the_loop(optimizer, hook, channels) -> None:
+def test_direct_convolutions_are_the_loop(optimizer, hook) -> None:
     training = TRAININGS[optimizer]
     module, examples, block = case(torch.float64, training)
-    engine = Vectorized(module, examples, num_slots=6, direct_channels=channels)
+    engine = Vectorized(module, examples, num_slots=6, direct=True)
     assert engine.written is not None
     kinds = list(engine.written.weights.values())
-    assert kinds.count(DirectConvolution) == (2 if channels == 0 else 1)
+    assert kinds.count(DirectConvolution) == 2
     found = engine.train(block, training, HOOKS[hook]).params
     expected = Loop(module, examples).train(block, training, HOOKS[hook]).params
     assert largest_gap(block.w0, expected) > 1e-3
@@ -74,7 +75,7 @@ def test_direct_convolutions_are_the_loop(optimizer, hook, channels) -> None:
 def test_slots_tiles_and_threads_change_no_bit_of_direct_convolutions() -> None:
     training = TRAININGS["sgd"]
     module, examples, block = case(torch.float32, training)
-    engine = Vectorized(module, examples, num_slots=6, direct_channels=0)
+    engine = Vectorized(module, examples, num_slots=6, direct=True)
     expected = engine.train(block, training, plain_gradient).params
     engine.threads = 2
     for tile, order in ((1, [2, 0]), (2, [3, 1, 0, 2]), (3, [1])):
@@ -87,10 +88,31 @@ def test_slots_tiles_and_threads_change_no_bit_of_direct_convolutions() -> None:
 
 def test_forms_agree_to_rounding() -> None:
     module, examples, block = case(torch.float32, TRAININGS["sgd"])
-    forms = [Vectorized(module, examples, 6, direct_channels=c) for c in (0, float("inf"))]
+    forms = [Vectorized(module, examples, 6, direct=form) for form in (True, False)]
     trained = [engine.train(block, TRAININGS["sgd"], plain_gradient).params for engine in forms]
     assert all(0 < largest_gap(a, b) < 1e-6 for a, b in pairwise(trained))
 
 
 def test_a_gpu_never_takes_the_form_of_a_cpu() -> None:
-    assert all(direct_from("cuda", m) == float("inf") for m in ("x86_64", "aarch64", "arm64"))
+    assert not any(is_direct("cuda", m) for m in ("x86_64", "aarch64", "arm64"))
+
+
+@pytest.mark.parametrize("form", [True, False], ids=["direct", "patches"])
+def test_outputs_of_both_forms_are_the_modules(form) -> None:
+    module, examples, block = case(torch.float64, TRAININGS["sgd"])
+    written = write_out_forward(module, direct=form)
+    assert written is not None
+    x = examples.images[:6].double()
+    found = written.outputs(block.w0, x.expand(len(block.plans), *x.shape))
+    expected = module.eval()(x)
+    assert torch.allclose(found[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (1, 0), (1, 2)])
+def test_the_gradient_of_images_is_the_same_folded(padding) -> None:
+    layer = Convolution("weight", None, (3, 5), padding)
+    leaf = torch.randn(3, 4, 2, 3, 5, dtype=torch.float64)
+    dy = torch.randn(3, 6, *layer.output_size((7, 8)), 4, dtype=torch.float64)
+    expected = layer._input_gradient(leaf, dy)
+    assert expected.shape == (3, 6, 7, 8, 2)
+    assert torch.allclose(layer._folded(leaf, dy), expected, rtol=0, atol=1e-12)
