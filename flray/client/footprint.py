@@ -49,7 +49,7 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
     if choose_engine(settings.engine, module, settings.device) != "vectorized":
         return 1
     if settings.device != "cpu" or not is_written_out(module):
-        return settings.num_slots
+        return settings.at_a_time or settings.num_slots
     num_params = sum(p.numel() for p in module.parameters())
     return tile_size(num_params, settings.num_slots) * settings.threads
 

@@ -87,6 +87,8 @@ class HostSettings:
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
     tf32: bool = False  # products of local training in TF32, on a GPU
+    # Clients of a block that a GPU trains at a time, the others wait; None: all of them
+    at_a_time: int | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,9 @@ def start_host_of_actor(payload: Payload, number: int) -> Host:
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
-        return Vectorized(module, examples, settings.num_slots, settings.threads)
+        return Vectorized(
+            module, examples, settings.at_a_time or settings.num_slots, settings.threads
+        )
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)

@@ -7,6 +7,7 @@ run.
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -32,11 +33,7 @@ class GraphedStep(Step):
         """Begin a block as `Step.start` does; the plan is copied to where the graphs read it."""
         if self.single is None or plan.num_steps > self.buffers.num_steps:
             self._record(block, plan)
-        super().start(block, self.buffers)
-        states = self.optimizer.state.values() if self.optimizer is not None else ()
-        for value in (value for state in states for value in state.values()):
-            if isinstance(value, torch.Tensor):
-                value.zero_()  # momentum and moments begin at 0 again
+        super().start(block, replace(self.buffers, first=plan.first))
         for buffer, values in zip(self.buffers.tensors, plan.tensors, strict=True):
             buffer[:, : plan.num_steps].copy_(values)
 
@@ -51,7 +48,8 @@ class GraphedStep(Step):
             self.single.replay()
 
     def _record(self, block: Block, plan: StackedPlan) -> None:
-        self.buffers = plan.copied()
+        # Some room, since a later cohort may have more steps.
+        self.buffers = plan.with_room(plan.num_steps * 5 // 4)
         super().start(block, self.buffers)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         side.wait_stream(torch.cuda.current_stream())

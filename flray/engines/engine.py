@@ -32,22 +32,10 @@ class Block:
         """(K,) the clients, in the order of their plans."""
         return np.array([plan.client for plan in self.plans], dtype=np.int64)
 
-    def part(self, clients: slice) -> "Block":
-        """A block of the clients at these positions, over the same memory."""
-        w0, memo = (
-            {name: leaf[clients] for name, leaf in leaves.items()}
-            for leaves in (self.w0, self.memo)
-        )
-        return Block(self.plans[clients], w0, memo)
-
 
 @dataclass(frozen=True)
 class BlockResult:
-    """Trained models and losses of a block of K clients, in the order of its plans.
-
-    >>> BlockResult({"w": torch.zeros(2, 3)}, np.array([0.5, 0.7])).part(slice(1, 2)).loss
-    array([0.7])
-    """
+    """Trained models and losses of a block of K clients, in the order of its plans."""
 
     params: Params  # leaves (K, ...); {} once they stay with the host that trained them
     loss: NDArray[np.float64]  # (K,) mean over the client's steps; not finite if it diverged
@@ -62,11 +50,6 @@ class BlockResult:
         """Uninitialised memory for the models of a block, to be written into by an engine."""
         params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
         return cls(params, np.empty(len(block.plans)))
-
-    def part(self, clients: slice) -> "BlockResult":
-        """The results at these positions, over the same memory."""
-        params = {name: leaf[clients] for name, leaf in self.params.items()}
-        return BlockResult(params, self.loss[clients])
 
 
 class Engine(Protocol):

@@ -179,15 +179,15 @@ class Convolution:
         The images of a client lie below each other in a tall one, apart by rows of zeros.
         """
         (rows, columns), (above, beside) = self.kernel, self.padding
-        num, batch, height, width, _ = dy.shape
-        height += rows - 1
+        batch, height, width = dy.shape[1], dy.shape[2] + rows - 1, dy.shape[3]
         tall = F.pad(dy, (0, 0, 0, 0, 0, rows - 1)).flatten(1, 3)  # (K, B height width, out)
         weights = leaf.permute(0, 2, 3, 4, 1).flatten(1, 3)  # (K, in x rows x columns, out)
         patches = torch.bmm(weights, tall.transpose(1, 2))
         size = (batch * height + rows - 1, width + columns - 1 - 2 * beside)
         folded = F.fold(patches, size, self.kernel, padding=(0, beside))
-        dx = folded[:, :, : batch * height].unflatten(2, (batch, height))
-        return dx[:, :, :, above : height - above].permute(0, 2, 3, 4, 1).contiguous()
+        images = folded[:, :, : batch * height]
+        dx = images.reshape(*images.shape[:2], batch, height, -1)[:, :, :, above : height - above]
+        return dx.permute(0, 2, 3, 4, 1).contiguous()
 
 
 @dataclass(frozen=True)

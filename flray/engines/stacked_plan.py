@@ -1,13 +1,134 @@
-"""Index plans of a block as tensors, with a slot for each client and dummies in slots left over."""
+"""Index plans of a block as tensors: clients wait in lanes, and each lane goes through one slot."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flray.data.dataset import Ids
 from flray.engines.engine import Block
+
+Lane = Sequence[int]  # positions of clients in a block, one after the other in the same slot
+
+# What a step costs beside its slots, in slots: kernels of a GPU take some time whatever they do.
+COST_OF_A_STEP = 16
+# Fewer slots than clients must save this share of the work, since they change the last digits.
+LEAST_GAIN = 0.2
+
+
+def lanes_of(num_steps: Ids, num_lanes: int) -> list[list[int]]:
+    """Clients in at most `num_lanes` lanes that end about together.
+
+    The client with most steps comes first, and each goes to the lane with the fewest steps so far.
+    Clients without steps are in no lane.
+
+    >>> lanes_of(np.array([3, 9, 5, 0, 4]), 2)
+    [[1, 0], [2, 4]]
+    >>> lanes_of(np.array([7, 7, 7]), 4)
+    [[0], [1], [2]]
+    """
+    clients = [k for k in np.argsort(-num_steps, kind="stable").tolist() if num_steps[k]]
+    lanes: list[list[int]] = [[] for _ in range(min(num_lanes, len(clients)))]
+    loads = [(0, n) for n in range(len(lanes))]
+    heapify(loads)
+    for k in clients:
+        load, n = loads[0]
+        lanes[n].append(k)
+        heapreplace(loads, (load + int(num_steps[k]), n))
+    return lanes
+
+
+def slots_for(num_steps: Ids, block: int) -> int:
+    """The number of slots of a GPU's step: `block`, or fewer where clients differ much in steps.
+
+    It follows from the steps of all clients of a split and the size of a block alone, so that runs
+    on the same data have the same bits.
+
+    >>> slots_for(np.full(100, 60), 20), slots_for(np.array([10] * 15 + [100] * 5), 20)
+    (20, 7)
+    """
+    shares = (np.arange(block) + 0.5) / block
+    typical = np.quantile(num_steps, shares, method="nearest").astype(np.int64)
+    tried = np.unique(np.linspace(1, block, 40).astype(np.int64)).tolist()
+    costs = {slots: _cost(typical, slots) for slots in tried}
+    best = min(costs, key=lambda slots: costs[slots])
+    return best if costs[best] <= (1 - LEAST_GAIN) * costs[block] else block
+
+
+def _cost(num_steps: Ids, slots: int) -> int:
+    """Steps until all lanes are through, and stops to change clients, by the cost of a step."""
+    ends = [np.cumsum(num_steps[lane]) for lane in lanes_of(num_steps, slots)]
+    stops = np.unique(np.concatenate([np.zeros(1, np.int64), *ends]))
+    return int(stops[-1] + len(stops)) * (COST_OF_A_STEP + slots)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a leaf, at least one: a slice where they follow each other, else an index.
+
+    >>> rows = Rows.at([2, 0], torch.device("cpu"))
+    >>> into = torch.zeros(3)
+    >>> rows.put(into, torch.tensor([5.0, 7.0]))
+    >>> into, rows.of(into)
+    (tensor([7., 0., 5.]), tensor([5., 7.]))
+    """
+
+    index: slice | Tensor
+
+    @classmethod
+    def at(cls, rows: Sequence[int], device: torch.device) -> "Rows":
+        """Rows of leaves that are on the device."""
+        if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+            return cls(slice(rows[0], rows[0] + len(rows)))
+        return cls(torch.tensor(rows, device=device))
+
+    def of(self, leaf: Tensor) -> Tensor:
+        """These rows; a view if they follow each other or share their memory."""
+        if isinstance(self.index, slice):
+            return leaf[self.index]
+        if leaf.stride(0) == 0:
+            return leaf[:1].expand(len(self.index), *leaf.shape[1:])
+        return leaf.index_select(0, self.index)
+
+    def put(self, into: Tensor, values: Tensor) -> None:
+        """Copy values (rows, ...) to these rows."""
+        if isinstance(self.index, slice):
+            into[self.index].copy_(values)
+        else:
+            into.index_copy_(0, self.index, values)
+
+    def clear(self, into: Tensor) -> None:
+        """Set these rows to 0."""
+        if isinstance(self.index, slice):
+            into[self.index].zero_()
+        else:
+            into.index_fill_(0, self.index, 0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Clients of a block, by position, and the slots that they are in."""
+
+    clients: Rows
+    slots: Rows
+
+    @classmethod
+    def of(cls, slots: Sequence[int], clients: Sequence[int], device: torch.device) -> "Change":
+        """These clients in these slots, on a device."""
+        return cls(Rows.at(clients, device), Rows.at(slots, device))
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The clients that are through after a step, and those that follow them in their slots."""
+
+    step: int
+    through: Change
+    following: Change | None
 
 
 @dataclass(frozen=True)
@@ -20,33 +141,40 @@ class StackedPlan:
     ids: Tensor  # (K, S, b, B) example ids
     mask: Tensor  # (K, S, b, B)
     keys: Tensor  # (K, S, b) for dropout and augmentation
-    last_step: Ids  # (K,) -1 for a dummy and for a client without steps
+    first: Change  # the clients that begin; slots left over have the first one's model
+    stops: tuple[Stop, ...]  # in the order of steps
     weight: Tensor | None = None  # (K, S, b, B) of the losses; None: all count alike
 
     @classmethod
-    def of(cls, block: Block, num_slots: int, device: torch.device) -> "StackedPlan":
-        """The plans of a block of at most `num_slots` clients, on the device.
+    def of(
+        cls, block: Block, lanes: Sequence[Lane], num_slots: int, device: torch.device
+    ) -> "StackedPlan":
+        """The plans of clients in at most `num_slots` lanes, on the device.
 
-        S is the largest number of steps among them, so that shapes depend on the block; ids of
+        S is the largest number of steps of a lane, so that shapes depend on the block; ids of
         steps and slots that do not count are 0, a valid id.
         """
         batches = block.plans[0].ids.shape[1:]  # (b, B)
-        num_steps = max(plan.num_steps for plan in block.plans)
+        ends = [np.cumsum([block.plans[k].num_steps for k in lane]) for lane in lanes]
+        num_steps = max(int(end[-1]) for end in ends)
         ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)
         mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
         keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
-        last = np.full(num_slots, -1, dtype=np.int64)
         weight = np.zeros(ids.shape) if block.plans[0].weight is not None else None
-        for k, plan in enumerate(block.plans):
-            ids[k, : plan.num_steps] = plan.ids
-            mask[k, : plan.num_steps] = plan.mask
-            keys[k, : plan.num_steps] = plan.keys
-            last[k] = plan.num_steps - 1
-            if weight is not None and plan.weight is not None:
-                weight[k, : plan.num_steps] = plan.weight
+        for slot, lane in enumerate(lanes):
+            for k, end in zip(lane, ends[slot], strict=True):
+                plan = block.plans[k]
+                steps = slice(end - plan.num_steps, end)
+                ids[slot, steps], mask[slot, steps] = plan.ids, plan.mask
+                keys[slot, steps] = plan.keys
+                if weight is not None and plan.weight is not None:
+                    weight[slot, steps] = plan.weight
         tensors = [torch.from_numpy(array).to(device) for array in (ids, mask, keys)]
         weights = None if weight is None else torch.from_numpy(weight).to(device)
-        return cls(tensors[0], tensors[1], tensors[2], last, weights)
+        beginning = [lanes[slot if slot < len(lanes) else 0][0] for slot in range(num_slots)]
+        first = Change.of(range(num_slots), beginning, device)
+        stops = _stops(lanes, ends, device)
+        return cls(tensors[0], tensors[1], tensors[2], first, stops, weights)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -54,17 +182,35 @@ class StackedPlan:
         plan = (self.ids, self.mask, self.keys)
         return plan if self.weight is None else (*plan, self.weight)
 
-    def copied(self) -> "StackedPlan":
-        """The same plan in other memory."""
-        ids, mask, keys, *weight = (tensor.clone() for tensor in self.tensors)
-        return StackedPlan(ids, mask, keys, self.last_step, *weight)
+    def with_room(self, num_steps: int) -> "StackedPlan":
+        """The same plan in other memory, with room for more steps."""
+        more = num_steps - self.num_steps
+        ids, mask, keys, *weight = (
+            F.pad(tensor, (*[0, 0] * (tensor.dim() - 2), 0, more)) for tensor in self.tensors
+        )
+        return StackedPlan(ids, mask, keys, self.first, self.stops, *weight)
 
     @property
     def num_steps(self) -> int:
-        """S, the steps of the client that takes most."""
+        """S, the steps of the longest lane."""
         return self.ids.shape[1]
 
-    def clients_by_last_step(self) -> dict[int, Ids]:
-        """Step -> the slots that finish with it, in the order of steps."""
-        ends = np.unique(self.last_step[self.last_step >= 0])
-        return {int(s): np.flatnonzero(self.last_step == s) for s in ends}
+
+def _stops(lanes: Sequence[Lane], ends: Sequence[Ids], device: torch.device) -> tuple[Stop, ...]:
+    """The stops of lanes whose clients end after `ends` steps."""
+    through: dict[int, list[tuple[int, int]]] = {}  # end -> slot, place in its lane
+    for slot, of_lane in enumerate(ends):
+        for place, end in enumerate(of_lane.tolist()):
+            through.setdefault(end, []).append((slot, place))
+    stops = []
+    for end, places in sorted(through.items()):
+        followed = [(slot, place + 1) for slot, place in places if place + 1 < len(lanes[slot])]
+        now, then = (
+            Change.of([s for s, _ in pairs], [lanes[s][n] for s, n in pairs], device)
+            if pairs
+            else None
+            for pairs in (places, followed)
+        )
+        assert now is not None  # somebody ends there
+        stops.append(Stop(end - 1, now, then))
+    return tuple(stops)

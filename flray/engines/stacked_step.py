@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
@@ -15,7 +14,7 @@ from flray.data.pixels import Examples
 from flray.engines.affine import AffineTerm, factors, is_affine, offsets
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss, RecordedGradient
-from flray.engines.stacked_plan import StackedPlan
+from flray.engines.stacked_plan import Change, Rows, StackedPlan
 from flray.engines.training import ELEMENTWISE, Gradient, LocalBatch, Training, plain_gradient
 from flray.engines.written import Descent, Gradients, Targets, Written, WrittenGradient
 from flray.errors import ExperimentError
@@ -86,11 +85,12 @@ class Step:
     while the gradient passes, by the term of an affine hook too.
 
     A step is used in this order: `start` with a block, then `advance` as often as steps are left.
-    Between two calls of `advance`, `w` and `total_loss` may be read.
+    Between two calls of `advance`, `w` and `total_loss` may be read, and other clients may be put
+    into slots by `load`.
 
     Args:
         like: a block whose models and memo have the shapes of all later ones.
-        num_slots: clients of the largest block.
+        num_slots: clients that are trained together.
     """
 
     def __init__(
@@ -146,25 +146,37 @@ class Step:
         }
 
     def start(self, block: Block, plan: StackedPlan) -> None:
-        """Put the models of a block into the slots, and begin with its first step.
+        """Put the first clients of a plan into the slots, and begin with its first step.
 
-        Slots without a client get the first client's model. Momentum begins at 0.
+        Slots without a client get the first client's model.
         """
-        _fill(self.w, block.w0)
-        if self.descent is not None:
-            self._start_descent(self.descent, block)
-        if self.has_hook:
-            _fill(self.w0, block.w0)
-            _fill(self.memo, block.memo)
         self.plan = plan
-        self.total_loss.zero_()
         self.number.zero_()
+        self.load(block, plan.first)
 
-    def _start_descent(self, descent: Descent, block: Block) -> None:
-        for v in descent.velocity.values():
-            v.zero_()
-        if descent.term is not None:
-            _fill(self.offsets, offsets(self.gradient, descent.term.a, block.w0, block.memo))
+    def load(self, block: Block, change: Change) -> None:
+        """Put clients of a block into slots; their momentum and loss begin at 0."""
+        w0, memo = (
+            {name: change.clients.of(leaf) for name, leaf in leaves.items()}
+            for leaves in (block.w0, block.memo)
+        )
+        _put(self.w, w0, change.slots)
+        beginning = [self.total_loss]
+        if self.descent is not None:
+            beginning += self.descent.velocity.values()
+            if (term := self.descent.term) is not None:
+                _put(self.offsets, offsets(self.gradient, term.a, w0, memo), change.slots)
+        if self.has_hook:
+            _put(self.w0, w0, change.slots)
+            _put(self.memo, memo, change.slots)
+        if self.optimizer is not None:
+            states = self.optimizer.state.values()
+            beginning += [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        for values in beginning:
+            if values.dim():
+                change.slots.clear(values)
+            else:  # Adam counts the steps of all slots, which begin together
+                values.zero_()
 
     @torch.no_grad()
     def advance(self, num_steps: int) -> None:
@@ -275,49 +287,49 @@ class Step:
         return self.written.drawn(layer_keys, self.w, batch_size)
 
 
-def train_slots(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
-    """Train the clients of a block and write their models and losses into `into`.
+def untrained(block: Block) -> BlockResult:
+    """A result to be written into by `train_lanes`: clients without steps keep their models."""
+    result = BlockResult.empty_like(block)
+    result.loss[:] = 0
+    if not all(plan.num_steps for plan in block.plans):
+        for name, leaf in block.w0.items():
+            result.params[name].copy_(leaf)
+    return result
 
-    A client is read out after its last step, so clients with more steps do not change it. Clients
-    without steps keep their models and have loss 0.
+
+def train_lanes(step: Step, block: Block, plan: StackedPlan, into: BlockResult) -> None:
+    """Train the clients of a plan and write their models and losses into `into`.
+
+    A client is read out after its last step, so clients with more steps do not change it, and the
+    next client of its lane takes the slot.
 
     Args:
         step: A step whose slots are free; it is left with the last models in them.
+        block: The clients, some of which the plan may leave out.
         plan: Their plans, with as many slots as the step has.
-        into: Receives models and losses; may be a view into the result of a larger block.
+        into: Receives models and losses at the clients' positions.
     """
-    num_steps = np.array([client_plan.num_steps for client_plan in block.plans])
-    if not num_steps.all():  # such clients keep their models
-        for name, leaf in block.w0.items():
-            into.params[name].copy_(leaf)
-    into.loss[:] = 0
-    if not num_steps.any():
-        return
     step.start(block, plan)
+    totals = step.total_loss.new_zeros(len(block.plans))
     num_taken = 0
-    for s, slots in plan.clients_by_last_step().items():
-        step.advance(s + 1 - num_taken)
-        num_taken = s + 1
+    for stop in plan.stops:
+        step.advance(stop.step + 1 - num_taken)
+        num_taken = stop.step + 1
         # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
+        through = stop.through
         for name, leaf in step.w.items():
-            _copy_rows(into.params[name], leaf.detach(), torch.from_numpy(slots).to(leaf.device))
-    totals = step.total_loss[: len(num_steps)].cpu().numpy()
-    into.loss[:] = totals / np.maximum(num_steps, 1)
+            through.clients.put(into.params[name], through.slots.of(leaf.detach()))
+        through.clients.put(totals, through.slots.of(step.total_loss))
+        if stop.following is not None:
+            step.load(block, stop.following)
+    for k, total in enumerate(totals.tolist()):
+        if total:
+            into.loss[k] = total / block.plans[k].num_steps
 
 
-def _copy_rows(into: Tensor, leaf: Tensor, slots: Tensor) -> None:
-    if len(slots) == len(into):  # all of them, so dummies come after
-        into.copy_(leaf[: len(into)])
-    else:
-        into.index_copy_(0, slots, leaf.index_select(0, slots))
-
-
-def _fill(slots: Params, leaves: Params) -> None:
-    """Copy the rows of clients into their slots, and the first row into those of dummies."""
+def _put(slots: Params, leaves: Params, rows: Rows) -> None:
     for name, leaf in leaves.items():
-        slots[name][: len(leaf)].copy_(leaf)
-        dummies = slots[name][len(leaf) :]
-        dummies.copy_(leaf[:1].expand_as(dummies))
+        rows.put(slots[name], leaf)
 
 
 def _elementwise_optimizer(

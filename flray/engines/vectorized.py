@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from pytorch_lightning import LightningModule
 from torch import nn, set_num_threads
 
@@ -12,8 +13,8 @@ from flray.engines.convolutions import is_direct
 from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
-from flray.engines.stacked_plan import StackedPlan
-from flray.engines.stacked_step import StackedModule, Step, train_slots
+from flray.engines.stacked_plan import StackedPlan, lanes_of
+from flray.engines.stacked_step import StackedModule, Step, train_lanes, untrained
 from flray.engines.tracing import write_out
 from flray.engines.training import Gradient, Training
 from flray.errors import ExperimentError
@@ -62,16 +63,18 @@ def check_stackable(module: LightningModule) -> None:
 class Vectorized:
     """Trains many models in one step of tensor arithmetic.
 
-    Short blocks are filled with dummies and batches are padded, so that the shape of the work, and
-    with it every bit of a client's result, does not depend on its neighbours. On a GPU a step of
-    `num_slots` models is recorded once as a CUDA graph and replayed. On a CPU a module that can be
+    A client whose steps are done leaves its slot to the next, so that clients of different sizes
+    cost little more than their steps. Slots left over are filled with dummies and batches are
+    padded, so that the shape of the work, and with it every bit of a client's result, does not
+    depend on its neighbours. On a GPU a step of `num_slots` models is recorded once as a CUDA graph
+    and replayed. On a CPU a module that can be
     written out (`write_out`) is trained in tiles of a few slots, `threads` of them at a time: the
     number of threads changes no bit.
 
     Args:
         module: must define `example_losses(batch)` and have no layers with running statistics;
             `refusal` returns the reason why a module cannot be stacked.
-        num_slots: clients of the largest block.
+        num_slots: clients that a step trains together.
         threads: tiles trained at a time, on a CPU.
         direct: convolutions are the CPU's own; None: where the kind of device says so.
     """
@@ -100,7 +103,7 @@ class Vectorized:
         """Train all clients of a block at once; the contract is that of `Engine.train`.
 
         Args:
-            block: At most `num_slots` clients.
+            block: Any number of clients; those beyond the slots wait for one to become free.
             training: Settings of local training; the optimiser must step element by element.
             gradient: The hook, which must run under `torch.func.vmap`.
 
@@ -108,25 +111,34 @@ class Vectorized:
             ExperimentError: The optimiser or the hook cannot be stacked.
         """
         self.module.train()
-        result = BlockResult.empty_like(block)
+        result = untrained(block)
         size = self.tile if self.in_tiles else self.num_slots
 
-        def train_part(first: int) -> None:
-            clients = slice(first, first + size)
-            part = block.part(clients)
-            plan = StackedPlan.of(part, size, self.examples.device)
-            step = self._step(training, gradient, part, size)
-            train_slots(step, part, plan, result.part(clients))
+        def train_part(lanes: list[list[int]]) -> None:
+            plan = StackedPlan.of(block, lanes, size, self.examples.device)
+            train_lanes(self._step(training, gradient, block, size), block, plan, result)
 
-        parts = range(0, len(block.plans), size)
-        if self.threads == 1 or len(parts) == 1:
-            for first in parts:
-                train_part(first)
+        parts = self._parts(block, training, size)
+        if self.threads == 1 or len(parts) <= 1:
+            for lanes in parts:
+                train_part(lanes)
         else:
             # The number of threads inside an operator is a setting of each thread.
             with ThreadPoolExecutor(self.threads, initializer=partial(set_num_threads, 1)) as pool:
                 list(pool.map(train_part, parts))
         return result
+
+    def _parts(self, block: Block, training: Training, size: int) -> list[list[list[int]]]:
+        """Lanes of clients in parts of at most `size` lanes, each for a step of its own.
+
+        A lane has several clients only where the optimiser of a slot can begin anew: Adam counts
+        the steps of all slots together.
+        """
+        num_steps = np.array([plan.num_steps for plan in block.plans])
+        num = len(num_steps)
+        is_plain = training.optimizer == "sgd"
+        lanes = lanes_of(num_steps, min(num, size * self.threads) if is_plain else num)
+        return [lanes[n : n + size] for n in range(0, len(lanes), size)]
 
     def _step(self, training: Training, gradient: Gradient, block: Block, size: int) -> Step:
         """A step for blocks of this shape: on a GPU the recorded one, on a CPU a new one."""

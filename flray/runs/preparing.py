@@ -20,6 +20,8 @@ from flray.data.dataset import Dataset
 from flray.data.events import Timeline, make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
+from flray.engines.plan import steps_per_epoch
+from flray.engines.stacked_plan import slots_for
 from flray.engines.vectorized import refusal
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
@@ -70,7 +72,9 @@ class Prepared:
         """
         settings = self.payload.settings
         device = settings.device if torch.cuda.is_available() else "cpu"
-        settings = replace(settings, device=device, num_slots=num_slots or settings.num_slots)
+        settings = replace(settings, device=device)
+        if num_slots:
+            settings = replace(settings, num_slots=num_slots, at_a_time=None)
         return Prepared(replace(self.payload, settings=settings), None)
 
 
@@ -99,6 +103,10 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = num_actors if pool is not None and is_on_ray else 1
     host = _host_settings(experiment, module, num_sampled, num_hosts)
     host = replace(host, scores=_computed_scores(experiment, dataset, module))
+    if host.device != "cpu":
+        sizes = np.array([len(split.trained_on(i)) for i in split.clients])
+        steps = steps_per_epoch(sizes, settings.train)
+        host = replace(host, at_a_time=slots_for(steps, host.num_slots))
     if dataset.scaled is not None and dataset.scaled.any():
         dataset = dataset.standardised(split.trained_rows)
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)

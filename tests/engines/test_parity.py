@@ -12,11 +12,12 @@ from torch import nn
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
+from flray.engines import stacked_plan
 from flray.engines.engine import Block
 from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop
 from flray.engines.losses import BatchLoss, step_batch
-from flray.engines.stacked_plan import StackedPlan
+from flray.engines.stacked_plan import Change, Stop, lanes_of, slots_for
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.errors import ExperimentError
@@ -139,10 +140,12 @@ def test_parity_would_fail_if_finished_clients_were_not_frozen(how, monkeypatch)
     case = make("mlp200", torch.float64, training)
     reference = Loop(case.module, case.examples).train(case.block, training, gradient)
 
-    def all_at_the_end(plan: StackedPlan) -> dict[int, np.ndarray]:
-        return {plan.num_steps - 1: np.flatnonzero(plan.last_step >= 0)}
+    def all_at_the_end(lanes, ends, device) -> tuple[Stop, ...]:
+        clients = [client for lane in lanes for client in lane]
+        through = Change.of(range(len(clients)), clients, device)
+        return (Stop(max(end[-1] for end in ends) - 1, through, None),)
 
-    monkeypatch.setattr(StackedPlan, "clients_by_last_step", all_at_the_end)
+    monkeypatch.setattr(stacked_plan, "_stops", all_at_the_end)
     thawed = Vectorized(case.module, case.examples, SLOTS).train(case.block, training, gradient)
     assert largest_gap(reference.params, thawed.params) > 1e-4
 
@@ -165,6 +168,35 @@ def test_bits_do_not_depend_on_slot_or_neighbours(model) -> None:
         again = engine.train(only(case.block, order), training, GRADIENTS["fedprox"])
         for name, leaf in again.params.items():
             assert torch.equal(leaf, together.params[name][order]), (order, name)
+
+
+@pytest.mark.parametrize("model", ["mlp200", "squared_error"])
+@pytest.mark.parametrize("optimizer", ["momentum", "weight_decay", "adam"])
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_clients_that_wait_for_a_slot_are_trained_to_the_same_bits(
+    model, optimizer, num_slots
+) -> None:
+    training, gradient = OPTIMIZERS[optimizer], GRADIENTS["fedprox"]
+    case = make(model, torch.float64, training)
+    expected = Loop(case.module, case.examples).train(case.block, training, gradient)
+    engine = Vectorized(case.module, case.examples, num_slots)
+    found = engine.train(case.block, training, gradient)
+    assert largest_gap(expected.params, found.params) < 1e-10
+    assert np.abs(expected.loss - found.loss).max() < 1e-10
+    alone = [engine.train(only(case.block, [k]), training, gradient) for k in range(4)]
+    for k, single in enumerate(alone):
+        assert all(torch.equal(leaf[0], found.params[n][k]) for n, leaf in single.params.items())
+
+
+def test_slots_are_fewer_where_clients_differ_much_in_steps() -> None:
+    assert slots_for(np.array([59, 60, 60]), 10) == 10  # all alike
+    assert slots_for(np.arange(50, 100), 10) == 10  # nothing to gain: nobody could be second
+    assert slots_for(np.array([0, 1]), 1) == 1
+    skewed = np.array([10] * 90 + [1000] * 10)
+    assert slots_for(skewed, 100) < 50
+    lanes = lanes_of(skewed, slots_for(skewed, 100))
+    assert sorted(k for lane in lanes for k in lane) == list(range(100))
+    assert max(skewed[lane].sum() for lane in lanes) < 1.1 * 1000
 
 
 def test_what_was_received_is_not_changed() -> None:
