@@ -166,28 +166,10 @@ class Convolution:
 
     def _input_gradient(self, leaf: Tensor, dy: Tensor) -> Tensor:
         """The convolution of dy with the kernel turned by 180 degrees."""
-        if dy.device.type == "cuda":
-            return self._folded(leaf, dy)
         outside = (self.kernel[0] - 1 - self.padding[0], self.kernel[1] - 1 - self.padding[1])
         patches = _patches(_padded(dy, outside), self.kernel)
         turned = leaf.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)  # (K, rows cols out, in)
         return torch.bmm(patches.flatten(1, 3), turned).view(*patches.shape[:4], -1)
-
-    def _folded(self, leaf: Tensor, dy: Tensor) -> Tensor:
-        """The same as gradients of patches, dy W^T, added up where patches overlap.
-
-        The images of a client lie below each other in a tall one, apart by rows of zeros.
-        """
-        (rows, columns), (above, beside) = self.kernel, self.padding
-        batch, height, width = dy.shape[1], dy.shape[2] + rows - 1, dy.shape[3]
-        tall = F.pad(dy, (0, 0, 0, 0, 0, rows - 1)).flatten(1, 3)  # (K, B height width, out)
-        weights = leaf.permute(0, 2, 3, 4, 1).flatten(1, 3)  # (K, in x rows x columns, out)
-        patches = torch.bmm(weights, tall.transpose(1, 2))
-        size = (batch * height + rows - 1, width + columns - 1 - 2 * beside)
-        folded = F.fold(patches, size, self.kernel, padding=(0, beside))
-        images = folded[:, :, : batch * height]
-        dx = images.reshape(*images.shape[:2], batch, height, -1)[:, :, :, above : height - above]
-        return dx.permute(0, 2, 3, 4, 1).contiguous()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from flray.algorithms.fedprox import FedProx
 from flray.engines.convolutions import DirectConvolution, is_direct
 from flray.engines.engine import Block
 from flray.engines.loop import Loop
-from flray.engines.stacked_layers import Convolution
 from flray.engines.tracing import write_out_forward
 from flray.engines.training import Training, plain_gradient
 from flray.engines.vectorized import Vectorized
@@ -106,13 +105,3 @@ def test_outputs_of_both_forms_are_the_modules(form) -> None:
     found = written.outputs(block.w0, x.expand(len(block.plans), *x.shape))
     expected = module.eval()(x)
     assert torch.allclose(found[0], expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("padding", [(0, 0), (1, 0), (1, 2)])
-def test_the_gradient_of_images_is_the_same_folded(padding) -> None:
-    layer = Convolution("weight", None, (3, 5), padding)
-    leaf = torch.randn(3, 4, 2, 3, 5, dtype=torch.float64)
-    dy = torch.randn(3, 6, *layer.output_size((7, 8)), 4, dtype=torch.float64)
-    expected = layer._input_gradient(leaf, dy)
-    assert expected.shape == (3, 6, 7, 8, 2)
-    assert torch.allclose(layer._folded(leaf, dy), expected, rtol=0, atol=1e-12)

@@ -188,6 +188,8 @@ def test_tf32_is_rounded_float32_and_leaves_torch_as_it_was(model, tiny_run) -> 
         tiny_run(*common, f"execution.precision={precision}") for precision in ("float32", "tf32")
     )
     assert exact.summary["params_sha256"] != rounded.summary["params_sha256"]
-    assert np.abs(exact.clients["loss"] - rounded.clients["loss"]).max() < 1e-2
+    # Later rounds carry rounding further: what they compute depends on it step by step.
+    first = [run.clients.query("round == 1")["loss"] for run in (exact, rounded)]
+    assert 0 < np.abs(first[0] - first[1]).max() < 1e-2
     again = tiny_run(*common, "execution.precision=float32")
     assert again.summary["params_sha256"] == exact.summary["params_sha256"]
