@@ -17,10 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.partly_shared import PartlyShared, PartlySharedState
 from flray.data.dataset import Ids
+from flray.engines.affine import stacked
 from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
@@ -67,6 +69,7 @@ class Apfl(PartlyShared):
         private = ClientTable.empty(v | {"alpha": alpha}, fed.num_clients)
         return Outcome(PartlySharedState(private, fed.initial_bank()))
 
+    @stacked
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],
@@ -76,19 +79,22 @@ class Apfl(PartlyShared):
         memo: Params,
     ) -> Params:
         names = [name.removeprefix("v/") for name in w if name.startswith("v/")]
-        alpha = w["alpha"].clamp(0, 1)[0]  # one number, for leaves of any shape
+        alpha = w["alpha"].clamp(0, 1)  # (1,), or (K, 1) of stacked clients
         # Alg. 1: w_i <- w_i - η grad f_i(w_i)
         g = grad({name: w[name] for name in names}, batch)
-        mixed = {name: torch.lerp(w[name], w[f"v/{name}"], alpha) for name in names}  # v̄
+        share = {name: _beside(alpha, w[name]) for name in names}  # α, for leaves of any shape
+        mixed = {n: torch.lerp(w[n], w[f"v/{n}"], share[n]) for n in names}  # v̄
         h = grad(mixed, batch)
         # Alg. 1: v_i <- v_i - η α_i grad f_i(v̄_i)
-        of_v = {f"v/{name}": alpha * h[name] for name in names}
+        of_v = {f"v/{name}": share[name] * h[name] for name in names}
         if not self.adaptive:
             return g | of_v
         # Alg. 1: α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
-        slope = sum(((w[f"v/{n}"] - w[n]) * h[n]).sum() for n in names)
-        cut = (alpha - memo["lr"] * slope).clamp(0, 1)
-        return g | of_v | {"alpha": (w["alpha"] - cut) / memo["lr"]}
+        products = ((w[f"v/{n}"] - w[n]).mul_(h[n])[..., None] for n in names)
+        slope = sum(p.sum(tuple(range(alpha.dim() - 1, p.dim()))) for p in products)  # of a client
+        lr = memo["lr"][..., None]
+        cut = (alpha - lr * slope[..., None]).clamp(0, 1)
+        return g | of_v | {"alpha": (w["alpha"] - cut) / lr}
 
     def train(self, state: PartlySharedState, cohort: Cohort, fed: Federation) -> Trained:
         models = self.assembled(state, cohort.clients)
@@ -102,9 +108,14 @@ class Apfl(PartlyShared):
         models = self.assembled(state, clients)
         alpha = models.params["alpha"].clamp(0, 1)  # (U, 1)
         mixed = {
-            n: torch.lerp(w, models.params[f"v/{n}"], alpha.view(-1, *[1] * (w.dim() - 1)))
+            n: torch.lerp(w, models.params[f"v/{n}"], _beside(alpha, w))
             for n, w in models.params.items()
             if f"v/{n}" in models.params
         }
         leaves = {n: mixed.get(n, models.params[n]) for n in state.shared.params}
         return ModelBank(leaves, models.owner)
+
+
+def _beside(alpha: Tensor, leaf: Tensor) -> Tensor:
+    """α (..., 1) with as many axes as a leaf (..., any shape)."""
+    return alpha.view(*alpha.shape[:-1], *[1] * (leaf.dim() - alpha.dim() + 1))

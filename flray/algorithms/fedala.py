@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
+from flray.engines.affine import stacked
 from flray.engines.training import LocalBatch, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
@@ -85,6 +86,7 @@ class FedAla:
     def cohort(self, state: FedAlaState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))
 
+    @stacked
     def weight_gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

@@ -17,8 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.engines.affine import stacked
 from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
@@ -34,7 +37,6 @@ class PerFedAvg(FedAvg):
 
         algorithm: {name: per_fedavg, alpha: 0.01, order: hessian_free}
 
-    >>> import torch
     >>> from types import SimpleNamespace
     >>> batch = SimpleNamespace(second=None)
     >>> batch.second = batch  # D' = D
@@ -57,6 +59,7 @@ class PerFedAvg(FedAvg):
         if not self.delta > 0:
             raise ValueError(f"delta must be > 0, got {self.delta}")
 
+    @stacked
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],
@@ -89,4 +92,4 @@ class PerFedAvg(FedAvg):
 
 
 def _moved(w: Params, step: float, direction: Params) -> Params:
-    return {name: w[name] + step * direction[name] for name in direction}
+    return {name: torch.add(w[name], direction[name], alpha=step) for name in direction}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
-from flray.engines.affine import affine
+from flray.engines.affine import affine, stacked
 from flray.engines.training import LocalBatch
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
@@ -64,12 +64,14 @@ class PFedMe:
         """θ - w after the inner steps, from θ = w."""
         g = grad(w, batch)
         d = {name: -self.inner_lr * g[name] for name in g}
+        kept = 1 - self.inner_lr * self.lam
         for _ in range(self.inner_steps - 1):
             g = grad({name: w[name] + d[name] for name in d}, batch)
-            # Eq. 7: θ <- θ - η_p (grad f(θ) + λ (θ - w))
-            d = {name: d[name] - self.inner_lr * (g[name] + self.lam * d[name]) for name in d}
+            # Eq. 7: θ <- θ - η_p (grad f(θ) + λ (θ - w)), less w
+            d = {name: d[name].mul_(kept).sub_(g[name], alpha=self.inner_lr) for name in d}
         return d
 
+    @stacked
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],

@@ -23,6 +23,7 @@ from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Points
 from flray.clustering.statistics import Statistics
 from flray.data.dataset import Ids
+from flray.engines.affine import affine
 from flray.engines.training import LocalBatch, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
@@ -90,6 +91,7 @@ class Repa:
             return cluster(self, bank, fed)
         return Outcome(RepaState(bank, bank.owner, watch=self.recluster.start(fed)))
 
+    @affine
     def gradient(
         self,
         grad: Callable[[Params, LocalBatch], Params],
@@ -98,18 +100,29 @@ class Repa:
         w0: Params,
         memo: Params,
     ) -> Params:
-        if any(name.startswith(EMBEDDER) for name in w):  # it has done its work
-            batch = replace(batch, loss="classifier_losses")
         g = grad(w, batch)
         # Eq. 8: l(θ_i) + μ/2 ||θ_i - θ||²
         return {name: g[name] + self.mu * (w[name] - w0[name]) for name in g}
+
+    def classifier_gradient(
+        self,
+        grad: Callable[[Params, LocalBatch], Params],
+        w: Params,
+        batch: LocalBatch,
+        w0: Params,
+        memo: Params,
+    ) -> Params:
+        """Eq. 8 for a module with an embedder, which has done its work."""
+        return self.gradient(grad, w, replace(batch, loss="classifier_losses"), w0, memo)
 
     def cohort(self, state: RepaState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
 
     def round(self, state: RepaState, cohort: Cohort, fed: Federation) -> Outcome[RepaState]:
         is_joint = self.recluster.is_joint(state.watch, self.rounds_before, cohort.t)
-        gradient = plain_gradient if is_joint else self.gradient
+        has_embedder = any(name.startswith(EMBEDDER) for name in fed.initial)
+        proximal = self.classifier_gradient if has_embedder else self.gradient
+        gradient = plain_gradient if is_joint else proximal
         trained = fed.train(state.bank, cohort, gradient)
         fed.count_models(state.bank if is_joint else without_embedder(state.bank), cohort, trained)
         # Eq. 4: θ_k <- W({(θ_i, ε_i) | α(i) = k}), the mean weighted by n_i

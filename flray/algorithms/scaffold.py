@@ -136,7 +136,8 @@ def _updated_controls(
     for name, leaf in state.c.items():
         moved = state.bank.params[name] - heard.params[name]  # x - y_i, (K, ...)
         scale = torch.from_numpy(1 / way).to(moved).view(-1, *[1] * leaf.dim())
-        after[name] = before[name] - leaf + scale * moved  # l. 12: c_i - c + (x - y_i) / (K eta_l)
+        # l. 12: c_i - c + (x - y_i) / (K eta_l)
+        after[name] = (before[name] - leaf).add_(moved.mul_(scale))
         # l. 17: c <- c + |S| / N mean Δc_i
         c[name] = leaf + (after[name] - before[name]).sum(0) / len(fed.clients)
     return c, state.c_i.updated(heard.clients, after)

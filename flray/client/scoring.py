@@ -17,7 +17,7 @@ from flray.client.scores import ModuleScore, Score, Terms, is_right
 from flray.data.dataset import Ids
 from flray.engines.vectorized import Vectorized, refusal, tile_size
 from flray.errors import ExperimentError
-from flray.models.bank import Params, load_params
+from flray.models.bank import Params, load_params, rows_on
 from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 
 SCORE_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
@@ -216,9 +216,10 @@ def _score_stacked(
     mixed = len(jobs[0].shares)  # models of a mixture; 0: single models
     num_pieces = max(_models_in_a_pass(host) // max(mixed, 1), 1)
     padded = pieces + [pieces[-1]] * (-len(pieces) % num_pieces)
-    own = [list(range(mixed)) or [job.row] for job, _ in padded]
-    rows = torch.tensor(own).to(next(iter(bank.values())).device)  # (pieces, models)
-    ids = torch.from_numpy(np.stack([np.resize(examples, size) for _, examples in padded]))
+    rows = np.array([list(range(mixed)) or [job.row] for job, _ in padded])  # (pieces, models)
+    ids = torch.from_numpy(
+        np.stack([e if len(e) == size else np.resize(e, size) for _, e in padded])
+    )
     ids = ids.to(host.examples.device)  # (pieces, size)
     shares = torch.tensor([job.shares for job, _ in padded], device=ids.device)
 
@@ -226,8 +227,7 @@ def _score_stacked(
     def score(first: int) -> FlatScores:
         models = slice(first, first + num_pieces)
         x, y = host.examples.batch(ids[models])
-        chosen = rows[models].flatten()
-        w = {n: leaf.index_select(0, chosen).to(x.device) for n, leaf in bank.items()}
+        w = {n: rows_on(leaf, rows[models].ravel(), x.device) for n, leaf in bank.items()}
         output = outputs(w, x.repeat_interleave(mixed, 0) if mixed else x)
         if mixed:
             of_models = output.reshape(-1, mixed, *output.shape[1:]).transpose(0, 1)

@@ -22,7 +22,7 @@ from flray.engines.engine import Block, BlockResult
 from flray.engines.plan import plan_clients
 from flray.engines.training import Gradient, Training, plain_gradient
 from flray.errors import ExperimentError
-from flray.models.bank import Params, load_params
+from flray.models.bank import Params, load_params, rows_on
 from flray.models.fixed_point import largest_values
 from flray.randomness import torch_seed
 
@@ -124,7 +124,7 @@ class Train:
             with_weights = zip(plans, examples, job.weights, strict=True)
             plans = tuple(plan.weighted(ids, weights) for plan, ids, weights in with_weights)
         # Only the rows that are used move: a whole bank may not fit on the device.
-        w0 = {name: _rows(leaf, job.rows, device) for name, leaf in bank.items()}
+        w0 = {name: rows_on(leaf, job.rows, device) for name, leaf in bank.items()}
         return Block(plans, w0, self._memo(job, device))
 
     def _memo(self, job: ClientsJob, device: torch.device) -> Params:
@@ -139,14 +139,6 @@ class Train:
         return memo | {
             n: leaf.to(device).expand(num, *leaf.shape) for n, leaf in self.shared.items()
         }
-
-
-def _rows(leaf: Tensor, rows: Ids, device: torch.device) -> Tensor:
-    """Rows of a leaf of the bank on a device; a row that all use is there once, as a view."""
-    if len(rows) and (rows == rows[0]).all():
-        first = int(rows[0])
-        return leaf[first : first + 1].to(device).expand(len(rows), *leaf.shape[1:])
-    return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device)).to(device)
 
 
 def is_finite(trained: BlockResult) -> NDArray[np.bool_]:

@@ -1,7 +1,8 @@
-"""Gradient hooks that add an affine term: the direction is grad(w, batch) + a w + b.
+"""Marks of gradient hooks that cost a written-out model less: `affine` and `stacked`.
 
-FedProx has a = μ and b = -μ w0, SCAFFOLD a = 0 and b = c - c_i. Such a term does not change during
-a round, so a written-out step of SGD takes it while each layer moves, in one pass over the weights.
+The direction of an affine hook is grad(w, batch) + a w + b. FedProx has a = μ and b = -μ w0,
+SCAFFOLD a = 0 and b = c - c_i. Such a term does not change during a round, so a written-out step of
+SGD takes it while each layer moves, in one pass over the weights.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,6 +42,29 @@ def is_affine(hook: Gradient) -> bool:
     return bool(getattr(hook, "is_affine", False))
 
 
+def stacked(hook: Hook) -> Hook:
+    """Mark a gradient hook that is right for one client and for K stacked ones.
+
+    It receives leaves (K, ...), a batch (K, B, ...) and a memo (K, ...), and `grad` returns the
+    gradients of all. What it computes of single numbers is right so; sums and numbers of a client
+    must keep the axis K. It asks for the batch's own loss alone. Hooks without the mark run under
+    `vmap`, which costs about 1 ms more per gradient.
+
+    >>> @stacked
+    ... def clipped(grad, w, batch, w0, memo):
+    ...     return {name: g.clamp(-1, 1) for name, g in grad(w, batch).items()}
+    >>> is_stacked(clipped)
+    True
+    """
+    hook.is_stacked = True  # type: ignore[attr-defined]  # a mark on a function
+    return hook
+
+
+def is_stacked(hook: Gradient) -> bool:
+    """True if the hook is marked with `stacked`, or with `affine`, which is element by element."""
+    return bool(getattr(hook, "is_stacked", False)) or is_affine(hook)
+
+
 def factors(hook: Gradient, leaves: Iterable[str], memo: Iterable[str]) -> dict[str, float]:
     """The number a of each leaf, for an affine hook.
 
@@ -62,9 +86,14 @@ def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Pa
     >>> offsets(FedProx(mu=0.5).gradient, {"w": 0.5}, {"w": torch.tensor([3.0])}, {})
     {'w': tensor([3.])}
     """
-    zeros = {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in w0.items() if name in a}
-    b = hook(_no_gradient, zeros, NO_BATCH, w0, memo)
-    return {name: leaf / -a[name] if a[name] else leaf for name, leaf in b.items()}
+    zeros = {name: w0[name].new_zeros(()) for name in a}
+    # What all clients share is computed once, and shown to each of them.
+    w0_once, memo_once = (
+        {n: leaf if leaf.stride(0) else leaf[:1] for n, leaf in leaves.items()}
+        for leaves in (w0, memo)
+    )
+    b = hook(_no_gradient, zeros, NO_BATCH, w0_once, memo_once)
+    return {n: (leaf / -a[n] if a[n] else leaf).expand_as(w0[n]) for n, leaf in b.items()}
 
 
 def _no_gradient(w: Params, batch: LocalBatch) -> Params:  # noqa: ARG001  # as hooks call it

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from flray.data.pixels import Examples
-from flray.engines.affine import AffineTerm, factors, is_affine, offsets
+from flray.engines.affine import AffineTerm, factors, is_affine, is_stacked, offsets
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss, RecordedGradient
 from flray.engines.stacked_plan import Change, Rows, StackedPlan
@@ -36,7 +36,7 @@ class StackedBatch(NamedTuple):
     weight: tuple[Tensor, ...]  # (slots, B), or none
 
     def of_client(self) -> LocalBatch:
-        """The batch as a hook receives it, inside `vmap`."""
+        """The batch as a hook receives it, inside `vmap` or with the leading axis."""
         weight = self.weight[0] if self.weight else None
         return LocalBatch(self.x, self.y, self.mask, self.keys, weight=weight)
 
@@ -74,6 +74,13 @@ class StackedModule:
         weight = () if batch.weight is None else (batch.weight,)
         *gradients, loss = WrittenGradient.apply(self.written, names, *tensors, *weight)  # type: ignore[no-untyped-call]  # torch's own
         return dict(zip(at, gradients, strict=True)), loss
+
+    def gradients_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+        """Gradients and losses (K,) of stacked clients at given params, leaves (K, ...)."""
+        assert self.written is not None
+        assert batch.mask is not None
+        weight = () if batch.weight is None else (batch.weight,)
+        return self.written.gradients(at, batch.keys, batch.x, batch.y, batch.mask, *weight)
 
 
 class Step:
@@ -114,6 +121,7 @@ class Step:
         self.descent = self._descent(training, like, num_slots)
         is_plain = gradient is plain_gradient or self.descent is not None
         self.has_hook = self.written is None or not is_plain
+        self.is_stacked = self.written is not None and is_stacked(gradient)
         if self.has_hook:
             self.w0 = self._slots(like.w0, num_slots)
             self.memo = self._slots(like.memo, num_slots)
@@ -197,8 +205,9 @@ class Step:
     def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
         """Move all slots along the directions of the hook; (slots,) the losses of the step."""
         w0 = {name: self.w0[name] for name in self.trained}
+        compute = self._direction if self.is_stacked else vmap(self._direction)
         try:
-            direction, loss = vmap(self._direction_of_client)(self.trained, w0, self.memo, batches)
+            direction, loss = compute(self.trained, w0, self.memo, batches)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -210,13 +219,17 @@ class Step:
         self._move_along(direction)
         return cast(Tensor, loss)
 
-    def _direction_of_client(
+    def _direction(
         self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
     ) -> tuple[Params, Tensor]:
-        """The direction of the hook and the loss of the step, of one client inside `vmap`."""
+        """The direction of the hook and the loss of the step, of one client inside `vmap`.
+
+        Of all clients, with a leading axis, for a hook that is marked as stacked.
+        """
         first, *second = (batch.of_client() for batch in batches)
         batch = replace(first, second=second[0]) if second else first
-        grad = RecordedGradient(self.stacked.gradient_at)
+        stacked = self.stacked
+        grad = RecordedGradient(stacked.gradients_at if self.is_stacked else stacked.gradient_at)
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:

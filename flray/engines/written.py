@@ -171,6 +171,15 @@ class Written:
             dy = self.layers[n].backward(w, saved[n], cast(Tensor, dy), sink, n > first)
         return loss
 
+    def gradients(
+        self, w: Params, keys: Params, x: Tensor, y: Tensor, mask: Tensor, *weight: Tensor
+    ) -> tuple[Params, Tensor]:
+        """The gradients of the leaves in w, (K, ...), and (K,) the clients' mean losses."""
+        sink = Gradients(self, w)
+        targets = Targets.of(y, mask, self.num_classes, x.dtype, *weight)
+        loss = self.losses(w, keys, x, targets, sink)
+        return sink.of_all(), loss
+
 
 @dataclass
 class Gradients:
@@ -274,9 +283,6 @@ class WrittenGradient(torch.autograd.Function):
         num, num_leaves = len(names[0]), len(names[0]) + len(names[1])
         w = dict(zip(names[0], stacked[:num], strict=True))
         keys = dict(zip(names[1], stacked[num:num_leaves], strict=True))
-        x, y, mask, *weight = stacked[num_leaves:]
-        gradients = Gradients(written, w)
-        targets = Targets.of(y, mask, written.num_classes, x.dtype, *weight)
-        loss = written.losses(w, keys, x, targets, gradients)
-        outputs = (*gradients.of_all().values(), loss)
+        gradients, loss = written.gradients(w, keys, *stacked[num_leaves:])
+        outputs = (*gradients.values(), loss)
         return outputs, (0,) * len(outputs)

@@ -136,6 +136,16 @@ def rows_of(leaf: Tensor, rows: Ids) -> Tensor:
     return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device))
 
 
+def rows_on(leaf: Tensor, rows: Ids, device: torch.device) -> Tensor:
+    """Rows of a leaf on a device, a view where all or one of them are asked for."""
+    if np.array_equal(rows, np.arange(len(leaf))):
+        return leaf.to(device)
+    if len(rows) and (rows == rows[0]).all():
+        first = int(rows[0])
+        return leaf[first : first + 1].to(device).expand(len(rows), *leaf.shape[1:])
+    return rows_of(leaf, rows).to(device)
+
+
 def num_bytes(params: Params, num_models: int) -> int:
     """Bytes of one model out of a stack of num_models."""
     return sum(v.numel() * v.element_size() for v in params.values()) // num_models

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flray.data.dataset import Ids
-from flray.models.bank import ModelBank, Params
+from flray.models.bank import ModelBank, Params, rows_of
 
 DEFAULT = -1  # in place of a block: the client has the default row
 MOST_STORED = 2  # rows in all blocks for each row in use; above that, sparse blocks are rewritten
@@ -59,18 +59,20 @@ class ClientTable:
 
     def _stacked(self, clients: Ids, num_defaults: int = 0) -> Params:
         """So many default rows, then those of the clients, each copied once."""
+        blocks, rows = self.block_of[clients], self.row_of[clients]
+        numbers = np.unique(blocks)
+        if not num_defaults and len(numbers) == 1 and numbers[0] != DEFAULT:
+            block = self.blocks[str(numbers[0])]
+            return {n: rows_of(block[n], rows).to(leaf.device) for n, leaf in self.default.items()}
         stacked = {
             name: leaf.expand(num_defaults + len(clients), *leaf.shape[1:]).clone()
             for name, leaf in self.default.items()
         }
-        blocks = self.block_of[clients]
-        for number in np.unique(blocks[blocks != DEFAULT]):
-            block = self.blocks[str(number)]
+        for number in numbers[numbers != DEFAULT]:
             positions = np.flatnonzero(blocks == number)
-            for name, leaf in block.items():
-                rows = torch.from_numpy(self.row_of[clients[positions]]).to(leaf.device)
+            for name, leaf in self.blocks[str(number)].items():
                 into = torch.from_numpy(num_defaults + positions).to(stacked[name].device)
-                values = leaf.index_select(0, rows).to(stacked[name].device)
+                values = rows_of(leaf, rows[positions]).to(stacked[name].device)
                 stacked[name].index_copy_(0, into, values)
         return stacked
 
