@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -55,8 +56,14 @@ def count_sketch(values: Tensor | Sequence[Tensor], dim: int, seed: int) -> Tens
     if first.device.type != "cpu":
         parts = [torch.split(leaf, size) for leaf in leaves]
         return torch.cat(list(map(sketch, *parts)))[:num]
-    with ThreadPoolExecutor(usable_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
-        return torch.cat([ones[:0], *pool.map(sketch, *leaves)]).view(num, dim)
+
+    def sketch_some(*parts: Tensor) -> list[Tensor]:
+        return list(map(sketch, *parts))  # vector by vector
+
+    cores = usable_cores()
+    parts = [torch.tensor_split(leaf, cores) for leaf in leaves]
+    with ThreadPoolExecutor(cores, initializer=partial(torch.set_num_threads, 1)) as pool:
+        return torch.cat([ones[:0], *chain(*pool.map(sketch_some, *parts))]).view(num, dim)
 
 
 @lru_cache(maxsize=2)
