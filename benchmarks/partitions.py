@@ -1,12 +1,13 @@
 """What clustering without D costs in agreement with the exact methods, on updates of clients.
 
     python benchmarks/partitions.py                                   500 clients, all data
-    python benchmarks/partitions.py --clients 2000 --data label_swap random
+    python benchmarks/partitions.py --clients 2000 --groups 500 --size 16
 
-Clients of 60 synthetic images send the update of MLP-200 after ten rounds of FedAvg; `random` are
-Gaussian vectors without clusters. One JSON line for each approximation and data set: `ari_exact` is
-its agreement with the exact method (`against`) for the same points and number of clusters,
-`ari_groups` that with the planted groups, `exact_ari_groups` that of the exact method.
+Clients of 60 synthetic images, of 28×28 unless --size is given, send the update of MLP-200 after
+ten rounds of FedAvg; `random` are Gaussian vectors without clusters. One JSON line for each
+approximation and data set: `ari_exact` is its agreement with the exact method (`against`) for the
+same points and number of clusters, `ari_groups` that with the planted groups, `exact_ari_groups`
+that of the exact method.
 """
 
 import argparse
@@ -49,22 +50,28 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--data", nargs="+", default=[*SPLITS, "random"])
+    parser.add_argument("--size", type=int, default=28, help="of an image, in pixels")
     parser.add_argument("--groups", type=int, default=100, help="of two_level")
     arguments = parser.parse_args()
     for data in arguments.data:
-        points, groups = observed(data, arguments.clients)
+        points, groups = observed(data, arguments.clients, arguments.size)
         for line in compared(points, groups, arguments.groups):
             print(json.dumps({"data": data, "clients": arguments.clients, **line}), flush=True)
 
 
-def observed(data: str, clients: int) -> tuple[Points, Ids | None]:
+def observed(data: str, clients: int, size: int) -> tuple[Points, Ids | None]:
     """The updates of all clients, and their planted groups."""
     if data == "random":
         rng = torch.Generator().manual_seed(0)
         return Points.vectors(np.arange(clients), torch.randn(clients, 2000, generator=rng)), None
     experiment = parse_experiment(
         {
-            "dataset": {"name": "synthetic", "num_train": clients * IMAGES, "num_test": clients},
+            "dataset": {
+                "name": "synthetic",
+                "num_train": clients * IMAGES,
+                "num_test": clients,
+                "size": size,
+            },
             "split": {**SPLITS[data], "clients": clients},
             "model": "mlp200",
             "algorithm": "fedavg",
@@ -108,6 +115,11 @@ def compared(points: Points, groups: Ids | None, small: int) -> list[dict[str, A
             "sketch, two_level, ward",
             (sketches, TwoLevel(small, "ward", number=NUMBER)),
             ("ward", points, ward),
+        ),
+        (
+            "sketch, two_level, average",
+            (sketches, TwoLevel(small, "average", number=NUMBER)),
+            ("average", points, average),
         ),
         ("sketch, neighbours", (sketches, Neighbours()), ("ward", points, ward)),
     ]

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.partitions import KMeans
-from flray.clustering.points import Matrix, Partition, Points, by_smallest_member
+from flray.clustering.points import Matrix, Partition, Points, Vector, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
 from flray.values import Unbounded, require_at_least
@@ -20,10 +21,11 @@ class TwoLevel:
     Approximates `hierarchical` with the same linkage and threshold or number, without D: clients of
     one group are never separated, and the members of a group count as if they were at its centre.
     Ward and average linkage weigh a group by its size, so that heights, and with them thresholds,
-    are near those of a dendrogram of all clients. Ward is approximated best: distances of centres
-    leave out the spread within groups, by which average and complete linkage go. With as many
-    groups as clients it is `hierarchical` itself. Groups are made by L2 distances; where
-    clusters are by another distance, clusters are only as good as these groups (for cosine,
+    are near those of a dendrogram of all clients. Average linkage of L2 distances takes the root
+    mean square of the distances between members for their mean. Distances of centres leave out the
+    spread within groups, by which complete linkage goes, and average linkage of other distances.
+    With as many groups as clients it is `hierarchical` itself. Groups are made by L2 distances;
+    where clusters are by another distance, clusters are only as good as these groups (for cosine,
     `embed: unit` makes both alike).
 
         partition: {name: two_level, groups: 1000, linkage: ward, threshold: 3.0}
@@ -66,6 +68,8 @@ class TwoLevel:
         assert related.measure is not None  # given by every pipeline
         upper = self._upper_level()
         D = related.measure(centres)
+        if self.linkage == "average" and getattr(related.measure, "euclidean", False):
+            D = member_distances(D, squared_spread(related.points, centres, group))
         above = Related(centres, D, None, related.rng, related.label_counts)
         tree = weighted_tree(D, np.bincount(group), self.linkage)
         return Partition(by_smallest_member(upper.cut(tree, above)[group]))
@@ -76,6 +80,31 @@ class TwoLevel:
         if self.groups >= num_clients:
             return np.arange(num_clients)
         return KMeans(self.groups, n_init=1, batch=self.batch)(related).labels
+
+
+def squared_spread(points: Points, centres: Points, group: Ids) -> Vector:
+    """(G,) the mean squared distance of each group's members to its centre."""
+    own = centres.values[torch.from_numpy(group).to(centres.values.device)]
+    squares = (points.means() - own).square().sum(1, dtype=torch.float64)
+    return np.bincount(group, squares.cpu().numpy()) / np.bincount(group)
+
+
+def member_distances(distance: Matrix, spread: Vector) -> Matrix:
+    """(G, G) the root mean square of the L2 distances between the members of two groups.
+
+    Mean |x - y|² = |a - b|² + mean |x - a|² + mean |y - b|², for members x and y, centres a and b.
+
+    >>> D = np.array([[0.0, 3.0], [3.0, 0.0]])
+    >>> member_distances(D, spread=np.array([7.0, 0.0])).tolist()
+    [[0.0, 4.0], [4.0, 0.0]]
+
+    Args:
+        distance: (G, G) L2 distances of the centres.
+        spread: (G,) mean squared distance of the members to their centre.
+    """
+    between: Matrix = np.sqrt(np.square(distance) + np.add.outer(spread, spread))
+    np.fill_diagonal(between, 0.0)
+    return between
 
 
 def weighted_tree(distance: Matrix, sizes: Ids, linkage: str) -> Matrix:

@@ -5,8 +5,11 @@ of any algorithm are what it counts itself. Clients train a few steps of each ki
 the time of all others follows from these.
 """
 
+import resource
+import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +21,7 @@ from flray.columns import (
     BYTES_DOWN,
     BYTES_UP,
     CLIENT_STEPS,
+    ROUND,
     SECONDS,
     SECONDS_EVALUATE,
     SECONDS_PROBE,
@@ -27,7 +31,7 @@ from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.executor import Inline
-from flray.forecast.sampling import Rate, Sampling
+from flray.forecast.sampling import Rate, Sampling, Seconds
 from flray.measures.settings import Evaluation
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
@@ -56,7 +60,9 @@ class Forecast:
     client_steps: int
     bytes_down: int
     bytes_up: int
-    memory_per_process: int  # Bytes per training process: data, models of a block, libraries
+    # Bytes per training process: in this process the most that the rehearsal had, on client actors
+    # an estimate from data, models of a block and libraries
+    memory_per_process: int
     processes: int  # Processes that train at a time
     seconds: Mapping[str, float]  # by start, training, evaluation, server and transfer
     rates: Mapping[str, Rate]  # by kind of block
@@ -93,6 +99,7 @@ def forecast(
         ExperimentError: The run would be refused, or `rates` lack a kind of block that it has.
     """
     settings, begin = experiment.settings, perf_counter()
+    _reset_peak_memory()
     planned = prepare(experiment, settings.execution.actors)
     parts = planned.in_process()
     executor = start_executor(parts)
@@ -101,57 +108,140 @@ def forecast(
     measured = executor.host.engine if rates is None else _UnknownKinds(tuple(rates))
     engine = Sampling(measured, dict(rates or {}))
     executor = replace(executor, host=replace(executor.host, engine=engine))
-    rounds, num_evaluations = _rehearsed(experiment, parts, executor, budget_s)
+    rehearsal = _rehearsed(experiment, parts, executor, budget_s)
     if processes is None:
         processes = planned.plan.num_actors if planned.plan else 1
-    split = parts.payload.timeline.at(1)
-    num_sampled = cohort_size(len(split.clients), settings.participation)
-    blocks_per_round = max(len(engine.blocks) / len(rounds), 1.0)
-    at_work = min(processes, blocks_per_round)
     seconds = {
         "start": starting,
-        "training": settings.rounds / len(rounds) * sum(engine.blocks) / at_work,
-        "evaluation": _last(rounds, SECONDS_EVALUATE) * num_evaluations,
-        "server": _server_seconds(rounds, settings.rounds),
+        "training": rehearsal.training_seconds(processes),
+        "evaluation": rehearsal.evaluation_seconds(settings.evaluate),
+        "server": rehearsal.server_seconds,
     }
     if planned.plan:
-        seconds["transfer"] = settings.rounds * ROUND_TRIP_S * blocks_per_round / at_work
+        seconds["transfer"] = ROUND_TRIP_S * rehearsal.blocks_in_turn(processes)
+    split = parts.payload.timeline.at(1)
+    num_sampled = cohort_size(len(split.clients), settings.participation)
     load = load_of(parts.payload, settings.train.batch_size, num_sampled, processes)
+    is_alike = planned.plan is None and parts.device == planned.device and rates is None
     return Forecast(
         rounds=settings.rounds,
-        client_steps=_total(rounds, f"^{CLIENT_STEPS}", settings.rounds),
-        bytes_down=_total(rounds, f"^{BYTES_DOWN}_", settings.rounds),
-        bytes_up=_total(rounds, f"^{BYTES_UP}_", settings.rounds),
-        memory_per_process=load.of_actor(),
+        client_steps=rehearsal.total(f"^{CLIENT_STEPS}"),
+        bytes_down=rehearsal.total(f"^{BYTES_DOWN}_"),
+        bytes_up=rehearsal.total(f"^{BYTES_UP}_"),
+        memory_per_process=_peak_memory() if is_alike else load.of_actor(),
         processes=processes,
         seconds=seconds,
         rates=engine.rates,
-        is_rehearsed=len(rounds) == settings.rounds,
+        is_rehearsed=len(rehearsal.rounds) == settings.rounds,
     )
 
 
 def _rehearsed(
     experiment: Experiment, parts: Prepared, executor: Inline, budget_s: float
-) -> tuple[pd.DataFrame, int]:
-    """The rows of the rounds that were rehearsed, and how many rounds the run will evaluate."""
+) -> "Rehearsal":
+    """Rehearse rounds up to the clustering at least, and evaluate the last one."""
     num_rounds, evaluation = experiment.settings.rounds, experiment.settings.evaluate
-    rows: list[RoundRow] = []
+    blocks: list[list[Seconds]] = []
+    engine = executor.host.engine
+    assert isinstance(engine, Sampling)
+
+    def note_blocks(_row: RoundRow) -> None:
+        blocks.append(engine.blocks.copy())
+        engine.blocks.clear()
+
     begin = perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         directory = RunDirectory(Path(scratch) / "run")
         fed = build_federation(experiment, parts, executor)
         open_directory(experiment, parts, directory)
+        server = assemble(experiment, parts, fed, directory)
+        fewest = max(2, server.stop_after)
         server = replace(
-            assemble(experiment, parts, fed, directory),
-            evaluation=replace(evaluation, every=num_rounds, also=()),
-            on_round=rows.append,
+            server,
+            evaluation=replace(
+                server.evaluation,
+                every=num_rounds,
+                also=() if evaluation.clients is None else (1, 2),  # on a sample
+            ),
+            on_round=note_blocks,
             stop=None,  # the longest that the run can take
-            should_stop=lambda: len(rows) > 1 and perf_counter() - begin > budget_s,
+            should_stop=lambda: len(blocks) >= fewest and perf_counter() - begin > budget_s,
         )
         if not server.run():  # one more round, to measure its evaluation
-            replace(server, num_rounds=len(rows) + 1).run()
-        clusterings = directory.clustering_rounds()
-        return directory.rounds(), len(evaluated_rounds(num_rounds, evaluation, clusterings))
+            replace(server, num_rounds=len(blocks) + 1).run()
+        seconds = perf_counter() - begin
+        return Rehearsal(
+            directory.rounds(), blocks, directory.clustering_rounds(), num_rounds, seconds
+        )
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Rounds of a run that were rehearsed, from which the others follow.
+
+    >>> rounds = pd.DataFrame({"round": [1, 2, 3], "client_steps": [10, 90, 10]})
+    >>> Rehearsal(rounds, [], clusterings=[2], num_rounds=5, seconds=1.0).total("client_steps")
+    130
+    """
+
+    rounds: pd.DataFrame  # their rows
+    blocks: list[list[Seconds]]  # blocks that were trained, by round
+    clusterings: list[int]  # rounds in which clients were clustered
+    num_rounds: int  # of the run
+    seconds: float  # from building the server to the end
+
+    def whole(self, values: pd.Series) -> float:
+        """The sum over all rounds of the run.
+
+        Those not rehearsed are like the second half of those that were, without a clustering if
+        there was one only.
+        """
+        once = self.clusterings if len(self.clusterings) == 1 else []
+        usual = values[~self.rounds[ROUND].isin(once)]
+        num_left = self.num_rounds - len(values)
+        later = float(usual.iloc[len(usual) // 2 :].mean()) * num_left if num_left else 0.0
+        return float(values.sum()) + later
+
+    def total(self, columns: str) -> int:
+        """The sum of the columns that match a regular expression, over all rounds."""
+        return round(self.whole(self.rounds.filter(regex=columns).fillna(0).sum(axis=1)))
+
+    def _in_turn(self, processes: int) -> pd.Series:
+        """Blocks that one of so many processes trains in each round, at least a part of one."""
+        return pd.Series([max(1.0, len(b) / processes) if b else 0.0 for b in self.blocks])
+
+    def blocks_in_turn(self, processes: int) -> float:
+        """Blocks that a process trains one after another in the run."""
+        return self.whole(self._in_turn(processes))
+
+    def training_seconds(self, processes: int) -> float:
+        """Seconds of training by so many processes, with what hosts do before and after it."""
+        predicted, rehearsed = (
+            pd.Series([sum(block[k] for block in blocks) for blocks in self.blocks], dtype=float)
+            for k in range(2)
+        )
+        beside = self._phases(SECONDS_TRAIN, SECONDS_PROBE) - rehearsed
+        share = self._in_turn(processes) / pd.Series([max(1, len(b)) for b in self.blocks])
+        return self.whole((predicted + beside.clip(lower=0.0)) * share)
+
+    def evaluation_seconds(self, evaluation: Evaluation) -> float:
+        """Seconds of all evaluations; the last one may be of more clients than the others."""
+        num_others = len(evaluated_rounds(self.num_rounds, evaluation, self.clusterings)) - 1
+        seconds = self._phases(SECONDS_EVALUATE)
+        *others, last = seconds[seconds > 0]
+        usual = others[-1] if others and evaluation.clients is not None else last
+        return float(last + usual * num_others)
+
+    @property
+    def server_seconds(self) -> float:
+        """Seconds of everything but training and evaluation, from building the server on."""
+        apart = self._phases(SECONDS_TRAIN, SECONDS_PROBE, SECONDS_EVALUATE)
+        in_rounds = self.rounds[SECONDS] - apart
+        return self.whole(in_rounds) - float(in_rounds.sum()) + self.seconds - float(apart.sum())
+
+    def _phases(self, *columns: str) -> pd.Series:
+        """Seconds of these phases in each round."""
+        return self.rounds.filter(columns).fillna(0.0).sum(axis=1)
 
 
 def evaluated_rounds(num_rounds: int, evaluation: Evaluation, clusterings: list[int]) -> set[int]:
@@ -164,27 +254,16 @@ def evaluated_rounds(num_rounds: int, evaluation: Evaluation, clusterings: list[
     return {t for t in rounds if evaluation.is_due(t, num_rounds, clusters_in)}
 
 
-def _server_seconds(rounds: pd.DataFrame, num_rounds: int) -> float:
-    """Time of rounds without training, which was measured apart, and without evaluation."""
-    apart = rounds.filter([SECONDS_TRAIN, SECONDS_PROBE, SECONDS_EVALUATE]).fillna(0.0)
-    return _whole(rounds[SECONDS] - apart.sum(axis=1), num_rounds)
+def _reset_peak_memory() -> None:
+    """Forget the memory that this process has used before, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
-def _total(rounds: pd.DataFrame, columns: str, num_rounds: int) -> int:
-    """The sum of the columns that match a regular expression, over all rounds."""
-    return round(_whole(rounds.filter(regex=columns).fillna(0).sum(axis=1), num_rounds))
-
-
-def _whole(values: pd.Series, num_rounds: int) -> float:
-    """The sum over all rounds; those not rehearsed are like the second half of those that were."""
-    later = values.iloc[len(values) // 2 :]
-    return float(values.sum() + later.mean() * (num_rounds - len(values)))
-
-
-def _last(rounds: pd.DataFrame, column: str) -> float:
-    """The last value of a column that not every round has; 0 if none has it."""
-    values = rounds[column].dropna() if column in rounds else pd.Series(dtype=float)
-    return float(values.iloc[-1]) if len(values) else 0.0
+def _peak_memory() -> int:
+    """The most bytes of memory that this process has used."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,24 @@ It takes the place of a run's engine, so that a rehearsal passes through the who
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
+from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flray.engines.engine import Block, BlockResult, Engine
 from flray.engines.training import Gradient, Training
+from flray.randomness import generator
 
 SMALL_STEP = 1e-4  # Change of every parameter in a rehearsed round
+SPREAD = 0.1  # Standard deviation of that change among clients, relative to it
 MEASURED_S = 1.0  # About how long measuring a kind of block may take
-SHARES = (0.1, 0.3)  # Shares of each client's steps that are measured, if there is time
+MOST_TIMES = 5  # Times that a short measurement is repeated at most
 
 
 @dataclass(frozen=True)
@@ -38,53 +44,78 @@ class Rate:
         return self.seconds + self.seconds_per_step * num_steps
 
 
+class Seconds(NamedTuple):
+    """Seconds of a block, or of all blocks of a round."""
+
+    predicted: float  # in the run
+    rehearsed: float  # in the rehearsal
+
+
 @dataclass(frozen=True)
 class Sampling:
     """An engine for rehearsals: measures the first block of each kind, and trains no client.
 
-    Every client is moved by the same small step, so norms and angles of updates are defined, and a
-    clustering finds one cluster.
+    Every client is moved by a small step, so norms and angles of updates are defined. Steps differ
+    a little, so a clustering has points to compare, which are near each other by any distance.
     """
 
     engine: Engine
     rates: dict[str, Rate] = field(default_factory=dict)  # measured here or before, by kind
-    blocks: list[float] = field(default_factory=list)  # predicted seconds per block so far
+    blocks: list[Seconds] = field(default_factory=list)  # seconds of each block so far
 
     def train(self, block: Block, training: Training, gradient: Gradient) -> BlockResult:
         """Note what the block would take and return its models, moved by a small step.
 
         The loss of every client is 1. A block without steps costs nothing.
         """
+        begin, predicted = perf_counter(), 0.0
         num_steps = sum(plan.num_steps for plan in block.plans)
         if num_steps:
             kind = kind_of(block, training, gradient)
             if kind not in self.rates:
                 self.rates[kind] = self._measured(block, training, gradient)
-            self.blocks.append(self.rates[kind].of(num_steps))
-        moved = {
-            name: leaf + SMALL_STEP if leaf.is_floating_point() else leaf
-            for name, leaf in block.w0.items()
-        }
+            predicted = self.rates[kind].of(num_steps)
+        rng = generator(0, "rehearsal", *(plan.client for plan in block.plans))
+        moved = {name: _moved(leaf, rng) for name, leaf in block.w0.items()}
+        if num_steps:
+            self.blocks.append(Seconds(predicted, perf_counter() - begin))
         return BlockResult(moved, np.ones(len(block.plans)))
 
     def _measured(self, block: Block, training: Training, gradient: Gradient) -> Rate:
-        """The line through the times of two shares of the block's steps."""
+        """The line through the times of one step of each client and of as many as time allows.
 
-        def measure(share: float) -> tuple[int, float]:
+        Short times are the median of several.
+        """
+
+        def measure(share: float, times: int) -> tuple[int, float]:
             part = some_steps(block, share)
-            seconds = timed(lambda: self.engine.train(part, training, gradient))
+            train = partial(self.engine.train, part, training, gradient)
+            seconds = median(timed(train) for _ in range(times))
             return sum(plan.num_steps for plan in part.plans), seconds
 
-        measure(0.0)  # one step each: libraries load, graphs are captured
-        few = measure(0.0)
-        steps_in_time = few[0] * MEASURED_S / max(few[1], 1e-6)
+        _, first = measure(0.0, 2)  # one step each: libraries load, graphs are captured
+        steps, seconds = measure(0.0, _times_in(MEASURED_S / 2, first))
         whole = sum(plan.num_steps for plan in block.plans)
-        fits = min(1.0, steps_in_time / (sum(SHARES) * whole))
-        (steps, seconds), (more, longer) = (measure(share * fits) for share in SHARES)
+        share = min(1.0, steps / whole * MEASURED_S / max(seconds, 1e-6))
+        more, longer = measure(share, _times_in(MEASURED_S, seconds * share * whole / steps))
         if more == steps:  # too few steps for a difference
             return Rate(0.0, longer / more)
         per_step = max((longer - seconds) / (more - steps), 0.0)
         return Rate(max(seconds - per_step * steps, 0.0), per_step)
+
+
+def _times_in(seconds: float, seconds_each: float) -> int:
+    """How often something can be measured in so many seconds, at least once."""
+    return min(MOST_TIMES, max(1, int(seconds / max(seconds_each, 1e-6))))
+
+
+def _moved(leaf: Tensor, rng: np.random.Generator) -> Tensor:
+    """A leaf (K, ...) after a small step, which differs by model and row; integers do not move."""
+    if not leaf.is_floating_point():
+        return leaf
+    rows = leaf.shape[: min(leaf.dim(), 2)]
+    steps = SMALL_STEP * (1 + SPREAD * rng.standard_normal(rows))
+    return leaf + torch.from_numpy(steps).to(leaf).view(*rows, *[1] * (leaf.dim() - len(rows)))
 
 
 def kind_of(block: Block, training: Training, gradient: Gradient) -> str:

