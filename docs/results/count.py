@@ -9,16 +9,19 @@ allow and the cells outside tolerance whose cause is known.
 import csv
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import yaml
+from numpy.typing import NDArray
 
 from flray.reports.published import Table, find_table
-from flray.reports.published.agreement import agreement
+from flray.reports.published.sheet import rank, within_tolerance
 from flray.reports.sheets import Fields, numbers
 
 FOLDER = Path(__file__).parent
@@ -73,21 +76,63 @@ def single_runs() -> Iterator[tuple[Table, Ours]]:
         yield table, ours
 
 
-def counts(table: Table, ours: Ours, causes: list[dict[str, str]]) -> dict[str, int]:
-    """The fields of an `Agreement`, the printed cells, and those outside tolerance with a cause."""
+def counts(table: Table, ours: Ours, causes: Sequence[dict[str, str]] = ()) -> dict[str, int]:
+    """How many cells of a table are printed, run, judged and within tolerance, and so on.
+
+    `known` are cells outside tolerance that a cause explains, `pairs` the pairs of methods that the
+    paper prints in an order, `kept` those in the same order here; equal numbers keep none.
+    """
+    cells = frame(table, ours)
+    is_within = within_tolerance(table, cells)
+    outside = [
+        (table.key, table.rows[r].title, key) for r, key in is_within.index[~is_within.astype(bool)]
+    ]
+    orders = np.sign(
+        ratios_to_one(cells) if table.has_ratios else differences_in_rank(table, cells)
+    )
+    orders = orders[orders[:, 1] != 0]
+    sources = cells["value"].dropna().index.get_level_values("source")
+    return {
+        "printed": int((sources == "paper").sum()),
+        "cells": int((sources == "difference").sum()),
+        "judged": len(is_within),
+        "within": int(is_within.sum()),
+        "known": sum(any(_is_meant(cause, names) for cause in causes) for names in outside),
+        "pairs": len(orders),
+        "kept": int((orders[:, 0] == orders[:, 1]).sum()),
+    }
+
+
+def frame(table: Table, ours: Ours) -> pd.DataFrame:
+    """Our numbers, the paper's and their differences, as `flray table` has them."""
     cells = {(*place, "ours"): fields for place, fields in ours.items()}
-    known = 0
     for (r, row), column in itertools.product(enumerate(table.rows), table.columns):
         cell = row.cells[column.key]
-        fields = {"value": cell.value, "ratio": cell.ratio, "has_ratio": cell.value is not None}
+        is_printed = cell.value is not None
+        fields = {"value": cell.value, "ratio": cell.ratio, "has_ratio": is_printed}
         cells[r, column.key, "paper"] = fields
-        if (r, column.key) not in ours or cell.value is None or column.tolerance is None:
-            continue
-        is_outside = round(abs(ours[r, column.key]["value"] - cell.value), 6) > column.tolerance
-        names = (table.key, row.title, column.key)
-        known += is_outside and any(_is_meant(cause, names) for cause in causes)
-    printed = sum(source == "paper" and f["value"] is not None for (*_, source), f in cells.items())
-    return {**vars(agreement(table, numbers(cells))), "printed": printed, "known": known}
+        if (r, column.key) in ours and cell.value is not None:
+            difference = ours[r, column.key]["value"] - cell.value
+            cells[r, column.key, "difference"] = {"value": difference}
+    return numbers(cells)
+
+
+def differences_in_rank(table: Table, cells: pd.DataFrame) -> NDArray[np.float64]:
+    """(pairs, 2) of each two methods that are compared: ours, the paper's."""
+    groups = rank(table, cells).groupby("comparison", sort=False)[["ours", "paper"]]
+    pairs = [a - b for _, g in groups for a, b in itertools.combinations(g.to_numpy(float), 2)]
+    return np.array(pairs, np.float64).reshape(-1, 2)
+
+
+def ratios_to_one(cells: pd.DataFrame) -> NDArray[np.float64]:
+    """(cells, 2) ratios to FedAvg less 1, with the decimal that FL+HC prints: ours, the paper's.
+
+    Infinite where FedAvg has 0 and the method has more.
+    """
+    without = pd.Series(np.where(cells["value"] > 0, np.inf, 1.0), cells.index)
+    ratios = cells["ratio"].fillna(without).where(cells["has_ratio"]).unstack("source")
+    both = ratios.reindex(columns=["ours", "paper"]).dropna()
+    return both.to_numpy(np.float64).round(1) - 1
 
 
 def _is_meant(cause: dict[str, str], names: tuple[str, str, str]) -> bool:

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from flray.reports.published import find_table, load_tables
-from flray.reports.published.agreement import Agreement, agreement
-from flray.reports.sheets import Fields, numbers
+from flray.reports.published.sheet import within_tolerance
+from flray.reports.sheets import Fields
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -24,52 +24,47 @@ def counting() -> ModuleType:
     return module
 
 
-def agreed(key: str, ours: dict[tuple[int, str], Fields]) -> Agreement:
-    """Of a published table with these numbers of ours by row number and column key."""
-    table = find_table(key)
-    cells = {(*place, "ours"): fields for place, fields in ours.items()}
-    for r, row in enumerate(table.rows):
-        for column in table.columns:
-            cell = row.cells[column.key]
-            printed = {"value": cell.value, "ratio": cell.ratio, "has_ratio": True}
-            cells[r, column.key, "paper"] = printed
-    return agreement(table, numbers(cells))
-
-
-def test_a_difference_of_exactly_the_tolerance_is_within() -> None:
+def test_a_difference_of_exactly_the_tolerance_is_within(counting: ModuleType) -> None:
     """FLT, Table I, MNIST: FedAvg 82.73, Local 97.41; variances have no tolerance."""
-    at_edge = {(0, "MNIST.acc"): {"value": 85.73}, (1, "MNIST.acc"): {"value": 94.40}}
-    variance = {(0, "MNIST.var"): {"value": 44.65}}
-    assert agreed("flt.1", at_edge | variance) == Agreement(3, 2, 1, pairs=1, kept=1)
+    table = find_table("flt.1")
+    ours = {(0, "MNIST.acc"): {"value": 85.73}, (1, "MNIST.acc"): {"value": 94.40}}
+    ours |= {(0, "MNIST.var"): {"value": 44.65}}
+    is_within = within_tolerance(table, counting.frame(table, ours))
+    assert is_within.to_dict() == {(0, "MNIST.acc"): True, (1, "MNIST.acc"): False}
     # Four points are allowed on CIFAR-10.
-    paper = find_table("flt.1").rows[0].cells["CIFAR10.acc"].value
+    paper = table.rows[0].cells["CIFAR10.acc"].value
     assert paper is not None
-    assert agreed("flt.1", {(0, "CIFAR10.acc"): {"value": paper - 4}}).within == 1
-    assert agreed("flt.1", {(0, "CIFAR10.acc"): {"value": paper - 4.01}}).within == 0
+    for difference, is_in in ((-4, True), (-4.01, False)):
+        cells = counting.frame(table, {(0, "CIFAR10.acc"): {"value": paper + difference}})
+        assert within_tolerance(table, cells).tolist() == [is_in]
 
 
-def test_equal_numbers_of_ours_keep_no_order() -> None:
-    """FLT, Table I, MNIST: FedAvg 82.73 < PCA+kM+HC 83.82 < Local 97.41: three pairs."""
+def test_what_is_counted_of_a_table(counting: ModuleType) -> None:
+    """FLT, Table I, MNIST: FedAvg 82.73 < PCA+kM+HC 83.82 < Local 97.41: three pairs.
+
+    The equal numbers of FedAvg and PCA+kM+HC keep no order; the first is explained.
+    """
     ours = {(0, "MNIST.acc"): 90.0, (1, "MNIST.acc"): 95.0, (2, "MNIST.acc"): 90.0}
-    counts = agreed("flt.1", {place: {"value": value} for place, value in ours.items()})
-    assert (counts.pairs, counts.kept) == (3, 2)
+    cells = {place: {"value": value} for place, value in ours.items()}
+    cause = {"table": "flt.1", "row": "Fed*"}
+    counts = counting.counts(find_table("flt.1"), cells, [cause])
+    assert counts.pop("printed") == 6 * 4
+    expected = {"cells": 3, "judged": 3, "within": 1, "known": 1, "pairs": 3, "kept": 2}
+    assert counts == expected
 
 
-def test_ratios_are_pairs_with_fedavg() -> None:
-    """FL+HC, Table I, first rows: 1.9 and 1.0 times FedAvg; 1.0 is no order."""
-    column = "acc_post_cluster", "acc_round50"
-    above = {(0, column[0]): {"value": 91.1, "ratio": 1.2, "has_ratio": True}}
-    equal = {(0, column[0]): {"value": 91.1, "ratio": 1.04, "has_ratio": True}}
-    of_zero = {(0, column[0]): {"value": 91.1, "ratio": None, "has_ratio": True}}
-    both_zero = {(0, column[0]): {"value": 0.0, "ratio": None, "has_ratio": True}}
-    no_order = {(0, column[1]): {"value": 98.5, "ratio": 1.2, "has_ratio": True}}
-    kept = [agreed("flhc.1", ours) for ours in (above, equal, of_zero, both_zero, no_order)]
-    assert [(a.kept, a.pairs) for a in kept] == [(1, 1), (0, 1), (1, 1), (0, 1), (0, 0)]
+def test_ratios_are_pairs_with_fedavg(counting: ModuleType) -> None:
+    """FL+HC, Table I, first row: 1.9 and 1.0 times FedAvg; 1.0 is no order."""
 
+    def orders(column: str, value: float, ratio: float | None) -> tuple[int, int]:
+        fields: Fields = {"value": value, "ratio": ratio, "has_ratio": True}
+        counts = counting.counts(find_table("flhc.1"), {(0, column): fields})
+        return counts["kept"], counts["pairs"]
 
-def test_nothing_to_judge_is_no_sentence() -> None:
-    assert agreed("flt.1", {}).text == ""
-    assert "1 of 1 cells" in agreed("flt.1", {(0, "MNIST.acc"): {"value": 82.0}}).text
+    after = "acc_post_cluster"
+    assert [orders(after, 91.1, ratio) for ratio in (1.2, 1.04)] == [(1, 1), (0, 1)]
+    assert [orders(after, value, None) for value in (91.1, 0.0)] == [(1, 1), (0, 1)]  # FedAvg 0
+    assert orders("acc_round50", 98.5, 1.2) == (0, 0)
 
 
 def test_columns_of_cifar_have_four_points_and_those_in_percent_three() -> None:

@@ -22,10 +22,9 @@ from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import override
 from flray.models.lenet5 import LeNet5
 from flray.reports.published import find_table, load_tables
-from flray.reports.published.agreement import rank
 from flray.reports.published.filling import fill
 from flray.reports.published.matching import holds
-from flray.reports.published.sheet import render
+from flray.reports.published.sheet import rank, render
 from flray.reports.published.tables import Cost, parse_table, resolved_match
 from flray.reports.runs import collect_runs
 from flray.reports.sheets import numbers
