@@ -4,7 +4,9 @@ Of those with the same method and split one is run; with the marker `long`, of t
 numbers only (thresholds, targets).
 """
 
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,17 @@ def test_there_are_experiments() -> None:
     assert len(FILES) > 5
     assert len(ENCODERS) > 0
     assert len(demo_files()) > 0
+
+
+HEADED = [*FILES, *ENCODERS, *DEMO]
+EXPECTED = re.compile(r"\d %|(ARI|loss|error|robustness|accuracy)\D{1,30}\d|not run", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("path", HEADED, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_an_experiment_opens_with_its_number_or_with_not_run(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    header = " ".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    assert EXPECTED.search(header), header
 
 
 by_file = pytest.mark.parametrize(

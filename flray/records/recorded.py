@@ -41,6 +41,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tenfold faster where 
 COMPONENTS = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
 # Keys of environment.json
 CONFIGURATIONS, SCORES, CLIENT_NAMES = "configurations", "scores", "client_names"
+GROUP_NAMES = "group_names"
 FILES = "files"  # SHA-256 of the files that the experiment names, by key
 
 

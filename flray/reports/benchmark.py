@@ -183,7 +183,8 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
     first, told = made[0], told_of(sweep)
     shown = [pair for benchmark in made for pair in _of_protocol(benchmark)]
     for key, (name, scale, decimals) in COSTS.items():
-        shown.append((Heading(key, name, "", decimals), scale * first.column(key)))
+        better = True if key == recorded.ARI else None
+        shown.append((Heading(key, name, "", decimals, better), scale * first.column(key)))
     cells: dict[tuple[Any, str, str], dict[str, Any]] = {}  # Any: see `Sheet`
     for heading, values in shown:
         is_rank = heading.name == MEAN_RANK
@@ -206,11 +207,12 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
 def _of_protocol(benchmark: Benchmark) -> "list[tuple[Heading, pd.Series[float]]]":
     """The columns of a protocol in the table of ranks: mean rank, score, worst client."""
     group = SHORT[benchmark.protocol]
-    shown = [(Heading(f"rank {group}", MEAN_RANK, group), benchmark.mean_ranks)]
+    shown = [(Heading(f"rank {group}", MEAN_RANK, group, 2, False), benchmark.mean_ranks)]
     score, *others = dict.fromkeys(benchmark.scores_of.values())
     unit = column_of(score.mean)
     for key, name in () if others else ((SCORE, unit.short), (WORST, "worst client")):
-        heading = Heading(f"{key} {group}", name, group, unit.decimals)
+        better = score.higher_is_better
+        heading = Heading(f"{key} {group}", name, group, unit.decimals, better)
         shown.append((heading, unit.scale * benchmark.column(key)))
     return shown
 
@@ -220,7 +222,8 @@ def score_sheet(benchmark: Benchmark) -> Sheet:
     order, headings, cells = benchmark.mean_ranks.index, [], {}
     for split, score in benchmark.scores_of.items():
         column = column_of(score.mean)
-        headings.append(Heading(split, split.replace("_", " "), "", min(column.decimals, 3)))
+        title, decimals = split.replace("_", " "), min(column.decimals, 3)
+        headings.append(Heading(split, title, "", decimals, score.higher_is_better))
         for method, row in benchmark.cells.xs(split, level=SPLIT).iterrows():
             cells[method, split, "ours"] = {
                 "value": column.scale * row[SCORE],

@@ -49,6 +49,7 @@ class Heading:
     name: str
     group: str = ""  # second heading, above several columns
     decimals: int = 2
+    higher_is_better: bool | None = None  # None: no number of the column is the best
 
     @property
     def title(self) -> str:

@@ -1,9 +1,8 @@
-"""Figures of runs: accuracy by round, by client and by what was sent; clustering errors.
+"""Figures of runs: accuracy by round, by client and by what was sent.
 
-Except for `error_figure`, all take the runs of each experiment by name. They return a matplotlib
-`Figure` that nobody else holds; nothing is shown on a screen and no state of matplotlib changes.
-An experiment has the same colour in each of them. Experiments that read ground truth are marked in
-the legend.
+All take the runs of each experiment by name and return a matplotlib `Figure` that nobody else
+holds; nothing is shown on a screen and no state of matplotlib changes. An experiment has the same
+colour in each of them. Experiments that read ground truth are marked in the legend.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -125,18 +124,21 @@ def clients_figure(experiments: Experiments) -> Figure:
     title = f"{capitalised(column.title)} of every client at the last evaluation"
     top.set_title(title, fontsize=10)
     style.plain(top)
+    names_of_groups = {run.group_names for runs in experiments.values() for run in runs}
+    names = names_of_groups.pop() if len(names_of_groups) == 1 else ()
     planted = sorted(data[GROUP].dropna().unique()) if GROUP in data else []
     of_group = dict(zip(planted, style.palette(len(planted), style.GROUPS), strict=True))
     for k, (name, by) in enumerate(strips.items()):
         axes = figure.add_subplot(grid[1 + k // columns, k % columns], sharey=top)
-        _draw_strips(axes, shown[name], by, of_group)
+        _draw_strips(axes, shown[name], by, of_group, names)
         axes.set_title(style.for_figure(name, 24), fontsize=9)
         axes.set_ylabel("" if k % columns else column.label)
         axes.tick_params(labelleft=k % columns == 0)
         style.plain(axes)
     style.legend_below(figure, handles)
     if 0 < len(of_group) <= MAX_STRIPS and strips:
-        dots = style.lines({f"{g:.0f}": c for g, c in of_group.items()}, ls="", marker="o")
+        of_name = {_group_name(g, names): c for g, c in of_group.items()}
+        dots = style.lines(of_name, ls="", marker="o")
         legend = figure.legend(handles=dots, loc="outside right upper", frameon=False, fontsize=9)
         legend.set_title("planted\ngroup")
     return figure
@@ -180,35 +182,6 @@ def efficiency_figure(experiments: Experiments) -> Figure:
     return figure
 
 
-def error_figure(errors: pd.DataFrame) -> Figure:
-    """False positives and, on top of them, false negatives by round, as in FLIS's Fig. 3.
-
-    A client's *companions* are the other clients of its cluster. A false positive is a companion
-    whose labels do not fit the client's, a false negative a client whose labels fit in another
-    cluster. Each panel has its own rule for what labels fit.
-
-    Args:
-        errors: Columns overlap_fp, overlap_fn, equal_fp and equal_fn by round, as
-            `flray.reports.measures.errors_by_round` returns them.
-    """
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    truths = {"overlap": "at least half of a client's labels", "equal": "the same labels"}
-    grid = figure.subplots(1, len(truths), sharey=True)
-    t = errors.index.to_numpy(np.float64)
-    edges = np.append(t - 0.5, t[-1:] + 0.5)
-    for axes, (truth, companions) in zip(grid, truths.items(), strict=True):
-        wrong, lacking = (errors[f"{truth}_{e}"].to_numpy(np.float64) for e in ("fp", "fn"))
-        both = wrong + lacking
-        axes.stairs(wrong, edges, fill=True, color="0.3", label="false positives")
-        axes.stairs(both, edges, baseline=wrong, fill=True, color="0.75", label="false negatives")
-        axes.set_title(f"right companions hold {companions}", fontsize=10)
-        style.whole_rounds(axes)
-        style.plain(axes)
-    grid[0].set_ylabel("companions per client")
-    style.legend_below(figure, grid[0].get_legend_handles_labels()[0])
-    return figure
-
-
 def _joined(experiments: Experiments, read: Callable[[RunRecord], pd.DataFrame]) -> pd.DataFrame:
     """The frames of all runs with their experiment and seed."""
     runs = [(name, run) for name, runs in experiments.items() for run in runs]
@@ -228,8 +201,16 @@ def _strip_column(clients: pd.DataFrame) -> str | None:
     return few[0] if few else None
 
 
+def _group_name(group: float, names: Sequence[str]) -> str:
+    return style.for_figure(names[int(group)], 24) if group < len(names) else f"{group:.0f}"
+
+
 def _draw_strips(
-    axes: Axes, clients: pd.DataFrame, by: str, of_group: Mapping[float, style.Colour]
+    axes: Axes,
+    clients: pd.DataFrame,
+    by: str,
+    of_group: Mapping[float, style.Colour],
+    group_names: Sequence[str],
 ) -> None:
     """A strip of dots for each value of `by`; grey if only other experiments have groups.
 
@@ -250,7 +231,8 @@ def _draw_strips(
     x = strip + style.spread_out(len(clients), 0.6)
     axes.scatter(x, clients["shown"], s=12, c=colours, linewidths=0, alpha=0.8)
     axes.hlines(means, means.index - 0.4, means.index + 0.4, color="0.2", linewidth=1.2)
-    axes.set_xticks(range(len(names)), [str(name) for name in names])
+    labels = [_group_name(name, group_names if by == GROUP else ()) for name in names]
+    axes.set_xticks(range(len(names)), labels)
     axes.tick_params(axis="x", labelsize=9 if len(names) <= 10 else 6)
     axes.set_xlabel({MODEL: "cluster", SEED: "seed"}.get(by, "planted group") + note)
 

@@ -23,6 +23,7 @@ from flray.config.deciding import is_below, leaves
 from flray.errors import ExperimentError
 from flray.records.clusterings import clustering_files
 from flray.records.command import read_command
+from flray.records.recorded import GROUP_NAMES
 from flray.records.run_directory import RunDirectory
 from flray.reports.columns import value_text
 from flray.reports.configuration import value_at
@@ -78,6 +79,12 @@ class RunRecord:
     def client_names(self) -> tuple[str, ...]:
         """(M,) the names of the clients in the data; () if they have none."""
         return RunDirectory(self.path).client_names()
+
+    @cached_property
+    def group_names(self) -> tuple[str, ...]:
+        """(G,) the names of the planted groups: kinds of the data, pipelines, turns; () if none."""
+        views = self.value("split.pipelines") or self.value("split.degrees") or ()
+        return tuple(self.environment.get(GROUP_NAMES) or map(str, views))
 
     @cached_property
     def clusterings(self) -> Mapping[int, Path]:

@@ -5,7 +5,7 @@ Each kind of table (comparison, best of a sweep, published table, measures) make
 into pages, so that marks, decimals and ± are decided here once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flray.columns import ARI, ScoreColumn
 from flray.reports.columns import MISSING, Heading, column_of, decimals_of
 from flray.reports.runs import RunRecord
 
@@ -84,6 +85,27 @@ class Sheet:
         joined = [[", ".join(map(str, paths)) for paths in pair] for pair in self.references]
         return [f"{runs}; FedAvg: {base}" if base else runs for runs, base in joined]
 
+    @cached_property
+    def bold(self) -> set[tuple[Any, str]]:
+        """The cells to stress, by row and column: ours beside a paper's, or the best of a column.
+
+        The best are equal as shown. Rows that use ground truth, or have a text instead of a number,
+        are not compared with the others.
+        """
+        sources = self.cells.index.get_level_values("source")
+        ours = self.cells[sources == "ours"].droplevel("source")
+        if "paper" in sources:
+            return set(ours.index)
+        is_apart = (ours["uses_ground_truth"].astype(bool) | (ours["text"] != "")).groupby("row")
+        compared = ours["value"][~is_apart.transform("any")].dropna().unstack("column")
+        best: set[tuple[Any, str]] = set()
+        for heading in self.headings:
+            values = compared.get(heading.key, pd.Series(dtype=float)).round(heading.decimals)
+            if heading.higher_is_better is not None and values.nunique() > 1:
+                top = values.max() if heading.higher_is_better else values.min()
+                best |= {(row, heading.key) for row in values.index[values == top]}
+        return best
+
     def lines(self) -> dict[tuple[Any, str], dict[str, str]]:
         """The text of every cell by source, in the order of PREFIXES.
 
@@ -106,7 +128,9 @@ class Sheet:
             for position, by_source in texts.items()
         }
 
-    def rows(self, repeats: bool = False) -> Iterator[tuple[str, list[str], list[dict[str, str]]]]:
+    def rows(
+        self, repeats: bool = False, stress: Callable[[str], str] = str
+    ) -> Iterator[tuple[str, list[str], list[dict[str, str]]]]:
         """For each row the heading of a block that begins there, its labels, and its cells.
 
         A cell is its lines by source; a line begins with the name of its source, except ours and a
@@ -114,6 +138,7 @@ class Sheet:
 
         Args:
             repeats: Show the first of several labels also where it repeats the one above.
+            stress: Changes the text of ours in the cells of `bold`.
         """
         lines, above, block = self.lines(), None, ""
         for k, (row, *labels) in enumerate(self.labels.itertuples()):
@@ -123,6 +148,9 @@ class Sheet:
             shown = labels if is_shown else ["", *labels[1:]]
             above = labels[0]
             cells = [_prefixed(lines[row, heading.key]) for heading in self.headings]
+            for heading, cell in zip(self.headings, cells, strict=True):
+                if (row, heading.key) in self.bold:
+                    cell["ours"] = stress(cell["ours"])
             yield begins, [str(label) for label in shown], cells
 
     def _text(self, cell: Mapping[Any, Any], decimals: int, sign: str) -> str:
@@ -235,7 +263,10 @@ def _heading(key: str, cells: pd.DataFrame) -> Heading:
     column = column_of(key)
     numbers_of_key = cells[cells.index.get_level_values("column") == key][["value", "error"]]
     decimals = decimals_of(key, numbers_of_key.to_numpy().flat)
-    return Heading(key, column.short or column.title, column.group, decimals)
+    higher = True if key == ARI else None
+    if isinstance(key, ScoreColumn):
+        higher = key.score.higher_is_better and not key.endswith("variance")
+    return Heading(key, column.short or column.title, column.group, decimals, higher)
 
 
 def _prefixed(texts: Mapping[str, str]) -> dict[str, str]:

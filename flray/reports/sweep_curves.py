@@ -53,10 +53,39 @@ def curve_figure(sweep: Sweep, key: str) -> Figure | None:
     return _curves(sweep, key, shown, _facet_key(sweep, key))
 
 
+def error_figure(errors: pd.DataFrame) -> Figure:
+    """False positives and, on top of them, false negatives by round, as in FLIS's Fig. 3.
+
+    A client's *companions* are the other clients of its cluster. A false positive is a companion
+    whose labels do not fit the client's, a false negative a client whose labels fit in another
+    cluster. Each panel has its own rule for what labels fit.
+
+    Args:
+        errors: Columns overlap_fp, overlap_fn, equal_fp and equal_fn by round, as
+            `flray.reports.measures.errors_by_round` returns them.
+    """
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    truths = {"overlap": "at least half of a client's labels", "equal": "the same labels"}
+    grid = figure.subplots(1, len(truths), sharey=True)
+    t = errors.index.to_numpy(np.float64)
+    edges = np.append(t - 0.5, t[-1:] + 0.5)
+    for axes, (truth, companions) in zip(grid, truths.items(), strict=True):
+        wrong, lacking = (errors[f"{truth}_{e}"].to_numpy(np.float64) for e in ("fp", "fn"))
+        both = wrong + lacking
+        axes.stairs(wrong, edges, fill=True, color="0.3", label="false positives")
+        axes.stairs(both, edges, baseline=wrong, fill=True, color="0.75", label="false negatives")
+        axes.set_title(f"right companions hold {companions}", fontsize=10)
+        style.whole_rounds(axes)
+        style.plain(axes)
+    grid[0].set_ylabel("companions per client")
+    style.legend_below(figure, grid[0].get_legend_handles_labels()[0])
+    return figure
+
+
 def clustering_error_figure(sweep: Sweep, key: str) -> Figure | None:
     """False positives, false negatives and their sum against a number, as FLIS's Fig. 3.
 
-    All are companions per client (see `flray.reports.figures.error_figure`). Small thresholds give
+    All are companions per client (see `error_figure`). Small thresholds give
     false negatives, large ones false positives; the minimum of the sum is the threshold to take.
     """
     return _curves(sweep, key, (columns.CLUSTERING_ERROR, recorded.OVERLAP_FP, recorded.OVERLAP_FN))

@@ -68,7 +68,7 @@ def to_rich(sheet: Sheet) -> RenderableType:
 
 
 def to_markdown(sheet: Sheet) -> str:
-    """A pipe table; the lines of a cell are separated by <br>, our numbers are bold.
+    """A pipe table; the lines of a cell are separated by <br>, numbers of `Sheet.bold` are bold.
 
     >>> from flray.reports.sheets import sheet_of
     >>> labels = pd.DataFrame({"experiment": ["fedavg"]}, index=["fedavg"])
@@ -76,18 +76,17 @@ def to_markdown(sheet: Sheet) -> str:
     >>> print(to_markdown(sheet_of("", labels, ["ari"], cells, ["a note"])), end="")
     | experiment | ARI |
     | --- | --- |
-    | fedavg | **0.50** |
+    | fedavg | 0.50 |
     <BLANKLINE>
     - a note
     """
     head = [*map(str, sheet.labels), *(heading.title for heading in sheet.headings)]
     title = [f"**{sheet.title}**", ""] if sheet.title else []
     out = [*title, *_pipes([head, ["---"] * len(head)])]
-    for block, labels, cells in sheet.rows():
+    for block, labels, cells in sheet.rows(stress=_bold):
         if block:
             out += _pipes([[f"*{block}*", *[""] * (len(head) - 1)]])
-        texts = [[_bold(t) if s == "ours" else t for s, t in cell.items()] for cell in cells]
-        out += _pipes([[*labels, *map("<br>".join, texts)]])
+        out += _pipes([[*labels, *("<br>".join(cell.values()) for cell in cells)]])
     if len(sheet.below):
         rule = ["---"] * len(sheet.below.columns)
         out += ["", *_pipes([[*map(str, sheet.below)], rule, *sheet.below.to_numpy().tolist()])]

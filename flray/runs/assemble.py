@@ -21,7 +21,7 @@ from flray.execution.executor import Executor, Inline
 from flray.execution.federation import Federation
 from flray.models.bank import ModelBank, buffers_of, params_of, stack
 from flray.records.environment import environment
-from flray.records.recorded import CLIENT_NAMES, FILES, SCORES
+from flray.records.recorded import CLIENT_NAMES, FILES, GROUP_NAMES, SCORES
 from flray.records.run_directory import RunDirectory
 from flray.runs.preparing import Prepared, draw_module, evaluation_of, prepare, run_data
 from flray.server.loop import Server, packages_of
@@ -102,6 +102,9 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
         recorded[SCORES] = [asdict(score) for score in evaluation.score_columns]
     if names := parts.payload.timeline.at(1).client_names:
         recorded[CLIENT_NAMES] = list(names)
+        recorded |= (
+            {GROUP_NAMES: list(kinds)} if (kinds := parts.payload.dataset.group_names) else {}
+        )
     if files := digests_of_files(experiment):
         recorded[FILES] = files
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}

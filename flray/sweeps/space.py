@@ -219,7 +219,8 @@ def _ranking(experiments: Mapping[str, Plain], given: Plain) -> Plain:
 
 def _overridden(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
     """The space with its own overrides set, and the overrides of its experiments."""
-    varied = dict(_require_mapping("space", plain.get("space", {})))
+    plain = override(plain, [item for item in overrides if item.startswith("space=")])
+    varied = dict(_require_mapping("space", plain.get("space") or {}))
     of_space: list[str] = []
     of_experiments: list[str] = []
     for item in overrides:

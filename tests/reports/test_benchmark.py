@@ -128,6 +128,19 @@ def test_a_missing_seed_is_marked_and_its_configuration_chosen_last(tmp_path) ->
     assert "‡" in to_markdown(score_sheet(benchmarks_of(sweep)[0]))
 
 
+def test_only_the_best_of_a_column_is_bold_and_ground_truth_does_not_compete(sweep) -> None:
+    """By hand from TEST; worst clients and ARI are equal, so none of them is the best."""
+    ranked = {("mine", "rank deployed"), ("mine", "score deployed")}
+    ranked |= {("ifca", "rank tuned"), ("ifca", "score tuned")}
+    assert ranking_sheet(sweep).bold == ranked
+    deployed, tuned = (score_sheet(benchmark) for benchmark in benchmarks_of(sweep))
+    assert deployed.bold == {("ifca", "swap"), ("mine", "rotation"), ("mine", "dirichlet")}
+    assert tuned.bold == {("mine", "swap"), ("ifca", "rotation"), ("fedavg", "dirichlet")}
+    text = to_markdown(deployed)
+    assert "| ifca | **80.00** ± 2.83 | 60.00 ± 2.83 | 40.00 ± 2.83 |" in text
+    assert "| given | 90.00† ± 2.83 |" in text
+
+
 def test_the_table_has_ranks_costs_marks_and_what_was_told(sweep) -> None:
     sheet = ranking_sheet(sweep)
     assert sheet.labels["was told"].to_dict() == {
@@ -141,7 +154,7 @@ def test_the_table_has_ranks_costs_marks_and_what_was_told(sweep) -> None:
     assert float(first["deployed mean rank"]) == pytest.approx(1.5)
     assert float(first["MB"]) == pytest.approx(3.0)
     text = to_markdown(sheet)
-    assert "| given | the groups | **(2.00)†**" in text
+    assert "| given | the groups | (2.00)† |" in text
     assert "3 methods on 3 splits, Friedman" in text
     assert r"\begin{tabular}" in to_latex(sheet)
     marked = to_markdown(score_sheet(benchmarks_of(sweep)[0]))

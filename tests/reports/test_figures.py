@@ -395,6 +395,21 @@ class TestClients:
         assert [line[0, 1] for line in means.get_segments()] == pytest.approx(expected)
         assert strips.get_xlabel() == "planted group (2,000 of 9,000 clients)"
 
+    def test_groups_have_the_names_of_the_split(self):
+        frame = clients([0.5, 0.6, 0.7, 0.8], group=[0, 1, 1, 0])
+        turned, again = (Run(rounds([0.5]), frame.copy(), seed=seed) for seed in (0, 1))
+        for record in (*turned, *again):
+            record.config["split"] = {"name": "rotation", "degrees": [0, 180]}
+        figure = clients_figure({"a": turned})
+        assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["0", "180"]
+        assert [text.get_text() for text in figure.legends[1].get_texts()] == ["0", "180"]
+        # By seed the strips are seeds; kinds of the data are recorded; other splits have others.
+        vars(again[0])["environment"] = {"group_names": ["phone", "watch"]}
+        assert legend_texts(clients_figure({"a": again}))[1:] == ["phone", "watch"]
+        figure = clients_figure({"a": [*turned, *again]})
+        assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["0", "1"]
+        assert legend_texts(figure)[1:] == ["0", "1"]
+
     def test_one_model_is_told_apart_by_group(self):
         frame = clients([0.5, 0.6], group=[0, 1])
         figure = clients_figure({"a": Run(rounds([0.5]), frame)})

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from recorded import write_run, write_sweep
 
-from flray.reports.figures import error_figure
 from flray.reports.measures import errors_by_round, experiments_sheet, run_sheet
 from flray.reports.runs import RunRecord
 from flray.reports.sweep_curves import (
     clustering_error_figure,
     correlation_figure,
+    error_figure,
     uniformity_figure,
 )
 from flray.reports.sweep_figures import evolution_figure

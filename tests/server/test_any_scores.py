@@ -15,6 +15,7 @@ from sklearn import metrics
 import flray
 from flray.columns import ScoreColumns, score_column
 from flray.config.experiment import parse_experiment
+from flray.data.owned import Rows
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores, rounds_to_target, summarise
 from flray.records.run_directory import RunDirectory
@@ -128,6 +129,17 @@ def test_clients_have_the_names_of_the_data_in_tables_and_pages(tmp_path) -> Non
     for name in result.client_names:
         assert f">{name}<" in page
     assert ">tiny<" not in page
+
+
+def test_kinds_of_clients_have_the_names_of_the_data(tmp_path) -> None:
+    x, owner = np.random.default_rng(0).random((60, 2)), np.repeat(["a", "b", "c"], 20)
+    kind = np.where(owner == "b", "watch", "phone")
+    result = flray.run(
+        *(METERS, tmp_path / "run"),
+        dataset=Rows(x, x[:, 0], client=owner, group=kind).dataset("meters"),
+        split="natural",
+    )
+    assert find_runs([result.path])[0][0].group_names == ("phone", "watch")
 
 
 def test_an_unfinished_run_knows_its_score(tmp_path) -> None:

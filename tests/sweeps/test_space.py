@@ -250,6 +250,8 @@ def test_a_file_and_what_the_command_line_says(tmp_path) -> None:
     }
     assert parsed.options.metric == "loss_mean"
     assert {row.plain["rounds"] for row in expand(parsed)} == {9}
+    whole = read_space(tmp_path / "space.yaml", ["space={seeds: 3}", "space.train.epochs=2"])
+    assert whole.varied == {"train.epochs": Grid((2,)), "seed": Grid((0, 1, 2))}
     two = read_space(tmp_path / "space.yaml", ["experiment=[one.yaml, two.yaml]"])
     assert [row.overrides["experiment"] for row in expand(two)] == ["one"] * 4 + ["two"] * 4
     again = parse_space(yaml.safe_load(yaml.safe_dump(two.plain)))

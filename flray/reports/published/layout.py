@@ -39,6 +39,9 @@ class TableColumn(Heading):
     unit: Unit = "percent"
     statistic: str = "acc"  # which number of the entry, by the names of `match`
     field: str | None = None  # key of the number in the entry; None: `mean` or `value`
+    # Largest difference to the paper, in points, of a number that counts as reproduced; None: there
+    # is no such number, as for variances, rounds and traffic.
+    tolerance: float | None = None
 
     @property
     def lower_is_better(self) -> bool:

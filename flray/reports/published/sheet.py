@@ -99,6 +99,18 @@ def _below(ranked: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts, columns=["compared in", "ranks, ours/paper", "Spearman"])
 
 
+def within_tolerance(table: Table, cells: pd.DataFrame) -> "pd.Series[bool]":
+    """True for cells that differ from the paper's by at most the tolerance of their column.
+
+    By row number and column key; cells of columns without a tolerance are left out.
+    """
+    limits = {column.key: column.tolerance for column in table.columns if column.tolerance}
+    differences = _of_source(cells, "difference")["value"]
+    judged = differences[differences.index.get_level_values("column").isin(list(limits))]
+    # Rounded: 98.3 - 95.3 is more than 3 in floating point.
+    return judged.abs().round(6) <= [limits[key] for _, key in judged.index]
+
+
 def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
     """Sentences below the table: how cells were filled, selected and marked; the paper's notes."""
     ours, test = (_of_source(cells, source) for source in ("ours", "test"))
@@ -112,6 +124,8 @@ def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
             f"Ours is a mean over {over}, ± its standard deviation over them, diff. ours less the "
             "paper's; [k] are the runs listed below."
         )
+    if len(is_within := within_tolerance(table, cells)):
+        yield f"{is_within.sum()} of {len(is_within)} cells are within their column's tolerance."
     cells_of = itertools.product(table.rows, table.columns)
     metrics = [m for row, column in cells_of if (m := table.match.metric(row, column))]
     if any(metric.best_round for metric in metrics):
@@ -181,6 +195,7 @@ def to_csv(table: Table, cells: pd.DataFrame) -> str:
             "paper_spread": paper["error"],
             "paper_ratio": paper["ratio"],
             "difference": difference["value"],
+            "tolerance": [column.tolerance for _, column in order],
             "rank": ranked["ours"].astype("Int64"),
             "paper_rank": ranked["paper"].astype("Int64"),
             "spearman": ranked["spearman"],

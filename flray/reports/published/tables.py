@@ -27,6 +27,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FILE = re.compile(r"(\w+)_table(\d+)")
 _METHODS = {"Method": "{method}"}  # default headings of rows, and the text below them
 _WHOLE_NUMBERS = ("rounds", "formula")  # units without decimals
+TOLERANCE = 3.0  # points, of columns in percent whose file sets no other
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x")
 
 
@@ -181,10 +182,11 @@ def parse_table(key: str, raw: Raw, cost: Cost) -> Table:
 def _column(raw: Raw | str) -> TableColumn:
     """A column as the file lists it: fields of `TableColumn`, or its key alone."""
     given: Raw = {"key": raw} if isinstance(raw, str) else raw
-    decimals = 0 if given.get("unit") in _WHOLE_NUMBERS else 2
-    return TableColumn(
-        **{"entry": given["key"], "name": given["key"], "decimals": decimals, **given}
-    )
+    unit = given.get("unit", "percent")
+    defaults = {"entry": given["key"], "name": given["key"]}
+    defaults |= {"decimals": 0 if unit in _WHOLE_NUMBERS else 2}
+    defaults |= {"tolerance": TOLERANCE if unit == "percent" else None}
+    return TableColumn(**{**defaults, **given})
 
 
 def _row(raw: Raw, entry: Raw, columns: Sequence[TableColumn]) -> TableRow:

@@ -1,0 +1,91 @@
+"""Cells within tolerance and pairs in the paper's order, counted; the page of results has them."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flray.reports.published import find_table, load_tables
+from flray.reports.published.sheet import within_tolerance
+from flray.reports.sheets import Fields
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def counting() -> ModuleType:
+    """The script docs/results/count.py."""
+    spec = importlib.util.spec_from_file_location("count", RESULTS / "count.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_difference_of_exactly_the_tolerance_is_within(counting: ModuleType) -> None:
+    """FLT, Table I, MNIST: FedAvg 82.73, Local 97.41; variances have no tolerance."""
+    table = find_table("flt.1")
+    ours = {(0, "MNIST.acc"): {"value": 85.73}, (1, "MNIST.acc"): {"value": 94.40}}
+    ours |= {(0, "MNIST.var"): {"value": 44.65}}
+    is_within = within_tolerance(table, counting.frame(table, ours))
+    assert is_within.to_dict() == {(0, "MNIST.acc"): True, (1, "MNIST.acc"): False}
+    # Four points are allowed on CIFAR-10.
+    paper = table.rows[0].cells["CIFAR10.acc"].value
+    assert paper is not None
+    for difference, is_in in ((-4, True), (-4.01, False)):
+        cells = counting.frame(table, {(0, "CIFAR10.acc"): {"value": paper + difference}})
+        assert within_tolerance(table, cells).tolist() == [is_in]
+
+
+def test_what_is_counted_of_a_table(counting: ModuleType) -> None:
+    """FLT, Table I, MNIST: FedAvg 82.73 < PCA+kM+HC 83.82 < Local 97.41: three pairs.
+
+    The equal numbers of FedAvg and PCA+kM+HC keep no order; the first is explained.
+    """
+    ours = {(0, "MNIST.acc"): 90.0, (1, "MNIST.acc"): 95.0, (2, "MNIST.acc"): 90.0}
+    cells = {place: {"value": value} for place, value in ours.items()}
+    cause = {"table": "flt.1", "row": "Fed*"}
+    counts = counting.counts(find_table("flt.1"), cells, [cause])
+    assert counts.pop("printed") == 6 * 4
+    expected = {"cells": 3, "judged": 3, "within": 1, "known": 1, "pairs": 3, "kept": 2}
+    assert counts == expected
+
+
+def test_ratios_are_pairs_with_fedavg(counting: ModuleType) -> None:
+    """FL+HC, Table I, first row: 1.9 and 1.0 times FedAvg; 1.0 is no order."""
+
+    def orders(column: str, value: float, ratio: float | None) -> tuple[int, int]:
+        fields: Fields = {"value": value, "ratio": ratio, "has_ratio": True}
+        counts = counting.counts(find_table("flhc.1"), {(0, column): fields})
+        return counts["kept"], counts["pairs"]
+
+    after = "acc_post_cluster"
+    assert [orders(after, 91.1, ratio) for ratio in (1.2, 1.04)] == [(1, 1), (0, 1)]
+    assert [orders(after, value, None) for value in (91.1, 0.0)] == [(1, 1), (0, 1)]  # FedAvg 0
+    assert orders("acc_round50", 98.5, 1.2) == (0, 0)
+
+
+def test_columns_of_cifar_have_four_points_and_those_in_percent_three() -> None:
+    columns = [(t.key, c) for t in load_tables().values() for c in t.columns]
+    four = {key for key, column in columns if column.tolerance == 4}
+    assert four == {"flis.1", "flis.2", "flis.4", "flt.1", "flt.2", "flt.5"}
+    for _, column in columns:
+        assert (column.tolerance is None) == (column.unit != "percent")
+        assert column.tolerance != 3 or "CIFAR" not in column.entry
+
+
+def test_a_written_table_is_read_back(counting: ModuleType) -> None:
+    """FL+HC, Table I: 16 rows of four numbers; the first is 93.7, 1.8 times FedAvg."""
+    table, ours = counting.read_table((RESULTS / "flhc_table1" / "table.md").read_text())
+    assert (table.key, len(ours)) == ("flhc.1", 64)
+    first = ours[0, "acc_post_cluster"]
+    assert (first["value"], first["ratio"], first["seeds"]) == (93.7, 1.8, (0,))
+    assert ours[4, "pct_clients_target_post_cluster"]["ratio"] is None
+    assert counting.read_table("**methods by mean rank**\n\n| method |\n| --- |\n") is None
+
+
+def test_the_page_of_results_has_the_counts(counting: ModuleType) -> None:
+    """Else: python docs/results/count.py."""
+    assert counting.count() in (RESULTS / "README.md").read_text(encoding="utf-8")
