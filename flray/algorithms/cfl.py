@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.clustered import place
+from flray.algorithms.clustered import place, unplaced
 from flray.clustering import DISTANCES, PARTITIONS
 from flray.clustering.distances import Cosine
 from flray.clustering.hierarchical import Hierarchical
@@ -128,8 +128,11 @@ class Cfl:
     ) -> tuple[CflState, list[Clustering]]:
         """Split each cluster that is ready for it; members without an update are left to place."""
         labels, forks, clusterings = state.labels.copy(), list(state.forks), []
+        is_present = np.zeros(fed.num_clients, np.bool_)
+        is_present[fed.clients] = True
+        known = seen.clients[is_present[seen.clients]]
         for parent in np.unique(state.labels[heard.clients]):
-            members = np.intersect1d(fed.clients[state.labels[fed.clients] == parent], seen.clients)
+            members = known[state.labels[known] == parent]
             fresh = heard.of(members)
             if len(members) < self.min_members or not self._is_ready(fresh, fed):
                 continue
@@ -169,4 +172,4 @@ class Cfl:
             answered = np.flatnonzero(at >= 0)
             return answered, at[answered]
 
-        return place(state, np.union1d(fed.clients, fed.holdout), leaves_of_tree)
+        return place(state, unplaced(state.labels, fed.clients, fed.holdout), leaves_of_tree)

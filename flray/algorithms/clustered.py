@@ -91,13 +91,14 @@ def labels_of(clustering: Clustering, num_clients: int) -> Ids:
     return labels
 
 
-def unplaced(labels: Ids, clients: Ids) -> Ids:
-    """Those of the clients that have no cluster.
+def unplaced(labels: Ids, *clients: Ids) -> Ids:
+    """Those of the clients that have no cluster, ascending as the clients are.
 
-    >>> unplaced(np.array([0, -1, 1, -1]), clients=np.array([0, 1]))
-    array([1])
+    >>> unplaced(np.array([0, -1, 1, -1]), np.array([0, 1]), np.array([2, 3]))
+    array([1, 3])
     """
-    return clients[labels[clients] < 0]
+    new = [ids[labels[ids] < 0] for ids in clients]  # few: sorting all clients would take longer
+    return new[0] if len(new) == 1 else np.union1d(*new)
 
 
 def place(

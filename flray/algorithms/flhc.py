@@ -155,8 +155,7 @@ class Flhc:
         clusterings: tuple[Clustering, ...] = ()
         if not is_joint:
             state, clusterings = self._clustered_again(state, fed)
-            new = [unplaced(state.labels, clients) for clients in (fed.clients, fed.holdout)]
-            state = self._place(state, np.union1d(*new), fed)
+            state = self._place(state, unplaced(state.labels, fed.clients, fed.holdout), fed)
         return Outcome(state, metrics, clusterings)
 
     def deploy(self, state: FlhcState, clients: Ids, fed: Federation) -> ModelBank:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.clustered import cluster, labels_of, place
+from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
 from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
 from flray.clustering.embeds import Standardise
@@ -137,7 +137,7 @@ class Repa:
             if (now := self.recluster.again(self, state, state.joint, fed)) is not None:
                 state = RepaState(now.bank, now.labels, now.anchor, now.points, now.watch)
                 clusterings = (now.clustering,)
-            state = self._place(state, np.union1d(fed.clients, fed.holdout), fed)
+            state = self._place(state, unplaced(state.labels, fed.clients, fed.holdout), fed)
         return Outcome(state, metrics, clusterings)
 
     def deploy(self, state: RepaState, clients: Ids, fed: Federation) -> ModelBank:

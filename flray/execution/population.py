@@ -117,6 +117,7 @@ class Population:
             size: number of clients of each cluster, by default max(rho |cluster|, 1).
         """
         present = labels[self.clients]
-        clusters = [self.clients[present == c] for c in np.unique(present[present >= 0])]
+        names = np.flatnonzero(np.bincount(present[present >= 0]))  # without sorting
+        clusters = [self.clients[present == c] for c in names]
         cohorts = [self.sample(t, members, size) for members in clusters]
         return np.sort(np.concatenate([nobody(), *cohorts]))

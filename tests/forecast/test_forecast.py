@@ -1,8 +1,10 @@
 """A forecast counts what the run itself will count."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -12,8 +14,9 @@ from flray.config.overrides import override
 from flray.engines.engine import Block
 from flray.engines.plan import IndexPlan
 from flray.errors import ExperimentError
-from flray.forecast.forecast import Forecast, forecast
-from flray.forecast.sampling import Rate, Sampling, some_steps
+from flray.forecast.forecast import Forecast, Rehearsal, forecast
+from flray.forecast.sampling import Rate, Sampling, Seconds, some_steps
+from flray.measures.settings import Evaluation
 
 from scenarios import TINY
 
@@ -64,6 +67,53 @@ def test_training_is_the_rate_times_the_steps_over_the_processes() -> None:
     assert both.seconds["training"] == pytest.approx(expected / 2, rel=0.02)
     more = forecast_of(*given, rates=rates, processes=9)  # there is no third block
     assert more.seconds["training"] == pytest.approx(expected / 2, rel=0.02)
+
+
+ROWS = pd.DataFrame(
+    {
+        "round": [1, 2, 3, 4],
+        "client_steps": [10, 90, 10, 10],
+        "seconds": [2.0, 30.0, 2.0, 9.0],
+        "seconds_train": [1.0, 1.0, 1.0, 1.0],
+        "seconds_probe": [np.nan, 20.0, np.nan, np.nan],
+        "seconds_evaluate": [0.5, 0.5, np.nan, 7.0],
+    }
+)
+BLOCKS = [[Seconds(5.0, 1.0)], [Seconds(5.0, 1.0)] + [Seconds(25.0, 9.0)] * 2]
+BLOCKS += [[Seconds(5.0, 1.0)]] * 2
+
+
+def test_a_pass_over_all_clients_is_counted_once() -> None:
+    """Clustered in round 2 of 14: ten further rounds are like 3 and 4, not like 2."""
+    rehearsal = Rehearsal(ROWS, BLOCKS, clusterings=[2], num_rounds=14, seconds=50.0)
+    assert rehearsal.total("client_steps") == 120 + 10 * 10
+    # Rounds of 5 s and a pass of 50 s, in which hosts spent 21 - 19 s beside the training.
+    assert rehearsal.training_seconds(1) == pytest.approx(14 * 5 + 50 + 2)
+    # One block of three is the most that one of three processes trains in the pass.
+    assert rehearsal.training_seconds(3) == pytest.approx(13 * 5 + (55 + 2) / 3)
+    # 50 s without training, pass and evaluation; 1 s of every later round.
+    assert rehearsal.server_seconds == pytest.approx(50 - 4 - 20 - 8 + 10 * 1)
+    just_after = replace(rehearsal, rounds=ROWS.iloc[:3])
+    assert just_after.total("client_steps") == 110 + 11 * 10
+    often = replace(just_after, clusterings=[1, 2])  # later rounds may cluster too
+    assert often.total("client_steps") == 110 + 11 * 50
+
+
+def test_samples_cost_less_than_the_last_evaluation() -> None:
+    rehearsal = Rehearsal(ROWS, BLOCKS, clusterings=[], num_rounds=14, seconds=50.0)
+    sampled = Evaluation(every=5, clients=100)  # rounds 5, 10 and 14
+    assert rehearsal.evaluation_seconds(sampled) == pytest.approx(2 * 0.5 + 7)
+    assert rehearsal.evaluation_seconds(Evaluation(every=5)) == pytest.approx(3 * 7)
+
+
+def test_memory_is_what_the_rehearsal_took() -> None:
+    """Libraries alone take more than 0.1 GB; a large dataset adds its own."""
+    small, large = (
+        forecast_of(f"dataset.num_train={n}", "rounds=1").memory_per_process
+        for n in (2000, 400_000)
+    )
+    assert small > 10**8
+    assert large - small > 400_000 * 16  # bytes of the images
 
 
 def test_a_rate_is_the_slope_of_the_time_over_the_steps(monkeypatch) -> None:
