@@ -23,7 +23,8 @@ def check_literals(options: object) -> None:
 
     Called in `__post_init__` of options, because Python itself does not check annotations.
     """
-    for field, hint in _hints(type(options)).items():
+    kind: type = type(options)
+    for field, hint in _hints(kind).items():
         value = getattr(options, field)
         is_tuple = get_origin(hint) is tuple
         item = get_args(hint)[0] if is_tuple else hint
