@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 gc.disable()
 
 RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
-COMPILES = "test_embeds.py"  # UMAP, which takes a minute in a new environment
+# Files of few tests that take long: UMAP is compiled, a minute in a new environment; commands of
+# guides; sweeps on Ray.
+FIRST = {"test_embeds.py", "test_guides.py", "test_sweep.py"}
 
 # The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
 # new ones.
@@ -34,14 +36,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with a whole run are slow: there are hundreds, which together take minutes.
 
-    The file that compiles and files with most slow tests come first: one that starts last keeps one
+    Files that take long and files with most slow tests come first: one that starts last keeps one
     process busy while the others have no work.
     """
     for item in items:
         if not RUNS.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (item.path.name != COMPILES, -slow[item.path]))
+    items.sort(key=lambda item: (item.path.name not in FIRST, -slow[item.path]))
 
 
 def pytest_collection_finish() -> None:

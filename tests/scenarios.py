@@ -1,14 +1,16 @@
 """Small experiments and ragged clients for the tests; nothing is downloaded."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
@@ -161,6 +163,13 @@ TINY: dict[str, Any] = {
     "participation": 0.5,
     "rounds": 4,
 }
+
+
+def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
+    """Parameters of a test; those that are not quick share their mechanism with one that is."""
+    assert set(quick) <= set(cases)
+    marks = {True: (), False: (pytest.mark.long,)}
+    return [pytest.param(case, marks=marks[case in quick]) for case in cases]
 
 
 def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:

@@ -33,9 +33,10 @@ class ComponentHint:
     @staticmethod
     def of(hint: Any) -> "ComponentHint | None":  # Any: an annotation
         """The component that an annotation describes; None for other annotations."""
-        args = get_args(hint)
-        is_component = get_origin(hint) is Annotated and args[1] != UNBOUNDED
-        return ComponentHint(*args[1:]) if is_component else None
+        if get_origin(hint) is not Annotated:
+            return None
+        _, *described = get_args(hint)
+        return None if described[0] == UNBOUNDED else ComponentHint(*described)
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:  # Any: annotations

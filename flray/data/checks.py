@@ -6,10 +6,16 @@ Traceback (most recent call last):
 flray.errors.ExperimentError: clients must be at least 1, got 0
 """
 
+import functools
 import os
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from flray.errors import ExperimentError
+
+
+@functools.lru_cache(maxsize=1024)
+def _hints(options: type) -> dict[str, Any]:  # Any: annotations
+    return get_type_hints(options)
 
 
 def check_literals(options: object) -> None:
@@ -17,7 +23,8 @@ def check_literals(options: object) -> None:
 
     Called in `__post_init__` of options, because Python itself does not check annotations.
     """
-    for field, hint in get_type_hints(type(options)).items():
+    kind: type = type(options)
+    for field, hint in _hints(kind).items():
         value = getattr(options, field)
         is_tuple = get_origin(hint) is tuple
         item = get_args(hint)[0] if is_tuple else hint

@@ -2,13 +2,11 @@
 
 import dataclasses
 import pickle
-from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from _pytest.mark import ParameterSet
 
 from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
@@ -21,7 +19,7 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import deal, prepare
 
-from scenarios import TINY, Result, run_experiment
+from scenarios import TINY, Result, run_experiment, some_long
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"
@@ -84,22 +82,39 @@ class TestEveryAlgorithm:
         rounds = 2 + PASSES_BEFORE.get(name, 0)
         assert result.summary["client_steps"] == 5 * 2 * rounds * steps  # clients, epochs
 
-    def test_learns_and_its_resolved_config_resumes_to_the_same_result(
-        self, name, tiny_run, tmp_path
-    ) -> None:
-        rounds = 6 if name in ("fedrep", "per_fedavg") else 4  # those two learn slowly
-        first = tiny_run(*named(name), f"rounds={rounds}", "participation=1", "evaluate.every=6")
-        losses = first.rounds["train_loss"]
-        assert losses.iloc[-1] < losses.iloc[0]
-        assert first.summary["accuracy_mean"] > 0.15
-        assert first.summary["client_steps"] == first.rounds["client_steps"].sum() > 0
-        config, seen = yaml.safe_load((first.path / "config.yaml").read_text()), []
-        experiment, out = parse_experiment(config), tmp_path / "again"
-        run_experiment(experiment, out, on_round=seen.append, should_stop=lambda: len(seen) >= 2)
-        assert len(seen) == 2
-        again = run_experiment(experiment, out, resume=True)
-        assert again.summary["params_sha256"] == first.summary["params_sha256"]
-        assert yaml.safe_load((again.path / "config.yaml").read_text()) == config
+
+# One of each kind of state: what clients share, what they keep, who belongs to which cluster.
+LEARNS_QUICKLY = (
+    "apfl",
+    "cfl",
+    "cfl_gp",
+    "clove",
+    "ditto",
+    "fedala",
+    "fedavg",
+    "feddrift",
+    "fedem",
+)
+LEARNS_QUICKLY += ("fedrep", "fedsem", "fedsoft", "flis_dc", "flhc", "flt", "ifca", "scaffold")
+
+
+@pytest.mark.parametrize("name", some_long(ALGORITHMS, LEARNS_QUICKLY))
+def test_learns_and_its_resolved_config_resumes_to_the_same_result(
+    name, tiny_run, tmp_path
+) -> None:
+    rounds = 6 if name in ("fedrep", "per_fedavg") else 4  # those two learn slowly
+    first = tiny_run(*named(name), f"rounds={rounds}", "participation=1", "evaluate.every=6")
+    losses = first.rounds["train_loss"]
+    assert losses.iloc[-1] < losses.iloc[0]
+    assert first.summary["accuracy_mean"] > 0.15
+    assert first.summary["client_steps"] == first.rounds["client_steps"].sum() > 0
+    config, seen = yaml.safe_load((first.path / "config.yaml").read_text()), []
+    experiment, out = parse_experiment(config), tmp_path / "again"
+    run_experiment(experiment, out, on_round=seen.append, should_stop=lambda: len(seen) >= 2)
+    assert len(seen) == 2
+    again = run_experiment(experiment, out, resume=True)
+    assert again.summary["params_sha256"] == first.summary["params_sha256"]
+    assert yaml.safe_load((again.path / "config.yaml").read_text()) == config
 
 
 ENCODER = "{dataset: {name: synthetic, num_train: 64, size: 8}, model: conv_ae, epochs: 1}"
@@ -145,16 +160,8 @@ NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
 }
 
 
-def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
-    """Parameters of a test; those that are not quick share their mechanism with one that is."""
-    assert set(quick) <= set(cases)
-    marks = {True: (), False: (pytest.mark.long,)}
-    return [pytest.param(case, marks=marks[case in quick]) for case in cases]
-
-
-NO_INFLUENCE_QUICKLY = ("clove", "fedavg", "feddrift", "fedem", "fedsoft", "flhc, clustered again")
-NO_INFLUENCE_QUICKLY += ("flis_dc", "flt, fine-tuned in turn", "flt, soft", "ifca, sharing layers")
-NO_INFLUENCE_QUICKLY += ("repa", "scaffold")
+NO_INFLUENCE_QUICKLY = ("feddrift", "fedem", "fedsoft", "flhc, clustered again", "flis_dc")
+NO_INFLUENCE_QUICKLY += ("flt, fine-tuned in turn", "flt, soft", "ifca, sharing layers")
 
 
 @pytest.mark.parametrize("case", some_long(NO_INFLUENCE, NO_INFLUENCE_QUICKLY))
@@ -195,8 +202,7 @@ PLACED_BY_CHOICE = {"clove", "feddrift", "fedem", "fedrc", "fedsoft", "flis_dc",
 
 
 # Each with a mechanism of its own to place clients, and methods that need none.
-UNSEEN_QUICKLY = ("ditto", "fedavg", "fedem", "fedrep", "fedsoft", "flhc", "flis_dc", "flt", "ifca")
-UNSEEN_QUICKLY += ("per_fedavg", "repa")
+UNSEEN_QUICKLY = ("ditto", "fedem", "fedrep", "flhc", "flis_dc", "flt", "ifca")
 
 
 @pytest.mark.parametrize("name", some_long(ALGORITHMS, UNSEEN_QUICKLY))

@@ -11,7 +11,7 @@ from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 
-from scenarios import TINY
+from scenarios import TINY, some_long
 
 PCA = "signature: {name: pca_centres, components: 16, k: 2}"
 ENCODER = "{dataset: {name: synthetic, num_train: 64, num_test: 32, size: 8}, model: conv_ae}"
@@ -73,18 +73,7 @@ def losses_of(result, client: int) -> list[float]:
     return scores.sort_values("round")["loss"].tolist()
 
 
-QUICK = (
-    "flhc",
-    "flt, newcomers by fcr",
-    "flt, fine-tuned in turn",
-    "repa before round 1",
-    "flis_hc",
-)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.long] * (case not in QUICK)) for case in CASES]
-)
+@pytest.mark.parametrize("case", some_long(CASES, ["flhc", "flt, fine-tuned in turn", "flis_hc"]))
 class TestDropped:
     def test_a_client_that_never_answers_keeps_its_model(
         self, case, tiny_run, no_signature

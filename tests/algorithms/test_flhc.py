@@ -52,7 +52,12 @@ def test_a_threshold_of_zero_makes_everybody_its_own_cluster(tiny_run) -> None:
 
 @pytest.mark.parametrize(
     ("cohort_size", "participation", "size"),
-    [("of_all", 0.5, 20), ("of_cluster", 0.5, 8), ("of_all", 0.1, 8), ("of_cluster", 0.1, 4)],
+    [
+        pytest.param("of_all", 0.5, 20, marks=pytest.mark.long),
+        ("of_cluster", 0.5, 8),
+        ("of_all", 0.1, 8),
+        pytest.param("of_cluster", 0.1, 4, marks=pytest.mark.long),
+    ],
 )
 def test_cohorts_of_clusters(tiny_run, cohort_size, participation, size) -> None:
     """Four clusters of five: min(max(α 20, 1), 5) clients of each, or max(α 5, 1)."""

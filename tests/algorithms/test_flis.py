@@ -335,10 +335,11 @@ class TestBoth:
 @pytest.mark.parametrize(
     ("split", "train", "threshold"),
     [
-        (
+        pytest.param(
             {"name": "label_groups", "clients": 15, "server": 100},
             {"lr": 0.05, "epochs": 5},
             0.7,
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"name": "label_groups", "clients": 15, "server": 100, "server_from": "synthetic"},

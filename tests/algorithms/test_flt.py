@@ -9,6 +9,8 @@ from flray.errors import ExperimentError
 from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clusterings
 
+from scenarios import some_long
+
 # No encoder and no UMAP: PCA centres where only the relation and what follows are in question.
 SIGNATURE = "signature: {name: pca_centres, components: 16, k: 2}"
 LINEAR = f"algorithm={{name: flt, clustering: {{{SIGNATURE}, embed: none}}}}"
@@ -128,7 +130,7 @@ ALL_NEW = [
 ]
 
 
-@pytest.mark.parametrize("dynamic", ["{}", "{every: 2}"])
+@pytest.mark.parametrize("dynamic", some_long(["{}", "{every: 2}"], ["{every: 2}"]))
 def test_steps_count_fine_tuning_in_the_round_it_happens_in(
     tiny_run, tmp_path, monkeypatch, dynamic
 ) -> None:

@@ -125,6 +125,7 @@ class TestMnist:
     FLIS = ("dataset=mnist", "algorithm=flis_hc", "participation=0.1", "train.lr=0.05")
     REPA = ("dataset=mnist", "algorithm={name: repa, rounds_before: 3}", "rounds=3")
 
+    @pytest.mark.long
     def test_flis_hc_finds_label_groups(self, found) -> None:
         split = "split={name: label_groups, clients: 40, samples_per_client: 300, server: 500}"
         assert found(*self.FLIS, split) >= 0.95
@@ -136,6 +137,7 @@ class TestMnist:
         beta = "algorithm.clustering.partition.threshold=0.3"
         assert found(*self.FLIS, split, beta) >= 0.95
 
+    @pytest.mark.long
     def test_repa_finds_label_groups(self, found) -> None:
         number = "algorithm.clustering.partition.number=5"
         assert found(*self.REPA, *ON_MNIST[1:], number) >= 0.95

@@ -23,6 +23,8 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
+from scenarios import some_long
+
 DIGITS = [
     "dataset={name: digits, size: 8}",
     "split={name: label_swap, clients: 12, groups: 2}",
@@ -47,7 +49,7 @@ def aris(result) -> list[float]:
 
 
 class TestDrift:
-    @pytest.mark.parametrize("then", ["anew", "split"])
+    @pytest.mark.parametrize("then", some_long(["anew", "split"], ["split"]))
     def test_clients_are_clustered_again_once_their_losses_jump(self, tiny_run, then) -> None:
         again = f", recluster: {{when: on_drift, then: {then}}}"
         result = tiny_run(*DIGITS, DRIFT, FLHC % again, "rounds=6")
@@ -280,7 +282,7 @@ def with_groups(name: str, recluster: str = "", holdout: int = 0) -> list[str]:
     return [*DIGITS, split, f"algorithm={{{METHODS[name]}{again}}}", "evaluate.every=4"]
 
 
-@pytest.mark.parametrize("name", [pytest.param("wd", marks=pytest.mark.long), "repa", "flis_hc"])
+@pytest.mark.parametrize("name", some_long(METHODS, ["flis_hc"]))
 class TestEveryMethod:
     def test_with_the_same_clusters_changes_no_bit(self, tiny_run, name) -> None:
         once = tiny_run(*with_groups(name), "rounds=2")

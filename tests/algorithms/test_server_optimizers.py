@@ -16,7 +16,7 @@ from flray.models.mixing import Aggregation, ClientModels, HeldModels, Relation
 from flray.models.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerStep
 
 from linear import START, gradient, linear_federation, vector
-from scenarios import TINY
+from scenarios import TINY, some_long
 
 CLIENTS = [[(1, 2), (2, 3)], [(3, 1), (1, 0)]]  # of equal size
 
@@ -109,12 +109,8 @@ AVERAGING = {
 }
 
 
-AS_FEDAVG = ("fednova", "fedper", "fedsem", "per_fedavg", "flis_dc")  # in how they average
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in AS_FEDAVG)) for n in AVERAGING]
-)
+# The others average as one of these.
+@pytest.mark.parametrize("name", some_long(AVERAGING, ["scaffold", "fedbabu", "ifca", "flhc"]))
 def test_fedavgm_without_momentum_is_the_method_itself(name, tiny_run, known_run) -> None:
     given = [f"algorithm={name}", *AVERAGING[name], "rounds=3"]
     optimizer = "aggregate.optimizer={name: fedavgm, momentum: 0}"
@@ -122,7 +118,12 @@ def test_fedavgm_without_momentum_is_the_method_itself(name, tiny_run, known_run
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [("flhc", "fedyogi"), ("ifca", "fedadam"), ("fedbabu", "fedavgm")]
+    ("name", "optimizer"),
+    [
+        ("flhc", "fedyogi"),
+        pytest.param("ifca", "fedadam", marks=pytest.mark.long),
+        pytest.param("fedbabu", "fedavgm", marks=pytest.mark.long),
+    ],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(name, optimizer, tiny_run, tmp_path) -> None:
     given = [f"algorithm={name}", *AVERAGING[name], "rounds=3", "aggregate.server_lr=0.1"]

@@ -30,6 +30,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, run_rounds, vector
+from scenarios import some_long
 
 
 def sha(result) -> str:
@@ -259,9 +260,7 @@ def test_a_model_without_example_losses_is_refused(method) -> None:
 SOFT = ["apfl", "fedala", "fedem", "fedrc", "fedsoft"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in ("apfl", "fedrc"))) for n in SOFT]
-)
+@pytest.mark.parametrize("name", some_long(SOFT, ["fedem", "fedsoft"]))
 def test_a_client_that_fails_to_train_is_dropped(name, tiny_run, fails_in_training) -> None:
     fails_in_training(2, t=2)
     drop = [f"algorithm={name}", "participation=1", "on_client_failure=drop"]

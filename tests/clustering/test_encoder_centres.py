@@ -23,7 +23,7 @@ from flray.models.conv_ae import ConvAe
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import TINY, some_long
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_points_are_k_centres_of_each_client_in_order(fine_tune) -> None:
     assert changed == (fine_tune in ("sequential", "central"))
 
 
-@pytest.mark.parametrize("fine_tune", FINE_TUNE)
+@pytest.mark.parametrize("fine_tune", some_long(FINE_TUNE, ["sequential", "independent"]))
 def test_blocks_do_not_change_a_bit(fine_tune) -> None:
     signature = EncoderCentres(ENCODER, k=3, fine_tune=fine_tune, epochs=1)
     one, three = (ask(federation(f"execution.block={b}"), signature) for b in (1, 3))
@@ -107,7 +107,7 @@ def test_alone_in_turn_and_independent_are_the_same() -> None:
     assert torch.equal(sequential.values, independent.values)
 
 
-@pytest.mark.parametrize("fine_tune", FINE_TUNE)
+@pytest.mark.parametrize("fine_tune", some_long(FINE_TUNE, ["sequential", "central"]))
 def test_a_later_call_goes_on_from_memory(fine_tune, monkeypatch) -> None:
     fed, signature = federation(), EncoderCentres(ENCODER, k=3, fine_tune=fine_tune, epochs=1)
     first, memory = ask(fed, signature)

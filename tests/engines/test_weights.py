@@ -34,6 +34,17 @@ class Unwritten(Mlp200):
         return super().example_losses(batch) * batch[0].flatten(1).mean(1).cos()
 
 
+by_model_and_hook = pytest.mark.parametrize(
+    ("model", "hook"),
+    [
+        (Mlp200, "fedprox"),
+        (Unwritten, "fedavg"),
+        pytest.param(Mlp200, "fedavg", marks=pytest.mark.long),
+        pytest.param(Unwritten, "fedprox", marks=pytest.mark.long),
+    ],
+)
+
+
 def make(model: type[LightningModule], dtype: torch.dtype) -> tuple[list, Block]:
     """The engines, and all clients of RAGGED."""
     module = build_seeded(lambda: model((1, 8, 8), 10, hidden=12, dropout=0.3), 0).to(dtype)
@@ -62,8 +73,7 @@ def gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("model", [Mlp200, Unwritten])
+@by_model_and_hook
 def test_weights_of_one_change_no_bit(model, hook) -> None:
     engines, block = make(model, torch.float32)
     ones = weighted(block, [np.ones(n) for n in RAGGED])
@@ -73,8 +83,7 @@ def test_weights_of_one_change_no_bit(model, hook) -> None:
         assert plain.loss.tolist() == same.loss.tolist()
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("model", [Mlp200, Unwritten])
+@by_model_and_hook
 def test_engines_agree_on_weighted_examples(model, hook) -> None:
     engines, block = make(model, torch.float64)
     loop, *others = (e.train(weighted(block, drawn()), TRAINING, HOOKS[hook]) for e in engines)

@@ -563,11 +563,17 @@ class TestGraph:
     "found",
     [
         ClusteringRecord(np.array([4]), np.array([0]), np.zeros((1, 1)), linkage=np.empty((0, 4))),
-        ClusteringRecord(
-            np.arange(2), np.arange(2), np.zeros((2, 2)), groups=np.zeros(2, np.int64)
+        pytest.param(
+            ClusteringRecord(
+                np.arange(2), np.arange(2), np.zeros((2, 2)), groups=np.zeros(2, np.int64)
+            ),
+            marks=pytest.mark.long,
         ),
         bare(),
-        clustering(points=np.ones((5, 3)), point_owner=np.arange(5), R=np.zeros((5, 5))),
+        pytest.param(
+            clustering(points=np.ones((5, 3)), point_owner=np.arange(5), R=np.zeros((5, 5))),
+            marks=pytest.mark.long,
+        ),
         clustering(labels=np.array([4, -1, 4, 2, 0])),
     ],
     ids=["one client", "all equal", "the least", "one place", "any labels"],

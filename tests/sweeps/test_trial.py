@@ -458,7 +458,10 @@ class WatchedLate(Flhc):
 
 @pytest.mark.parametrize(
     ("name", "metric", "rounds_before"),
-    [("Watched", "largest_move", 0), ("WatchedLate", "late", 2)],
+    [
+        pytest.param("Watched", "largest_move", 0, marks=pytest.mark.long),
+        ("WatchedLate", "late", 2),
+    ],
 )
 def test_rows_of_an_algorithm_with_metrics_of_its_own_run_whole(
     tmp_path, name, metric, rounds_before
