@@ -7,13 +7,19 @@ Twenty clients with 100 random images of 28 x 28 each, in batches of 10; everybo
 round of FedAvg has 200 client steps. One line of a Markdown table for each method: medians of the
 rounds that are neither first nor last. On a CPU seconds are those of this process, in one thread,
 which other work on the machine hardly changes; on a GPU they are wall time. Gradients are counted
-in a run of the engine `loop`, where a hook runs once for each client and step; what is expected is
-the method's gradients over FedAvg's. Methods that cluster do so before or after round 1, which is
-left out; FLT and PCA+kM+HC send centres of principal components, which need no encoder.
+in a run of the engine `loop`, where a hook runs once for each client and step. Methods that judge
+models on data take forward passes that are no part of a gradient: `judged` is their number of
+examples, once for each model. A forward pass is a third of a gradient, so what is expected are
+gradients + judged / (3 x batch size), over FedAvg's gradients; `above` is how much slower a method
+is than that. Other work of the server (distances, k-means, several means) is not expected.
+
+Methods that cluster do so before or after round 1, which is left out; FLT and PCA+kM+HC send
+centres of principal components, which need no encoder.
 """
 
 import argparse
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +30,7 @@ from unittest.mock import patch
 import numpy as np
 
 from flray.algorithms import ALGORITHMS
+from flray.client.tasks import ExampleLosses, Judge, Predict
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.federation import Federation
@@ -51,7 +58,10 @@ SETTINGS = {  # what a method needs to run here
     ],
     "wd": ["algorithm.rounds_before=1", "algorithm.clustering.partition.number=2"],
 }
-HEADINGS = "method | steps | gradients | MB up | MB down | seconds | × FedAvg | expected"
+BATCH = 10
+HEADINGS = (
+    "method | steps | gradients | judged | MB up | MB down | seconds | × FedAvg | expected | above"
+)
 
 
 def main() -> None:
@@ -73,10 +83,11 @@ def main() -> None:
         cost = costs(name, common)
         fedavg = fedavg or cost
         times = cost["seconds"] / fedavg["seconds"]
-        expected = cost["gradients"] / fedavg["gradients"]
-        numbers = [f"{cost[k]:,.0f}" for k in ("client_steps", "gradients")]
+        expected = (cost["gradients"] + cost["judged"] / (3 * BATCH)) / fedavg["gradients"]
+        numbers = [f"{cost[k]:,.0f}" for k in ("client_steps", "gradients", "judged")]
         numbers += [f"{cost[k] / 1e6:.2f}" for k in ("bytes_up", "bytes_down")]
         numbers += [f"{cost['seconds']:.4f}", f"{times:.2f}", f"{expected:.2f}"]
+        numbers += [f"{100 * (times / expected - 1):+.0f} %"]
         print(f"| `{name}` | {' | '.join(numbers)} |", flush=True)
 
 
@@ -90,12 +101,13 @@ def costs(name: str, common: list[str]) -> dict[str, float]:
 
 
 def medians(overrides: list[str]) -> dict[str, float]:
-    """Steps, bytes and seconds of rounds that are neither first nor last."""
+    """Steps, bytes, judged examples and seconds of rounds that are neither first nor last."""
     chosen = parse_experiment(override(experiment(), overrides))
     is_cpu = chosen.settings.execution.device == "cpu"
-    ends: list[float] = []
-    monitor = Monitor(lambda _: ends.append(process_time() if is_cpu else perf_counter()))
-    with tempfile.TemporaryDirectory() as folder:
+    ends: list[tuple[float, float]] = []  # seconds, and examples judged so far
+    with tempfile.TemporaryDirectory() as folder, counted_examples() as judged:
+        now = process_time if is_cpu else perf_counter
+        monitor = Monitor(lambda _: ends.append((now(), judged.total())))
         run_experiment(chosen, Path(folder), monitor=monitor)
         rounds = RunDirectory(folder).rounds().iloc[1:-1]
     columns = {
@@ -103,7 +115,8 @@ def medians(overrides: list[str]) -> dict[str, float]:
         for kind in ("client_steps$", "bytes_up", "bytes_down")
     }
     cost = {kind.removesuffix("$"): float(values.median()) for kind, values in columns.items()}
-    return cost | {"seconds": float(np.median(np.diff(ends)[:-1]))}
+    seconds, judged_in = np.median(np.diff(ends, axis=0)[:-1], axis=0)
+    return cost | {"seconds": float(seconds), "judged": float(judged_in)}
 
 
 def experiment() -> dict[str, Any]:  # Any: YAML
@@ -112,7 +125,7 @@ def experiment() -> dict[str, Any]:  # Any: YAML
         "split": {"name": "iid", "clients": 20, "samples_per_client": 100, "validation": 0.0},
         "model": "mlp200",
         "algorithm": "fedavg",
-        "train": {"lr": 0.01, "batch_size": 10},
+        "train": {"lr": 0.01, "batch_size": BATCH},
     }
 
 
@@ -138,6 +151,26 @@ def counted_gradients() -> Iterator[list[int]]:
 
     with patch.object(Federation, "train", counting):
         yield calls
+
+
+@contextmanager
+def counted_examples() -> Iterator[Counter[str]]:
+    """The examples that models are judged on, once for each model, by kind of question."""
+    ask, judged = Federation.map, Counter[str]()
+
+    # Any: as `Federation.map` has them
+    def counting(fed: Any, task: Any, cohort: Any, params: Any = None, **more: Any) -> Any:
+        split = fed.timeline.at(cohort.t)
+        if isinstance(task, Predict):
+            judged["predict"] += len(cohort.clients) * len(split.server)
+        elif isinstance(task, Judge | ExampleLosses):
+            part = getattr(split, getattr(task, "part", "train"))
+            num_models = len(next(iter(params.values())))
+            judged["judge"] += num_models * sum(len(part[i]) for i in cohort.clients)
+        return ask(fed, task, cohort, params, **more)
+
+    with patch.object(Federation, "map", counting):
+        yield judged
 
 
 if __name__ == "__main__":

@@ -91,9 +91,9 @@ class Apfl(PartlyShared):
             return g | of_v
         # Alg. 1: α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
         products = ((w[f"v/{n}"] - w[n]).mul_(h[n])[..., None] for n in names)
-        slope = sum(p.sum(tuple(range(alpha.dim() - 1, p.dim()))) for p in products)  # of a client
+        slopes = [p.sum(tuple(range(alpha.dim() - 1, p.dim()))) for p in products]  # of a client
         lr = memo["lr"][..., None]
-        cut = (alpha - lr * slope[..., None]).clamp(0, 1)
+        cut = (alpha - lr * torch.stack(slopes, -1).sum(-1, keepdim=True)).clamp(0, 1)
         return g | of_v | {"alpha": (w["alpha"] - cut) / lr}
 
     def train(self, state: PartlySharedState, cohort: Cohort, fed: Federation) -> Trained:

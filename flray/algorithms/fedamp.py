@@ -104,10 +104,11 @@ class FedAmp:
 
 def _squared_distances(w: Params) -> NDArray[np.float64]:
     """(K, K) squared L2 distances of stacked models, in float64."""
-    flat = (flat_rows(leaf).double() for leaf in w.values())
-    squared = torch.stack([torch.cdist(rows, rows).square() for rows in flat]).sum(0)
-    distances: NDArray[np.float64] = squared.cpu().numpy()
-    return distances
+    flat = [flat_rows(leaf).double() for leaf in w.values()]
+    of_pairs = torch.stack([torch.pdist(rows).square() for rows in flat]).sum(0)
+    squared = np.zeros((len(flat[0]), len(flat[0])))
+    squared[np.triu_indices(len(squared), 1)] = of_pairs.cpu().numpy()
+    return squared + squared.T
 
 
 def _mixed(w: Params, xi: NDArray[np.float64]) -> Params:

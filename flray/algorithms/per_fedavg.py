@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.engines.affine import stacked
@@ -37,6 +35,7 @@ class PerFedAvg(FedAvg):
 
         algorithm: {name: per_fedavg, alpha: 0.01, order: hessian_free}
 
+    >>> import torch
     >>> from types import SimpleNamespace
     >>> batch = SimpleNamespace(second=None)
     >>> batch.second = batch  # D' = D
@@ -92,4 +91,4 @@ class PerFedAvg(FedAvg):
 
 
 def _moved(w: Params, step: float, direction: Params) -> Params:
-    return {name: torch.add(w[name], direction[name], alpha=step) for name in direction}
+    return {name: w[name] + step * direction[name] for name in direction}
