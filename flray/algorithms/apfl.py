@@ -118,4 +118,4 @@ class Apfl(PartlyShared):
 
 def _beside(alpha: Tensor, leaf: Tensor) -> Tensor:
     """α (..., 1) with as many axes as a leaf (..., any shape)."""
-    return alpha.view(*alpha.shape[:-1], *[1] * (leaf.dim() - alpha.dim() + 1))
+    return alpha.view((*alpha.shape[:-1], *[1] * (leaf.dim() - alpha.dim() + 1)))
