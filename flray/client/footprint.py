@@ -48,10 +48,11 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
     """
     if choose_engine(settings.engine, module, settings.device) != "vectorized":
         return 1
+    num_stacked = settings.at_a_time or settings.num_slots
     if settings.device != "cpu" or not is_written_out(module):
-        return settings.at_a_time or settings.num_slots
+        return num_stacked
     num_params = sum(p.numel() for p in module.parameters())
-    return tile_size(num_params, settings.num_slots) * settings.threads
+    return tile_size(num_params, num_stacked) * settings.threads
 
 
 def layer_values(module: LightningModule, input_shape: tuple[int, ...]) -> list[int]:

@@ -87,7 +87,7 @@ class HostSettings:
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
     tf32: bool = False  # products of local training in TF32, on a GPU
-    # Clients of a block that a GPU trains at a time, the others wait; None: all of them
+    # Clients of a block that are stacked at a time, the others wait; None: all of them
     at_a_time: int | None = None
 
 

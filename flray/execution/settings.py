@@ -9,8 +9,9 @@ from flray.client.host import EngineName
 from flray.errors import ExperimentError
 from flray.execution.resources import COPIES_OF_A_MODEL, Actors, ServerProcess
 
-# Measured for MLP-200 on a CPU: past 20 stacked models the working set leaves the cache.
-LARGEST_BLOCK_ON_CPU = 20
+# Measured for MLP-200 on a CPU: fewer, larger blocks leave threads less to wait for, and past 20
+# stacked models the working set leaves the cache.
+LARGEST_BLOCK_ON_CPU, AT_A_TIME_ON_CPU = 100, 20
 BLOCK_BYTES_ON_GPU = 8 << 30  # memory that the models of a block may take on a GPU
 
 
@@ -35,8 +36,8 @@ class Execution:
     # Floating-point type of models and images. tf32: float32 whose products are rounded while
     # clients train, faster and less exact; on a GPU only
     precision: Literal["float32", "float64", "tf32"] = "float32"
-    # Clients trained together. None: by model, device, cohort and number of actors; the run
-    # directory records it, and a resumed run keeps it
+    # Clients sent to a process together, some of which may wait for others. None: by model, device,
+    # cohort and number of actors; the run directory records it, and a resumed run keeps it
     block: int | None = None
     # Threads per process. None: all cores if the model trains in tiles (same result), otherwise 1
     threads: int | None = None
@@ -109,13 +110,13 @@ class Execution:
 def default_block(num_params: int, cohort_size: int, device: str, num_actors: int = 1) -> int:
     """Clients per block, by model, device, cohort and number of actors; never by free memory.
 
-    The blocks of a cohort are equally full, and every actor gets the same number of them. On a CPU
-    blocks are small enough for the cache, on a GPU for its memory.
+    The blocks of a cohort are equally full, and every actor gets the same number of them. On a GPU
+    they are small enough for its memory.
 
-    >>> default_block(159_010, 20, "cpu"), default_block(159_010, 50, "cpu")
-    (20, 17)
+    >>> default_block(159_010, 20, "cpu"), default_block(159_010, 150, "cpu")
+    (20, 75)
     >>> default_block(159_010, 20, "cpu", 8), default_block(159_010, 100, "cpu", 2)
-    (3, 17)
+    (3, 50)
     """
     largest = LARGEST_BLOCK_ON_CPU
     if device != "cpu":
@@ -123,3 +124,12 @@ def default_block(num_params: int, cohort_size: int, device: str, num_actors: in
     num_blocks = -(-cohort_size // largest)
     num_blocks = -(-num_blocks // num_actors) * num_actors
     return -(-cohort_size // num_blocks)
+
+
+def at_a_time_on_cpu(block: int) -> int:
+    """Clients of a block that are stacked on a CPU: few enough for its cache, in equal parts.
+
+    >>> at_a_time_on_cpu(20), at_a_time_on_cpu(50), at_a_time_on_cpu(100)
+    (20, 17, 20)
+    """
+    return -(-block // -(-block // AT_A_TIME_ON_CPU))

@@ -22,11 +22,12 @@ from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.engines.plan import steps_per_epoch
 from flray.engines.stacked_plan import slots_for
+from flray.engines.training import Training
 from flray.engines.vectorized import refusal
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.resources import ActorPlan, Actors, Load
-from flray.execution.settings import default_block
+from flray.execution.settings import at_a_time_on_cpu, default_block
 from flray.measures.measure import RunData
 from flray.measures.settings import Evaluation
 from flray.models.bank import build_seeded
@@ -103,10 +104,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = num_actors if pool is not None and is_on_ray else 1
     host = _host_settings(experiment, module, num_sampled, num_hosts)
     host = replace(host, scores=_computed_scores(experiment, dataset, module))
-    if host.device != "cpu":
-        sizes = np.array([len(split.trained_on(i)) for i in split.clients])
-        steps = steps_per_epoch(sizes, settings.train)
-        host = replace(host, at_a_time=slots_for(steps, host.num_slots))
+    host = replace(host, at_a_time=_at_a_time(host, split, settings.train))
     if dataset.scaled is not None and dataset.scaled.any():
         dataset = dataset.standardised(split.trained_rows)
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
@@ -145,6 +143,14 @@ def _host_settings(
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
         tf32=execution.precision == "tf32",
     )
+
+
+def _at_a_time(host: HostSettings, split: Split, training: Training) -> int:
+    """Clients of a block that are trained together, by the cache of a CPU or the split's sizes."""
+    if host.device == "cpu":
+        return at_a_time_on_cpu(host.num_slots)
+    sizes = np.array([len(split.trained_on(i)) for i in split.clients])
+    return slots_for(steps_per_epoch(sizes, training), host.num_slots)
 
 
 def evaluation_of(experiment: Experiment, dataset: Dataset) -> Evaluation:
