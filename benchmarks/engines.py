@@ -102,7 +102,7 @@ def _measure(
     """Steps of a round, the median of its seconds, and the least of its CPU seconds."""
     dataset, split = data
     host = start_host(module, dataset, make_timeline(split, ()), settings)
-    work = _block(params_of(host.module), split.train[0], settings.num_slots)
+    work = _block(params_of(host.module), split.train[0], settings.block)
     steps = sum(plan.num_steps for plan in work.plans)
     return steps, *_seconds(host.engine, work, settings.device, HOOKS[hook])
 

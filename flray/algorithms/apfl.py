@@ -42,7 +42,7 @@ class Apfl(PartlyShared):
         algorithm: {name: apfl, alpha: 0.5, adaptive: true}
 
     >>> w = {"w": torch.tensor([1.0]), "v/w": torch.tensor([3.0]), "alpha": torch.tensor([0.5])}
-    >>> square = lambda at, batch: at  # gradient of |w|² / 2, so v̄ = 2 is what it is at v̄
+    >>> square = lambda at, batch: at  # gradient of |w|² / 2: at v̄ = 2 it is 2
     >>> memo = {"lr": torch.tensor(0.1)}
     >>> step = Apfl().gradient(square, w, None, w, memo)
     >>> step["w"], step["v/w"], step["alpha"]  # w, α v̄, and (v - w) v̄ = 4
@@ -82,19 +82,21 @@ class Apfl(PartlyShared):
         alpha = w["alpha"].clamp(0, 1)  # (1,), or (K, 1) of stacked clients
         # Alg. 1: w_i <- w_i - η grad f_i(w_i)
         g = grad({name: w[name] for name in names}, batch)
-        share = {name: _beside(alpha, w[name]) for name in names}  # α, for leaves of any shape
-        mixed = {n: torch.lerp(w[n], w[f"v/{n}"], share[n]) for n in names}  # v̄
-        h = grad(mixed, batch)
+        alpha_of = {name: _beside(alpha, w[name]) for name in names}  # for leaves of any shape
+        mixed = {n: torch.lerp(w[n], w[f"v/{n}"], alpha_of[n]) for n in names}  # v̄
+        h = grad(mixed, batch)  # at v̄
         # Alg. 1: v_i <- v_i - η α_i grad f_i(v̄_i)
-        of_v = {f"v/{name}": share[name] * h[name] for name in names}
+        of_v = {f"v/{name}": alpha_of[name] * h[name] for name in names}
         if not self.adaptive:
             return g | of_v
         # Alg. 1: α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
+        # An axis to sum over, for leaves of one number too.
         products = ((w[f"v/{n}"] - w[n]).mul_(h[n])[..., None] for n in names)
-        slopes = [p.sum(tuple(range(alpha.dim() - 1, p.dim()))) for p in products]  # of a client
+        slopes = [p.sum(tuple(range(alpha.dim() - 1, p.dim()))) for p in products]  # by leaf
         lr = memo["lr"][..., None]
-        cut = (alpha - lr * torch.stack(slopes, -1).sum(-1, keepdim=True)).clamp(0, 1)
-        return g | of_v | {"alpha": (w["alpha"] - cut) / lr}
+        new_alpha = (alpha - lr * torch.stack(slopes, -1).sum(-1, keepdim=True)).clamp(0, 1)
+        # The direction whose step of size lr leads to the new α.
+        return g | of_v | {"alpha": (w["alpha"] - new_alpha) / lr}
 
     def train(self, state: PartlySharedState, cohort: Cohort, fed: Federation) -> Trained:
         models = self.assembled(state, cohort.clients)

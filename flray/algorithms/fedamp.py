@@ -31,10 +31,11 @@ class FedAmpState:
 
 @dataclass(frozen=True)
 class FedAmp:
-    """Alg. 1: u_k = ξ_kk w_k + Σ_j ξ_kj w_j, then w_k <- argmin F_k(w) + λ/(2α) ||w - u_k||².
+    """Alg. 1: u_k = ξ_kk w_k + Σ_{j≠k} ξ_kj w_j, then w_k <- argmin F_k(w) + λ/(2α) ||w - u_k||².
 
     ξ_kj = α A'(||w_k - w_j||²) with A'(x) = exp(-x / σ) / σ, and ξ_kk makes the row sum to 1. λ = 0
-    is Local. A client that has never trained has the initial model.
+    is Local. Sums run over the cohort, and the argmin is the client's local training from w_k. A
+    client that has never trained has the initial model.
 
     >>> FedAmp(alpha=0.5, sigma=1.0).attention(np.array([[0.0, 0.0], [0.0, 0.0]])).tolist()
     [[0.5, 0.5], [0.5, 0.5]]
@@ -79,7 +80,7 @@ class FedAmp:
         memo: Params,
     ) -> Params:
         g = grad(w, batch)
-        # Eq. 4: grad F_k(w) + λ/α (w - u_k)
+        # Gradient of F_k(w) + λ/(2α) ||w - u_k||²
         pull = self.lam / self.alpha
         return {name: g[name] + pull * (w[name] - memo[f"u/{name}"]) for name in g}
 

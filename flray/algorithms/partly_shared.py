@@ -1,6 +1,6 @@
 """Methods that average some leaves of a model and leave the others to each client.
 
-LG-FedAvg, FedPer and FedBN differ in which leaves are private.
+LG-FedAvg, FedPer, FedRep and FedBN differ in which leaves are private; APFL's are a second model.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class PartlyShared:
         self, state: PartlySharedState, cohort: Cohort, fed: Federation
     ) -> Outcome[PartlySharedState]:
         trained = self.train(state, cohort, fed)
-        # The private leaves stay on the device
+        # Private leaves are kept for the client in the server's table and not counted as sent.
         leaves = trained.leaves(list(state.private.default))
         private = state.private.updated(trained.clients, leaves)
         if state.shared.params:

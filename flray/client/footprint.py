@@ -48,11 +48,11 @@ def models_at_once(module: LightningModule, settings: HostSettings) -> int:
     """
     if choose_engine(settings.engine, module, settings.device) != "vectorized":
         return 1
-    num_stacked = settings.at_a_time or settings.num_slots
+    num_slots = settings.num_slots or settings.block
     if settings.device != "cpu" or not is_written_out(module):
-        return num_stacked
+        return num_slots
     num_params = sum(p.numel() for p in module.parameters())
-    return tile_size(num_params, num_stacked) * settings.threads
+    return tile_size(num_params, num_slots) * settings.threads
 
 
 def layer_values(module: LightningModule, input_shape: tuple[int, ...]) -> list[int]:

@@ -74,21 +74,21 @@ class Host:
 class HostSettings:
     """Settings of a host. They decide the bits of a result on one kind of device.
 
-    >>> HostSettings("auto", "cpu", torch.float32, num_slots=10, threads=2, seed=0).callbacks
+    >>> HostSettings("auto", "cpu", torch.float32, block=10, threads=2, seed=0).callbacks
     ()
     """
 
     engine: EngineName
     device: str  # cpu, cuda or cuda:N
     dtype: torch.dtype  # precision of models and images
-    num_slots: int  # clients per block
+    block: int  # clients of a job
     threads: int  # per process: they train tiles, or else work inside torch's operators
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
     tf32: bool = False  # products of local training in TF32, on a GPU
-    # Clients of a block that are stacked at a time, the others wait; None: all of them
-    at_a_time: int | None = None
+    # Clients of a block that a step trains together, while others wait; None: all of them
+    num_slots: int | None = None
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,7 @@ def start_host_of_actor(payload: Payload, number: int) -> Host:
 def _start_engine(module: LightningModule, examples: Examples, settings: HostSettings) -> Engine:
     name = choose_engine(settings.engine, module, examples.device.type)
     if name == "vectorized":
-        return Vectorized(
-            module, examples, settings.at_a_time or settings.num_slots, settings.threads
-        )
+        return Vectorized(module, examples, settings.num_slots or settings.block, settings.threads)
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
     return Loop(module, examples)
@@ -219,7 +217,7 @@ def in_evaluation(
 ) -> list[Tensor]:
     """`compute` of one batch of the examples after another, in evaluation mode.
 
-    Every walk of a task over a client's examples that keeps no gradient is this one. Batches have
+    Tasks that keep no gradient walk over examples by it, except for scores. Batches have
     `EVALUATION_BATCH` examples, the last one the rest, in the order of `ids`.
 
     Args:

@@ -1,8 +1,8 @@
 """Marks of gradient hooks that cost a written-out model less: `affine` and `stacked`.
 
 The direction of an affine hook is grad(w, batch) + a w + b. FedProx has a = μ and b = -μ w0,
-SCAFFOLD a = 0 and b = c - c_i. Such a term does not change during a round, so a written-out step of
-SGD takes it while each layer moves, in one pass over the weights.
+SCAFFOLD a = 0 and b = c - c_i. a and b do not change during a round, so a written-out step of SGD
+takes the term while each layer moves, by one more pass over its weights.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,8 +23,10 @@ Hook = TypeVar("Hook", bound=Callable[..., Params])
 def affine(hook: Hook) -> Hook:
     """Mark a gradient hook that returns g + a w + b for each leaf, with g = grad(w, batch).
 
-    The number a must not depend on the data, and b may depend on w0 and memo only, element by
-    element. An unmarked hook is right too, but it costs about 600 µs more per step of an MLP.
+    a is a number that follows from the method's own settings, the same for all clients. b follows
+    from w0 and memo, element by element, and is 0 where they are 0: engines read a off the hook at
+    w = 1 and w0 = memo = 0. An unmarked hook is right too, but it costs about 600 µs more per step
+    of an MLP.
 
     >>> @affine
     ... def fedprox(grad, w, batch, w0, memo):
@@ -46,9 +48,10 @@ def stacked(hook: Hook) -> Hook:
     """Mark a gradient hook that is right for one client and for K stacked ones.
 
     It receives leaves (K, ...), a batch (K, B, ...) and a memo (K, ...), and `grad` returns the
-    gradients of all. What it computes of single numbers is right so; sums and numbers of a client
-    must keep the axis K. It asks for the batch's own loss alone. Hooks without the mark run under
-    `vmap`, which costs about 1 ms more per gradient.
+    gradients of all. Arithmetic element by element needs no care; a sum over the numbers of a
+    client must leave axis K, and a number per client, (K,), needs axes to meet a leaf. It must not
+    ask for another loss (`batch.loss`). Hooks without the mark run under `vmap`, which costs about
+    1 ms more per gradient.
 
     >>> @stacked
     ... def clipped(grad, w, batch, w0, memo):

@@ -33,6 +33,7 @@ class GraphedStep(Step):
         """Begin a block as `Step.start` does; the plan is copied to where the graphs read it."""
         if self.single is None or plan.num_steps > self.buffers.num_steps:
             self._record(block, plan)
+        # Handovers are read from the caller's plan, not from that of the graphs.
         super().start(block, replace(self.buffers, first=plan.first))
         for buffer, values in zip(self.buffers.tensors, plan.tensors, strict=True):
             buffer[:, : plan.num_steps].copy_(values)

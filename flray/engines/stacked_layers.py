@@ -2,8 +2,8 @@
 
 K clients, each with weights of its own; images are (K, B, height, width, channels), so that a
 convolution is one product of patches with weights. A leaf keeps the shape its module gives it, with
-a leading client axis; only its strides are chosen (`in_layout`), so that the product reads it as it
-lies.
+a leading client axis; only its strides are chosen (`Written.in_layout`), so that the product reads
+it as it lies.
 """
 
 import math
@@ -29,7 +29,7 @@ class Sink(Protocol):
         ...
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
-        """The gradient of a bias, (K, m)."""
+        """The gradient of a leaf in its own shape: a bias, or a weight that a layer computed."""
         ...
 
 

@@ -14,9 +14,9 @@ from flray.engines.engine import Block
 
 Lane = Sequence[int]  # positions of clients in a block, one after the other in the same slot
 
-# What a step costs beside its slots, in slots: kernels of a GPU take some time whatever they do.
+# Fixed cost of a step, as a number of slots: kernels of a GPU take some time whatever they do.
 COST_OF_A_STEP = 16
-# Fewer slots than clients must save this share of the work, since they change the last digits.
+# Fewer slots than clients of a block must save this share of the work: they change last digits.
 LEAST_GAIN = 0.2
 
 
@@ -52,6 +52,7 @@ def slots_for(num_steps: Ids, block: int) -> int:
     (20, 7)
     """
     shares = (np.arange(block) + 0.5) / block
+    # Steps of the clients of a typical block.
     typical = np.quantile(num_steps, shares, method="nearest").astype(np.int64)
     tried = np.unique(np.linspace(1, block, 40).astype(np.int64)).tolist()
     costs = {slots: _cost(typical, slots) for slots in tried}
@@ -60,10 +61,10 @@ def slots_for(num_steps: Ids, block: int) -> int:
 
 
 def _cost(num_steps: Ids, slots: int) -> int:
-    """Steps until all lanes are through, and stops to change clients, by the cost of a step."""
+    """Steps until all lanes are done, and one for each handover, times the cost of a step."""
     ends = [np.cumsum(num_steps[lane]) for lane in lanes_of(num_steps, slots)]
-    stops = np.unique(np.concatenate([np.zeros(1, np.int64), *ends]))
-    return int(stops[-1] + len(stops)) * (COST_OF_A_STEP + slots)
+    changes = np.unique(np.concatenate([np.zeros(1, np.int64), *ends]))
+    return int(changes[-1] + len(changes)) * (COST_OF_A_STEP + slots)
 
 
 @dataclass(frozen=True)
@@ -110,40 +111,40 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Change:
-    """Clients of a block, by position, and the slots that they are in."""
+class Seats:
+    """Clients of a block, by position, and the slots that they take."""
 
     clients: Rows
     slots: Rows
 
     @classmethod
-    def of(cls, slots: Sequence[int], clients: Sequence[int], device: torch.device) -> "Change":
+    def of(cls, clients: Sequence[int], slots: Sequence[int], device: torch.device) -> "Seats":
         """These clients in these slots, on a device."""
         return cls(Rows.at(clients, device), Rows.at(slots, device))
 
 
 @dataclass(frozen=True)
-class Stop:
-    """The clients that are through after a step, and those that follow them in their slots."""
+class Handover:
+    """The clients that are done after a step, and those that take their slots."""
 
-    step: int
-    through: Change
-    following: Change | None
+    step: int  # the last of the clients that are done, from 0
+    done: Seats
+    following: Seats | None
 
 
 @dataclass(frozen=True)
 class StackedPlan:
-    """The plans of a block as tensors: K slots, S steps, b batches per step, B examples per batch.
+    """The plans of a block as tensors: S steps, b batches per step, B examples per batch.
 
     Slots without a client, and steps that a client does not take, have a mask that is False.
     """
 
-    ids: Tensor  # (K, S, b, B) example ids
-    mask: Tensor  # (K, S, b, B)
-    keys: Tensor  # (K, S, b) for dropout and augmentation
-    first: Change  # the clients that begin; slots left over have the first one's model
-    stops: tuple[Stop, ...]  # in the order of steps
-    weight: Tensor | None = None  # (K, S, b, B) of the losses; None: all count alike
+    ids: Tensor  # (slots, S, b, B) example ids
+    mask: Tensor  # (slots, S, b, B)
+    keys: Tensor  # (slots, S, b) for dropout and augmentation
+    first: Seats  # the clients that begin; slots left over have the first one's model
+    handovers: tuple[Handover, ...]  # in the order of steps
+    weight: Tensor | None = None  # (slots, S, b, B) of the losses; None: all count alike
 
     @classmethod
     def of(
@@ -151,8 +152,8 @@ class StackedPlan:
     ) -> "StackedPlan":
         """The plans of clients in at most `num_slots` lanes, on the device.
 
-        S is the largest number of steps of a lane, so that shapes depend on the block; ids of
-        steps and slots that do not count are 0, a valid id.
+        S is the steps of the longest lane; the shape of a single step does not depend on it. Ids
+        of steps and slots that do not count are 0, a valid id.
         """
         batches = block.plans[0].ids.shape[1:]  # (b, B)
         ends = [np.cumsum([block.plans[k].num_steps for k in lane]) for lane in lanes]
@@ -172,9 +173,9 @@ class StackedPlan:
         tensors = [torch.from_numpy(array).to(device) for array in (ids, mask, keys)]
         weights = None if weight is None else torch.from_numpy(weight).to(device)
         beginning = [lanes[slot if slot < len(lanes) else 0][0] for slot in range(num_slots)]
-        first = Change.of(range(num_slots), beginning, device)
-        stops = _stops(lanes, ends, device)
-        return cls(tensors[0], tensors[1], tensors[2], first, stops, weights)
+        first = Seats.of(beginning, range(num_slots), device)
+        handovers = _handovers(lanes, ends, device)
+        return cls(tensors[0], tensors[1], tensors[2], first, handovers, weights)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -188,7 +189,7 @@ class StackedPlan:
         ids, mask, keys, *weight = (
             F.pad(tensor, (*[0, 0] * (tensor.dim() - 2), 0, more)) for tensor in self.tensors
         )
-        return StackedPlan(ids, mask, keys, self.first, self.stops, *weight)
+        return StackedPlan(ids, mask, keys, self.first, self.handovers, *weight)
 
     @property
     def num_steps(self) -> int:
@@ -196,21 +197,23 @@ class StackedPlan:
         return self.ids.shape[1]
 
 
-def _stops(lanes: Sequence[Lane], ends: Sequence[Ids], device: torch.device) -> tuple[Stop, ...]:
-    """The stops of lanes whose clients end after `ends` steps."""
-    through: dict[int, list[tuple[int, int]]] = {}  # end -> slot, place in its lane
+def _handovers(
+    lanes: Sequence[Lane], ends: Sequence[Ids], device: torch.device
+) -> tuple[Handover, ...]:
+    """The handovers of lanes whose clients end after `ends` steps."""
+    done: dict[int, list[tuple[int, int]]] = {}  # end -> slot, place in its lane
     for slot, of_lane in enumerate(ends):
         for place, end in enumerate(of_lane.tolist()):
-            through.setdefault(end, []).append((slot, place))
-    stops = []
-    for end, places in sorted(through.items()):
+            done.setdefault(end, []).append((slot, place))
+    handovers = []
+    for end, places in sorted(done.items()):
         followed = [(slot, place + 1) for slot, place in places if place + 1 < len(lanes[slot])]
         now, then = (
-            Change.of([s for s, _ in pairs], [lanes[s][n] for s, n in pairs], device)
+            Seats.of([lanes[s][n] for s, n in pairs], [s for s, _ in pairs], device)
             if pairs
             else None
             for pairs in (places, followed)
         )
         assert now is not None  # somebody ends there
-        stops.append(Stop(end - 1, now, then))
-    return tuple(stops)
+        handovers.append(Handover(end - 1, now, then))
+    return tuple(handovers)

@@ -14,7 +14,7 @@ from flray.data.pixels import Examples
 from flray.engines.affine import AffineTerm, factors, is_affine, is_stacked, offsets
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss, RecordedGradient
-from flray.engines.stacked_plan import Change, Rows, StackedPlan
+from flray.engines.stacked_plan import Rows, Seats, StackedPlan
 from flray.engines.training import ELEMENTWISE, Gradient, LocalBatch, Training, plain_gradient
 from flray.engines.written import Descent, Gradients, Targets, Written, WrittenGradient
 from flray.errors import ExperimentError
@@ -35,7 +35,7 @@ class StackedBatch(NamedTuple):
     keys: Params  # (slots,) by dropout layer, or (slots, elements) where masks are drawn already
     weight: tuple[Tensor, ...]  # (slots, B), or none
 
-    def of_client(self) -> LocalBatch:
+    def for_hook(self) -> LocalBatch:
         """The batch as a hook receives it, inside `vmap` or with the leading axis."""
         weight = self.weight[0] if self.weight else None
         return LocalBatch(self.x, self.y, self.mask, self.keys, weight=weight)
@@ -43,7 +43,7 @@ class StackedBatch(NamedTuple):
 
 @dataclass
 class StackedModule:
-    """A module and its examples, with the gradient of one client inside `vmap`.
+    """A module and its examples, with the gradient of one client or of all slots.
 
     The gradient is written out where `written` is given; otherwise, and for other losses that a
     hook asks for, the module is differentiated by `torch.func`.
@@ -86,9 +86,10 @@ class StackedModule:
 class Step:
     """A local step of `num_slots` clients, on tensors that stay in place from step to step.
 
-    The number of the next step is read from the device, so that a CUDA graph can be replayed. The
-    algorithm's hook runs under `vmap`. For the plain gradient of a written-out module there is no
-    hook; and SGD of all leaves without weight decay needs no optimiser either: each layer moves
+    The number of the next step is read from the device, so that a CUDA graph can be replayed. A
+    hook that is marked (`flray.engines.affine`) is called once for all slots of a written-out
+    module, others run under `vmap`. For the plain gradient of a written-out module no hook is
+    called; and SGD of all leaves without weight decay needs no optimiser either: each layer moves
     while the gradient passes, by the term of an affine hook too.
 
     A step is used in this order: `start` with a block, then `advance` as often as steps are left.
@@ -112,6 +113,7 @@ class Step:
         self.written, self.examples = stacked.written, stacked.examples
         device = self.examples.device
         self.w = self._slots(like.w0, num_slots)
+        # Leaves beside the module's, such as APFL's v; all that a hook sees; those that move.
         extra = like.w0.keys() - params_of(stacked.module).keys()
         self.trained = {n: self.w[n] for n in (*trainable(stacked.module), *sorted(extra))}
         self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
@@ -120,9 +122,9 @@ class Step:
         self.gradient = gradient
         self.descent = self._descent(training, like, num_slots)
         is_plain = gradient is plain_gradient or self.descent is not None
-        self.has_hook = self.written is None or not is_plain
-        self.is_stacked = self.written is not None and is_stacked(gradient)
-        if self.has_hook:
+        self.calls_hook = self.written is None or not is_plain
+        self.takes_all_slots = self.written is not None and is_stacked(gradient)
+        if self.calls_hook:
             self.w0 = self._slots(like.w0, num_slots)
             self.memo = self._slots(like.memo, num_slots)
         self.optimizer: torch.optim.Optimizer | None = None
@@ -144,7 +146,7 @@ class Step:
         return Descent(training.eta, training.momentum, AffineTerm(a, as_moved))
 
     def _slots(self, leaves: Params, num_slots: int) -> Params:
-        """Empty slots; a leaf of the memo lies as the leaf of the model it is named after."""
+        """Uninitialised slots; `u/NAME` of a memo lies in memory as the model's leaf NAME."""
         empty = {n: leaf.new_empty(num_slots, *leaf.shape[1:]) for n, leaf in leaves.items()}
         if self.written is None:
             return empty
@@ -162,27 +164,27 @@ class Step:
         self.number.zero_()
         self.load(block, plan.first)
 
-    def load(self, block: Block, change: Change) -> None:
+    def load(self, block: Block, seats: Seats) -> None:
         """Put clients of a block into slots; their momentum and loss begin at 0."""
         w0, memo = (
-            {name: change.clients.of(leaf) for name, leaf in leaves.items()}
+            {name: seats.clients.of(leaf) for name, leaf in leaves.items()}
             for leaves in (block.w0, block.memo)
         )
-        _put(self.w, w0, change.slots)
-        beginning = [self.total_loss]
+        _put(self.w, w0, seats.slots)
+        begun_anew = [self.total_loss]
         if self.descent is not None:
-            beginning += self.descent.velocity.values()
+            begun_anew += self.descent.velocity.values()
             if (term := self.descent.term) is not None:
-                _put(self.offsets, offsets(self.gradient, term.a, w0, memo), change.slots)
-        if self.has_hook:
-            _put(self.w0, w0, change.slots)
-            _put(self.memo, memo, change.slots)
+                _put(self.offsets, offsets(self.gradient, term.a, w0, memo), seats.slots)
+        if self.calls_hook:
+            _put(self.w0, w0, seats.slots)
+            _put(self.memo, memo, seats.slots)
         if self.optimizer is not None:
             states = self.optimizer.state.values()
-            beginning += [v for state in states for v in state.values() if isinstance(v, Tensor)]
-        for values in beginning:
+            begun_anew += [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        for values in begun_anew:
             if values.dim():
-                change.slots.clear(values)
+                seats.slots.clear(values)
             else:  # Adam counts the steps of all slots, which begin together
                 values.zero_()
 
@@ -195,7 +197,7 @@ class Step:
         """
         steps = self.number + torch.arange(num_steps, device=self.number.device)
         for batches, targets in self._batches(steps):
-            if targets is not None:
+            if targets is not None:  # no hook is called
                 loss = self._move_plainly(batches[0], targets)
             else:
                 loss = self._move_by_hook(batches)
@@ -205,7 +207,7 @@ class Step:
     def _move_by_hook(self, batches: tuple[StackedBatch, ...]) -> Tensor:
         """Move all slots along the directions of the hook; (slots,) the losses of the step."""
         w0 = {name: self.w0[name] for name in self.trained}
-        compute = self._direction if self.is_stacked else vmap(self._direction)
+        compute = self._direction if self.takes_all_slots else vmap(self._direction)
         try:
             direction, loss = compute(self.trained, w0, self.memo, batches)
         except RuntimeError as error:
@@ -226,10 +228,12 @@ class Step:
 
         Of all clients, with a leading axis, for a hook that is marked as stacked.
         """
-        first, *second = (batch.of_client() for batch in batches)
+        first, *second = (batch.for_hook() for batch in batches)
         batch = replace(first, second=second[0]) if second else first
         stacked = self.stacked
-        grad = RecordedGradient(stacked.gradients_at if self.is_stacked else stacked.gradient_at)
+        grad = RecordedGradient(
+            stacked.gradients_at if self.takes_all_slots else stacked.gradient_at
+        )
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
@@ -262,7 +266,7 @@ class Step:
             weight = [factors.to(x.dtype) for factors in weight]
             layer_keys = self._layer_keys(keys, ids.shape[-1])
             targets: list[Targets] | list[None] = [None] * len(ids)
-            if self.written is not None and not self.has_hook:
+            if self.written is not None and not self.calls_hook:
                 of_first = [factors[:, :, 0] for factors in weight]
                 targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype, *of_first)
             for s, targets_of_step in enumerate(targets):
@@ -295,7 +299,7 @@ class Step:
         A hook may ask for a loss that is not written out, which draws from the keys.
         """
         layer_keys = dropout_keys(self.stacked.module, keys)
-        if self.has_hook or self.written is None or keys.device.type == "cpu":
+        if self.calls_hook or self.written is None or keys.device.type == "cpu":
             return layer_keys
         return self.written.drawn(layer_keys, self.w, batch_size)
 
@@ -325,16 +329,16 @@ def train_lanes(step: Step, block: Block, plan: StackedPlan, into: BlockResult) 
     step.start(block, plan)
     totals = step.total_loss.new_zeros(len(block.plans))
     num_taken = 0
-    for stop in plan.stops:
-        step.advance(stop.step + 1 - num_taken)
-        num_taken = stop.step + 1
+    for handover in plan.handovers:
+        step.advance(handover.step + 1 - num_taken)
+        num_taken = handover.step + 1
+        done = handover.done
         # A finished client is frozen: momentum, FedProx or SCAFFOLD would still move it.
-        through = stop.through
         for name, leaf in step.w.items():
-            through.clients.put(into.params[name], through.slots.of(leaf.detach()))
-        through.clients.put(totals, through.slots.of(step.total_loss))
-        if stop.following is not None:
-            step.load(block, stop.following)
+            done.clients.put(into.params[name], done.slots.of(leaf.detach()))
+        done.clients.put(totals, done.slots.of(step.total_loss))
+        if handover.following is not None:
+            step.load(block, handover.following)
     for k, total in enumerate(totals.tolist()):
         if total:
             into.loss[k] = total / block.plans[k].num_steps

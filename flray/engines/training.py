@@ -238,8 +238,9 @@ class Gradient(Protocol):
     """The hook for local equations of a method: the direction that the optimiser steps along.
 
     A hook is written for one client and must be a pure function of its arguments; the engine
-    `vectorized` runs it over all clients at once with `torch.func.vmap`. It must call `grad` at
-    least once, and the loss of the first call is reported as the loss of the step.
+    `vectorized` runs it over many clients with `torch.func.vmap`, or directly if it is marked
+    (`flray.engines.affine`). It must call `grad` at least once, and the loss of the first call is
+    reported as the loss of the step.
 
     FedProx, for example, adds the gradient of a proximal term:
 
@@ -283,6 +284,8 @@ def plain_gradient(
 @dataclass(frozen=True)
 class LocalBatch:
     """One batch of one client, as a gradient hook receives it and hands it to `grad`.
+
+    A marked hook receives that of stacked clients, with a leading axis.
 
     A hook may ask for another loss of the module: `grad(w, replace(batch, loss="other_losses"))`.
     """

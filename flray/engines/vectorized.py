@@ -26,7 +26,8 @@ LARGEST_TILE = 16
 # Recorded steps in the memory of a GPU: each learning rate of a schedule needs one of its own.
 GRAPHS_KEPT = 8
 
-# Bytes beyond which convolutions are cuDNN's, which are slower for small models, without patches.
+# Bytes of patches above which a module is not written out on a GPU: cuDNN needs none, but is slower
+# for small models.
 PATCHES_ON_GPU = 4 << 30
 
 
@@ -103,7 +104,8 @@ class Vectorized:
         """Train all clients of a block at once; the contract is that of `Engine.train`.
 
         Args:
-            block: Any number of clients; those beyond the slots wait for one to become free.
+            block: Any number of clients; those beyond the slots follow in them (SGD) or in later
+                parts.
             training: Settings of local training; the optimiser must step element by element.
             gradient: The hook, which must run under `torch.func.vmap`.
 
@@ -129,15 +131,15 @@ class Vectorized:
         return result
 
     def _parts(self, block: Block, training: Training, size: int) -> list[list[list[int]]]:
-        """Lanes of clients in parts of at most `size` lanes, each for a step of its own.
+        """Lanes of clients in parts of at most `size` lanes, each for a `Step` of its own.
 
         A lane has several clients only where the optimiser of a slot can begin anew: Adam counts
         the steps of all slots together.
         """
         num_steps = np.array([plan.num_steps for plan in block.plans])
         num = len(num_steps)
-        is_plain = training.optimizer == "sgd"
-        lanes = lanes_of(num_steps, min(num, size * self.threads) if is_plain else num)
+        can_begin_anew = training.optimizer == "sgd"
+        lanes = lanes_of(num_steps, min(num, size * self.threads) if can_begin_anew else num)
         return [lanes[n : n + size] for n in range(0, len(lanes), size)]
 
     def _step(self, training: Training, gradient: Gradient, block: Block, size: int) -> Step:

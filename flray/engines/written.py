@@ -37,7 +37,7 @@ class Targets:
     def of(
         cls, y: Tensor, mask: Tensor, num_classes: int, dtype: torch.dtype, *weight: Tensor
     ) -> "Targets":
-        """Targets of labels (..., K, B), of which the mask says which are no padding.
+        """Targets of labels (..., K, B), of which the mask says which are not padding.
 
         Args:
             weight: (..., K, B) by which losses are multiplied; not given: all count alike.
@@ -195,7 +195,7 @@ class Gradients:
             self.collected[name] = self.written.weights[name].leaf(gradient, self.w[name])
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
-        """Collect the gradient of a bias."""
+        """Collect a gradient that a layer has computed."""
         self.collected[name] = gradient
 
     def of_all(self) -> Params:
@@ -255,7 +255,8 @@ class WrittenGradient(torch.autograd.Function):
     """Gradients and loss by `Written`, for use inside vmap: its rule gets all clients at once.
 
     `apply(written, names, *tensors)` takes the names of leaves and dropout keys, then their
-    tensors, x, y and mask of one client, and returns the gradient of each leaf, then the loss.
+    tensors, x, y, mask and, if there are any, weights of one client, and returns the gradient of
+    each leaf, then the loss.
     """
 
     @staticmethod

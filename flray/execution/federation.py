@@ -140,7 +140,7 @@ class Federation(Population):
     >>> dataset = Synthetic(num_train=80, num_test=20, size=8).load()
     >>> timeline = make_timeline(Iid(clients=4).split(dataset, seed=0), ())
     >>> module = Mlp200(dataset.image_shape, num_classes=10, hidden=5)
-    >>> settings = HostSettings("loop", "cpu", torch.float32, num_slots=2, threads=1, seed=0)
+    >>> settings = HostSettings("loop", "cpu", torch.float32, block=2, threads=1, seed=0)
     >>> fed = Federation(
     ...     timeline=timeline,
     ...     initial=stack([params_of(module)]),

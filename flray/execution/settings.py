@@ -11,7 +11,7 @@ from flray.execution.resources import COPIES_OF_A_MODEL, Actors, ServerProcess
 
 # Measured for MLP-200 on a CPU: fewer, larger blocks leave threads less to wait for, and past 20
 # stacked models the working set leaves the cache.
-LARGEST_BLOCK_ON_CPU, AT_A_TIME_ON_CPU = 100, 20
+LARGEST_BLOCK_ON_CPU, SLOTS_ON_CPU = 100, 20
 BLOCK_BYTES_ON_GPU = 8 << 30  # memory that the models of a block may take on a GPU
 
 
@@ -36,7 +36,7 @@ class Execution:
     # Floating-point type of models and images. tf32: float32 whose products are rounded while
     # clients train, faster and less exact; on a GPU only
     precision: Literal["float32", "float64", "tf32"] = "float32"
-    # Clients sent to a process together, some of which may wait for others. None: by model, device,
+    # Clients of a job, which a process trains together or a few at a time. None: by model, device,
     # cohort and number of actors; the run directory records it, and a resumed run keeps it
     block: int | None = None
     # Threads per process. None: all cores if the model trains in tiles (same result), otherwise 1
@@ -126,10 +126,10 @@ def default_block(num_params: int, cohort_size: int, device: str, num_actors: in
     return -(-cohort_size // num_blocks)
 
 
-def at_a_time_on_cpu(block: int) -> int:
+def slots_on_cpu(block: int) -> int:
     """Clients of a block that are stacked on a CPU: few enough for its cache, in equal parts.
 
-    >>> at_a_time_on_cpu(20), at_a_time_on_cpu(50), at_a_time_on_cpu(100)
+    >>> slots_on_cpu(20), slots_on_cpu(50), slots_on_cpu(100)
     (20, 17, 20)
     """
-    return -(-block // -(-block // AT_A_TIME_ON_CPU))
+    return -(-block // -(-block // SLOTS_ON_CPU))

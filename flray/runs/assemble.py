@@ -107,7 +107,7 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
         )
     if files := digests_of_files(experiment):
         recorded[FILES] = files
-    execution = {**experiment.plain["execution"], "block": parts.payload.settings.num_slots}
+    execution = {**experiment.plain["execution"], "block": parts.payload.settings.block}
     plain = {**experiment.plain, "execution": execution}
     directory.resume(plain, recorded, parts.payload.timeline.digest())
 
@@ -187,7 +187,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         training=settings.train,
         aggregation=settings.aggregate,
         participation=settings.participation,
-        block=parts.payload.settings.num_slots,
+        block=parts.payload.settings.block,
         seed=settings.seed,
         on_client_failure=settings.on_client_failure,
         uses_ground_truth=settings.uses_ground_truth,
@@ -248,5 +248,5 @@ def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:
         SEED: experiment.settings.seed,
         "engine": choose_engine(host.engine, payload.module, host.device),
         "device": host.device,
-        "block": host.num_slots,
+        "block": host.block,
     }

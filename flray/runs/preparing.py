@@ -27,7 +27,7 @@ from flray.engines.vectorized import refusal
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.resources import ActorPlan, Actors, Load
-from flray.execution.settings import at_a_time_on_cpu, default_block
+from flray.execution.settings import default_block, slots_on_cpu
 from flray.measures.measure import RunData
 from flray.measures.settings import Evaluation
 from flray.models.bank import build_seeded
@@ -63,19 +63,19 @@ class Prepared:
         slower = "twice" if settings.device == "cpu" else "50 times"
         return f"models are not stacked, which takes about {slower} as long: {reason}"
 
-    def in_process(self, num_slots: int | None = None) -> "Prepared":
+    def in_process(self, block: int | None = None) -> "Prepared":
         """The same run with one host in this process instead of actors.
 
         On a machine without a GPU the host computes on the CPU, whatever the run would use.
 
         Args:
-            num_slots: Clients trained together; None: the block of the run.
+            block: Clients of a job; None: as in the run.
         """
         settings = self.payload.settings
         device = settings.device if torch.cuda.is_available() else "cpu"
         settings = replace(settings, device=device)
-        if num_slots:
-            settings = replace(settings, num_slots=num_slots, at_a_time=None)
+        if block:
+            settings = replace(settings, block=block, num_slots=None)
         return Prepared(replace(self.payload, settings=settings), None)
 
 
@@ -104,7 +104,7 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     num_hosts = num_actors if pool is not None and is_on_ray else 1
     host = _host_settings(experiment, module, num_sampled, num_hosts)
     host = replace(host, scores=_computed_scores(experiment, dataset, module))
-    host = replace(host, at_a_time=_at_a_time(host, split, settings.train))
+    host = replace(host, num_slots=_num_slots(host, split, settings.train))
     if dataset.scaled is not None and dataset.scaled.any():
         dataset = dataset.standardised(split.trained_rows)
     payload = Payload(module, dataset, _timeline(experiment, dataset, split), host)
@@ -137,7 +137,7 @@ def _host_settings(
         engine=execution.engine,
         device=device,
         dtype=execution.dtype,
-        num_slots=execution.block or default_block(num_params, num_sampled, device, num_hosts),
+        block=execution.block or default_block(num_params, num_sampled, device, num_hosts),
         threads=threads,
         seed=experiment.settings.seed,
         callbacks=tuple(look_up("callback", {}, name) for name in execution.callbacks),
@@ -145,12 +145,12 @@ def _host_settings(
     )
 
 
-def _at_a_time(host: HostSettings, split: Split, training: Training) -> int:
+def _num_slots(host: HostSettings, split: Split, training: Training) -> int:
     """Clients of a block that are trained together, by the cache of a CPU or the split's sizes."""
     if host.device == "cpu":
-        return at_a_time_on_cpu(host.num_slots)
+        return slots_on_cpu(host.block)
     sizes = np.array([len(split.trained_on(i)) for i in split.clients])
-    return slots_for(steps_per_epoch(sizes, training), host.num_slots)
+    return slots_for(steps_per_epoch(sizes, training), host.block)
 
 
 def evaluation_of(experiment: Experiment, dataset: Dataset) -> Evaluation:
@@ -222,11 +222,11 @@ def load_of(payload: Payload, batch_size: int, num_sampled: int, num_actors: int
     return Load(
         data=sum(array.nbytes for array in arrays),
         model=sum(leaf.numel() * leaf.element_size() for leaf in leaves),
-        block=settings.num_slots,
+        block=settings.block,
         at_once=models_at_once(payload.module, settings),
         activations=bytes_of_steps(payload.module, shape, batch_size, settings),
         cohort=num_sampled,
-        actor_blocks=-(-num_sampled // (settings.num_slots * num_actors)),
+        actor_blocks=-(-num_sampled // (settings.block * num_actors)),
         on_gpu=settings.device != "cpu",
     )
 

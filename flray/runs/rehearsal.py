@@ -46,7 +46,7 @@ def describe(experiment: Experiment) -> str:
         f"{counted(experiment.settings.rounds, 'round')} of {experiment.algorithm.name} with "
         f"{counted(len(split.clients), 'client')} of {sizes.min()} to {sizes.max()} training "
         f"examples, {counted(num_params, 'parameter')}, engine {engine}, blocks of "
-        f"{payload.settings.num_slots}"
+        f"{payload.settings.block}"
     )
     if parts.engine_remark:
         text += f" ({parts.engine_remark})"
@@ -69,7 +69,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
     if parts.plan is not None and "RAY_ADDRESS" not in os.environ:
         check_resources(parts.plan, [this_machine()])
     with restored_torch_settings():
-        executor = start_executor(parts.in_process(num_slots=1))
+        executor = start_executor(parts.in_process(block=1))
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
         check_requirements(experiment.algorithm.build(), fed)

@@ -47,7 +47,7 @@ def start(dtype: torch.dtype = torch.float32, mean: float = 0.1) -> Host:
     split.image_ids[-40:] = split.image_ids[-80:-40]
     dataset = noise_dataset(sum(SIZES), SHAPE)
     dataset = replace(dataset, normalization=Normalization((mean,), (0.5,)))
-    settings = HostSettings("loop", "cpu", dtype, num_slots=2, threads=1, seed=0)
+    settings = HostSettings("loop", "cpu", dtype, block=2, threads=1, seed=0)
     model = Mlp200(SHAPE, num_classes=10, hidden=4)
     return start_host(model, dataset, make_timeline(split, ()), settings)
 

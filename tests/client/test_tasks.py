@@ -31,7 +31,7 @@ class Corrected:
 
 
 def host_on(device: str, engine: str, dtype: torch.dtype = torch.float32):
-    settings = HostSettings(engine, device, dtype, num_slots=6, threads=1, seed=3)
+    settings = HostSettings(engine, device, dtype, block=6, threads=1, seed=3)
     module = build_seeded(lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=20, dropout=0.5), 0)
     dataset = noise_dataset(sum(RAGGED), (1, 8, 8))
     return start_host(module, dataset, make_timeline(ragged_split(), ()), settings)

@@ -155,7 +155,7 @@ def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None
     task = Train(TRAININGS[optimizer].paired(), CorrectedMaml(), t=1, shared=shared)
 
     def trained_on(device: str, engine: str, job: ClientsJob):
-        settings = HostSettings(engine, device, torch.float64, num_slots=SLOTS, threads=1, seed=3)
+        settings = HostSettings(engine, device, torch.float64, block=SLOTS, threads=1, seed=3)
         dataset = noise_dataset(sum(RAGGED), (1, 28, 28), "crop_flip")
         host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
         return [task(host, bank, job) for _ in range(2)][1]  # the recorded graph used again

@@ -17,7 +17,7 @@ from flray.engines.engine import Block
 from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop
 from flray.engines.losses import BatchLoss, step_batch
-from flray.engines.stacked_plan import Change, Stop, lanes_of, slots_for
+from flray.engines.stacked_plan import Handover, Seats, lanes_of, slots_for
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.errors import ExperimentError
@@ -140,12 +140,12 @@ def test_parity_would_fail_if_finished_clients_were_not_frozen(how, monkeypatch)
     case = make("mlp200", torch.float64, training)
     reference = Loop(case.module, case.examples).train(case.block, training, gradient)
 
-    def all_at_the_end(lanes, ends, device) -> tuple[Stop, ...]:
+    def all_at_the_end(lanes, ends, device) -> tuple[Handover, ...]:
         clients = [client for lane in lanes for client in lane]
-        through = Change.of(range(len(clients)), clients, device)
-        return (Stop(max(end[-1] for end in ends) - 1, through, None),)
+        done = Seats.of(clients, range(len(clients)), device)
+        return (Handover(max(end[-1] for end in ends) - 1, done, None),)
 
-    monkeypatch.setattr(stacked_plan, "_stops", all_at_the_end)
+    monkeypatch.setattr(stacked_plan, "_handovers", all_at_the_end)
     thawed = Vectorized(case.module, case.examples, SLOTS).train(case.block, training, gradient)
     assert largest_gap(reference.params, thawed.params) > 1e-4
 

@@ -189,14 +189,14 @@ def test_the_default_block_divides_a_cohort_among_actors(overrides, block, idle)
     """A cohort of six; blocks of two are three, so that one of four actors is idle."""
     experiment = parse_experiment(override(TINY, ["participation=1", *overrides]))
     parts = prepare(experiment, experiment.settings.execution.actors)
-    assert parts.payload.settings.num_slots == block
+    assert parts.payload.settings.block == block
     if idle is None:
         assert parts.plan is None
     else:
         assert parts.plan.num_idle == idle
         assert (f"{idle} of the actors are idle" in str(parts.plan)) == (idle > 0)
     in_a_sweep = prepare(experiment)
-    assert in_a_sweep.payload.settings.num_slots == (experiment.settings.execution.block or 6)
+    assert in_a_sweep.payload.settings.block == (experiment.settings.execution.block or 6)
 
 
 def test_a_run_goes_on_with_the_block_it_began_with(tiny_run, tmp_path) -> None:
