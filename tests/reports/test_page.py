@@ -798,6 +798,7 @@ class TestFolders:
         assert not (path / "report.html").exists()
 
 
+@pytest.mark.long
 def test_figures_of_runs_and_sweeps_are_drawn_on_one_page(drawn_page):
     page = drawn_page.read_text(encoding="utf-8")
     read = is_sound(page)

@@ -199,7 +199,7 @@ MOMENTS = {"aggregate": {"optimizer": "fedadam", "server_lr": 0.02}}
 STOP = {"stop": {"patience": 1}}
 
 
-@pytest.mark.parametrize("settings", [COSINE | MOMENTS, STOP])
+@pytest.mark.parametrize("settings", [COSINE | MOMENTS, pytest.param(STOP, marks=pytest.mark.long)])
 def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, settings) -> None:
     experiment = {"algorithm": {"name": "flhc", "rounds_before": 2}, "rounds": 5, **settings}
     space = space_of(experiment, {THRESHOLD: [0.3, 5.0]}, baseline={"algorithm": "fedavg"})
