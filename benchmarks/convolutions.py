@@ -16,7 +16,7 @@ from time import process_time
 import torch
 from torch import nn
 
-from flray.engines.convolutions import DirectConvolution, is_direct
+from flray.engines.convolutions import DirectConvolution, form_of
 from flray.engines.stacked_layers import Convolution
 from flray.engines.tracing import write_out
 from flray.engines.vectorized import tile_size
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     repetitions = parser.parse_args().repetitions
     torch.set_num_threads(1)
-    rule = "direct" if is_direct("cpu") else "patches"
+    rule = form_of("cpu")
     print(f"{platform.machine()}, torch {torch.__version__}, by rule {rule}")
     print("shape", *FORMS, "faster", sep="\t")
     for name, shape in LAYERS.items():
@@ -92,7 +92,7 @@ def layer_step(
 
 def model_step(form: str, model: str, tile: int) -> Callable[[], object]:
     module = MODELS[model]((1, 28, 28), 10)
-    written = write_out(module, "example_losses", form == "direct")
+    written = write_out(module, "example_losses", form)
     assert written is not None
     w = {}
     for name, p in module.named_parameters():

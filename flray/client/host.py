@@ -20,7 +20,7 @@ from flray.client.scores import Score
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
-from flray.engines.convolutions import is_direct
+from flray.engines.convolutions import form_of
 from flray.engines.engine import Engine, InTf32
 from flray.engines.lightning import Lightning, MakeCallback
 from flray.engines.loop import Loop
@@ -67,7 +67,8 @@ class Host:
     @cached_property
     def written_forward(self) -> Written | None:
         """The module's outputs over stacked models in evaluation mode; None: not written out."""
-        return write_out_forward(self.module, is_direct(self.examples.device.type))
+        form = form_of(self.examples.device.type, self.examples.mean.dtype)
+        return write_out_forward(self.module, form)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,18 @@
 """Convolutions of stacked clients by the CPU's own kernels, and which form a convolution takes.
 
 `Convolution` is a product of patches with weights. `DirectConvolution` calls the convolution of
-torch for one client after another, which is oneDNN's on a CPU.
+torch for one client after another, which is oneDNN's on a CPU. `FusedConvolution`, in a module of
+its own, is a kernel for GPUs, of a convolution with the ReLU and the pool that follow it.
 """
 
+import os
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,27 +20,42 @@ from torch import Tensor
 from flray.engines.stacked_layers import Convolution, Saved, Sink
 from flray.models.bank import Params
 
+Form = Literal["patches", "direct", "fused"]
 
-def is_direct(device: str, machine: str | None = None) -> bool:
-    """True where convolutions are the CPU's own: on x86, where all shapes are faster so.
 
-    It follows from the kind of device alone, and is a part of what makes two devices of one kind:
-    forms agree to rounding, not bit by bit. On ARM no shape of `benchmarks/convolutions.py` is
-    faster direct, on x86 every one.
+def form_of(device: str, dtype: torch.dtype = torch.float32, machine: str | None = None) -> Form:
+    """The form of convolutions, which follows from the kind of device and the precision alone.
+
+    It is a part of what makes two devices of one kind: forms agree to rounding, not bit by bit. On
+    ARM no shape of `benchmarks/convolutions.py` is faster direct, on x86 every one.
 
     Args:
         device: "cpu" or "cuda".
         machine: Instruction set of the CPU; None: that of this machine.
 
-    >>> is_direct("cpu", "x86_64"), is_direct("cpu", "aarch64"), is_direct("cuda", "x86_64")
-    (True, False, False)
+    >>> form_of("cpu", machine="x86_64"), form_of("cpu", machine="aarch64")
+    ('direct', 'patches')
     """
-    return device == "cpu" and (machine or platform.machine()) in ("x86_64", "AMD64")
+    if device == "cuda":
+        return "fused" if dtype == torch.float32 and _compiles_kernels() else "patches"
+    return "direct" if (machine or platform.machine()) in ("x86_64", "AMD64") else "patches"
+
+
+@cache
+def _compiles_kernels() -> bool:
+    """True where Triton can compile for this GPU: it calls a C compiler, and needs tensor cores."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    can_compile = compiler is not None and find_spec("triton") is not None
+    return (
+        can_compile and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    )
 
 
 @dataclass(frozen=True)
 class DirectConvolution(Convolution):
     """Stride 1, one group: torch's own convolution, client by client. Leaves lie as in a module."""
+
+    has_patches: ClassVar[bool] = False
 
     @staticmethod
     def matrix(leaf: Tensor) -> Tensor:

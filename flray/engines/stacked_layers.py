@@ -9,7 +9,7 @@ it as it lies.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Sink(Protocol):
         ...
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
-        """The gradient of a leaf in its own shape: a bias, or a weight that a layer computed."""
+        """The gradient of a leaf as its layer moves it: of a bias, or of the matrix of a weight."""
         ...
 
 
@@ -131,6 +131,8 @@ class Convolution:
     kernel: tuple[int, int]
     padding: tuple[int, int]
 
+    has_patches: ClassVar[bool] = True  # held in memory until the gradient is computed
+
     @staticmethod
     def matrix(leaf: Tensor) -> Tensor:
         """(K, rows x columns x in, out) of a weight (K, out, in, rows, columns)."""
@@ -149,7 +151,7 @@ class Convolution:
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         """(K, B, out rows, out columns, out), and the patches for `backward`."""
-        patches = _patches(_padded(x, self.padding), self.kernel)
+        patches = _patches(padded(x, self.padding), self.kernel)
         y = _affine(w, self.bias, patches.flatten(1, 3), self.matrix(w[self.weight]))
         return y.view(*patches.shape[:4], -1), patches.flatten(1, 3)
 
@@ -167,7 +169,7 @@ class Convolution:
     def _input_gradient(self, leaf: Tensor, dy: Tensor) -> Tensor:
         """The convolution of dy with the kernel turned by 180 degrees."""
         outside = (self.kernel[0] - 1 - self.padding[0], self.kernel[1] - 1 - self.padding[1])
-        patches = _patches(_padded(dy, outside), self.kernel)
+        patches = _patches(padded(dy, outside), self.kernel)
         turned = leaf.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)  # (K, rows cols out, in)
         return torch.bmm(patches.flatten(1, 3), turned).view(*patches.shape[:4], -1)
 
@@ -289,7 +291,8 @@ def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:
     return product.transpose(1, 2).contiguous()
 
 
-def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
+def padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
+    """Images (K, B, height, width, channels) with zeros around them, contiguous."""
     rows, columns = padding
     return F.pad(x, (0, 0, columns, columns, rows, rows)) if rows or columns else x.contiguous()
 

@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from flray.engines.convolutions import DirectConvolution
+from flray.engines.convolutions import DirectConvolution, Form
 from flray.engines.stacked_layers import (
     Convolution,
     Dropout,
@@ -43,7 +43,7 @@ NOT_TRACEABLE = (
 )
 
 
-def write_out(module: LightningModule, loss: str, direct: bool = False) -> Written | None:
+def write_out(module: LightningModule, loss: str, form: Form = "patches") -> Written | None:
     """The written-out form of one of the module's losses, or None if it is not such a chain.
 
     None also for a module with frozen parameters, hooks or shared weights. The module is not
@@ -52,7 +52,7 @@ def write_out(module: LightningModule, loss: str, direct: bool = False) -> Writt
     Args:
         module: A LightningModule.
         loss: Name of a method that maps a batch (x, y) to losses (B,), such as `example_losses`.
-        direct: Convolutions are each a `DirectConvolution`.
+        form: That of convolutions.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
@@ -69,19 +69,19 @@ def write_out(module: LightningModule, loss: str, direct: bool = False) -> Writt
         is_loss = y.op == "placeholder" and output.args == (entropy,)
         if not is_loss or not _is_cross_entropy(entropy, chain[-1], y):
             return None
-        return _Translation(module, direct).of(x, chain)
+        return _Translation(module, form).of(x, chain)
 
 
-def write_out_forward(module: LightningModule, direct: bool = False) -> Written | None:
+def write_out_forward(module: LightningModule, form: Form = "patches") -> Written | None:
     """The written-out form of the module's output in evaluation mode, without dropout.
 
-    None if the output is not such a chain; `direct` as in `write_out`.
+    None if the output is not such a chain; `form` as in `write_out`.
     """
     with _mode(module, training=False):
         nodes = _trace(_Forward(module))
         if len(nodes) < 3 or nodes[-1].args != (nodes[-2],):
             return None
-        return _Translation(module, direct).of(nodes[0], nodes[1:-1])
+        return _Translation(module, form).of(nodes[0], nodes[1:-1])
 
 
 @contextmanager
@@ -148,7 +148,7 @@ class _Translation:
     """From the nodes of a trace to layers; None as soon as one is not known."""
 
     module: LightningModule
-    direct: bool = False
+    form: Form = "patches"
 
     def of(self, x: fx.Node, chain: list[fx.Node]) -> Written | None:
         """The layers from x along the chain, each of which takes the output of the one before."""
@@ -164,6 +164,10 @@ class _Translation:
 
     def _written(self, layers: list[Layer]) -> Written | None:
         """The written-out form of known layers, unless they break a rule of the stacked ones."""
+        if self.form == "fused":
+            from flray.engines.fused import fused  # Triton is there for GPUs only
+
+            layers = fused(layers)
         weighted = [layer for layer in layers if isinstance(layer, Linear | Convolution)]
         if not weighted or not isinstance(weighted[-1], Linear) or not _shapes_fit(layers):
             return None
@@ -192,7 +196,7 @@ class _Translation:
         if type(module) is nn.Linear:
             return [Linear(f"{prefix}weight", _bias(prefix, module))]
         if type(module) is nn.Conv2d:
-            return _convolution(prefix, module, self.direct)
+            return _convolution(prefix, module, self.form)
         if type(module) is nn.MaxPool2d:
             options = (module.kernel_size, module.stride, module.padding, module.dilation)
             return _max_pool(*options, module.ceil_mode, module.return_indices)
@@ -227,7 +231,7 @@ def _bias(prefix: str, module: nn.Linear | nn.Conv2d) -> str | None:
     return None if module.bias is None else f"{prefix}bias"
 
 
-def _convolution(prefix: str, module: nn.Conv2d, direct: bool) -> list[Layer] | None:
+def _convolution(prefix: str, module: nn.Conv2d, form: Form) -> list[Layer] | None:
     """A convolution with stride 1 and zero padding smaller than its kernel; None: any other."""
     rows, columns = module.kernel_size
     plain = module.stride == module.dilation == (1, 1) and module.groups == 1
@@ -241,7 +245,7 @@ def _convolution(prefix: str, module: nn.Conv2d, direct: bool) -> list[Layer] | 
         padding = (0, 0) if module.padding == "valid" else cast(tuple[int, int], module.padding)
     if padding[0] >= rows or padding[1] >= columns:
         return None
-    kind = DirectConvolution if direct else Convolution
+    kind = DirectConvolution if form == "direct" else Convolution
     return [kind(f"{prefix}weight", _bias(prefix, module), (rows, columns), padding)]
 
 

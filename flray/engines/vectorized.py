@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import nn, set_num_threads
 
 from flray.data.pixels import Examples
-from flray.engines.convolutions import is_direct
+from flray.engines.convolutions import Form, form_of
 from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
@@ -77,7 +77,7 @@ class Vectorized:
             `refusal` returns the reason why a module cannot be stacked.
         num_slots: clients that a step trains together.
         threads: tiles trained at a time, on a CPU.
-        direct: convolutions are the CPU's own; None: where the kind of device says so.
+        form: that of convolutions; None: as the kind of device says.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Vectorized:
         examples: Examples,
         num_slots: int,
         threads: int = 1,
-        direct: bool | None = None,
+        form: Form | None = None,
     ) -> None:
         check_stackable(module)
         self.module = module
@@ -95,8 +95,8 @@ class Vectorized:
         self.threads = threads
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
-        direct = is_direct(examples.device.type) if direct is None else direct
-        self.written = write_out(module, "example_losses", direct)
+        form = form or form_of(examples.device.type, examples.mean.dtype)
+        self.written = write_out(module, "example_losses", form)
         self.stacked = StackedModule(BatchLoss(module), examples, self.written)
         self.in_tiles = self.written is not None and examples.device.type == "cpu"
 

@@ -112,7 +112,7 @@ class Written:
         kept, passing = 0, 0
         for layer in self.layers:
             if isinstance(layer, Convolution):
-                kernel = math.prod(layer.kernel)
+                kernel = math.prod(layer.kernel) if layer.has_patches else 0
                 out = len(w[layer.weight])
                 before, size = size, layer.output_size(size)
                 if kept:  # the images themselves have no gradient
@@ -196,7 +196,9 @@ class Gradients:
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
         """Collect a gradient that a layer has computed."""
-        self.collected[name] = gradient
+        kind = self.written.weights.get(name)
+        if name in self.w:
+            self.collected[name] = gradient if kind is None else kind.leaf(gradient, self.w[name])
 
     def of_all(self) -> Params:
         """Gradients in the order of w; zero where the loss does not depend on a leaf."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from flray.engines.convolutions import is_direct
+from flray.engines.convolutions import form_of
 
 _PACKAGES = ("flray", "torch", "pytorch-lightning", "ray", "numpy")
 _PACKAGE = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ def environment() -> dict[str, object]:
             "cpu_count": os.cpu_count(),
             "platform": platform.platform(),
             "cuda_device": cuda,
-            "direct_convolutions": is_direct("cpu"),
+            "convolutions": form_of("cuda" if cuda else "cpu"),
         },
     }
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.fedprox import FedProx
-from flray.engines.convolutions import DirectConvolution, is_direct
+from flray.engines.convolutions import DirectConvolution, form_of
 from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.tracing import write_out_forward
@@ -61,7 +61,7 @@ def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def test_direct_convolutions_are_the_loop(optimizer, hook) -> None:
     training = TRAININGS[optimizer]
     module, examples, block = case(torch.float64, training)
-    engine = Vectorized(module, examples, num_slots=6, direct=True)
+    engine = Vectorized(module, examples, num_slots=6, form="direct")
     assert engine.written is not None
     kinds = list(engine.written.weights.values())
     assert kinds.count(DirectConvolution) == 2
@@ -74,7 +74,7 @@ def test_direct_convolutions_are_the_loop(optimizer, hook) -> None:
 def test_slots_tiles_and_threads_change_no_bit_of_direct_convolutions() -> None:
     training = TRAININGS["sgd"]
     module, examples, block = case(torch.float32, training)
-    engine = Vectorized(module, examples, num_slots=6, direct=True)
+    engine = Vectorized(module, examples, num_slots=6, form="direct")
     expected = engine.train(block, training, plain_gradient).params
     engine.threads = 2
     for tile, order in ((1, [2, 0]), (2, [3, 1, 0, 2]), (3, [1])):
@@ -87,19 +87,21 @@ def test_slots_tiles_and_threads_change_no_bit_of_direct_convolutions() -> None:
 
 def test_forms_agree_to_rounding() -> None:
     module, examples, block = case(torch.float32, TRAININGS["sgd"])
-    forms = [Vectorized(module, examples, 6, direct=form) for form in (True, False)]
+    forms = [Vectorized(module, examples, 6, form=form) for form in ("direct", "patches")]
     trained = [engine.train(block, TRAININGS["sgd"], plain_gradient).params for engine in forms]
     assert all(0 < largest_gap(a, b) < 1e-6 for a, b in pairwise(trained))
 
 
 def test_a_gpu_never_takes_the_form_of_a_cpu() -> None:
-    assert not any(is_direct("cuda", m) for m in ("x86_64", "aarch64", "arm64"))
+    forms = {form_of("cuda", machine=m) for m in ("x86_64", "aarch64", "arm64")}
+    assert len(forms) == 1
+    assert "direct" not in forms
 
 
-@pytest.mark.parametrize("form", [True, False], ids=["direct", "patches"])
+@pytest.mark.parametrize("form", ["direct", "patches"])
 def test_outputs_of_both_forms_are_the_modules(form) -> None:
     module, examples, block = case(torch.float64, TRAININGS["sgd"])
-    written = write_out_forward(module, direct=form)
+    written = write_out_forward(module, form)
     assert written is not None
     x = examples.images[:6].double()
     found = written.outputs(block.w0, x.expand(len(block.plans), *x.shape))
