@@ -1,22 +1,24 @@
-"""CPU time of a convolution of stacked clients by shape and form, on one core of this machine.
+"""Time of a convolution of stacked clients by shape and form, on a core or the GPU of this machine.
 
 OMP_NUM_THREADS=1 python benchmarks/convolutions.py [--repetitions N]
+python benchmarks/convolutions.py --device cuda [--tf32]
 
 A line is forward, backward and SGD of one layer, in milliseconds per client and step of 10 images,
-with as many clients in a tile as the model has; the last lines are whole steps of a model. Forms
-are measured in turn, and the least of all repetitions counts. `flray.engines.convolutions` has the
-rule that follows from it, by instruction set.
+with as many clients in a tile as the model has; the last lines are whole steps of a model, and on a
+GPU the only ones, recorded as CUDA graphs of 20 clients. Forms are measured in turn, and the least
+of all repetitions counts. `flray.engines.convolutions` has the rule that follows from it, by kind
+of device.
 """
 
 import argparse
 import platform
 from collections.abc import Callable
-from time import process_time
+from time import perf_counter, process_time
 
 import torch
 from torch import nn
 
-from flray.engines.convolutions import DirectConvolution, form_of
+from flray.engines.convolutions import DirectConvolution, Form, form_of
 from flray.engines.stacked_layers import Convolution
 from flray.engines.tracing import write_out
 from flray.engines.vectorized import tile_size
@@ -24,6 +26,8 @@ from flray.engines.written import Descent
 from flray.models import MODELS
 
 FORMS = {"patches": Convolution, "direct": DirectConvolution}
+GPU_FORMS: tuple[Form, ...] = ("patches", "fused")
+GRAPH_STEPS = 10
 BATCH = 10
 # model: channels in and out, kernel, padding, size of the images, clients in a tile
 LAYERS = {
@@ -44,8 +48,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=10)
-    repetitions = parser.parse_args().repetitions
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tf32", action="store_true", help="products in TF32, on a GPU")
+    options = parser.parse_args()
+    repetitions = options.repetitions
     torch.set_num_threads(1)
+    if options.device == "cuda":
+        on_gpu(repetitions, options.tf32)
+        return
     rule = form_of("cpu")
     print(f"{platform.machine()}, torch {torch.__version__}, by rule {rule}")
     print("shape", *FORMS, "faster", sep="\t")
@@ -58,16 +68,44 @@ def main() -> None:
         report(f"{model}, whole step of {tile}", steps, tile, repetitions)
 
 
+def on_gpu(repetitions: int, tf32: bool) -> None:
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.set_default_device("cuda")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, by rule {form_of('cuda')}")
+    print("model", *GPU_FORMS, "faster", sep="\t")
+    for model in WHOLE:
+        steps = {form: recorded(model_step(form, model, 20)) for form in GPU_FORMS}
+        report(f"{model}, whole step of 20", steps, 20 * GRAPH_STEPS, repetitions)
+
+
+def recorded(step: Callable[[], object]) -> Callable[[], object]:
+    """Several steps as one CUDA graph, which ends when the GPU has computed them."""
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # torch's own
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_STEPS):
+            step()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
 def report(name: str, steps: dict[str, Callable[[], object]], tile: int, repetitions: int) -> None:
+    clock = perf_counter if "fused" in steps else process_time
     times: dict[str, list[float]] = {form: [] for form in steps}
     for _ in range(1 + repetitions):
         for form, step in steps.items():
-            begin = process_time()
+            begin = clock()
             step()
-            times[form].append(1e3 * (process_time() - begin) / tile)
+            times[form].append(1e3 * (clock() - begin) / tile)
     least = {form: min(of_form[1:]) for form, of_form in times.items()}
     faster = min(least, key=lambda form: least[form])
-    print(name, *(f"{least[form]:.2f}" for form in steps), faster, sep="\t", flush=True)
+    print(name, *(f"{least[form]:.3g}" for form in steps), faster, sep="\t", flush=True)
 
 
 def layer_step(
@@ -90,7 +128,7 @@ def layer_step(
     return step
 
 
-def model_step(form: str, model: str, tile: int) -> Callable[[], object]:
+def model_step(form: Form, model: str, tile: int) -> Callable[[], object]:
     module = MODELS[model]((1, 28, 28), 10)
     written = write_out(module, "example_losses", form)
     assert written is not None
