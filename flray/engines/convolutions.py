@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 import torch
@@ -21,6 +20,7 @@ from flray.engines.stacked_layers import Convolution, Saved, Sink
 from flray.models.bank import Params
 
 Form = Literal["patches", "direct", "fused"]
+OLDEST_TRITON = (3, 6)  # that of torch 2.10, with which the kernels were measured
 
 
 def form_of(device: str, dtype: torch.dtype = torch.float32, machine: str | None = None) -> Form:
@@ -45,10 +45,15 @@ def form_of(device: str, dtype: torch.dtype = torch.float32, machine: str | None
 def _compiles_kernels() -> bool:
     """True where Triton can compile for this GPU: it calls a C compiler, and needs tensor cores."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    can_compile = compiler is not None and find_spec("triton") is not None
-    return (
-        can_compile and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-    )
+    if compiler is None or not torch.cuda.is_available():
+        return False
+    try:
+        import triton  # a second, on machines with a GPU only
+    except ImportError:
+        return False
+    major, minor, *_ = triton.__version__.split(".")
+    has_tensor_cores = torch.cuda.get_device_capability() >= (8, 0)
+    return has_tensor_cores and (int(major), int(minor)) >= OLDEST_TRITON
 
 
 @dataclass(frozen=True)
