@@ -29,7 +29,10 @@ FLHC = f"algorithm={{name: flhc, rounds_before: 2, clustering: {SKETCHED}}}"
 CASES = {  # a shipped experiment, and changes
     "demo": ["demo/flhc"],
     "ifca": ["flt/mnist_scenario1_fedavg", "algorithm=ifca", "rounds=6", "evaluate.every=2"],
-    "scaffold": ["flhc/mnist_label_swap", "algorithm=scaffold", "rounds=2", "train.epochs=1"],
+    "scaffold": [
+        *("flhc/mnist_label_swap", "algorithm=scaffold"),
+        *("rounds=2", "train.epochs=1", "evaluate.every=2"),
+    ],
     "fedavg_100k": ["demo/fedavg", *MANY, "algorithm=fedavg", "participation=0.01", "rounds=20"],
     "flhc_100k": ["demo/fedavg", *MANY, FLHC, "participation=0.001", "rounds=10"],
 }
