@@ -77,6 +77,7 @@ class TestEveryAlgorithm:
             *named(name, "split={name: iid, clients: 5, samples_per_client: 1}"),
             "participation=1",
             "rounds=2",
+            "evaluate.every=2",
         )
         steps = STEPS_ON_ONE_SAMPLE.get(name, 1)
         rounds = 2 + PASSES_BEFORE.get(name, 0)
