@@ -25,6 +25,14 @@ RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
 # guides; sweeps on Ray.
 FIRST = {"test_embeds.py", "test_guides.py", "test_sweep.py"}
 
+# Files whose tests share the cluster of the fixture below.
+ON_A_CLUSTER = {
+    "tests/sweeps/test_sweep.py",
+    "tests/sweeps/test_api.py",
+    "tests/server/test_any_scores.py",
+    "tests/tracking/test_tracking.py",
+}
+
 # The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
 # new ones.
 settings.register_profile("same", derandomize=True)
@@ -44,6 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (item.path.name not in FIRST, -slow[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any: xdist's own
+    """A file is for one process, and files on a cluster are for the same one, which starts it."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "a cluster" if file in ON_A_CLUSTER else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

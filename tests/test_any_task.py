@@ -20,7 +20,7 @@ from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.predictor import Predictor
 
-from scenarios import RAGGED, block_of, place
+from scenarios import RAGGED, block_of, place, some_long
 
 pytestmark = pytest.mark.slow
 
@@ -205,7 +205,9 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize("method", SCALED)
+@pytest.mark.parametrize(
+    "method", some_long(SCALED, ["fedavg", "fedadam", "scaffold", "apfl", "fedem", "flhc"])
+)
 def test_a_module_with_parameters_that_are_one_number_trains_in_all_engines(method) -> None:
     keys = STEP | {"model": Scaled, "rounds": 2, "train": {"lr": 0.1, "epochs": 2}} | SCALED[method]
     engines = ("loop", "vectorized", "lightning") if method == "fedavg" else ("loop", "vectorized")

@@ -1,14 +1,16 @@
 """`flray plan`: what an experiment will take, before it runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 
+from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import CampaignRun, read_campaign
+from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.execution.resources import Actors
 from flray.forecast.forecast import Forecast
@@ -44,7 +46,21 @@ def plan_files(
     """
     rates = None if profile is None else read_profile(profile)
     measured: dict[str, Rate] = {}
-    for run in read_campaign(arguments, None, resume=False).runs:
+    files, overrides = files_and_overrides(arguments)
+    spaces = [f for f in files if is_space(find_file(f) or find_file(f, SPACES) or Path(f))]
+    if spaces and gpus is not None:
+        raise ExperimentError(
+            f"--gpus is for experiments, got the space {spaces[0]}: set its concurrency instead, "
+            f"as in flray plan {spaces[0]} concurrency=4"
+        )
+    for file in spaces:
+        with console.status(f"rehearsing a row of {file}"):
+            lines, forecast = plan_space(file, overrides, rates)
+        measured |= forecast.rates
+        console.print("\n".join(lines), soft_wrap=True, markup=False)
+    rest = [argument for argument in arguments if argument not in spaces]
+    runs = () if spaces and len(spaces) == len(files) else read_campaign(rest, None, False).runs
+    for run in runs:
         processes = _processes(run, gpus, nodes)
         with console.status(f"rehearsing {run.name}"):
             forecast = make_forecast(run.experiment, processes, rates)
@@ -54,6 +70,39 @@ def plan_files(
     if save is not None:
         text = json.dumps({kind: asdict(rate) for kind, rate in measured.items()}, indent=1)
         save.write_text(text + "\n", encoding="utf-8")
+
+
+def plan_space(
+    file: str, overrides: Sequence[str], rates: Mapping[str, Rate] | None
+) -> tuple[list[str], Forecast]:
+    """The lines on a space, and the forecast of its row with the median number of client steps.
+
+    The time of the sweep follows from that row's time per client step.
+
+    Args:
+        rates: Rates of another machine; None: they are measured here.
+    """
+    from flray.sweeps.describing import describe_rows, planned_rows  # imports Ray
+    from flray.sweeps.space import read_space
+
+    space = read_space(Path(file), overrides)
+    rows = planned_rows(space)
+    middle = sorted(range(len(rows.steps)), key=rows.steps.__getitem__)[len(rows.steps) // 2]
+    typical = make_forecast(rows.experiments[middle], None, rates)
+    at_a_time = space.options.concurrency or 1
+    seconds = typical.total_s / max(1, typical.client_steps) * rows.at_most / at_a_time
+    memory = typical.memory_per_process * typical.processes
+    lines = [
+        f"{Path(file).stem}: {describe_rows(space, rows)}",
+        f"  at most {counted(rows.at_most, 'client step')} with rounds that rows share; rows that "
+        "end in the same clusters share more",
+        f"  a typical row ({rows.experiments[middle].algorithm.name}, "
+        f"{counted(typical.client_steps, 'client step')}): about {duration(typical.total_s)}, "
+        f"{decimal(memory)} of memory",
+        f"  all rows, {at_a_time} at a time: about {duration(seconds)} and "
+        f"{decimal(memory * at_a_time)} of memory, if each has the resources of the typical row",
+    ]
+    return lines, typical
 
 
 def read_profile(path: Path) -> dict[str, Rate]:

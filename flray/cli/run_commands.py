@@ -105,7 +105,7 @@ def check(arguments: tuple[str, ...]) -> None:
 
 
 @cli.command(cls=TakingKeys)
-@click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml]... [key=value]...")
+@click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml | SPACE.yaml]... [key=value]...")
 @click.option("--gpus", type=click.FloatRange(min=0), help="GPUs of a node for client actors.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @output_file("--profile", "Rates of another machine; nothing is measured here.")
@@ -119,12 +119,14 @@ def plan(
 ) -> None:
     """What will an experiment take? Time, client steps, bytes and memory, and what binds.
 
-    Its rounds are rehearsed with clients that train a few steps only, which takes seconds.
+    Its rounds are rehearsed with clients that train a few steps only, which takes seconds. Of a
+    space, the row with the median number of client steps is.
 
     \b
     flray plan experiments/flhc/mnist_label_swap.yaml
     flray plan experiments/flhc/mnist_label_swap.yaml --save-profile gpu.json    where the GPU is
     flray plan experiments/flhc/mnist_label_swap.yaml rounds=500 --profile gpu.json --gpus 4
+    flray plan tune_spaces/flhc_digits.yaml concurrency=2
     """
     from flray.cli.planning import plan_files
 

@@ -316,6 +316,8 @@ def _convert(value: Any, hint: Any, where: str, default: object = MISSING) -> An
 
     Any: YAML or an object from Python in, what the annotation says out.
     """
+    if isinstance(hint, type) and hint in _EXPECTED:
+        return _convert_scalar(value, hint, where)
     members = members_of(hint)
     if len(members) > 1:
         return _convert_union(value, members, where, default)

@@ -68,13 +68,21 @@ def defaults_of(target: Target) -> Values:
     >>> defaults_of(ComponentHint)
     {'injected': ()}
     """
+    values, factories = _values_and_factories(target)
+    return values | {name: make() for name, make in factories.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _values_and_factories(target: Target) -> tuple[Values, dict[str, Callable[[], Any]]]:
+    """The defaults of a class, and those of them that a factory makes anew, by parameter."""
     parameters = signature(target).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    if dataclasses.is_dataclass(target):
-        for field in dataclasses.fields(target):
-            if field.name in defaults and field.default_factory is not dataclasses.MISSING:
-                defaults[field.name] = field.default_factory()
-    return defaults
+    values = {p.name: p.default for p in parameters if p.default is not p.empty}
+    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+    return values, {
+        field.name: field.default_factory
+        for field in fields
+        if field.name in values and field.default_factory is not dataclasses.MISSING
+    }
 
 
 def is_component(value: object) -> bool:
@@ -140,6 +148,8 @@ def plain(value: Any, hint: Any = Any) -> Any:  # Any: of whatever type the anno
     >>> plain((1, 2)), plain(Aggregation(server_lr=0.5))["server_lr"]
     ([1, 2], 0.5)
     """
+    if value is None or isinstance(value, str | int | float):  # most values are: sweeps have many
+        return value
     component = ComponentHint.of(hint)
     if component is not None and is_component(value):
         target = class_of(value)

@@ -48,15 +48,24 @@ class Examples:
         """Normalised images (..., channels, height, width) and labels (...) of the examples."""
         return self._gather(ids), self.labels[ids]
 
-    def training_batch(self, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def training_batch(
+        self, ids: Tensor, keys: Tensor, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As `batch`, augmented; ids are (clients, B), keys (clients,) one per client and step.
 
         Equal keys give equal crops and flips on every device. Keys are ignored without
         augmentation.
+
+        Args:
+            memory: of the shape and type of the images that are returned, which may be written
+                there; None: memory of their own.
         """
-        if self.augment != "crop_flip":
+        if self.normalised is not None and self.augment != "crop_flip":
             return self.batch(ids)
-        return self._normalise(crop_flip(self._pixels(ids), keys)), self.labels[ids]
+        pixels = self._pixels(ids)
+        if self.augment == "crop_flip":
+            pixels = crop_flip(pixels, keys)
+        return self._normalise(pixels, memory), self.labels[ids]
 
     def with_normalised(self) -> "Examples":
         """The same examples, whose images are normalised beforehand instead of in each batch."""
@@ -70,10 +79,14 @@ class Examples:
     def _pixels(self, ids: Tensor) -> Tensor:
         return _rows(self.images, self.image_ids[ids])
 
-    def _normalise(self, pixels: Tensor) -> Tensor:
+    def _normalise(self, pixels: Tensor, memory: Tensor | None = None) -> Tensor:
         if pixels.dtype == torch.int64:
             return pixels  # tokens
-        return pixels.to(self.mean.dtype).div_(self.largest).sub_(self.mean).div_(self.std)
+        if memory is None or pixels.dtype == memory.dtype:
+            x = pixels.to(self.mean.dtype)
+        else:
+            x = memory.copy_(pixels)
+        return x.div_(self.largest).sub_(self.mean).div_(self.std)
 
 
 def _rows(images: Tensor, ids: Tensor) -> Tensor:

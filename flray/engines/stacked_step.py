@@ -119,6 +119,7 @@ class Step:
         self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
+        self.gathered: Tensor | None = None  # memory of the images of a few steps, on a CPU
         self.gradient = gradient
         self.descent = self._descent(training, like, num_slots)
         is_plain = gradient is plain_gradient or self.descent is not None
@@ -261,7 +262,9 @@ class Step:
         tensors = [t.index_select(1, steps).transpose(0, 1) for t in self.plan.tensors]
         size = self._steps_gathered(tensors[0][0].numel())
         for ids, mask, keys, *weight in zip(*(torch.split(t, size) for t in tensors), strict=True):
-            x, y = self.examples.training_batch(ids.flatten(0, 2), keys.flatten())
+            ids_of_batches = ids.flatten(0, 2)
+            memory = self._memory_for(ids_of_batches)
+            x, y = self.examples.training_batch(ids_of_batches, keys.flatten(), memory)
             x, y = (t.view(*ids.shape, *t.shape[2:]) for t in (x, y))  # (steps, slots, b, B, ...)
             weight = [factors.to(x.dtype) for factors in weight]
             layer_keys = self._layer_keys(keys, ids.shape[-1])
@@ -283,6 +286,18 @@ class Step:
                     ),
                     targets_of_step,
                 )
+
+    def _memory_for(self, ids: Tensor) -> Tensor | None:
+        """Memory for the images of ids (batches, B), whose former images are no longer needed.
+
+        Freed memory of this size goes back to the system, which takes a page fault per 4 KB.
+        """
+        if ids.device.type != "cpu":
+            return None
+        if self.gathered is None or len(self.gathered) < len(ids):
+            shape = (*ids.shape, *self.examples.images.shape[1:])
+            self.gathered = self.examples.mean.new_empty(shape)
+        return self.gathered[: len(ids)]
 
     def _steps_gathered(self, num_examples: int) -> int:
         """Steps whose images are gathered at once, for so many examples in a step."""

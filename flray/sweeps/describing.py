@@ -1,8 +1,7 @@
 """What a sweep will run, before anything is trained: its rows and their client steps."""
 
 from collections.abc import Sequence
-
-import numpy as np
+from dataclasses import dataclass
 
 from flray.clustering.update import Update, Weights
 from flray.config.experiment import Experiment, parse_experiment
@@ -22,6 +21,62 @@ from flray.sweeps.space import OptunaSearch, Space
 from flray.wording import counted
 
 
+@dataclass(frozen=True)
+class PlannedRows:
+    """Rows of a space with their client steps; a sample of them if a search suggests rows.
+
+    Steps are those of a row on its own whose clients end in one cluster.
+    """
+
+    experiments: list[Experiment]
+    steps: list[int]  # of each row
+    shared: list[int]  # of each row, those that it takes over from a row before it
+    num_rows: int  # that the sweep will have
+
+    @property
+    def one_by_one(self) -> int:
+        """Client steps of all rows, each run on its own."""
+        return round(sum(self.steps) / len(self.steps) * self.num_rows)
+
+    @property
+    def at_most(self) -> int:
+        """Client steps that a sweep trains if no two rows end in the same clusters."""
+        return round(self.one_by_one * (1 - sum(self.shared) / max(1, sum(self.steps))))
+
+
+def planned_rows(space: Space) -> PlannedRows:
+    """The rows of a space and their client steps. Loads the data and deals them, trains nothing.
+
+    Rows share FedAvg's rounds up to a clustering in the same round by the same signatures.
+
+    Raises:
+        ExperimentError: A row is no valid experiment, data are missing, or no row has the metric.
+    """
+    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    check_metric(space, experiments)
+    timelines: dict[str, Timeline] = {}
+    known: set[str] = set()
+    steps, shared = [], []
+    for experiment in experiments:
+        key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
+        if key not in timelines:
+            split = dealt(experiment)
+            timelines[key] = make_timeline(split, experiment.settings.events)
+        steps.append(predicted_steps(experiment, timelines[key]))
+        shared.append(0)
+        if branches(experiment):
+            last = experiment.algorithm.build().rounds_before
+            signature = experiment.plain["algorithm"].get("clustering", {}).get("signature")
+            begun = digest([prefix_key(experiment, code_version(), False), last, signature])
+            if begun in known:
+                shared[-1] = predicted_steps(experiment, timelines[key], last)
+            known.add(begun)
+    num_rows, search = len(experiments), space.options.search
+    if isinstance(search, OptunaSearch):
+        num_rows = len(expand(space)) + search.samples * len(seeds_of(space))
+    return PlannedRows(experiments, steps, shared, num_rows)
+
+
 def describe_space(space: Space) -> str:
     """One sentence on what a sweep will run: its rows, their prefixes and their client steps.
 
@@ -31,23 +86,18 @@ def describe_space(space: Space) -> str:
     Raises:
         ExperimentError: A row is no valid experiment, data are missing, or no row has the metric.
     """
-    experiments = [parse_experiment(row.plain) for row in possible(space)]
-    check_metric(space, experiments)
-    timelines: dict[str, Timeline] = {}
-    steps = []
-    for experiment in experiments:
-        key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
-        if key not in timelines:
-            split = dealt(experiment)
-            timelines[key] = make_timeline(split, experiment.settings.events)
-        steps.append(predicted_steps(experiment, timelines[key]))
-    search = space.options.search
-    if isinstance(search, OptunaSearch):
-        num_known, num_suggested = len(expand(space)), search.samples * len(seeds_of(space))
+    return describe_rows(space, planned_rows(space))
+
+
+def describe_rows(space: Space, rows: PlannedRows) -> str:
+    """The sentence of `describe_space` on the rows of a space."""
+    experiments = rows.experiments
+    if isinstance(space.options.search, OptunaSearch):
+        num_known = len(expand(space))
         return (
-            f"{counted(num_suggested, 'row')} suggested by Optuna and "
+            f"{counted(rows.num_rows - num_known, 'row')} suggested by Optuna and "
             f"{counted(num_known, 'baseline')}; one by one they would take about "
-            f"{np.mean(steps) * (num_suggested + num_known):,.0f} client steps"
+            f"{rows.one_by_one:,} client steps"
         )
     branching = [e for e in experiments if branches(e)]
     prefixes = {prefix_key(e, code_version(), has_gpu=False) for e in branching}
@@ -55,7 +105,7 @@ def describe_space(space: Space) -> str:
         f"{counted(len(experiments), 'row')}: {len(branching)} from "
         f"{counted(len(prefixes), 'prefix', 'prefixes')} of FedAvg, "
         f"{len(experiments) - len(branching)} without one; one by one they would take about "
-        f"{counted(sum(steps), 'client step')}{_if_clusters_draw(branching)}"
+        f"{counted(rows.one_by_one, 'client step')}{_if_clusters_draw(branching)}"
     )
 
 
@@ -99,7 +149,7 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
         )
 
 
-def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
+def predicted_steps(experiment: Experiment, timeline: Timeline, last: int | None = None) -> int:
     """Client steps of a run, as its summary counts them, if its clients end in one cluster.
 
     Exact for FedAvg, since cohorts and batches follow from the seed. A method whose clusters draw
@@ -108,10 +158,11 @@ def predicted_steps(experiment: Experiment, timeline: Timeline) -> int:
     Args:
         experiment: The experiment of the run.
         timeline: Who holds which examples in which round.
+        last: The round up to which they are counted; None: the last one of the run.
     """
     settings, algorithm = experiment.settings, experiment.algorithm.build()
     total = 0
-    for t in range(1, settings.rounds + 1):
+    for t in range(1, (settings.rounds if last is None else last) + 1):
         split = timeline.at(t)
         size = cohort_size(len(split.clients), settings.participation)
         cohort = sample_cohort(split.clients, size, settings.seed, t)

@@ -77,6 +77,7 @@ class TestEveryAlgorithm:
             *named(name, "split={name: iid, clients: 5, samples_per_client: 1}"),
             "participation=1",
             "rounds=2",
+            "evaluate.every=2",
         )
         steps = STEPS_ON_ONE_SAMPLE.get(name, 1)
         rounds = 2 + PASSES_BEFORE.get(name, 0)
@@ -84,18 +85,8 @@ class TestEveryAlgorithm:
 
 
 # One of each kind of state: what clients share, what they keep, who belongs to which cluster.
-LEARNS_QUICKLY = (
-    "apfl",
-    "cfl",
-    "cfl_gp",
-    "clove",
-    "ditto",
-    "fedala",
-    "fedavg",
-    "feddrift",
-    "fedem",
-)
-LEARNS_QUICKLY += ("fedrep", "fedsem", "fedsoft", "flis_dc", "flhc", "flt", "ifca", "scaffold")
+LEARNS_QUICKLY = ("cfl", "ditto", "fedavg", "feddrift", "fedem")
+LEARNS_QUICKLY += ("fedrep", "flis_dc", "flhc", "flt", "ifca", "scaffold")
 
 
 @pytest.mark.parametrize("name", some_long(ALGORITHMS, LEARNS_QUICKLY))
@@ -160,8 +151,8 @@ NO_INFLUENCE = {name: named(name) for name in ALGORITHMS} | {
 }
 
 
-NO_INFLUENCE_QUICKLY = ("feddrift", "fedem", "fedsoft", "flhc, clustered again", "flis_dc")
-NO_INFLUENCE_QUICKLY += ("flt, fine-tuned in turn", "flt, soft", "ifca, sharing layers")
+NO_INFLUENCE_QUICKLY = ("feddrift", "fedem", "flhc, clustered again", "flis_dc")
+NO_INFLUENCE_QUICKLY += ("flt, fine-tuned in turn", "ifca, sharing layers")
 
 
 @pytest.mark.parametrize("case", some_long(NO_INFLUENCE, NO_INFLUENCE_QUICKLY))

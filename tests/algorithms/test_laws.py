@@ -94,7 +94,7 @@ METHODS += [each for each in AS_FEDAVG if each not in METHODS]
 SAME_HOOK = {"cfl", "fedbabu", "fedrc", METHODS[10]}
 QUICK = {
     "vectorized": {*METHODS} - {*AS_FEDAVG} - SAME_HOOK,
-    "lightning": {"scaffold", "per_fedavg", "pfedme"},
+    "lightning": {"scaffold", "per_fedavg"},
 }
 ENGINES = [
     pytest.param(engine, each, marks=[pytest.mark.long] * (each not in quick))

@@ -103,7 +103,7 @@ class TestEvery:
         ]
         assert [t for t, is_due in enumerate(due, start=2) if is_due] == [3, 5, 7]
 
-    @pytest.mark.long  # cfl_gp resumes among the contracts
+    @pytest.mark.long  # TestAuto resumes too
     def test_resumes_to_the_same_bits(self, tiny_run, tmp_path) -> None:
         often = [FLHC % ", recluster: {when: every, every: 2}", *DIGITS, DRIFT, "rounds=7"]
         whole, seen = tiny_run(*often), []

@@ -1,5 +1,6 @@
 """`flray init`, `flray keys`, `flray list` and shipped files: the first minutes of a new user."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from flray.algorithms import ALGORITHMS
 from flray.cli import cli, main
 from flray.cli.starting import experiment_text
 from flray.config.experiment import parse_experiment, read_yaml
-from flray.config.reference import components
+from flray.config.reference import Described, components
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, names
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
 from flray.sweeps.space import read_space
 
-METHODS = {each.name: each for each in components("algorithm")}
+
+@functools.cache
+def methods() -> dict[str, Described]:
+    """The keys of every method, by its name."""
+    return {each.name: each for each in components("algorithm")}
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def test_a_method_can_be_started_from_and_its_comments_are_its_defaults(name) ->
 
 @pytest.mark.parametrize("name", ["flis_dc", "flt", "repa", "wd"])
 def test_methods_with_needs_of_their_own_would_run(name, tmp_path) -> None:
-    text = experiment_text(METHODS[name], tmp_path / "mine.yaml")
+    text = experiment_text(methods()[name], tmp_path / "mine.yaml")
     assert "rounds of" in describe(parse_experiment(yaml.safe_load(text)))
 
 
@@ -134,7 +139,7 @@ MEANT = [
 
 @pytest.mark.parametrize(("command", "expected"), MEANT, ids=[command for command, _ in MEANT])
 def test_what_was_meant_is_named(folder, command, expected) -> None:
-    (folder / "mine.yaml").write_text(experiment_text(METHODS["flhc"], Path("mine.yaml")))
+    (folder / "mine.yaml").write_text(experiment_text(methods()["flhc"], Path("mine.yaml")))
     (folder / "space.yaml").write_text("experiment: mine.yaml\n")
     (folder / "several").mkdir()
     runs = [{"name": name, "folder": f"{name}/seed_0", "experiment": {}} for name in ("a", "b")]

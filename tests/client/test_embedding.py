@@ -182,7 +182,9 @@ def test_in_turn_adam_and_its_schedule_go_from_client_to_client(host, module) ->
     assert np.abs(forgetful - found[1]).max() > 1e-3  # as if Adam started anew
 
 
-@pytest.mark.parametrize("make", [ConvAe, ResidualConvAe, SupervisedAe])
+@pytest.mark.parametrize(
+    "make", [ConvAe, SupervisedAe, pytest.param(ResidualConvAe, marks=pytest.mark.long)]
+)
 def test_a_chain_cut_into_jobs_gives_the_same_bits(host, make) -> None:
     """BatchNorm statistics and labels included; a client of one example in the middle."""
     needs = {"num_classes": 10} if make is SupervisedAe else {}

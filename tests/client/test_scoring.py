@@ -44,7 +44,7 @@ def jobs_of(num_models=4):
 
 
 @pytest.mark.parametrize("name", MODELS_OF)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_stacked_scores_are_those_of_one_by_one(name, threads, monkeypatch) -> None:
     host, bank = host_of(name, threads)
     jobs = jobs_of()

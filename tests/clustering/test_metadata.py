@@ -88,7 +88,7 @@ def test_groups_that_a_server_knows_are_no_ground_truth() -> None:
     assert fed.meter.counts["ground_truth_reads"] == 0
 
 
-@pytest.mark.parametrize("method", ["flhc", "repa", "wd"])
+@pytest.mark.parametrize("method", ["flhc", "repa", pytest.param("wd", marks=pytest.mark.long)])
 def test_given_clusters_are_the_groups_and_mark_the_run(method, tiny_run) -> None:
     result = tiny_run(*SWAPPED, GIVEN % method, MARKED)
     summary = result.summary

@@ -268,12 +268,15 @@ def engines(case: Case) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "gradient", "augment"),
-    pairwise(
-        ["mlp200", "lenet5"],
-        ["momentum", "adam"],
-        [FirstOrderMaml(), SecondBatchFirst()],
-        ["none", "crop_flip"],
-    ),
+    [
+        pytest.param(*case, marks=[pytest.mark.long] * (case[0] == "lenet5"))
+        for case in pairwise(
+            ["mlp200", "lenet5"],
+            ["momentum", "adam"],
+            [FirstOrderMaml(), SecondBatchFirst()],
+            ["none", "crop_flip"],
+        )
+    ],
 )
 def test_engines_agree_on_steps_of_two_batches(model, optimizer, gradient, augment) -> None:
     """RAGGED is 1, 3, 9 and 40 samples: no step, a batch in halves, an odd batch left out."""

@@ -1,22 +1,27 @@
 """A forecast counts what the run itself will count."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from flray.cli import cli
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
+from flray.data.events import make_timeline
 from flray.engines.engine import Block
 from flray.engines.plan import IndexPlan
 from flray.errors import ExperimentError
 from flray.forecast.forecast import Forecast, Rehearsal, forecast
 from flray.forecast.sampling import Rate, Sampling, Seconds, some_steps
 from flray.measures.settings import Evaluation
+from flray.runs.preparing import deal
+from flray.sweeps.describing import predicted_steps
 
 from scenarios import TINY
 
@@ -144,6 +149,28 @@ def test_a_profile_serves_where_nothing_is_measured(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(Sampling, "_measured", pytest.fail)
     again = run(cli, ["plan", str(path), "--profile", str(kept)], catch_exceptions=False)
     assert again.exit_code == 0
+
+
+def test_a_space_is_planned_by_a_typical_row(tmp_path) -> None:
+    """The time of all rows follows from client steps and from the row with the median of them."""
+    space = {"experiment": TINY, "space": {"rounds": [2, 3, 4], "train.lr": [0.1, 0.2]}}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
+    arguments = ["plan", str(tmp_path / "space.yaml"), "concurrency=3"]
+    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    assert "space: 6 rows: 0 from 0 prefixes of FedAvg, 6 without one" in shown
+    steps = {n: planned_steps(n) for n in (2, 3, 4)}
+    assert f"at most {2 * sum(steps.values()):,} client steps" in shown
+    assert f"a typical row (fedavg, {steps[3]:,} client steps): about" in shown
+    row, all_rows = (float(s) for s in re.findall(r"about ([\d.]+) s", shown))
+    assert all_rows == pytest.approx(row * 2 * sum(steps.values()) / steps[3] / 3, abs=0.2)
+    with pytest.raises(ExperimentError, match=r"--gpus is for experiments, .* concurrency=4"):
+        CliRunner().invoke(cli, [*arguments, "--gpus", "1"], catch_exceptions=False)
+
+
+def planned_steps(rounds: int) -> int:
+    experiment = parse_experiment({**TINY, "rounds": rounds})
+    split = deal(experiment, experiment.dataset.build().load())
+    return predicted_steps(experiment, make_timeline(split, ()))
 
 
 def test_what_cannot_be_foretold_is_said(tmp_path) -> None:

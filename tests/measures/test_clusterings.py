@@ -83,7 +83,9 @@ MEASURED = ["evaluate.similarity=true", "evaluate.robustness={draws: 5}"]
 NUMBER = "algorithm.clustering.partition.number=2"
 
 
-@pytest.mark.parametrize(("name", "rounds_before"), [("repa", 0), ("wd", 2)])
+@pytest.mark.parametrize(
+    ("name", "rounds_before"), [("repa", 0), pytest.param("wd", 2, marks=pytest.mark.long)]
+)
 def test_measures_are_columns_of_the_clustering_and_of_the_summary(
     tiny_run, name, rounds_before
 ) -> None:

@@ -14,7 +14,7 @@ from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 
 from linear import gradient, linear_federation, vector
-from scenarios import TINY, run_experiment
+from scenarios import TINY, run_experiment, some_long
 
 HALVED = "train.lr={start: 0.1, decay: 0.5, every: 2}"  # 0.1 in rounds 1 and 2, then 0.05
 
@@ -27,9 +27,7 @@ def test_a_decay_of_one_is_a_plain_number(known_run) -> None:
     assert sha(known_run("train.lr={start: 0.1}")) == sha(known_run())
 
 
-@pytest.mark.parametrize(
-    "engine", ["loop", "vectorized", pytest.param("lightning", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("engine", some_long(["loop", "vectorized", "lightning"], ["vectorized"]))
 def test_each_round_has_its_own_rate(tiny_run, tmp_path, engine) -> None:
     """Two rounds with 0.1, then two with 0.05, are the schedule's bits in every engine."""
     execution = f"execution.engine={engine}"

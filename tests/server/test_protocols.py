@@ -225,7 +225,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "more",
-    [pytest.param(CASES[c], marks=[pytest.mark.long] * (c == "fedavg")) for c in CASES],
+    [pytest.param(CASES[c], marks=[pytest.mark.long] * (c in ("fedavg", "local"))) for c in CASES],
     ids=CASES,
 )
 def test_what_is_trained_and_all_other_columns_do_not_depend_on_it(tiny_run, more) -> None:

@@ -53,7 +53,7 @@ def test_a_target_ends_where_it_is_reached_first(tiny_run, known_run) -> None:
     assert (stopped.summary["rounds"], stopped.summary["ended_by"]) == (end, "target")
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_an_interrupted_run_ends_in_the_same_round(tiny_run, tmp_path, rounds) -> None:
     whole = tiny_run(*LONG, "stop.patience=2")
     seen: list[dict] = []

@@ -4,7 +4,7 @@ import pytest
 
 from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
-from flray.sweeps.describing import describe_space
+from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.driver import run_sweep
 from flray.sweeps.space import parse_space
 
@@ -29,6 +29,22 @@ def test_a_space_is_described_without_training() -> None:
     optuna = {"search": {"name": "optuna", "samples": 4}, **fedavg}
     text = described({**varied, "seeds": 2}, **optuna)
     assert text.startswith("8 rows suggested by Optuna and 2 baselines")
+
+
+def test_rows_share_rounds_up_to_the_same_clustering() -> None:
+    """Clustered after 1 and 2 of 3 rounds of everybody: one row of three trains what comes before,
+    a pass of everybody included."""
+    split = {"name": "iid", "clients": 6, "samples_per_client": 50, "validation": 0}
+    experiment = {**FLHC, "split": split, "participation": 1.0}
+    varied = {"algorithm.rounds_before": [1, 2], THRESHOLD: [0.5, 1.0, 2.0]}
+    plain = {"experiment": experiment, "space": varied, "baseline": {"algorithm": "fedavg"}}
+    rows = planned_rows(parse_space(plain))
+    steps = 6 * 2 * 5  # of everybody in a round, or in a pass
+    assert sorted(rows.steps) == [3 * steps] + [4 * steps] * 6
+    assert sorted(rows.shared) == [0] * 3 + [2 * steps] * 2 + [3 * steps] * 2
+    assert (rows.num_rows, rows.one_by_one, rows.at_most) == (7, 27 * steps, 17 * steps)
+    optuna = plain | {"search": {"name": "optuna", "samples": 9}, "metric": "clusters"}
+    assert planned_rows(parse_space(optuna)).num_rows == 1 + 9
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,10 @@ by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
 # Thousands of rows of one kind: some stand for all.
-PARTS = {"clustered_benchmark": ["splits=mnist_label_swap,mnist_dirichlet", "seeds=1"]}
+PARTS = {
+    "clustered_benchmark": ["splits=mnist_label_swap,mnist_dirichlet", "seeds=1"],
+    "clustered_benchmark_digits": ["seeds=1"],
+}
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from flray.records.run_directory import RunDirectory
 from flray.reports.runs import collect_runs
 from flray.runs.preparing import deal
 from flray.sweeps import driver
-from flray.sweeps.describing import describe_space, predicted_steps
+from flray.sweeps.describing import describe_space, planned_rows, predicted_steps
 from flray.sweeps.driver import Progress, Watch, _Sweep, run_sweep
 from flray.sweeps.folder import read_rows
 from flray.sweeps.rows import expand
@@ -266,6 +266,8 @@ def test_predicted_steps_are_those_that_the_sweep_counts(tmp_path) -> None:
     result = run_sweep(space, tmp_path / "out")
     counted = result.report["client_steps_naive"]
     assert describe_space(space).endswith(f"about {counted:,} client steps")
+    # FedAvg goes on from the two rounds before the clusterings of its seed.
+    assert result.report["client_steps_trained"] < planned_rows(space).at_most < counted
     for row in expand(parse_space(plain | {"experiment": FLHC, "space": {THRESHOLD: 1e9}})):
         experiment = parse_experiment(row.plain)
         split = deal(experiment, experiment.dataset.build().load())
