@@ -19,7 +19,7 @@ import pandas as pd
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import Experiment
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
 from flray.execution.cluster import connected
@@ -30,6 +30,7 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.remarks import encoder_of
 from flray.server.loop import never
 from flray.sweeps.allotment import bundles, total
+from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
 from flray.sweeps.describing import check_metric, dealt
 from flray.sweeps.folder import (
@@ -43,7 +44,13 @@ from flray.sweeps.folder import (
     write_row,
 )
 from flray.sweeps.keys import code_version, digest, prefix_key
-from flray.sweeps.rows import SweepRow, expand, possible, rounds_to_cluster_after
+from flray.sweeps.rows import (
+    SweepRow,
+    expand,
+    experiment_of,
+    possible,
+    rounds_to_cluster_after,
+)
 from flray.sweeps.search import RowSearch, Suggestions
 from flray.sweeps.space import OptunaSearch, Space
 from flray.sweeps.table import best_of, costs_of, table_of, write_table
@@ -118,7 +125,7 @@ def run_sweep(
     """
     deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
     begin = perf_counter()
-    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    experiments = [experiment_of(row.plain) for row in possible(space)]
     out, code = out.absolute(), code_version()
     check_folder(out, space, code, resume)
     check_metric(space, experiments)
@@ -218,7 +225,7 @@ class _Sweep:
             self.suggestions.learn({n: value for n, value in values.items() if value is not None})
         waiting = [row for row in rows if not (row.is_done or row.status == "stopped")]
         if (waiting or self.num_left) and not self.context.cache.is_over():
-            self._fit(RowSearch(_interleaved(waiting, self.context), self.suggestions), scheduler)
+            self._fit(RowSearch(_in_order(waiting, self.context), self.suggestions), scheduler)
         self._show(0)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
@@ -286,7 +293,7 @@ class _Sweep:
             for entry in self.context.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)
         first = (rows or possible(self.space))[0]
-        tracking = parse_experiment(first.plain).settings.tracking
+        tracking = experiment_of(first.plain).settings.tracking
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
@@ -297,7 +304,7 @@ class _Sweep:
         ten times as long as all the rest, so only the rows of the best configuration have them.
         """
         joined = [row for row in rows if row.groups and row.status == "done"]
-        pairs = [(row.number, parse_experiment(row.plain)) for row in joined]
+        pairs = [(row.number, experiment_of(row.plain)) for row in joined]
         pairs = [pair for pair in pairs if pair[1].settings.tracking != NoTracking()]
         for num_written, (number, experiment) in enumerate(pairs):
             self._show(0, tracked=(num_written, len(pairs)))
@@ -307,12 +314,19 @@ class _Sweep:
                 pass
 
 
-def _interleaved(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
-    """The rows, their prefixes taking turns, so that parallel trials wait less for one prefix."""
-    num_before: Counter[str] = Counter()  # rows of each prefix so far
+def _in_order(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
+    """First a row of each prefix that trains it, so that parallel trials wait less for one.
+
+    Then prefix by prefix: a process has data and host of its next row already.
+    """
+    numbers: dict[str, int] = {}  # of prefixes, in the order of their first rows
+    begun: set[str] = set()  # prefixes with a row that trains them
     turns = []
     for row in rows:
-        key = prefix_key(parse_experiment(row.plain), context.code, context.has_gpu)
-        turns.append((num_before[key], row))
-        num_before[key] += 1
-    return [row for _, row in sorted(turns, key=lambda turn: turn[0])]
+        experiment = experiment_of(row.plain)
+        key = prefix_key(experiment, context.code, context.has_gpu)
+        is_first = key not in begun and branches(experiment)
+        if is_first:
+            begun.add(key)
+        turns.append((not is_first, numbers.setdefault(key, len(numbers)), row))
+    return [row for *_, row in sorted(turns, key=lambda turn: turn[:2])]

@@ -40,7 +40,14 @@ from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Callbacks, Server, ignore
-from flray.sweeps.branching import Branch, OwnMetrics, Prefix, branches
+from flray.sweeps.branching import (
+    NEVER_ENDS,
+    WRITE_EVERY_S,
+    Branch,
+    OwnMetrics,
+    Prefix,
+    branches,
+)
 from flray.sweeps.cache import Cache, OutOfTime
 from flray.sweeps.folder import alive_file, read_row, run_path, write_row
 from flray.sweeps.groups import (
@@ -104,6 +111,23 @@ def _prepared(text: str) -> Prepared:
     return prepare(parse_experiment(json.loads(text)))
 
 
+_LAST_HOST: dict[str, Executor] = {}  # at most one, by the text of its experiment
+
+
+def _host_of(text: str) -> Executor:
+    """The host of an experiment in this process: data on its device, layers traced, steps recorded.
+
+    Kept for the next rows, which mostly ask for it again. It trains a copy of the module.
+    """
+    if text not in _LAST_HOST:
+        _LAST_HOST.clear()  # first, because the memory of a GPU may not have room for two
+        prepared = _prepared(text)
+        module = copy.deepcopy(prepared.payload.module)
+        payload = replace(prepared.payload, module=module)
+        _LAST_HOST[text] = start_executor(replace(prepared, payload=payload))
+    return _LAST_HOST[text]
+
+
 class Trial:
     """The run of one row; `row` is its current state.
 
@@ -144,12 +168,16 @@ class Trial:
         self._run_whole()
 
     @cached_property
+    def dealt(self) -> str:
+        """The row's configuration without what decides neither its data nor its host, as a text."""
+        regular = self.row.plain["evaluate"] | {"every": 1, "also": []}
+        same = {"algorithm": "fedavg", "rounds": NEVER_ENDS, "stop": None, "tracking": "none"}
+        return canonical(self.row.plain | same | {"evaluate": regular})
+
+    @property
     def parts(self) -> Prepared:
-        """Data and module; the module is a copy, since training changes it."""
-        plain = self.row.plain | {"algorithm": "fedavg", "tracking": "none"}
-        prepared = _prepared(canonical(plain))
-        module = copy.deepcopy(prepared.payload.module)
-        return replace(prepared, payload=replace(prepared.payload, module=module))
+        """Data and module, which rows share and do not change."""
+        return _prepared(self.dealt)
 
     @cached_property
     def fed(self) -> Federation:
@@ -163,8 +191,9 @@ class Trial:
         return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.context.wanted)
 
     def _start_executor(self) -> Executor:
-        if self.parts.plan:
-            wait_for_resources(self.parts.plan)
+        if self.parts.plan is None:
+            return _host_of(self.dealt)
+        wait_for_resources(self.parts.plan)
         return start_executor(self.parts)
 
     def _run_whole(self) -> None:
@@ -314,7 +343,7 @@ class Trial:
         def compute(on_round: OnRound, should_stop: ShouldStop) -> bool:
             self.fed.meter.read_and_reset()
             heard = replace(server, on_round=on_round, should_stop=should_stop)
-            return replace(heard, callbacks=callbacks).run()
+            return replace(heard, callbacks=callbacks, write_every_s=WRITE_EVERY_S).run()
 
         if not conduct(compute, directory.path, monitor, self.experiment):
             raise OutOfTime
@@ -323,6 +352,7 @@ class Trial:
 
     def _run_rounds(self, server: Server) -> None:
         self.fed.meter.read_and_reset()
+        server = replace(server, write_every_s=WRITE_EVERY_S)
         if not replace(server, should_stop=self.cache.is_over).run():
             raise OutOfTime
 
