@@ -46,8 +46,8 @@ from flray.sweeps.folder import (
 from flray.sweeps.keys import code_version, digest, prefix_key
 from flray.sweeps.rows import (
     SweepRow,
-    expand,
     experiment_of,
+    known_and_examples,
     possible,
     rounds_to_cluster_after,
 )
@@ -59,6 +59,8 @@ from flray.sweeps.tuning import TrialWatch, run_trials, scheduler_of
 from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
 STOP = "stop.wish"  # a file in the sweep's folder that asks it to stop
+# Time that `max_minutes` leaves for the rounds in progress, the table and the report
+SHARE_TO_END, MOST_TO_END_S = 0.1, 60.0
 STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
 
 
@@ -117,15 +119,17 @@ def run_sweep(
         space: What to run, as `read_space` returns it.
         out: Folder of the sweep, laid out as `folder.py` describes; created if there is none.
         resume: Continue where the sweep in this folder stopped; rows that failed are tried again.
-        max_minutes: Stop after this time; running trials end after their current round.
+        max_minutes: End within this time: in its last tenth, at most a minute, no row begins,
+            running trials end after their current round, and the table is written.
         watch: Functions that are called about once a second.
 
     Raises:
         ExperimentError: The space, its data, its metric, its resources or the folder do not fit.
     """
-    deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
+    deadline = _time_to_stop(max_minutes)
     begin = perf_counter()
-    experiments = [experiment_of(row.plain) for row in possible(space)]
+    known, examples = known_and_examples(space)
+    experiments = [experiment_of(row.plain) for row in known + examples]
     out, code = out.absolute(), code_version()
     check_folder(out, space, code, resume)
     check_metric(space, experiments)
@@ -148,12 +152,20 @@ def run_sweep(
                 is_scheduled=space.is_scheduled,
                 draw=watch.draw,
             )
-            sweep = _Sweep(space, context, watch)
+            sweep = _Sweep(space, context, watch, known)
             try:
                 sweep.run(scheduler)
             finally:
                 wish.unlink(missing_ok=True)
             return sweep.report(perf_counter() - begin)
+
+
+def _time_to_stop(max_minutes: float | None) -> float:
+    """When the rounds of a sweep stop, so that its table is written within so many minutes."""
+    if max_minutes is None:
+        return float("inf")
+    seconds = 60 * max_minutes
+    return time() + seconds - min(MOST_TO_END_S, seconds * SHARE_TO_END)
 
 
 def _require_data(experiments: Sequence[Experiment]) -> None:
@@ -174,6 +186,7 @@ class _Sweep:
     space: Space
     context: TrialContext
     watch: Watch
+    known: tuple[SweepRow, ...]  # before anything runs; suggested rows have higher numbers
     # Rows that are done and their summaries, by number: they do not change, and are read once.
     done: dict[int, SweepRow] = field(default_factory=dict)
     summary_of: dict[int, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
@@ -182,11 +195,6 @@ class _Sweep:
     def folder(self) -> Path:
         """The folder of the sweep."""
         return self.context.folder
-
-    @cached_property
-    def known(self) -> tuple[SweepRow, ...]:
-        """The rows that are known before anything runs; suggested rows have higher numbers."""
-        return expand(self.space)
 
     @cached_property
     def suggestions(self) -> Suggestions | None:
@@ -225,7 +233,8 @@ class _Sweep:
             self.suggestions.learn({n: value for n, value in values.items() if value is not None})
         waiting = [row for row in rows if not (row.is_done or row.status == "stopped")]
         if (waiting or self.num_left) and not self.context.cache.is_over():
-            self._fit(RowSearch(_in_order(waiting, self.context), self.suggestions), scheduler)
+            ordered, is_over = _in_order(waiting, self.context), self.context.cache.is_late
+            self._fit(RowSearch(ordered, self.suggestions, is_over), scheduler)
         self._show(0)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
@@ -271,7 +280,6 @@ class _Sweep:
         """
         rows, options, before = self.rows(), self.space.options, read_report(self.folder)
         best = best_of(rows, self.summaries(rows), options)
-        self._mirror(rows, best["rows"] if best else [])
         frame = table_of(self.folder, rows)
         write_table(self.folder, frame)
         counts = Counter(row.status for row in rows)
@@ -289,6 +297,7 @@ class _Sweep:
             "commit": environment()["commit"],
         }
         write_report(self.folder, report)
+        self._mirror(rows, best["rows"] if best else [])  # last: it may take long
         if counts["failed"] + counts["unfinished"] == 0 and options.cache is None:
             for entry in self.context.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)

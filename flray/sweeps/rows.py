@@ -112,7 +112,7 @@ def expand(space: Space) -> tuple[SweepRow, ...]:
     >>> [(row.number, row.overrides) for row in expand(space)]
     [(0, {'train.lr': 0.1}), (1, {'train.lr': 1.0})]
     """
-    return _rows(space)[0]
+    return known_and_examples(space)[0]
 
 
 def possible(space: Space) -> tuple[SweepRow, ...]:
@@ -121,7 +121,7 @@ def possible(space: Space) -> tuple[SweepRow, ...]:
     These have each value of each list and the ends of each range, one at a time. They are for
     checks; only rows of `expand` and suggestions are run.
     """
-    known, examples = _rows(space)
+    known, examples = known_and_examples(space)
     return known + examples
 
 
@@ -178,7 +178,7 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
     return frozenset(rounds)
 
 
-def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
+def known_and_examples(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
     """The rows that are known before, and examples of those that may be suggested.
 
     Methods that cluster and FedAvg are evaluated in the round after each clustering that may be, so
