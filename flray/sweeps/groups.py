@@ -137,7 +137,8 @@ class GroupRecorder(Callbacks):
     def _rounds(self) -> pd.DataFrame:
         files = tables.files_of_rounds(self.directory.path / COMPONENTS, "parquet")
         joined = tables.join([pa.table({ROUND: nobody()}), *map(tables.read, files)])
-        return joined.to_pandas().reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
+        frame: pd.DataFrame = joined.to_pandas()
+        return frame.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
 
 
 def _write(frames: Frames, folder: Path) -> int:

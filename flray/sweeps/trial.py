@@ -11,11 +11,13 @@ import copy
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -142,17 +144,21 @@ class Trial:
     def __init__(
         self, row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None]
     ) -> None:
-        cache = replace(context.cache, alive=alive_file(context.folder, row.number))
+        alive, self.meter = alive_file(context.folder, row.number), Meter()
+        waiting = Meter(spent=self.meter.spent)  # no part of a round
+        cache = replace(context.cache, alive=alive, meter=waiting)
         self.context, self.cache, self.on_round = context, cache, on_round
         self.row = read_row(context.folder, row.number) or row
+        self.begin, self.seconds_before = perf_counter(), Counter(self.row.seconds)
         self.experiment = parse_experiment(self.row.plain)
         self.executor = LazyExecutor(self._start_executor)
         self.directory = RunDirectory(context.folder / run_path(row.number))
         self.part_folder = context.folder / "parts" / self.directory.path.name
 
     def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
-        """Change the state of the row and write it."""
-        self.row = replace(self.row, **changes)
+        """Change the state of the row and write it, with the seconds that it took so far."""
+        spent = Counter({**self.meter.spent, "total": perf_counter() - self.begin})
+        self.row = replace(self.row, seconds=dict(self.seconds_before + spent), **changes)
         write_row(self.context.folder, self.row)
 
     def run(self) -> None:
@@ -182,7 +188,8 @@ class Trial:
     @cached_property
     def fed(self) -> Federation:
         """The federation that prefix, clustering and rounds of this row share."""
-        return build_federation(self.experiment, self.parts, self.executor)
+        fed = build_federation(self.experiment, self.parts, self.executor)
+        return replace(fed, meter=self.meter)
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -252,7 +259,7 @@ class Trial:
     def _cluster(self, n: int) -> tuple[Outcome[Any], Meter]:
         """What the algorithm's own clustering returns, with signatures and stages of the cache."""
         fed = self.fed.during(n) if n else self.fed
-        fed = replace(fed, meter=Meter())
+        fed = replace(fed, meter=Meter(spent=self.meter.spent))
         algorithm: Branching[Any] = self.experiment.algorithm.build()
         plain = self.row.plain["algorithm"]["clustering"]
         pipeline = with_stored_stages(algorithm.clustering, plain, self.cache, self.prefix.key)
