@@ -7,10 +7,12 @@ FL+HC's Table I, 20 rows side by side, on a GPU, and a part of the benchmark on 
 
     python benchmarks/table1_time.py digits --figure digits.png
 
-One line per method, or per row of a space without methods, and one for all: rows, seconds of their
-trials, and seconds per row by phase. Trained is what the row itself trained, shared rounds count in
-the row that trained them. `waiting` is for rows that train what this one needs too; `other` is what
-no phase accounts for: start, records, tables. The last line compares with the seconds of the sweep.
+One line per method, or per row of a space without methods, and one for all: rows, and seconds of
+their trials by phase, per row. `train` is what the row itself trained; shared rounds count in the
+row that trained them. `waiting` is for rows that train what this one needs too; `other` is what no
+phase accounts for: the method's work on the server, start, records. `cpu` are CPU seconds of the
+trial's process, which do not depend on how busy the machine is. The last line compares with the
+seconds of the sweep.
 """
 
 import argparse
@@ -44,16 +46,19 @@ def main() -> None:
     seconds, total = read_report(given.folder)["seconds"], of_rows["total"].sum()
     print(f"{total:.1f} s of trials in {seconds:.1f} s: {total / seconds:.2f} rows at a time")
     if given.figure:
-        draw(table.drop(columns=["rows", "total"])).savefig(given.figure, bbox_inches="tight")
+        draw(table.drop(columns=["rows", "total", "cpu"])).savefig(
+            given.figure, bbox_inches="tight"
+        )
 
 
 def phases(row: SweepRow) -> dict[str, float]:
-    """Seconds of a row's trials by phase, which sum to `total`."""
+    """Seconds of a row's trials by phase, which sum to `total`, and CPU seconds."""
     spent = row.seconds
     shown = {name: sum(spent.get(p, 0.0) for p in parts) for name, parts in SHOWN.items()}
     shown[WAITING] = spent.get(WAITING, 0.0)
     total = spent.get("total", 0.0)
-    return {**shown, "other": total - sum(shown.values()), "total": total}
+    other = total - sum(shown.values())
+    return {**shown, "other": other, "total": total, "cpu": spent.get("cpu", 0.0)}
 
 
 def draw(table: pd.DataFrame) -> plt.Figure:

@@ -70,7 +70,7 @@ class SweepRow:
     is_whole: bool = False  # its algorithm has metrics that prefix and groups lack
     groups: list[str] = field(default_factory=list)  # keys of the groups that its clients are in
     steps_found: int = 0  # client steps in the records of its run that cache entries account for
-    # Seconds of its trials by phase; `total` has all of them
+    # Seconds of its trials by phase; `total`: all of them; `cpu`: those of its process's threads
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

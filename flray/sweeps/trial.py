@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,11 @@ def _host_of(text: str) -> Executor:
     return _LAST_HOST[text]
 
 
+def _clocks() -> dict[str, float]:
+    """What the clock says, and how long all threads of this process have computed."""
+    return {"total": perf_counter(), "cpu": process_time()}
+
+
 class Trial:
     """The run of one row; `row` is its current state.
 
@@ -149,7 +154,7 @@ class Trial:
         cache = replace(context.cache, alive=alive, meter=waiting)
         self.context, self.cache, self.on_round = context, cache, on_round
         self.row = read_row(context.folder, row.number) or row
-        self.begin, self.seconds_before = perf_counter(), Counter(self.row.seconds)
+        self.begin, self.seconds_before = Counter(_clocks()), Counter(self.row.seconds)
         self.experiment = parse_experiment(self.row.plain)
         self.executor = LazyExecutor(self._start_executor)
         self.directory = RunDirectory(context.folder / run_path(row.number))
@@ -157,8 +162,8 @@ class Trial:
 
     def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
         """Change the state of the row and write it, with the seconds that it took so far."""
-        spent = Counter({**self.meter.spent, "total": perf_counter() - self.begin})
-        self.row = replace(self.row, seconds=dict(self.seconds_before + spent), **changes)
+        seconds = self.seconds_before + self.meter.spent + (Counter(_clocks()) - self.begin)
+        self.row = replace(self.row, seconds=dict(seconds), **changes)
         write_row(self.context.folder, self.row)
 
     def run(self) -> None:
