@@ -59,6 +59,7 @@ from flray.sweeps.tuning import TrialWatch, run_trials, scheduler_of
 from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
 STOP = "stop.wish"  # a file in the sweep's folder that asks it to stop
+NOT_OF_DATA = ("algorithm", "rounds", "evaluate", "stop", "tracking")  # keys of an experiment
 # Time that `max_minutes` leaves for the rounds in progress, the table and the report
 SHARE_TO_END, MOST_TO_END_S = 0.1, 60.0
 STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
@@ -326,16 +327,17 @@ class _Sweep:
 def _in_order(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
     """First a row of each prefix that trains it, so that parallel trials wait less for one.
 
-    Then prefix by prefix: a process has data and host of its next row already.
+    Then rows with the same data, one after another: a process has its next row's data and host.
     """
-    numbers: dict[str, int] = {}  # of prefixes, in the order of their first rows
+    numbers: dict[str, int] = {}  # of data, in the order of their first rows
     begun: set[str] = set()  # prefixes with a row that trains them
     turns = []
     for row in rows:
         experiment = experiment_of(row.plain)
-        key = prefix_key(experiment, context.code, context.has_gpu)
-        is_first = key not in begun and branches(experiment)
+        prefix = prefix_key(experiment, context.code, context.has_gpu)
+        is_first = prefix not in begun and branches(experiment)
         if is_first:
-            begun.add(key)
-        turns.append((not is_first, numbers.setdefault(key, len(numbers)), row))
+            begun.add(prefix)
+        data = digest({k: v for k, v in row.plain.items() if k not in NOT_OF_DATA})
+        turns.append((not is_first, numbers.setdefault(data, len(numbers)), row))
     return [row for *_, row in sorted(turns, key=lambda turn: turn[:2])]
