@@ -1,22 +1,32 @@
-"""Where the time of many runs goes: the recorded seconds of all runs below a folder, by phase.
+"""Where the time of a sweep's rows goes: training, evaluation, checkpoints, waiting and the rest.
 
-FL+HC's Table I, 20 rows side by side, on a GPU, and a toy version of it on any machine:
+FL+HC's Table I, 20 rows side by side, on a GPU, and a part of the benchmark on any machine:
 
     flray sweep tune_spaces/flhc_table1.yaml evaluate.every=5 concurrency=7 --out table1
-    flray run experiments/demo/fedavg.yaml experiments/demo/flhc.yaml --out toy
+    flray sweep clustered_benchmark_digits --splits label_swap space.seeds=1 --out digits
 
-    python benchmarks/table1_time.py table1
+    python benchmarks/table1_time.py digits --figure digits.png
 
-One line per run and one for all: seconds of its rounds, and the percentage of each phase. `other`
-is what no phase accounts for: sampling, records, and waiting for the writer or the GPU.
+One line per method, or per row of a space without methods, and one for all: rows, and seconds of
+their trials by phase, per row. `train` is what the row itself trained; shared rounds count in the
+row that trained them. `waiting` is for rows that train what this one needs too; `other` is what no
+phase accounts for: the method's work on the server, start, records. `cpu` are CPU seconds of the
+trial's process, which do not depend on how busy the machine is. The last line compares with the
+seconds of the sweep.
 """
 
 import argparse
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
-from flray.records.run_directory import RunDirectory
+from flray.reports.style import METHODS
+from flray.sweeps.folder import read_report, read_rows
+from flray.sweeps.rows import SweepRow
+
+SHOWN = {"train": ("train", "probe"), "evaluate": ("evaluate",), "checkpoint": ("checkpoint",)}
+WAITING = "waiting"
 
 
 def main() -> None:
@@ -24,24 +34,42 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    found = {
-        str(file.parent.relative_to(folder)): phases(file.parent)
-        for file in sorted(folder.rglob("rounds.parquet"))
-    }
-    table = pd.DataFrame(found).T.fillna(0.0)
-    table.loc["all"] = table.sum()
-    shares = table.drop(columns="seconds").div(table["seconds"], axis=0).mul(100).round(1)
-    print(shares.assign(seconds=table["seconds"].round(2)).to_string())
+    parser.add_argument("--figure", type=Path, help="PNG or PDF to draw")
+    given = parser.parse_args()
+    rows = list(read_rows(given.folder).values())
+    names = [str(row.overrides.get("method", f"row {row.number}")) for row in rows]
+    of_rows = pd.DataFrame([phases(row) for row in rows], names)
+    table = of_rows.groupby(level=0, sort=False).mean()
+    table.loc["all"] = of_rows.mean()
+    table.insert(0, "rows", [*pd.Series(names).value_counts(sort=False), len(rows)])
+    print(table.round(3).to_string())
+    seconds, total = read_report(given.folder)["seconds"], of_rows["total"].sum()
+    print(f"{total:.1f} s of trials in {seconds:.1f} s: {total / seconds:.2f} rows at a time")
+    if given.figure:
+        draw(table.drop(columns=["rows", "total", "cpu"])).savefig(
+            given.figure, bbox_inches="tight"
+        )
 
 
-def phases(run: Path) -> pd.Series:
-    """Seconds of a run's rounds, by phase."""
-    columns = RunDirectory(run).rounds().filter(regex="^seconds").fillna(0.0).sum()
-    of_phases = columns.drop("seconds").rename(lambda name: name.removeprefix("seconds_"))
-    of_phases = of_phases.drop("probe", errors="ignore")  # a part of the signatures
-    other = columns["seconds"] - of_phases.sum()
-    return pd.concat([of_phases, pd.Series({"other": other, "seconds": columns["seconds"]})])
+def phases(row: SweepRow) -> dict[str, float]:
+    """Seconds of a row's trials by phase, which sum to `total`, and CPU seconds."""
+    spent = row.seconds
+    shown = {name: sum(spent.get(p, 0.0) for p in parts) for name, parts in SHOWN.items()}
+    shown[WAITING] = spent.get(WAITING, 0.0)
+    total = spent.get("total", 0.0)
+    other = total - sum(shown.values())
+    return {**shown, "other": other, "total": total, "cpu": spent.get("cpu", 0.0)}
+
+
+def draw(table: pd.DataFrame) -> plt.Figure:
+    """Stacked bars, one for each line of the table."""
+    figure, axes = plt.subplots(figsize=(7, 1 + 0.22 * len(table)))
+    table.iloc[::-1].plot.barh(stacked=True, ax=axes, color=METHODS[: len(table.columns)])
+    axes.set_xlabel("seconds per row")
+    axes.legend(
+        frameon=False, ncols=len(table.columns), loc="lower center", bbox_to_anchor=(0.5, 1)
+    )
+    return figure
 
 
 if __name__ == "__main__":

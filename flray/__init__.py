@@ -158,7 +158,7 @@ def sweep(
         out: The folder of the sweep. None: a new temporary folder.
         overrides: `key=value` as on the command line; `space.KEY=[...]` varies one more key.
         resume: Continue the sweep in `out` where it stopped.
-        max_minutes: Stop after the rounds in progress when this time is over.
+        max_minutes: End within this time; rounds in progress are completed and --resume goes on.
 
     Returns:
         A result with `table`, a data frame with one row per configuration and seed (the columns

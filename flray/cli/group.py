@@ -75,7 +75,8 @@ def resumable(kind: str, note: str) -> Decorator:
             click.option(
                 "--max-minutes",
                 type=click.FloatRange(min=0),
-                help="Stop after the round in which so many minutes have passed; --resume goes on.",
+                help="Stop after the round in which so many minutes have passed, a sweep so early "
+                "that its table is written by then; --resume goes on.",
             ),
             click.option(
                 "--resume",

@@ -53,7 +53,7 @@ def sweep(
         arguments: One space file, and `key=value`.
         out: The folder of the sweep; None: one below runs/.
         resume: Go on with the sweep in that folder, or with the newest of this name.
-        max_minutes: Minutes after which running trials end their rounds and nothing more begins.
+        max_minutes: Minutes within which it ends; running trials end their rounds before.
         mirror: Copies the folder to a URL meanwhile.
 
     Raises:

@@ -29,6 +29,8 @@ class Meter:
     counts: Counter[str] = field(default_factory=Counter)  # by column
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     logged: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    # Seconds of all rounds by phase, which are never reset
+    spent: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -40,7 +42,9 @@ class Meter:
         try:
             yield
         finally:
-            self.seconds[name] += perf_counter() - begin
+            seconds = perf_counter() - begin
+            self.seconds[name] += seconds
+            self.spent[name] += seconds  # type: ignore[assignment]  # typeshed counts with integers
 
     def count_transfer(self, kind: str, down: int = 0, up: int = 0) -> None:
         """Bytes a real system would have sent to clients (down) and received from them (up).

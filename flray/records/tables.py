@@ -53,7 +53,8 @@ def read_with(path: Path, columns: Sequence[str]) -> pa.Table:
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:  # Any: numbers
     """The table of rows by column; a column that a row lacks is null there."""
-    return join([pa.Table.from_pylist([dict(row)]) for row in rows])
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
 def join(tables: Sequence[pa.Table]) -> pa.Table:

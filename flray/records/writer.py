@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,10 +23,15 @@ class RoundWriter:
     """Writes rounds in their order; those that end during a write share the next checkpoint.
 
     So the next round begins without waiting for a disk, unless a round asks for a checkpoint of its
-    own. A kill loses the rounds that were computed during one write. Leaving the context, for
-    whatever reason, writes all complete rounds.
+    own. A kill loses the rounds that were computed during one write, or within `every_s` of the
+    last one. Leaving the context, for whatever reason, writes all complete rounds.
 
     An error of a write is raised by a later call of `add` or on leaving the context.
+
+    Args:
+        directory: the run directory.
+        store: its checkpoints.
+        every_s: shortest time in seconds between two writes that no round asks for.
 
     >>> from tempfile import mkdtemp
     >>> run = RunDirectory(mkdtemp())
@@ -36,8 +42,11 @@ class RoundWriter:
     ([1], {'w': 1.0})
     """
 
-    def __init__(self, directory: RunDirectory, store: CheckpointStore) -> None:
-        self._directory, self._store = directory, store
+    def __init__(
+        self, directory: RunDirectory, store: CheckpointStore, every_s: float = 0.0
+    ) -> None:
+        self._directory, self._store, self._every_s = directory, store, every_s
+        self._begun = monotonic()  # time of the last write, or of the start
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._in_progress: Future[None] | None = None
         self._rows: list[Row] = []  # rows of complete rounds that wait for a checkpoint
@@ -56,7 +65,8 @@ class RoundWriter:
         self._rows.append(row)
         self._records += records
         self._state = state
-        if at_once or self._in_progress is None or self._in_progress.done():
+        is_idle = self._in_progress is None or self._in_progress.done()
+        if at_once or (is_idle and monotonic() - self._begun >= self._every_s):
             self._start()
 
     def flush(self) -> None:
@@ -72,6 +82,7 @@ class RoundWriter:
     def _start(self) -> None:
         """Begin to write the rounds that wait, after the write before has ended."""
         self._wait()
+        self._begun = monotonic()
         snapshot = self._store.snapshot(self._rows[-1][ROUND], self._state)
         round_parts = self._records, self._rows, snapshot
         self._records, self._rows = [], []

@@ -99,6 +99,8 @@ class Server:
     measurements: Sequence[Measurement] = ()  # what is measured of clusterings
     stop: Stop | None = None  # when the run ends before its last round
     stop_after: int = 0  # rounds that `stop` does not look at, up to the clustering
+    # Shortest time between two writes, in seconds; 0: as often as the disk allows
+    write_every_s: float = 0.0
 
     def run(self) -> bool:
         """Continue from the last checkpoint, or from the start; True when the run is finished.
@@ -114,7 +116,7 @@ class Server:
         else:
             self.directory.truncate(checkpoint.round)
             self.fed.meter.counts.update(checkpoint.extra.get("counts", {}))
-        with RoundWriter(self.directory, store) as writer:
+        with RoundWriter(self.directory, store, self.write_every_s) as writer:
             state, last, reason = self._rounds(checkpoint, writer)
         if last < self.num_rounds and reason is None:
             return False
@@ -157,7 +159,9 @@ class Server:
             row |= self.fed.meter.read_and_reset() | {SECONDS: perf_counter() - begin}
             begin = perf_counter()
             with self.fed.meter.phase("checkpoint"):
-                writer.add(row, writes, state, at_once=t >= self.num_rounds - 1)
+                # The last two rounds have checkpoints of their own, in case one is damaged.
+                at_once = not self.write_every_s and t >= self.num_rounds - 1
+                writer.add(row, writes, state, at_once)
                 self.callbacks.while_writing(t, writer)
             self.on_round(row)
             scores += self._scores_of([row])

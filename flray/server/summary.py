@@ -99,16 +99,15 @@ def summarise_run(
         ARI: None,  # null if no groups were planted
         NMI: None,
         ROUNDS_TO_TARGET: None if target is None else rounds_to_target(t, means, target, score),
-        **_of_rounds(directory),
+        **_of_rounds(directory, rounds),
         **_of_other_protocols(directory, rounds, target, timeline),
         SPLIT_SHA256: timeline.digest(),
         PARAMS_SHA256: params_sha256,
     }
 
 
-def _of_rounds(directory: RunDirectory) -> RoundRow:
+def _of_rounds(directory: RunDirectory, rounds: "pd.DataFrame") -> RoundRow:
     """The numbers that follow from rounds.parquet and the rounds of clusterings alone."""
-    rounds = directory.rounds()
     last = _row_at(rounds, -1)
     return {
         ROUNDS: last[ROUND],
@@ -143,8 +142,8 @@ def checked_summary(directory: RunDirectory) -> RoundRow | None:
         component = config.get(kind)
         if isinstance(component, dict) and "name" in component:
             expected[kind] = component["name"]
-    if len(directory.rounds()):
-        expected |= _of_rounds(directory)
+    if len(rounds := directory.rounds()):
+        expected |= _of_rounds(directory, rounds)
     for key, value in expected.items():
         if (key in summary or key == ROUNDS) and not _is_same(summary.get(key), value):
             raise ExperimentError(
@@ -215,7 +214,7 @@ def _of_other_protocols(
         row[score.column("mean", "last_trained_")] = float(last.iloc[-1])
     if target is None:
         return row
-    num_clients = directory.clients()[CLIENT].nunique()
+    num_clients = clients[CLIENT].nunique()
     if CLIENTS_EVALUATED in rounds:  # not all have scores
         num_clients = timeline.at(int(t[-1])).num_clients
     for prefix, course in courses.items():

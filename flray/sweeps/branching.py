@@ -31,6 +31,8 @@ PREFIX = "prefix"  # kind of cache entry
 NEVER_ENDS = 1_000_000_000  # rounds, so many that a prefix never counts as a finished run
 OF_EVALUATION = "_evaluation"  # ends the columns of costs of evaluating, not of the round itself
 METRICS = frozenset({TRAIN_LOSS})  # metrics that records of clients give again
+# A write takes 20 ms of a CPU, as long as a short round; a kill costs a row this time again.
+WRITE_EVERY_S = 5.0
 
 
 def branches(experiment: Experiment) -> bool:
@@ -139,6 +141,7 @@ class Prefix:
             self.fed.meter.read_and_reset()
             server = assemble(experiment, self.parts, self.fed, directory)
             is_over = lambda: stop.is_reached or self.cache.is_over()  # noqa: E731
+            server = replace(server, write_every_s=WRITE_EVERY_S)
             replace(server, should_stop=is_over, callbacks=stop).run()
             self.fed.meter.read_and_reset()
         rows = directory.rows()

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from time import sleep, time
@@ -21,11 +21,13 @@ from typing import Any
 from flray.clustering.points import Points
 from flray.errors import ClientFailure, one_line_message
 from flray.execution.executor import CLIENT_ERRORS
+from flray.execution.meter import Meter
 from flray.files import replace_text
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.lock import claimed
 
 POLL_S = 0.1  # seconds between two looks at an entry that another process computes
+WAITING = "waiting"  # phase of a trial: for what another process computes
 VALUES_KEPT = 64  # values that a process keeps after reading them
 DEVICE = "device"  # in the record of a value: the kind of device it was computed on
 
@@ -59,6 +61,7 @@ class Cache:
     deadline: float = float("inf")  # time at which the sweep has to stop
     wish: Path | None = None  # a file that exists once the sweep has to stop
     alive: Path | None = None  # a file that a trial touches as long as it makes progress
+    meter: Meter = field(default_factory=Meter)  # has the seconds of waiting
 
     def path(self, kind: str, key: str) -> Path:
         """The folder of an entry, whether it exists or not."""
@@ -138,7 +141,8 @@ class Cache:
         """
         if self.is_over():
             raise OutOfTime
-        sleep(POLL_S)
+        with self.meter.phase(WAITING):
+            sleep(POLL_S)
 
     def is_over(self) -> bool:
         """True once the sweep has to stop; a trial asks after each round and while it waits.

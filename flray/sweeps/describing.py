@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flray.clustering.update import Update, Weights
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline, make_timeline
 from flray.data.split import Split
@@ -15,7 +15,7 @@ from flray.runs.preparing import deal, evaluation_of
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
-from flray.sweeps.rows import expand, possible
+from flray.sweeps.rows import expand, experiment_of, possible
 from flray.sweeps.search import seeds_of
 from flray.sweeps.space import OptunaSearch, Space
 from flray.wording import counted
@@ -52,7 +52,7 @@ def planned_rows(space: Space) -> PlannedRows:
     Raises:
         ExperimentError: A row is no valid experiment, data are missing, or no row has the metric.
     """
-    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    experiments = [experiment_of(row.plain) for row in possible(space)]
     check_metric(space, experiments)
     timelines: dict[str, Timeline] = {}
     known: set[str] = set()

@@ -19,7 +19,7 @@ import pandas as pd
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import Experiment
 from flray.config.tracking import NoTracking
 from flray.errors import one_line_message
 from flray.execution.cluster import connected
@@ -30,6 +30,7 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.remarks import encoder_of
 from flray.server.loop import never
 from flray.sweeps.allotment import bundles, total
+from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
 from flray.sweeps.describing import check_metric, dealt
 from flray.sweeps.folder import (
@@ -43,7 +44,13 @@ from flray.sweeps.folder import (
     write_row,
 )
 from flray.sweeps.keys import code_version, digest, prefix_key
-from flray.sweeps.rows import SweepRow, expand, possible, rounds_to_cluster_after
+from flray.sweeps.rows import (
+    SweepRow,
+    experiment_of,
+    known_and_examples,
+    possible,
+    rounds_to_cluster_after,
+)
 from flray.sweeps.search import RowSearch, Suggestions
 from flray.sweeps.space import OptunaSearch, Space
 from flray.sweeps.table import best_of, costs_of, table_of, write_table
@@ -52,6 +59,9 @@ from flray.sweeps.tuning import TrialWatch, run_trials, scheduler_of
 from flray.tracking.mirrors import Draw, no_figures, track_table, tracked
 
 STOP = "stop.wish"  # a file in the sweep's folder that asks it to stop
+NOT_OF_DATA = ("algorithm", "rounds", "evaluate", "stop", "tracking")  # keys of an experiment
+# Time that `max_minutes` leaves for the rounds in progress, the table and the report
+SHARE_TO_END, MOST_TO_END_S = 0.1, 60.0
 STATUSES = ("done", "shared", "failed", "stopped", "unfinished")
 
 
@@ -110,15 +120,17 @@ def run_sweep(
         space: What to run, as `read_space` returns it.
         out: Folder of the sweep, laid out as `folder.py` describes; created if there is none.
         resume: Continue where the sweep in this folder stopped; rows that failed are tried again.
-        max_minutes: Stop after this time; running trials end after their current round.
+        max_minutes: End within this time: in its last tenth, at most a minute, no row begins,
+            running trials end after their current round, and the table is written.
         watch: Functions that are called about once a second.
 
     Raises:
         ExperimentError: The space, its data, its metric, its resources or the folder do not fit.
     """
-    deadline = float("inf") if max_minutes is None else time() + 60 * max_minutes
+    deadline = _time_to_stop(max_minutes)
     begin = perf_counter()
-    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    known, examples = known_and_examples(space)
+    experiments = [experiment_of(row.plain) for row in known + examples]
     out, code = out.absolute(), code_version()
     check_folder(out, space, code, resume)
     check_metric(space, experiments)
@@ -141,12 +153,20 @@ def run_sweep(
                 is_scheduled=space.is_scheduled,
                 draw=watch.draw,
             )
-            sweep = _Sweep(space, context, watch)
+            sweep = _Sweep(space, context, watch, known)
             try:
                 sweep.run(scheduler)
             finally:
                 wish.unlink(missing_ok=True)
             return sweep.report(perf_counter() - begin)
+
+
+def _time_to_stop(max_minutes: float | None) -> float:
+    """When the rounds of a sweep stop, so that its table is written within so many minutes."""
+    if max_minutes is None:
+        return float("inf")
+    seconds = 60 * max_minutes
+    return time() + seconds - min(MOST_TO_END_S, seconds * SHARE_TO_END)
 
 
 def _require_data(experiments: Sequence[Experiment]) -> None:
@@ -167,6 +187,7 @@ class _Sweep:
     space: Space
     context: TrialContext
     watch: Watch
+    known: tuple[SweepRow, ...]  # before anything runs; suggested rows have higher numbers
     # Rows that are done and their summaries, by number: they do not change, and are read once.
     done: dict[int, SweepRow] = field(default_factory=dict)
     summary_of: dict[int, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
@@ -175,11 +196,6 @@ class _Sweep:
     def folder(self) -> Path:
         """The folder of the sweep."""
         return self.context.folder
-
-    @cached_property
-    def known(self) -> tuple[SweepRow, ...]:
-        """The rows that are known before anything runs; suggested rows have higher numbers."""
-        return expand(self.space)
 
     @cached_property
     def suggestions(self) -> Suggestions | None:
@@ -218,7 +234,8 @@ class _Sweep:
             self.suggestions.learn({n: value for n, value in values.items() if value is not None})
         waiting = [row for row in rows if not (row.is_done or row.status == "stopped")]
         if (waiting or self.num_left) and not self.context.cache.is_over():
-            self._fit(RowSearch(_interleaved(waiting, self.context), self.suggestions), scheduler)
+            ordered, is_over = _in_order(waiting, self.context), self.context.cache.is_late
+            self._fit(RowSearch(ordered, self.suggestions, is_over), scheduler)
         self._show(0)
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
@@ -264,7 +281,6 @@ class _Sweep:
         """
         rows, options, before = self.rows(), self.space.options, read_report(self.folder)
         best = best_of(rows, self.summaries(rows), options)
-        self._mirror(rows, best["rows"] if best else [])
         frame = table_of(self.folder, rows)
         write_table(self.folder, frame)
         counts = Counter(row.status for row in rows)
@@ -282,11 +298,12 @@ class _Sweep:
             "commit": environment()["commit"],
         }
         write_report(self.folder, report)
+        self._mirror(rows, best["rows"] if best else [])  # last: it may take long
         if counts["failed"] + counts["unfinished"] == 0 and options.cache is None:
             for entry in self.context.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)
         first = (rows or possible(self.space))[0]
-        tracking = parse_experiment(first.plain).settings.tracking
+        tracking = experiment_of(first.plain).settings.tracking
         track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
@@ -297,7 +314,7 @@ class _Sweep:
         ten times as long as all the rest, so only the rows of the best configuration have them.
         """
         joined = [row for row in rows if row.groups and row.status == "done"]
-        pairs = [(row.number, parse_experiment(row.plain)) for row in joined]
+        pairs = [(row.number, experiment_of(row.plain)) for row in joined]
         pairs = [pair for pair in pairs if pair[1].settings.tracking != NoTracking()]
         for num_written, (number, experiment) in enumerate(pairs):
             self._show(0, tracked=(num_written, len(pairs)))
@@ -307,12 +324,20 @@ class _Sweep:
                 pass
 
 
-def _interleaved(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
-    """The rows, their prefixes taking turns, so that parallel trials wait less for one prefix."""
-    num_before: Counter[str] = Counter()  # rows of each prefix so far
+def _in_order(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:
+    """First a row of each prefix that trains it, so that parallel trials wait less for one.
+
+    Then rows with the same data, one after another: a process has its next row's data and host.
+    """
+    numbers: dict[str, int] = {}  # of data, in the order of their first rows
+    begun: set[str] = set()  # prefixes with a row that trains them
     turns = []
     for row in rows:
-        key = prefix_key(parse_experiment(row.plain), context.code, context.has_gpu)
-        turns.append((num_before[key], row))
-        num_before[key] += 1
-    return [row for _, row in sorted(turns, key=lambda turn: turn[0])]
+        experiment = experiment_of(row.plain)
+        prefix = prefix_key(experiment, context.code, context.has_gpu)
+        is_first = prefix not in begun and branches(experiment)
+        if is_first:
+            begun.add(prefix)
+        data = digest({k: v for k, v in row.plain.items() if k not in NOT_OF_DATA})
+        turns.append((not is_first, numbers.setdefault(data, len(numbers)), row))
+    return [row for *_, row in sorted(turns, key=lambda turn: turn[:2])]

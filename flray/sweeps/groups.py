@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
@@ -33,8 +34,8 @@ from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.engines.plan import num_local_steps
 from flray.execution.federation import Share, nobody
-from flray.files import replace_file
 from flray.models.bank import ModelBank, sha256_of
+from flray.records import tables
 from flray.records.recorded import COMPONENTS
 from flray.records.run_directory import RunDirectory
 from flray.records.score_files import PARTS, scores_in
@@ -103,25 +104,24 @@ class GroupRecorder(Callbacks):
 
     def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
         """Write loss and steps of the clients that trained, and how far models (M,) have moved."""
-        tables = [
-            pd.DataFrame({CLIENT: heard.clients, LOSS: heard.loss, STEPS: heard.num_steps})
+        parts = [
+            {CLIENT: heard.clients, LOSS: heard.loss, STEPS: heard.num_steps}
             for heard in self.share.trained
         ]
         self.share.trained.clear()
         if moved is not None:
-            tables.append(
-                pd.DataFrame({CLIENT: self.share.clients, MOVED: moved[self.share.clients]})
-            )
-        if tables and t > self.share.after:
+            parts.append({CLIENT: self.share.clients, MOVED: moved[self.share.clients]})
+        if parts and t > self.share.after:
             folder = self.directory.path / COMPONENTS
             folder.mkdir(exist_ok=True)
-            table = pd.concat(tables).assign(**{ROUND: t})
-            replace_file(folder / f"round_{t:06d}.parquet", lambda path: table.to_parquet(path))
+            columns = ({ROUND: np.full(len(part[CLIENT]), t), **part} for part in parts)
+            table = tables.join([pa.table(part) for part in columns])
+            tables.write(folder / f"round_{t:06d}.parquet", table)
 
     def finish(self, bank: ModelBank) -> bool:
         """Write an entry for each group that has none; True: the run ends without a summary."""
         clients, scores = self.share.clients, self.directory.clients()
-        tables = {
+        frames = {
             "rounds": self._rounds(),
             "scores": scores[scores[ROUND] > self.share.after].drop(columns=MODEL),
             "models": pd.DataFrame({CLIENT: clients, SHA256: bank.digests(clients)}),
@@ -129,22 +129,22 @@ class GroupRecorder(Callbacks):
         for key, members in self.groups.items():
             if not self.cache.path(KIND, key).exists():
                 theirs = {
-                    name: table[table[CLIENT].isin(members)] for name, table in tables.items()
+                    name: frame[frame[CLIENT].isin(members)] for name, frame in frames.items()
                 }
                 self.cache.publish(KIND, key, partial(_write, theirs))
         return True
 
     def _rounds(self) -> pd.DataFrame:
-        files = sorted((self.directory.path / COMPONENTS).glob("round_*.parquet"))
-        tables = [table for table in map(pd.read_parquet, files) if len(table)]
-        joined = pd.concat(tables or [pd.DataFrame()])
-        return joined.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
+        files = tables.files_of_rounds(self.directory.path / COMPONENTS, "parquet")
+        joined = tables.join([pa.table({ROUND: nobody()}), *map(tables.read, files)])
+        frame: pd.DataFrame = joined.to_pandas()
+        return frame.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
 
 
-def _write(tables: Frames, folder: Path) -> int:
-    for name, table in tables.items():
-        table.to_parquet(folder / f"{name}.parquet")
-    return int(tables["rounds"][STEPS].sum())
+def _write(frames: Frames, folder: Path) -> int:
+    for name, frame in frames.items():
+        frame.to_parquet(folder / f"{name}.parquet")
+    return int(frames["rounds"][STEPS].sum())
 
 
 @lru_cache(maxsize=ENTRIES_KEPT)
@@ -189,16 +189,22 @@ class Assembly:
         """The round after which groups were trained: that of the clustering."""
         return self.branch.algorithm.rounds_before
 
-    def put_together(self, tables: Frames) -> None:
+    def put_together(self, records: Frames) -> None:
         """Write the records of all clients; may be cut short and done again.
 
         Args:
-            tables: The records of all groups, as `records_of` returns them.
+            records: The records of all groups, as `records_of` returns them.
         """
         directory, payload = self.directory, self.parts.payload
-        scores = self._all_scores(tables["scores"])
-        directory.replace_rounds([self._whole(row, tables, scores) for row in directory.rows()])
-        sha256 = sha256_of(tables["models"][SHA256].tolist())
+        scores = self._all_scores(records["scores"])
+        trained, nothing = _by_round(records["rounds"]), records["rounds"].iloc[:0]
+        scored = _by_round(scores)
+        rows = [
+            self._whole(row, trained.get(row[ROUND], nothing), scored.get(row[ROUND]))
+            for row in directory.rows()
+        ]
+        directory.replace_rounds(rows)
+        sha256 = sha256_of(records["models"][SHA256].tolist())
         target = self.experiment.settings.evaluate.target
         summary = summarise_run(directory, payload.timeline, target, sha256)
         directory.conclude(scores, {**facts_of(self.experiment, payload), **summary})
@@ -211,16 +217,17 @@ class Assembly:
         scores = pd.concat([earlier, later]) if len(earlier) else later
         return scores.sort_values([ROUND, PART, CLIENT], ignore_index=True)
 
-    def _whole(self, row: RoundRow, tables: Frames, scores: pd.DataFrame) -> RoundRow:
+    def _whole(self, row: RoundRow, trained: pd.DataFrame, scored: pd.DataFrame | None) -> RoundRow:
         """A round's row for all clients.
 
         Args:
             row: as it was recorded by the run that trained some of the clients.
+            trained: what clients trained in this round.
+            scored: their scores; None: it was not evaluated.
         """
         t = row[ROUND]
         if t <= self.begin:
             return row
-        trained, scored = _of_round(tables["rounds"], t), _of_round(scores, t)
         steps = int(trained[STEPS].sum())
         if t == 1:  # this row also has the cost of a clustering before round 1
             steps += self.branch.counts[CLIENT_STEPS]
@@ -228,7 +235,7 @@ class Assembly:
         losses = trained.loc[trained[STEPS] > 0, LOSS].to_numpy()
         if len(losses):
             whole[TRAIN_LOSS] = float(losses.mean())
-        if len(scored):
+        if scored is not None:
             whole |= self._evaluated(t, scored)
             whole[PARAMS_CHANGE] = float(trained[MOVED].dropna().to_numpy().sum())
         return whole
@@ -236,12 +243,8 @@ class Assembly:
     def _evaluated(self, t: int, scored: pd.DataFrame) -> RoundRow:
         """The columns of an evaluation in round t, from the scores of all clients."""
         settings, split = self.experiment.settings, self.parts.payload.timeline.at(t)
-        parts = {part: scored[scored[PART] == part] for part in PARTS}
-        client_scores = {
-            part: scores_in(frame, self.directory.scores())
-            for part, frame in parts.items()
-            if len(frame)
-        }
+        parts, columns = dict(list(scored.groupby(PART))), self.directory.scores()
+        client_scores = {p: scores_in(parts[p], columns) for p in PARTS if p in parts}
         partition = self.branch.partition(self.branch.state)
         row = evaluation_row(client_scores, partition, split, settings.evaluate.target)
         tuning = settings.evaluate.tuning(settings.train)
@@ -251,5 +254,5 @@ class Assembly:
         return row
 
 
-def _of_round(table: pd.DataFrame, t: int) -> pd.DataFrame:
-    return table[table[ROUND] == t]
+def _by_round(frame: pd.DataFrame) -> dict[Any, pd.DataFrame]:  # Any: rounds, as pandas has them
+    return dict(list(frame.groupby(ROUND)))

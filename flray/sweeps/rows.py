@@ -13,6 +13,7 @@ import numpy as np
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from flray.algorithms.algorithm import Branching
+from flray.algorithms.fedavg import FedAvg
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.merges import MergePoint
 from flray.columns import MERGE_PLACE
@@ -27,6 +28,24 @@ from flray.sweeps.space import EXPERIMENT, METHOD, OptunaSearch, RandomSearch, S
 
 ROUNDS_BEFORE = "algorithm.rounds_before"
 STAND_IN = 1.0  # for a threshold that is not known before the row's tree
+
+_EXPERIMENTS: dict[str, Experiment] = {}  # by the text of their resolved configuration
+
+
+def experiment_of(plain: Plain) -> Experiment:
+    """The experiment of a row's resolved configuration, parsed once per process.
+
+    >>> given = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
+    >>> row = SweepRow(0, {}, parse_experiment({**given, "algorithm": "fedavg"}).plain)
+    >>> experiment_of(row.plain) is experiment_of(row.plain)
+    True
+    """
+    text = canonical(plain)
+    return _EXPERIMENTS.get(text) or _remembered(parse_experiment(plain))
+
+
+def _remembered(experiment: Experiment) -> Experiment:
+    return _EXPERIMENTS.setdefault(canonical(experiment.plain), experiment)
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,8 @@ class SweepRow:
     is_whole: bool = False  # its algorithm has metrics that prefix and groups lack
     groups: list[str] = field(default_factory=list)  # keys of the groups that its clients are in
     steps_found: int = 0  # client steps in the records of its run that cache entries account for
+    # Seconds of its trials by phase; `total`: all of them; `cpu`: those of its process's threads
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +114,7 @@ def expand(space: Space) -> tuple[SweepRow, ...]:
     >>> [(row.number, row.overrides) for row in expand(space)]
     [(0, {'train.lr': 0.1}), (1, {'train.lr': 1.0})]
     """
-    return _rows(space)[0]
+    return known_and_examples(space)[0]
 
 
 def possible(space: Space) -> tuple[SweepRow, ...]:
@@ -102,7 +123,7 @@ def possible(space: Space) -> tuple[SweepRow, ...]:
     These have each value of each list and the ends of each range, one at a time. They are for
     checks; only rows of `expand` and suggestions are run.
     """
-    known, examples = _rows(space)
+    known, examples = known_and_examples(space)
     return known + examples
 
 
@@ -122,7 +143,7 @@ def suggested_row(
     """
     (name,) = space.experiments
     row = _row(space, {EXPERIMENT: name, **chosen})
-    return replace(row, number=number, plain=_evaluated(parse_experiment(row.plain), rounds))
+    return replace(row, number=number, plain=_evaluated(experiment_of(row.plain), rounds))
 
 
 def is_suggested(space: Space, key: str) -> bool:
@@ -145,7 +166,7 @@ def is_excluded(space: Space, chosen: Mapping[str, Any]) -> bool:
 def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> frozenset[int]:
     """The rounds after which a row of the space may cluster, 0 for a clustering before round 1.
 
-    Prefixes stop at these rounds, and all rows are evaluated in the round after each of them.
+    Prefixes stop at these rounds, and rows that share them are evaluated in the round after each.
 
     Args:
         space: Needed for rounds that are drawn: all of their range may come.
@@ -159,11 +180,11 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
     return frozenset(rounds)
 
 
-def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
+def known_and_examples(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
     """The rows that are known before, and examples of those that may be suggested.
 
-    All are evaluated in the round after each clustering that may be, so that a method and FedAvg
-    can be compared there and share their prefix.
+    Methods that cluster and FedAvg are evaluated in the round after each clustering that may be, so
+    that they can be compared there and share their prefix.
     """
     is_adaptive = isinstance(space.options.search, OptunaSearch)
     varied = () if is_adaptive else _varied(space)
@@ -172,7 +193,7 @@ def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
     if not known and not is_adaptive:
         raise ExperimentError("the space has no rows: `except` leaves no combination")
     rows = [*known, *examples]
-    experiments = [parse_experiment(row.plain) for row in rows]
+    experiments = [experiment_of(row.plain) for row in rows]
     rounds = rounds_to_cluster_after(space, experiments)
     plains = (_evaluated(experiment, rounds) for experiment in experiments)
     evaluated = tuple(replace(row, plain=plain) for row, plain in zip(rows, plains, strict=True))
@@ -180,8 +201,14 @@ def _rows(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
 
 
 def _evaluated(experiment: Experiment, rounds: Collection[int]) -> Plain:
-    """The configuration, with an evaluation in the round after each of these."""
-    return also_evaluated(experiment, {t + 1 for t in rounds}).plain
+    """The configuration, with an evaluation in the round after each of these.
+
+    As it is for methods that neither share FedAvg's rounds nor are compared with it there.
+    """
+    algorithm = experiment.algorithm.build()
+    if not (isinstance(algorithm, Branching) or type(algorithm) is FedAvg):
+        return experiment.plain
+    return _remembered(also_evaluated(experiment, {t + 1 for t in rounds})).plain
 
 
 def _at_the_ends(space: Space, number: int) -> Iterator[SweepRow]:
@@ -291,7 +318,7 @@ def _row(space: Space, chosen: Mapping[str, Any]) -> SweepRow:
     for key, value in values.items():
         plain = with_value(plain, key, STAND_IN if value in points else value)
     try:
-        parsed = parse_experiment(plain)
+        parsed = _remembered(parse_experiment(plain))
     except ExperimentError as error:
         raise ExperimentError(
             f"{error} (in the row {overrides}; `except` leaves combinations out)"

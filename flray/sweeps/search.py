@@ -5,7 +5,7 @@ sweep that is resumed are told to a new study.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
+from flray.server.loop import never
 from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.rows import SweepRow, ends_of, is_excluded, is_suggested, suggested_row
 from flray.sweeps.space import Space
@@ -28,20 +29,30 @@ class RowSearch(Searcher):
     """The search algorithm that Tune asks: known rows first, then suggestions, if Optuna is used.
 
     A trial has one known row, or the rows of all seeds of one suggestion.
+
+    Args:
+        pending: The rows that are known, in the order in which they are to run.
+        suggestions: Optuna's; None: another search.
+        is_over: True once no further trial is to begin.
     """
 
     def __init__(
-        self, pending: Sequence[SweepRow], suggestions: "Suggestions | None" = None
+        self,
+        pending: Sequence[SweepRow],
+        suggestions: "Suggestions | None" = None,
+        is_over: Callable[[], bool] = never,
     ) -> None:
         super().__init__()
         self.pending = deque(pending)
-        self._suggestions = suggestions
+        self._suggestions, self._is_over = suggestions, is_over
 
     def suggest(self, trial_id: str) -> Any:  # Any: Tune's own; a mapping or FINISHED
         """The rows of the next trial as its configuration; FINISHED once there are no more.
 
         Tune calls it in the driver's process, one call at a time.
         """
+        if self._is_over():
+            return Searcher.FINISHED
         if self.pending:
             return {"rows": [self.pending.popleft()]}
         rows = self._suggestions.ask(trial_id) if self._suggestions else []

@@ -73,7 +73,7 @@ class StoredPipeline(Pipeline):
         key = digest([self.prefix, *described, asked, models])
 
         def compute(folder: Path) -> int:
-            measured = replace(fed, meter=Meter())
+            measured = replace(fed, meter=Meter(spent=fed.meter.spent))
             value = Pipeline.observe(self, measured, bank, cohort, memory)
             counts = measured.meter.counts
             write_value(folder, value, {"counts": dict(counts)})

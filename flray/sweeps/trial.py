@@ -11,11 +11,13 @@ import copy
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,14 @@ from flray.runs.preparing import Prepared, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Callbacks, Server, ignore
-from flray.sweeps.branching import Branch, OwnMetrics, Prefix, branches
+from flray.sweeps.branching import (
+    NEVER_ENDS,
+    WRITE_EVERY_S,
+    Branch,
+    OwnMetrics,
+    Prefix,
+    branches,
+)
 from flray.sweeps.cache import Cache, OutOfTime
 from flray.sweeps.folder import alive_file, read_row, run_path, write_row
 from flray.sweeps.groups import (
@@ -104,6 +113,28 @@ def _prepared(text: str) -> Prepared:
     return prepare(parse_experiment(json.loads(text)))
 
 
+_LAST_HOST: dict[str, Executor] = {}  # at most one, by the text of its experiment
+
+
+def _host_of(text: str) -> Executor:
+    """The host of an experiment in this process: data on its device, layers traced, steps recorded.
+
+    Kept for the next rows, which mostly ask for it again. It trains a copy of the module.
+    """
+    if text not in _LAST_HOST:
+        _LAST_HOST.clear()  # first, because the memory of a GPU may not have room for two
+        prepared = _prepared(text)
+        module = copy.deepcopy(prepared.payload.module)
+        payload = replace(prepared.payload, module=module)
+        _LAST_HOST[text] = start_executor(replace(prepared, payload=payload))
+    return _LAST_HOST[text]
+
+
+def _clocks() -> dict[str, float]:
+    """What the clock says, and how long all threads of this process have computed."""
+    return {"total": perf_counter(), "cpu": process_time()}
+
+
 class Trial:
     """The run of one row; `row` is its current state.
 
@@ -118,17 +149,21 @@ class Trial:
     def __init__(
         self, row: SweepRow, context: TrialContext, on_round: Callable[[RoundRow], None]
     ) -> None:
-        cache = replace(context.cache, alive=alive_file(context.folder, row.number))
+        alive, self.meter = alive_file(context.folder, row.number), Meter()
+        waiting = Meter(spent=self.meter.spent)  # no part of a round
+        cache = replace(context.cache, alive=alive, meter=waiting)
         self.context, self.cache, self.on_round = context, cache, on_round
         self.row = read_row(context.folder, row.number) or row
+        self.begin, self.seconds_before = Counter(_clocks()), Counter(self.row.seconds)
         self.experiment = parse_experiment(self.row.plain)
         self.executor = LazyExecutor(self._start_executor)
         self.directory = RunDirectory(context.folder / run_path(row.number))
         self.part_folder = context.folder / "parts" / self.directory.path.name
 
     def note(self, **changes: Any) -> None:  # Any: fields of SweepRow
-        """Change the state of the row and write it."""
-        self.row = replace(self.row, **changes)
+        """Change the state of the row and write it, with the seconds that it took so far."""
+        seconds = self.seconds_before + self.meter.spent + (Counter(_clocks()) - self.begin)
+        self.row = replace(self.row, seconds=dict(seconds), **changes)
         write_row(self.context.folder, self.row)
 
     def run(self) -> None:
@@ -144,17 +179,22 @@ class Trial:
         self._run_whole()
 
     @cached_property
+    def dealt(self) -> str:
+        """The row's configuration without what decides neither its data nor its host, as a text."""
+        regular = self.row.plain["evaluate"] | {"every": 1, "also": []}
+        same = {"algorithm": "fedavg", "rounds": NEVER_ENDS, "stop": None, "tracking": "none"}
+        return canonical(self.row.plain | same | {"evaluate": regular})
+
+    @property
     def parts(self) -> Prepared:
-        """Data and module; the module is a copy, since training changes it."""
-        plain = self.row.plain | {"algorithm": "fedavg", "tracking": "none"}
-        prepared = _prepared(canonical(plain))
-        module = copy.deepcopy(prepared.payload.module)
-        return replace(prepared, payload=replace(prepared.payload, module=module))
+        """Data and module, which rows share and do not change."""
+        return _prepared(self.dealt)
 
     @cached_property
     def fed(self) -> Federation:
         """The federation that prefix, clustering and rounds of this row share."""
-        return build_federation(self.experiment, self.parts, self.executor)
+        fed = build_federation(self.experiment, self.parts, self.executor)
+        return replace(fed, meter=self.meter)
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -163,8 +203,9 @@ class Trial:
         return Prefix(key, self.cache, self.parts, self.fed, self.row.plain, self.context.wanted)
 
     def _start_executor(self) -> Executor:
-        if self.parts.plan:
-            wait_for_resources(self.parts.plan)
+        if self.parts.plan is None:
+            return _host_of(self.dealt)
+        wait_for_resources(self.parts.plan)
         return start_executor(self.parts)
 
     def _run_whole(self) -> None:
@@ -223,7 +264,7 @@ class Trial:
     def _cluster(self, n: int) -> tuple[Outcome[Any], Meter]:
         """What the algorithm's own clustering returns, with signatures and stages of the cache."""
         fed = self.fed.during(n) if n else self.fed
-        fed = replace(fed, meter=Meter())
+        fed = replace(fed, meter=Meter(spent=self.meter.spent))
         algorithm: Branching[Any] = self.experiment.algorithm.build()
         plain = self.row.plain["algorithm"]["clustering"]
         pipeline = with_stored_stages(algorithm.clustering, plain, self.cache, self.prefix.key)
@@ -314,7 +355,7 @@ class Trial:
         def compute(on_round: OnRound, should_stop: ShouldStop) -> bool:
             self.fed.meter.read_and_reset()
             heard = replace(server, on_round=on_round, should_stop=should_stop)
-            return replace(heard, callbacks=callbacks).run()
+            return replace(heard, callbacks=callbacks, write_every_s=WRITE_EVERY_S).run()
 
         if not conduct(compute, directory.path, monitor, self.experiment):
             raise OutOfTime
@@ -323,6 +364,7 @@ class Trial:
 
     def _run_rounds(self, server: Server) -> None:
         self.fed.meter.read_and_reset()
+        server = replace(server, write_every_s=WRITE_EVERY_S)
         if not replace(server, should_stop=self.cache.is_over).run():
             raise OutOfTime
 

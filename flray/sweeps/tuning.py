@@ -19,7 +19,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from flray.columns import ROUND
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.nodes import reachable_nodes
 from flray.execution.patience import Patience
@@ -28,6 +28,7 @@ from flray.server.evaluation import RoundRow
 from flray.server.loop import ignore, never
 from flray.sweeps.allotment import bundles
 from flray.sweeps.folder import alive_file, run_path
+from flray.sweeps.rows import experiment_of
 from flray.sweeps.search import RowSearch
 from flray.sweeps.space import Asha, Options, OptunaSearch
 from flray.sweeps.trial import TrialContext, run_row
@@ -141,7 +142,7 @@ def run_trials(
     context, nodes = watch.context, reachable_nodes()
 
     def placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        experiment = parse_experiment(config["rows"][0].plain)
+        experiment = experiment_of(config["rows"][0].plain)
         return tune.PlacementGroupFactory(bundles(experiment, options, nodes))
 
     trainable = tune.with_parameters(run_trial, context=context, metric=options.metric)

@@ -64,6 +64,17 @@ def test_a_round_may_ask_for_a_checkpoint_of_its_own(directory):
     assert rounds_of(directory) == list(range(1, 30))
 
 
+def test_rounds_within_the_interval_share_a_write_at_the_end(directory):
+    store = SlowStore(directory.checkpoints)
+    store.may_write.set()
+    with RoundWriter(directory, store, every_s=600.0) as writer:
+        for t in range(1, 30):
+            add(writer, t)
+        assert rounds_of(directory) == []
+    assert store.written == [29]
+    assert rounds_of(directory) == list(range(1, 30))
+
+
 def test_flushing_writes_the_rounds_that_wait_too(directory):
     store = SlowStore(directory.checkpoints)
     with RoundWriter(directory, store) as writer:

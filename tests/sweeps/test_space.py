@@ -103,6 +103,13 @@ def test_every_row_is_evaluated_in_the_rounds_after_clusterings() -> None:
     assert [row.plain["evaluate"]["also"] for row in rows] == [[2, 3]] * 4
 
 
+def test_a_method_that_shares_no_round_with_fedavg_is_evaluated_as_the_space_asks() -> None:
+    given = {"algorithm.rounds_before": [1, 2], "evaluate.every": 5, "rounds": 10}
+    baselines = [{"algorithm": name} for name in ("fedavg", "local", "fedprox")]
+    also = [row.plain["evaluate"]["also"] for row in expand(space(given, baseline=baselines))]
+    assert also == [[2, 3], [2, 3], [2, 3], [], []]
+
+
 def test_rows_of_a_search_are_evaluated_after_every_clustering_that_may_be() -> None:
     """Random draws of 1, 2 and 3 are known before; Optuna may suggest any of 1 to 3."""
     drawn = {"algorithm.rounds_before": {"randint": [1, 3]}, THRESHOLD: {"between_merges": 2}}

@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from time import time
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
 from flray.reports.runs import collect_runs
 from flray.runs.preparing import deal
+from flray.server.loop import Server
 from flray.sweeps import driver
 from flray.sweeps.describing import describe_space, planned_rows, predicted_steps
 from flray.sweeps.driver import Progress, Watch, _Sweep, run_sweep
@@ -251,6 +253,35 @@ def test_a_sweep_out_of_time_goes_on_in_another_folder(tmp_path) -> None:
     for row in second.table.itertuples():
         alone = summary_alone(second.path, row, tmp_path / "naive")
         assert row.params_sha256 == alone["params_sha256"]
+
+
+@pytest.mark.usefixtures("_in_process")
+def test_when_time_is_over_the_round_in_progress_is_the_last_and_no_row_begins(
+    tmp_path, monkeypatch
+) -> None:
+    """The time ends during round 2 of the first row; the table has what there is."""
+    space = parse_space({"experiment": {**TINY, "rounds": 4}, "space": {"train.lr": [0.1, 0.2]}})
+    round_of, now = Server._round, [time()]
+
+    def late_in_round_2(server, before, t):
+        now[0] += 3600 * (t == 2)
+        return round_of(server, before, t)
+
+    monkeypatch.setattr(Server, "_round", late_in_round_2)
+    monkeypatch.setattr("flray.sweeps.cache.time", lambda: now[0])
+    first = run_sweep(space, tmp_path / "out", max_minutes=10)
+    table = pd.read_parquet(tmp_path / "out" / "rows.parquet")
+    assert table["status"].tolist() == ["unfinished"] * 2
+    assert table["rounds"].fillna(0).tolist() == [2, 0]
+    assert first.report["unfinished"] == 2
+    assert list(read_rows(tmp_path / "out")) == [0]  # the second was not even begun
+    assert RunDirectory(tmp_path / "out/runs/0000").store().newest_round() == 2
+
+
+@pytest.mark.parametrize(("minutes", "left_s"), [(0, 0), (1, 6), (10, 60), (600, 60)])
+def test_max_minutes_leave_time_for_the_end(minutes, left_s) -> None:
+    stop = driver._time_to_stop(minutes)
+    assert stop - time() == pytest.approx(60 * minutes - left_s, abs=1)
 
 
 @pytest.mark.usefixtures("_in_process")

@@ -22,8 +22,10 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweeps import cache as cache_module
+from flray.sweeps import trial as trial_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
+from flray.sweeps.driver import _in_order
 from flray.sweeps.folder import run_path
 from flray.sweeps.groups import KIND, Assembly
 from flray.sweeps.keys import canonical, digest, prefix_key
@@ -580,3 +582,34 @@ def test_rows_on_a_gpu_are_the_runs_they_stand_for(tmp_path) -> None:
     varied = {LINKAGE: "complete", THRESHOLD: {"between_merges": 3}}
     states = swept(space_of(experiment, varied), tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+def test_rows_of_equal_data_train_on_one_host(tmp_path, monkeypatch, engine) -> None:
+    """The host trains a copy of the module, or the second row would begin where the first ended."""
+    varied = {"algorithm": [{"name": "fedprox", "mu": 0.1}, "local", "fedavg"], "rounds": [1, 2]}
+    space = space_of({"execution": {"engine": engine}}, varied)
+    started = []
+    start = trial_module.start_executor
+    monkeypatch.setattr(trial_module, "start_executor", lambda p: started.append(p) or start(p))
+    trial_module._LAST_HOST.clear()
+    hashes = [
+        result_of(state, tmp_path).summary["params_sha256"] for state in swept(space, tmp_path)
+    ]
+    assert len(started) == 1
+    alone = [
+        run_experiment(parse_experiment(row.plain), tmp_path / f"alone{row.number}")
+        for row in expand(space)
+    ]
+    assert hashes == [result.summary["params_sha256"] for result in alone]
+    assert len(set(hashes)) == len(hashes)  # they trained, each in its way
+
+
+def test_rows_begin_with_one_of_each_prefix_and_go_on_prefix_by_prefix(tmp_path) -> None:
+    """Seeds have prefixes of their own; FedProx trains none, and waits for its turn."""
+    methods = {"fedprox": {"algorithm": "fedprox"}, "flhc": FLHC_1, "local": {"algorithm": "local"}}
+    space = space_of({}, {"seed": [0, 1]}, methods=methods)
+    ordered = _in_order(expand(space), context_of(space, tmp_path))
+    names = [(row.plain["algorithm"]["name"], row.plain["seed"]) for row in ordered]
+    of_seeds = [[("fedprox", seed), ("local", seed)] for seed in (0, 1)]
+    assert names == [("flhc", 0), ("flhc", 1), *of_seeds[0], *of_seeds[1]]
