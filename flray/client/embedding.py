@@ -126,7 +126,8 @@ def with_image_statistics(module: LightningModule) -> LightningModule:
     >>> import pytorch_lightning
     >>> module = pytorch_lightning.LightningModule()
     >>> module.norm = nn.BatchNorm2d(1)
-    >>> with_image_statistics(module).norm(torch.tensor([[[[1.0, 3.0]]]])).round().flatten().tolist()
+    >>> image = torch.tensor([[[[1.0, 3.0]]]])
+    >>> with_image_statistics(module).norm(image).round().flatten().tolist()
     [-1.0, 1.0]
     """
     module = copy.deepcopy(module)

@@ -127,7 +127,9 @@ def test_statistics_of_images_are_those_of_training_mode_one_image_at_a_time(hos
         latents = torch.cat([model.train().encode(image[None]) for image in x]).numpy()
     assert np.abs(found - running).max() > 1e-2
     np.testing.assert_allclose(found, k_means(latents, K), atol=1e-4)
-    carried = [FineTuneInTurn(e, TRAINING)(host, params_of(model), job(3))[1] for e in (embed(model), task)]
+    carried = [
+        FineTuneInTurn(e, TRAINING)(host, params_of(model), job(3))[1] for e in (embed(model), task)
+    ]
     assert all(torch.equal(leaf, carried[1][name]) for name, leaf in carried[0].items())
 
 
