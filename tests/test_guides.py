@@ -151,3 +151,21 @@ def test_the_documentation_builds_strictly(tmp_path) -> None:
     titles = [title for page in pages for title in re.findall(r"<h1[^>]*>(.*?)<", page)]
     assert len(titles) > 20
     assert sorted(titles) == sorted(set(titles))
+
+
+def test_links_between_pages_lead_to_files() -> None:
+    """But for those to pages that are made when the site is built."""
+    made = ("methods/", "reference/keys.md", "notebook.md")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 50
+    missing = [
+        (str(page.relative_to(ROOT)), link)
+        for page, link in links
+        if not any(name in link for name in made) and not (page.parent / link).exists()
+    ]
+    assert missing == []

@@ -1,14 +1,16 @@
 """Count, paper by paper, the cells of published tables that were run and agree with the paper.
 
-`python docs/results/count.py` writes the table into README.md, between two comments. Ours are the
-numbers in docs/results/*/table.md, as `flray table NAME --format md` wrote them, and those of
-single runs, typed from README.md into single_runs.csv. papers.yaml lists what the data at hand
-allow and the cells outside tolerance whose cause is known.
+`python docs/results/count.py` writes the table of all papers into README.md, and that of each
+paper's tables into its page, between two comments. Ours are the numbers in
+docs/results/*/table.md, as `flray table NAME --format md` wrote them, and those of single runs,
+typed into single_runs.csv with their seeds. papers.yaml lists what the data at hand allow and the
+cells outside tolerance whose cause is known.
 """
 
 import csv
 import itertools
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from flray.reports.published import Table, find_table
 from flray.reports.published.sheet import rank, within_tolerance
-from flray.reports.sheets import Fields, numbers
+from flray.reports.sheets import Fields, numbers, seed_mean
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- counts -->", "<!-- end of counts -->"
@@ -35,6 +37,7 @@ HEAD = (
     "others explained",
     "pairs of methods in the paper's order",
     "seeds",
+    "spread over seeds, points",
 )
 Ours = dict[tuple[int, str], Fields]  # fields of numbers by row number and column key
 
@@ -50,11 +53,14 @@ def read_table(text: str) -> tuple[Table, Ours] | None:
     for r, line in enumerate(lines):
         cells = line[2:-2].split(" | ")[len(table.row_headings) :]
         for column, cell in zip(table.columns, cells, strict=True):
-            if number := re.match(r"\**(-?[\d,]+(\.\d+)?)", cell):
-                ratio = re.search(r"\((?:([\d.]+)x|–)\)", cell.split("<br>")[0])
-                count = seeds or re.search(r" n=(\d+)", cell)
+            text = cell.split("<br>")[0]  # the paper's number and the difference follow
+            if number := re.match(r"\**(-?[\d,]+(\.\d+)?)", text):
+                ratio = re.search(r"\((?:([\d.]+)x|–)\)", text)
+                spread = re.search(r" ± ([\d.,]+)", text)
+                count = seeds or re.search(r" n=(\d+)", text)
                 ours[r, column.key] = {
                     "value": float(number[1].replace(",", "")),
+                    "error": float(spread[1].replace(",", "")) if spread else None,
                     "seeds": tuple(range(int(count[1]))) if count else (),
                     "ratio": float(ratio[1]) if ratio and ratio[1] else None,
                     "has_ratio": ratio is not None,
@@ -67,13 +73,19 @@ def single_runs() -> Iterator[tuple[Table, Ours]]:
     with (FOLDER / "single_runs.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     for key in dict.fromkeys(line["table"] for line in lines):
-        table, ours = find_table(key), {}
+        table, values = find_table(key), defaultdict[tuple[int, str], dict[int, float]](dict)
         titles = [row.title for row in table.rows]
         for line in lines:
             if line["table"] == key:
-                place = titles.index(line["row"]), line["column"]
-                ours[place] = {"value": float(line["ours"]), "seeds": (0,)}
-        yield table, ours
+                position = titles.index(line["row"]), line["column"]
+                values[position][int(line["seed"])] = float(line["ours"])
+        yield (
+            table,
+            {
+                position: {**seed_mean(list(by_seed.values())), "seeds": tuple(by_seed)}
+                for position, by_seed in values.items()
+            },
+        )
 
 
 def counts(table: Table, ours: Ours, causes: Sequence[dict[str, str]] = ()) -> dict[str, int]:
@@ -145,7 +157,9 @@ def line_of(paper: dict[str, Any], tables: dict[str, tuple[Table, Ours]]) -> lis
     chosen = {key: _with_columns(*tables[key], paper) for key in paper["tables"] if key in tables}
     each = [counts(table, ours, paper.get("causes", [])) for table, ours in chosen.values()]
     total = {name: sum(count[name] for count in each) for name in each[0]} if each else {}
-    seeds = {len(cell["seeds"]) for _, ours in chosen.values() for cell in ours.values()}
+    cells = [
+        (table, key, cell) for table, ours in chosen.values() for (_, key), cell in ours.items()
+    ]
 
     def share(part: str, whole: str) -> str:
         return f"{total[part]} of {total[whole]}" if total.get(whole) else "–"
@@ -161,8 +175,36 @@ def line_of(paper: dict[str, Any], tables: dict[str, tuple[Table, Ours]]) -> lis
         share("within", "judged"),
         share("known", "others"),
         share("kept", "pairs"),
-        " to ".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else "–",
+        numbers_of_seeds([len(cell["seeds"]) for _, _, cell in cells]),
+        mean_spread([cell for table, key, cell in cells if _has_tolerance(table, key)]),
     ]
+
+
+def numbers_of_seeds(numbers: Sequence[int]) -> str:
+    """Over how many seeds the cells are means.
+
+    >>> numbers_of_seeds([3, 3]), numbers_of_seeds([3, 1, 1])
+    ('3', '1 in 2 cells, 3 in 1')
+    """
+    counts = sorted(Counter(numbers).items())
+    if len(counts) < 2:
+        return str(counts[0][0]) if counts else "–"
+    (first, cells), *others = counts
+    return f"{first} in {cells} cells, " + ", ".join(f"{n} in {c}" for n, c in others)
+
+
+def mean_spread(cells: Sequence[Fields]) -> str:
+    """The mean over cells of their standard deviation over seeds; "–" if all have one seed.
+
+    >>> mean_spread([{"error": 0.5}, {"error": 1.5}, {"error": None}])
+    '1.00'
+    """
+    spreads = [cell["error"] for cell in cells if cell.get("error") is not None]
+    return f"{np.mean(spreads):.2f}" if spreads else "–"
+
+
+def _has_tolerance(table: Table, key: str) -> bool:
+    return any(column.key == key and column.tolerance for column in table.columns)
 
 
 def _with_columns(table: Table, ours: Ours, paper: dict[str, Any]) -> tuple[Table, Ours]:
@@ -173,19 +215,43 @@ def _with_columns(table: Table, ours: Ours, paper: dict[str, Any]) -> tuple[Tabl
     return replace(table, columns=tuple(chosen)), kept
 
 
-def count() -> str:
-    """The table as Markdown."""
+def found_tables() -> dict[str, tuple[Table, Ours]]:
+    """Every table with numbers of ours by its key.
+
+    A cell that several files have is that of the last of them: single runs, then the tables that
+    `flray table` wrote, by folder.
+    """
     texts = [path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*/table.md"))]
     pages = [page for text in texts if (page := read_table(text))]
-    tables = {table.key: (table, ours) for table, ours in [*single_runs(), *pages]}
+    tables: dict[str, tuple[Table, Ours]] = {}
+    for table, ours in [*single_runs(), *pages]:
+        _, before = tables.get(table.key, (table, {}))
+        tables[table.key] = table, before | ours
+    return tables
+
+
+def count() -> dict[str, str]:
+    """The tables of counts as Markdown, by file: of all papers, and of each paper's tables."""
     papers = yaml.safe_load((FOLDER / "papers.yaml").read_text(encoding="utf-8"))
-    rows = [list(HEAD), ["---"] * len(HEAD), *(line_of(paper, tables) for paper in papers)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    tables = found_tables()
+    lines = {"README.md": [list(HEAD), *(line_of(paper, tables) for paper in papers)]}
+    for paper in papers:
+        rows = lines.setdefault(paper["page"], [["table", *HEAD[3:]]])
+        for key in paper["tables"]:
+            cells = line_of({**paper, "tables": [key]}, tables)[3:]
+            rows.append([f"{paper['name']}, Table {find_table(key).number}", *cells])
+    return {page: _markdown(head, rows) for page, (head, *rows) in lines.items()}
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    before, _, after = page.partition(BEGIN)
-    (FOLDER / "README.md").write_text(
-        f"{before}{BEGIN}\n{count()}\n{END}{after.partition(END)[2]}", encoding="utf-8"
-    )
+    for name, counted in count().items():
+        page = (FOLDER / name).read_text(encoding="utf-8")
+        before, _, after = page.partition(BEGIN)
+        (FOLDER / name).write_text(
+            f"{before}{BEGIN}\n{counted}\n{END}{after.partition(END)[2]}", encoding="utf-8"
+        )

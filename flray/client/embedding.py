@@ -32,6 +32,7 @@ from flray.models.generator import seeded_generator
 from flray.randomness import torch_seed
 
 PixelScale = Literal["unit", "signed"]  # [0, 1] and [-1, 1]
+NormStatistics = Literal["running", "image"]  # of batch norms while an encoder embeds
 Latents = NDArray[Any]  # (n, e) in the precision of the host
 
 FLT_SEED = 43  # random_state of FLT's k-means
@@ -50,6 +51,7 @@ class EmbedCentres:
     pixels: PixelScale  # range of the pixels that the encoder expects
     t: int
     num_centres: Mapping[int, int]  # k by client
+    statistics: NormStatistics = "running"
 
     def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[Latents]:
         module = copied_module(self.module, host)
@@ -59,6 +61,8 @@ class EmbedCentres:
     def centres(self, module: LightningModule, host: Host, client: int) -> Latents:
         """(k, e) the centres of one client's examples; clients with fewer than k repeat theirs."""
         ids = host.on_device(host.timeline.at(self.t).train[client])
+        if self.statistics == "image":
+            module = with_image_statistics(module)
         latents = encode(module, rescaled(host.examples, self.pixels), ids)
         return k_means(latents, self.num_centres[client])
 
@@ -114,6 +118,26 @@ class FineTuneInTurn:
             centres, carried = alone.tuned_centres(host, carried, int(i))
             outputs.append(centres)
         return outputs, carried
+
+
+def with_image_statistics(module: LightningModule) -> LightningModule:
+    """A copy whose batch norms take mean and variance of each image, as with batches of one image.
+
+    >>> import pytorch_lightning
+    >>> module = pytorch_lightning.LightningModule()
+    >>> module.norm = nn.BatchNorm2d(1)
+    >>> image = torch.tensor([[[[1.0, 3.0]]]])
+    >>> with_image_statistics(module).norm(image).round().flatten().tolist()
+    [-1.0, 1.0]
+    """
+    module = copy.deepcopy(module)
+    for parent in list(module.modules()):
+        for name, norm in parent.named_children():
+            if isinstance(norm, nn.BatchNorm2d):
+                of_image = nn.InstanceNorm2d(norm.num_features, norm.eps, affine=norm.affine)
+                of_image.weight, of_image.bias = norm.weight, norm.bias
+                setattr(parent, name, of_image)
+    return module
 
 
 def encode(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:

@@ -21,6 +21,7 @@ from flray.client.embedding import (
     FineTuneCentres,
     FineTuneInTurn,
     Latents,
+    NormStatistics,
     SendData,
     TellImageShape,
 )
@@ -64,6 +65,9 @@ class EncoderCentres:
     # trains a copy; central: the server trains it on everybody's data
     fine_tune: FineTune = "sequential"
     epochs: int = 5  # Epochs J of fine-tuning
+    # Statistics of the encoder's batch norms while it embeds. running: those of its training;
+    # image: those of each image, as in FLT's code, whose encoder stays in training mode
+    statistics: NormStatistics = "running"
 
     def __post_init__(self) -> None:
         require_at_least(self, k=1)
@@ -85,7 +89,8 @@ class EncoderCentres:
         if not memory:
             check_fits(fed, cohort, kind)
         params = memory or self.encoder.load_or_train(server_device())
-        embed = EmbedCentres(self.encoder.module(kind), self.encoder.pixels, cohort.t, num_centres)
+        module = self.encoder.module(kind)
+        embed = EmbedCentres(module, self.encoder.pixels, cohort.t, num_centres, self.statistics)
         self._count_download(fed, len(cohort.clients), params)
         centres, params = self._embedded(fed, cohort, embed, params)
         self._count_steps(fed, list(centres))

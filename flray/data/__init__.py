@@ -4,6 +4,7 @@ from flray.data.datasets.cifar_mixes import Cifar20, Cifar100Subset
 from flray.data.datasets.digits import Digits
 from flray.data.datasets.downloaded import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, Svhn
 from flray.data.datasets.femnist import Femnist
+from flray.data.datasets.mnist_mixes import MnistFashion
 from flray.data.datasets.own_files import Arrays, Series, Text
 from flray.data.datasets.prepared import Cifar100Jpeg, MnistWriters, SvhnRecut, Usps
 from flray.data.datasets.synthetic import Synthetic
@@ -26,6 +27,7 @@ DATASETS: dict[str, type] = {
     "synthetic": Synthetic,
     "mnist": Mnist,
     "fashion_mnist": FashionMnist,
+    "mnist_fashion": MnistFashion,
     "cifar10": Cifar10,
     "cifar100": Cifar100,
     "cifar100_jpeg": Cifar100Jpeg,

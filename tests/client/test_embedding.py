@@ -116,6 +116,23 @@ def test_latents_are_taken_in_evaluation_mode(host) -> None:
     np.testing.assert_allclose(found, k_means(calm, K), atol=1e-4)
 
 
+def test_statistics_of_images_are_those_of_training_mode_one_image_at_a_time(host) -> None:
+    """As FLT's code embeds; the encoder that the next client goes on from does not change."""
+    model = build_seeded(lambda: ResidualConvAe(SHAPE, latent=6), seed=1)
+    task = replace(embed(model), statistics="image")
+    (running,) = embed(model)(host, params_of(model), job(3))
+    (found,) = task(host, params_of(model), job(3))
+    x = images(host, 3)
+    with torch.no_grad():
+        latents = torch.cat([model.train().encode(image[None]) for image in x]).numpy()
+    assert np.abs(found - running).max() > 1e-2
+    np.testing.assert_allclose(found, k_means(latents, K), atol=1e-4)
+    carried = [
+        FineTuneInTurn(e, TRAINING)(host, params_of(model), job(3))[1] for e in (embed(model), task)
+    ]
+    assert all(torch.equal(leaf, carried[1][name]) for name, leaf in carried[0].items())
+
+
 def test_the_datasets_normalisation_does_not_matter(host, module) -> None:
     other = start(mean=0.4)
     assert not torch.equal(other.examples.mean, host.examples.mean)

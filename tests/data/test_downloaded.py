@@ -6,6 +6,7 @@ import pytest
 from flray.data.dataset import Dataset, Normalization
 from flray.data.datasets.cifar_mixes import BESIDE_CIFAR10, SUBSET, Cifar20, Cifar100Subset
 from flray.data.datasets.downloaded import Cifar10, FashionMnist, Mnist
+from flray.data.datasets.mnist_mixes import MnistFashion
 from flray.data.datasets.prepared import Cifar100Jpeg, MnistWriters, SvhnRecut, Usps
 from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.pathological import Pathological
@@ -102,6 +103,15 @@ def test_flts_encoders_see_twenty_classes() -> None:
             for d, c in ((subset, one), (both, other))
         )
         assert np.array_equal(a, b)
+
+
+def test_digits_and_clothing_are_twenty_classes() -> None:
+    both, clothing = MnistFashion().load(), FashionMnist().load()
+    assert (both.images.shape, both.num_train) == ((140_000, 1, 28, 28), 120_000)
+    assert train_counts(both)[:2] == [5923, 6742]
+    assert train_counts(both)[10:] == [6000] * 10
+    assert np.array_equal(both.images[60_000:120_000], clothing.images[:60_000])
+    assert np.array_equal(both.labels[130_000:], clothing.labels[60_000:] + 10)
 
 
 def test_svhn_recut_has_the_counts_and_colours_of_svhn() -> None:

@@ -1,15 +1,20 @@
 """Cells within tolerance and pairs in the paper's order, counted; the page of results has them."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from flray.config.experiment import parse_experiment, read_yaml
 from flray.reports.published import find_table, load_tables
-from flray.reports.published.sheet import within_tolerance
+from flray.reports.published.filling import fill
+from flray.reports.published.sheet import render, within_tolerance
+from flray.reports.runs import RunRecord
 from flray.reports.sheets import Fields
 
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
@@ -86,6 +91,50 @@ def test_a_written_table_is_read_back(counting: ModuleType) -> None:
     assert counting.read_table("**methods by mean rank**\n\n| method |\n| --- |\n") is None
 
 
-def test_the_page_of_results_has_the_counts(counting: ModuleType) -> None:
+def test_the_mean_over_three_seeds_is_read_back_with_its_spread(counting: ModuleType) -> None:
+    """FLT, Table I, MNIST: FedAvg 80, 81 and 85 % is 82 ± 2.65 %, Local of one seed 98 %."""
+    plain = read_yaml(EXPERIMENTS / "flt" / "mnist_scenario1_fedavg.yaml")
+    accuracies = [("fedavg", 0, 0.80), ("fedavg", 1, 0.81), ("fedavg", 2, 0.85), ("local", 0, 0.98)]
+    runs = [
+        RunRecord(
+            Path(f"{method}_{seed}"),
+            parse_experiment({**plain, "algorithm": method, "seed": seed}).plain,
+            {"accuracy_mean": accuracy, "clients": 100},
+        )
+        for method, seed, accuracy in accuracies
+    ]
+    text = str(render(find_table("flt.1"), fill(find_table("flt.1"), runs), "md"))
+    assert "82.00 ± 2.65 n=3" in text.replace("**", "")
+    table, ours = counting.read_table(text)
+    fedavg, local = ours[0, "MNIST.acc"], ours[1, "MNIST.acc"]
+    assert (fedavg["value"], fedavg["error"], fedavg["seeds"]) == (82.0, 2.65, (0, 1, 2))
+    assert (local["value"], local["error"], local["seeds"]) == (98.0, None, (0,))
+    line = counting.line_of({"name": "FLT", "tables": ["flt.1"]}, {"flt.1": (table, ours)})
+    assert line[-2:] == ["1 in 1 cells, 3 in 1", "2.65"]
+
+
+def test_single_runs_are_averaged_over_their_seeds(
+    counting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["table,row,column,seed,ours", *(f"flt.1,Local,MNIST.acc,{s},{98 + s}" for s in (0, 2))]
+    (tmp_path / "single_runs.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(counting, "FOLDER", tmp_path)
+    ((table, ours),) = counting.single_runs()
+    (cell,) = ours.values()
+    assert (table.key, cell["value"], cell["seeds"]) == ("flt.1", 99.0, (0, 2))
+    assert cell["error"] == pytest.approx(2**0.5)
+
+
+def test_the_pages_of_results_have_the_counts(counting: ModuleType) -> None:
     """Else: python docs/results/count.py."""
-    assert counting.count() in (RESULTS / "README.md").read_text(encoding="utf-8")
+    counts = counting.count()
+    assert len(counts) > 5
+    for page, text in counts.items():
+        assert text in (RESULTS / page).read_text(encoding="utf-8"), page
+
+
+def test_the_front_page_is_short_and_links_every_page() -> None:
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in RESULTS.glob("*.md")} - {"README.md"}
+    assert len(text.splitlines()) < 120
+    assert pages <= set(re.findall(r"\]\(([\w.]+)\)", text))

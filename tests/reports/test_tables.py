@@ -404,7 +404,13 @@ FLIS_RUNS = [
     ("flis.2", "cifar10_dc", [DIRICHLET], ("FLIS (DC)", "dirichlet_0.1"), 60),
     ("flis.4", "cifar10_unseen", [], ("FLIS (DC)", "label_skew_20"), 70),
     ("flis.4", "cifar10_unseen", ["algorithm=scaffold"], ("SCAFFOLD", "label_skew_20"), 50),
-    ("flis.4", "cifar10_unseen", ["algorithm=local"], ("SOLO", "label_skew_20"), 70),
+    (
+        "flis.4",
+        "cifar10_unseen",
+        ["algorithm=local", "evaluate.fine_tune.epochs=25"],
+        ("SOLO", "label_skew_20"),
+        70,
+    ),
 ]
 
 

@@ -45,6 +45,7 @@ BESIDE = (
     "flis_curves",
     "flis_svhn_recut",
     "flt_cifar10_signatures",
+    "flt_mixed",
     "flt_samples",
     "flt_writers",
     "planted_mnist",

@@ -60,21 +60,37 @@ class Cifar20(_Cifar100Options):
     def load(self) -> Dataset:
         cifar10 = Cifar10(download=self.download).load()
         others = self.classes_of_cifar100(BESIDE_CIFAR10)
-        parts = [
-            (dataset.images[rows], dataset.labels[rows] + first)
-            for train in (True, False)
-            for dataset, first in ((cifar10, 0), (others, cifar10.num_classes))
-            for rows in [dataset.train_ids if train else dataset.test_ids]
-        ]
-        return Dataset(
+        return replace(
+            joined(cifar10, others),
             name="cifar20",
-            images=np.concatenate([images for images, _ in parts]),
-            labels=np.concatenate([labels for _, labels in parts]),
-            num_train=cifar10.num_train + others.num_train,
-            num_classes=cifar10.num_classes + others.num_classes,
             normalization=self.normalization(CIFAR10_STANDARD),
             augment=self.augment,
         )
+
+
+def joined(first: Dataset, second: Dataset) -> Dataset:
+    """The images of two datasets; the classes of the second are numbered after those of the first.
+
+    >>> from flray.data.datasets.digits import Digits
+    >>> digits = Digits(size=8).load()
+    >>> both = joined(digits, digits)
+    >>> both.num_classes, both.num_train == 2 * digits.num_train
+    (20, True)
+    """
+    parts = [
+        (dataset.images[rows], dataset.labels[rows] + offset)
+        for train in (True, False)
+        for dataset, offset in ((first, 0), (second, first.num_classes))
+        for rows in [dataset.train_ids if train else dataset.test_ids]
+    ]
+    return replace(
+        first,
+        images=np.concatenate([images for images, _ in parts]),
+        labels=np.concatenate([labels for _, labels in parts]),
+        num_train=first.num_train + second.num_train,
+        num_classes=first.num_classes + second.num_classes,
+        source=None,
+    )
 
 
 def classes_of(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
