@@ -152,7 +152,7 @@ class Cfl:
         """True if a cluster with these updates is to be split."""
         weights = fed.weights()[updates.clients]
         mean = updates.cluster_means(np.zeros_like(updates.clients), weights)  # (1, p)
-        norms = torch.linalg.vector_norm(torch.cat([mean, updates.values]), dim=1).tolist()
+        norms: list[float] = torch.cat([mean, updates.values]).norm(dim=1).tolist()
         # ||sum_i n_i / n Δθ_i|| < ε1 and max_i ||Δθ_i|| > ε2
         return norms[0] < self.mean_norm and max(norms[1:]) > self.max_norm
 

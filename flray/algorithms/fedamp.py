@@ -106,7 +106,7 @@ class FedAmp:
 
 def _squared_distances(w: Params) -> NDArray[np.float64]:
     """(K, K) squared L2 distances of stacked models: of parts of them, summed up in float64."""
-    parts = [part for leaf in w.values() for part in flat_rows(leaf).split(SUMMED, 1)]
+    parts = [part for leaf in w.values() for part in torch.split(flat_rows(leaf), SUMMED, 1)]
     of_pairs = torch.stack([torch.pdist(part) for part in parts]).double().square_().sum(0)
     squared = np.zeros((len(parts[0]), len(parts[0])))
     squared[np.triu_indices(len(squared), 1)] = of_pairs.cpu().numpy()

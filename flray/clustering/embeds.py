@@ -197,7 +197,8 @@ def _right_singular(x: Tensor) -> Tensor:
     vector without a part in the points is zero.
     """
     if len(x) > x.shape[1]:
-        return torch.linalg.svd(x, full_matrices=False)[2]
+        tall: Tensor = torch.linalg.svd(x, full_matrices=False)[2]
+        return tall
     squares, vectors = np.linalg.eigh((x @ x.T).cpu().numpy())  # X Xᵀ = U σ² Uᵀ, ascending
     sigma = np.sqrt(np.maximum(squares, 0))
     is_there = sigma > NO_PART * sigma.max(initial=0)

@@ -193,10 +193,7 @@ class Step:
         if self.descent is not None:
             begun_anew += self.descent.velocity.values()
             if (term := self.descent.term) is not None:
-                u, slots = offsets(self.gradient, term.a, w0, memo), seats.slots
-                if self.shares_offsets:
-                    u, slots = {name: leaf[:1] for name, leaf in u.items()}, Rows(slice(1))
-                _put(self.offsets, u, slots)
+                self._put_offsets(term, w0, memo, seats)
         if self.calls_hook:
             _put(self.w0, w0, seats.slots)
             _put(self.memo, memo, seats.slots)
@@ -208,6 +205,14 @@ class Step:
                 seats.slots.clear(values)
             else:  # Adam counts the steps of all slots, which begin together
                 values.zero_()
+
+    def _put_offsets(self, term: AffineTerm, w0: Params, memo: Params, seats: Seats) -> None:
+        """Put what the clients' affine terms are relative to into their slots."""
+        if not self.shares_offsets:
+            _put(self.offsets, offsets(self.gradient, term.a, w0, memo), seats.slots)
+        elif seats is self.plan.first:
+            u = offsets(self.gradient, term.a, w0, memo)
+            _put(self.offsets, {name: leaf[:1] for name, leaf in u.items()}, Rows(slice(1)))
 
     @torch.no_grad()
     def advance(self, num_steps: int) -> None:

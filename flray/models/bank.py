@@ -279,7 +279,7 @@ class ModelBank:
         for name, leaf in self.params.items():
             weights = torch.from_numpy(shares).to(leaf.device)
             params[name] = leaf.new_empty(len(shares), *leaf.shape[1:])
-            columns = (flat_rows(rows).split(SUMMED, 1) for rows in (params[name], leaf))
+            columns = (torch.split(flat_rows(rows), SUMMED, 1) for rows in (params[name], leaf))
             for sums, part in zip(*columns, strict=True):
                 sums.copy_(weights @ part.double())
         return ModelBank(params, owner)
