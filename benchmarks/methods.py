@@ -1,13 +1,15 @@
 """What each method costs beside FedAvg: steps, gradients, bytes and seconds of a round.
 
     python benchmarks/methods.py [--methods ditto fedem ...] [--device cuda] [--model lenet5]
-        [--rounds N]
+        [--rounds N] [--repeats N]
 
 Twenty clients with 100 random images of 28 x 28 each, in batches of 10; everybody takes part, so a
 round of FedAvg has 200 client steps. One line of a Markdown table for each method: medians of the
-rounds that are neither first nor last. On a CPU seconds are those of this process, in one thread,
-which other work on the machine hardly changes; on a GPU they are wall time. Gradients are counted
-in a run of the engine `loop`, where a hook runs once for each client and step. Methods that judge
+rounds that are neither first nor last. On a CPU seconds are CPU seconds of the thread that runs the
+rounds, and `writing` those of the thread that writes records and checkpoints meanwhile; on a GPU
+they are wall time, and nothing is measured of the other thread. Each is the least of `--repeats`
+runs: other work on the machine only adds to it. Gradients are counted in
+a run of the engine `loop`, where a hook runs once for each client and step. Methods that judge
 models on data take forward passes that are no part of a gradient: `judged` is their number of
 examples, once for each model. A forward pass is a third of a gradient, so what is expected are
 gradients + judged / (3 x batch size), over FedAvg's gradients; `above` is how much slower a method
@@ -23,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, thread_time
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +37,7 @@ from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.federation import Federation
 from flray.records.run_directory import RunDirectory
+from flray.records.writer import RoundWriter
 from flray.runs.conduct import Monitor
 from flray.runs.launch import run_experiment
 
@@ -61,6 +64,7 @@ SETTINGS = {  # what a method needs to run here
 BATCH = 10
 HEADINGS = (
     "method | steps | gradients | judged | MB up | MB down | seconds | × FedAvg | expected | above"
+    " | writing"
 )
 
 
@@ -72,29 +76,31 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="mlp200")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=1)
     options = parser.parse_args()
     common = [f"execution.device={options.device}", f"model={options.model}"]
     common += ["execution.threads=1"] if options.device == "cpu" else []
     common += [f"rounds={options.rounds}", f"evaluate.every={options.rounds}"]
     print(f"| {HEADINGS} |\n|{'---|' * (HEADINGS.count('|') + 1)}")
-    costs("fedavg", common)  # the first run of a process is slower
+    costs("fedavg", common, 1)  # the first run of a process is slower
     fedavg: dict[str, float] = {}
     for name in dict.fromkeys(["fedavg", *options.methods]):
-        cost = costs(name, common)
+        cost = costs(name, common, options.repeats)
         fedavg = fedavg or cost
         times = cost["seconds"] / fedavg["seconds"]
         expected = (cost["gradients"] + cost["judged"] / (3 * BATCH)) / fedavg["gradients"]
         numbers = [f"{cost[k]:,.0f}" for k in ("client_steps", "gradients", "judged")]
         numbers += [f"{cost[k] / 1e6:.2f}" for k in ("bytes_up", "bytes_down")]
         numbers += [f"{cost['seconds']:.4f}", f"{times:.2f}", f"{expected:.2f}"]
-        numbers += [f"{100 * (times / expected - 1):+.0f} %"]
+        numbers += [f"{100 * (times / expected - 1):+.0f} %", f"{cost['writing']:.4f}"]
         print(f"| `{name}` | {' | '.join(numbers)} |", flush=True)
 
 
-def costs(name: str, common: list[str]) -> dict[str, float]:
+def costs(name: str, common: list[str], repeats: int) -> dict[str, float]:
     """The medians of a method's rounds, and how often it takes a gradient in a round."""
     overrides = [*common, f"algorithm={name}", *SETTINGS.get(name, [])]
-    cost = medians(overrides)
+    runs = [medians(overrides) for _ in range(repeats)]
+    cost = {kind: min(run[kind] for run in runs) for kind in runs[0]}
     with counted_gradients() as calls:
         medians([*overrides, "rounds=3", "evaluate.every=3", "execution.engine=loop"])
     return cost | {"gradients": float(calls[-1])}
@@ -104,10 +110,14 @@ def medians(overrides: list[str]) -> dict[str, float]:
     """Steps, bytes, judged examples and seconds of rounds that are neither first nor last."""
     chosen = parse_experiment(override(experiment(), overrides))
     is_cpu = chosen.settings.execution.device == "cpu"
-    ends: list[tuple[float, float]] = []  # seconds, and examples judged so far
-    with tempfile.TemporaryDirectory() as folder, counted_examples() as judged:
-        now = process_time if is_cpu else perf_counter
-        monitor = Monitor(lambda _: ends.append((now(), judged.total())))
+    ends: list[tuple[float, ...]] = []  # seconds, examples judged and seconds of writing so far
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        counted_examples() as judged,
+        timed_writing() as writing,
+    ):
+        now = thread_time if is_cpu else perf_counter
+        monitor = Monitor(lambda _: ends.append((now(), judged.total(), sum(writing))))
         run_experiment(chosen, Path(folder), monitor=monitor)
         rounds = RunDirectory(folder).rounds().iloc[1:-1]
     columns = {
@@ -115,8 +125,11 @@ def medians(overrides: list[str]) -> dict[str, float]:
         for kind in ("client_steps$", "bytes_up", "bytes_down")
     }
     cost = {kind.removesuffix("$"): float(values.median()) for kind, values in columns.items()}
-    seconds, judged_in = np.median(np.diff(ends, axis=0)[:-1], axis=0)
-    return cost | {"seconds": float(seconds), "judged": float(judged_in)}
+    rounds_of = np.diff(ends, axis=0)[:-1]
+    seconds, judged_in, _ = np.median(rounds_of, axis=0)
+    # A write may end rounds later, and one may hold several rounds.
+    written = float(rounds_of[:, 2].mean()) if is_cpu else np.nan
+    return cost | {"seconds": float(seconds), "judged": float(judged_in), "writing": written}
 
 
 def experiment() -> dict[str, Any]:  # Any: YAML
@@ -151,6 +164,20 @@ def counted_gradients() -> Iterator[list[int]]:
 
     with patch.object(Federation, "train", counting):
         yield calls
+
+
+@contextmanager
+def timed_writing() -> Iterator[list[float]]:
+    """CPU seconds of each write of records and a checkpoint, which a thread of its own does."""
+    commit, seconds = RoundWriter._commit, list[float]()
+
+    def timed(*parts: Any) -> None:  # Any: as `RoundWriter._commit` has them
+        begin = thread_time()
+        commit(*parts)
+        seconds.append(thread_time() - begin)
+
+    with patch.object(RoundWriter, "_commit", timed):
+        yield seconds
 
 
 @contextmanager

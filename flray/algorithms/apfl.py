@@ -86,13 +86,13 @@ class Apfl(PartlyShared):
         mixed = {n: torch.lerp(w[n], w[f"v/{n}"], alpha_of[n]) for n in names}  # v̄
         h = grad(mixed, batch)  # at v̄
         # Alg. 1: v_i <- v_i - η α_i grad f_i(v̄_i)
-        of_v = {f"v/{name}": alpha_of[name] * h[name] for name in names}
         if not self.adaptive:
-            return g | of_v
+            return g | {f"v/{name}": h[name].mul_(alpha_of[name]) for name in names}
         # Alg. 1: α_i <- α_i - η <v_i - w_i, grad f_i(v̄_i)>, cut to [0, 1]
         # An axis to sum over, for leaves of one number too.
         products = ((w[f"v/{n}"] - w[n]).mul_(h[n])[..., None] for n in names)
         slopes = [p.sum(tuple(range(alpha.dim() - 1, p.dim()))) for p in products]  # by leaf
+        of_v = {f"v/{name}": h[name].mul_(alpha_of[name]) for name in names}
         lr = memo["lr"][..., None]
         new_alpha = (alpha - lr * torch.stack(slopes, -1).sum(-1, keepdim=True)).clamp(0, 1)
         # The direction whose step of size lr leads to the new α.

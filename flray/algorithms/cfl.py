@@ -150,11 +150,11 @@ class Cfl:
 
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
         """True if a cluster with these updates is to be split."""
-        weights = torch.from_numpy(fed.weights()[updates.clients]).to(updates.values.device)
-        values = updates.values.double()
-        mean = (weights[:, None] * values).sum(0) / weights.sum()
+        weights = fed.weights()[updates.clients]
+        mean = updates.cluster_means(np.zeros_like(updates.clients), weights)  # (1, p)
+        norms: list[float] = torch.cat([mean, updates.values]).norm(dim=1).tolist()
         # ||sum_i n_i / n Δθ_i|| < ε1 and max_i ||Δθ_i|| > ε2
-        return bool(mean.norm() < self.mean_norm and values.norm(dim=1).max() > self.max_norm)
+        return norms[0] < self.mean_norm and max(norms[1:]) > self.max_norm
 
     def _place(self, state: CflState, fed: Federation) -> CflState:
         """Let the clients that are present without a cluster go down the tree of splits."""

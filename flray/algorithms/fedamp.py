@@ -17,7 +17,7 @@ from flray.engines.affine import affine
 from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import ModelBank, Params, flat_rows, num_bytes
+from flray.models.bank import SUMMED, ModelBank, Params, flat_rows, num_bytes
 from flray.models.client_table import ClientTable
 from flray.values import require_at_least
 
@@ -86,7 +86,8 @@ class FedAmp:
 
     def round(self, state: FedAmpState, cohort: Cohort, fed: Federation) -> Outcome[FedAmpState]:
         w = state.models.of_clients(cohort.clients)
-        u = _mixed(w, self.attention(_squared_distances(w)))
+        xi = self.attention(_squared_distances(w))
+        u = ModelBank(w, np.arange(len(xi))).combined(xi, np.arange(len(xi))).params  # Σ_j ξ_kj w_j
         memo = {f"u/{name}": leaf for name, leaf in u.items()}
         trained = fed.train(state.models.bank(cohort.clients), cohort, self.gradient, memo)
         size = num_bytes(fed.initial, 1)
@@ -104,18 +105,9 @@ class FedAmp:
 
 
 def _squared_distances(w: Params) -> NDArray[np.float64]:
-    """(K, K) squared L2 distances of stacked models, in float64."""
-    flat = [flat_rows(leaf).double() for leaf in w.values()]
-    of_pairs = torch.stack([torch.pdist(rows).square() for rows in flat]).sum(0)
-    squared = np.zeros((len(flat[0]), len(flat[0])))
+    """(K, K) squared L2 distances of stacked models: of parts of them, summed up in float64."""
+    parts = [part for leaf in w.values() for part in torch.split(flat_rows(leaf), SUMMED, 1)]
+    of_pairs = torch.stack([torch.pdist(part) for part in parts]).double().square_().sum(0)
+    squared = np.zeros((len(parts[0]), len(parts[0])))
     squared[np.triu_indices(len(squared), 1)] = of_pairs.cpu().numpy()
     return squared + squared.T
-
-
-def _mixed(w: Params, xi: NDArray[np.float64]) -> Params:
-    """u, leaves (K, ...): row k is Σ_j ξ_kj w_j."""
-    weights = torch.from_numpy(xi)
-    return {
-        name: (weights.to(leaf.device) @ flat_rows(leaf).double()).to(leaf).view(leaf.shape)
-        for name, leaf in w.items()
-    }

@@ -29,6 +29,7 @@ from flray.models.client_table import ClientTable
 from flray.models.mixing import ClientModels, HeldModels
 from flray.values import require_at_least
 
+MOST_STEPS = 300  # of k-means
 MOST_RECORDED = 2000  # clients of a clustering that is kept: D grows with their square
 
 
@@ -97,6 +98,7 @@ class FedSem:
         hears = (labels == np.arange(self.number)[:, None]).astype(np.float64)  # (K, M)
         # In each cluster: w_k <- sum_i n_i / n w_i
         is_heard = self.mean_of == "heard"
+        is_heard |= np.array_equal(trained.clients, fed.clients)  # by everybody: the same models
         averaged = trained if is_heard else ClientModels(fed.clients, HeldModels(last))
         bank = fed.mix_rows(hears, averaged, state.bank)
         labels = self._place(labels, centres, state.bank, fed)
@@ -120,25 +122,28 @@ class FedSem:
         """The labels of all clients and the centres after k-means on the points."""
         if not points.num_clients:
             return state.labels, state.centres
-        centres = None if state.centres is None else state.centres.cpu().numpy()
-        number = min(self.number if centres is None else len(centres), points.num_clients)
+        with fed.meter.phase("cluster"):
+            if state.centres is None:
+                seed = int(fed.generator("fedsem", fed.t).integers(2**31))
+                assigned, centres = self._first_clusters(points, seed)
+            else:
+                assigned, centres = lloyd(points.values, state.centres[: points.num_clients])
+        labels = state.labels.copy()
+        labels[points.clients] = assigned
+        return labels, centres
+
+    def _first_clusters(self, points: Points, seed: int) -> tuple[Ids, Tensor]:
+        """Labels and centres of the best of `first_starts` random starts."""
         from sklearn.cluster import KMeans  # seconds to import, and seldom needed
         from sklearn.exceptions import ConvergenceWarning
 
-        kmeans = KMeans(
-            number,
-            init="k-means++" if centres is None else centres[:number],
-            n_init=self.first_starts if centres is None else 1,
-            random_state=int(fed.generator("fedsem", fed.t).integers(2**31)),
-        )
+        number = min(self.number, points.num_clients)
+        kmeans = KMeans(number, n_init=self.first_starts, random_state=seed)
         # Threads add up their parts in whatever order they end: the last bits would vary.
-        with fed.meter.phase("cluster"), threadpool_limits(1), warnings.catch_warnings():
+        with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct models than K
-            # r_i = argmin_k ||w_i - c_k||, c_k = the mean of its w_i, in turn until nothing moves
             assigned = kmeans.fit_predict(points.values.cpu().numpy())
-        labels = state.labels.copy()
-        labels[points.clients] = assigned
-        return labels, torch.from_numpy(kmeans.cluster_centers_).to(points.values)
+        return assigned, torch.from_numpy(kmeans.cluster_centers_).to(points.values)
 
     def _place(
         self, labels: Ids, centres: Tensor | None, before: ModelBank, fed: Federation
@@ -164,6 +169,35 @@ class FedSem:
         placed = labels.copy()
         placed[probed.clients] = used[nearest_cluster(L2(), among, vectors)]
         return placed
+
+
+def lloyd(points: Tensor, centres: Tensor) -> tuple[Ids, Tensor]:
+    """Labels (m,) of points (m, p) and centres (K, p) once k-means from given centres stands still.
+
+    A cluster that lost all its points goes on at the point that is farthest from its centre.
+
+    >>> labels, centres = lloyd(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([[4.0], [5.0]]))
+    >>> labels.tolist(), centres.tolist()
+    ([0, 0, 1], [[0.5], [9.0]])
+    """
+    origin = centres[0]  # distances do not change with it, rounding errors do
+    x, c = points - origin, centres - origin
+    units, labels = torch.eye(len(c)).to(x), np.full(len(x), -1)
+    for _ in range(MOST_STEPS):
+        # r_i = argmin_k ||w_i - c_k||, all of them less ||w_i||²
+        squared, nearest = (c.square().sum(1) - 2 * (x @ c.T)).min(1)
+        before, labels = labels, nearest.cpu().numpy()  # the only wait for a GPU
+        if np.array_equal(labels, before):
+            break
+        # c_k = the mean of its w_i
+        is_member = units[nearest]  # (m, K)
+        empty = np.setdiff1d(np.arange(len(c)), labels)
+        if len(empty):
+            farthest = (squared + x.square().sum(1)).topk(len(empty)).indices
+            is_member[farthest] = units[torch.from_numpy(empty).to(x.device)]
+        counts = is_member.sum(0)[:, None]
+        c = torch.where(counts > 0, (is_member.T @ x) / counts.clamp(min=1), c)
+    return labels, c + origin
 
 
 def _recorded(points: Points, labels: Ids, before: Ids) -> tuple[Clustering, ...]:

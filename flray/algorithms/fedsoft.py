@@ -118,11 +118,8 @@ class FedSoft:
 
     def round(self, state: FedSoftState, cohort: Cohort, fed: Federation) -> Outcome[FedSoftState]:
         drawn = self._drawn(state, cohort.t, fed)
-        u = torch.from_numpy(state.shares[cohort.clients])
-        anchors = {
-            f"anchor/{n}": torch.tensordot(u.to(leaf.device), leaf.double(), 1).to(leaf.dtype)
-            for n, leaf in state.bank.params.items()
-        }
+        sums = state.bank.combined(state.shares[cohort.clients], cohort.clients)  # Σ_k u_ik θ_k
+        anchors = {f"anchor/{n}": leaf for n, leaf in sums.params.items()}
         trained = fed.train(state.models.bank(cohort.clients), cohort, self.gradient, anchors)
         models = state.models.updated(trained.clients, trained.params)
         self._count(state.bank, cohort, len(trained.clients), fed)

@@ -91,4 +91,4 @@ class PerFedAvg(FedAvg):
 
 
 def _moved(w: Params, step: float, direction: Params) -> Params:
-    return {name: w[name] + step * direction[name] for name in direction}
+    return {name: (step * direction[name]).add_(w[name]) for name in direction}

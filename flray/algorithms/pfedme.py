@@ -7,6 +7,8 @@ Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurI
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.affine import affine, stacked
@@ -31,11 +33,10 @@ class PFedMe:
     """Alg. 1: each local step solves for θ near w and moves w towards it.
 
     θ(w) = argmin f(θ; batch) + λ/2 ||θ - w||² by `inner_steps` steps of size `inner_lr`, then
-    w <- w - η λ (w - θ). It is computed as a displacement d = θ - w, so that one inner step of size
-    1/λ (a power of two) is FedAvg's step to the last bit. The personal model of a client is one
+    w <- w - η λ (w - θ). It is computed as a way d = (w - θ) / η_p, so that one inner step of size
+    1/λ is FedAvg's step to the last bit. The personal model of a client is one
     proximal pass over its data from the w_k that it trained.
 
-    >>> import torch
     >>> w = {"w": torch.tensor([2.0])}
     >>> method = PFedMe(lam=2.0, inner_steps=1, inner_lr=0.5)
     >>> method.gradient(lambda at, batch: at, w, None, w, {})["w"]  # f = w²/2: that of FedAvg, 2
@@ -58,17 +59,16 @@ class PFedMe:
     def cohort(self, state: PFedMeState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))
 
-    def displacement(
+    def way(
         self, grad: Callable[[Params, LocalBatch], Params], w: Params, batch: LocalBatch
     ) -> Params:
-        """θ - w after the inner steps, from θ = w."""
-        g = grad(w, batch)
-        d = {name: -self.inner_lr * g[name] for name in g}
+        """(w - θ) / η_p after the inner steps, from θ = w; η_p is `inner_lr`."""
+        d = grad(w, batch)
         kept = 1 - self.inner_lr * self.lam
         for _ in range(self.inner_steps - 1):
-            g = grad({name: w[name] + d[name] for name in d}, batch)
-            # Eq. 7: θ <- θ - η_p (grad f(θ) + λ (θ - w)), less w
-            d = {name: d[name].mul_(kept).sub_(g[name], alpha=self.inner_lr) for name in d}
+            theta = {name: torch.sub(w[name], d[name], alpha=self.inner_lr) for name in d}
+            # Eq. 7: θ <- θ - η_p (grad f(θ) + λ (θ - w)), as a way from w
+            d = {n: g.add_(d[n], alpha=kept) for n, g in grad(theta, batch).items()}
         return d
 
     @stacked
@@ -80,9 +80,9 @@ class PFedMe:
         w0: Params,
         memo: Params,
     ) -> Params:
-        d = self.displacement(grad, w, batch)
+        d = self.way(grad, w, batch)
         # Alg. 1 l. 8: w <- w - η λ (w - θ)
-        return {name: -self.lam * d[name] for name in d}
+        return {name: self.lam * self.inner_lr * d[name] for name in d}
 
     @affine
     def proximal_gradient(

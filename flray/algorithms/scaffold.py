@@ -139,7 +139,8 @@ def _updated_controls(
         # l. 12: c_i - c + (x - y_i) / (K eta_l)
         after[name] = (before[name] - leaf).add_(moved.mul_(scale))
         # l. 17: c <- c + |S| / N mean Δc_i
-        c[name] = leaf + (after[name] - before[name]).sum(0) / len(fed.clients)
+        change = torch.sub(after[name], before[name], out=moved)
+        c[name] = leaf + change.sum(0) / len(fed.clients)
     return c, state.c_i.updated(heard.clients, after)
 
 

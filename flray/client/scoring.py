@@ -22,11 +22,14 @@ from flray.models.classifier import Batch, HasExampleLosses, HasLosses
 
 SCORE_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
 
-# Examples of a model in a stacked pass. A model with more than MOST_PIECES pieces is evaluated
-# alone: the number of passes no longer matters. A GPU stacks pieces of SCORE_BATCH examples of
-# linear layers, which take less time than the calls.
+# Most examples of a model in a stacked pass: the examples of a model are cut into equal pieces.
+# Linear layers take larger ones, because a pass copies the weights of its models. A model with more
+# than MOST_PIECES pieces of 32 is evaluated alone: the number of passes no longer matters. A GPU
+# stacks pieces of SCORE_BATCH examples of linear layers, which take less time than the calls.
 PIECE = 32
+DENSE_PIECE = 128
 MOST_PIECES = 16
+PIECE_STEP = 4  # a piece has a multiple of it: models of about the same size share a pass
 STACKED_ON_GPU = 20  # models in a pass
 STACKED_BYTES = 1 << 28  # of images in a pass
 
@@ -125,9 +128,11 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
 
 def _piece_size(host: Host, num_examples: int) -> int:
     """Examples of a model in a stacked pass; 0: the model is evaluated alone."""
-    if 0 < num_examples <= PIECE * MOST_PIECES:
-        return PIECE
     written, images = host.written_forward, host.examples.images
+    if 0 < num_examples <= PIECE * MOST_PIECES:
+        most = DENSE_PIECE if written is not None and written.is_dense else PIECE
+        num_pieces = -(-num_examples // most)
+        return -(-num_examples // (num_pieces * PIECE_STEP)) * PIECE_STEP
     if not num_examples or images.device.type == "cpu" or written is None or not written.is_dense:
         return 0
     size = images[0].numel() * host.examples.mean.element_size()

@@ -238,8 +238,8 @@ class Predict:
                 ids,
                 lambda batch: self._rows(host.module(batch[0]), batch[1]),
             )
-            predictions.append(torch.cat(rows).float().cpu())
-        return predictions
+            predictions.append(torch.cat(rows).float())
+        return list(torch.stack(predictions).cpu())  # one wait for a GPU
 
     def _rows(self, scores: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point() and scores.numel() == targets.numel():

@@ -10,10 +10,14 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from flray.clustering.checks import require_finite
 from flray.clustering.points import Points
 from flray.values import require_at_least
+
+NO_PART = 1e-7  # singular values below this share of the largest are rounding errors of products
 
 
 @dataclass(frozen=True)
@@ -178,12 +182,28 @@ class SvdDirections:
         """New points by their cosines with the directions of the known ones."""
         require_finite(known)
         require_finite(new)
-        _, _, vectors = np.linalg.svd(known.array(), full_matrices=False)
-        directions = vectors[: self.number]  # V, of which each sign is free
-        largest = np.abs(directions).argmax(1)
-        directions *= np.sign(directions[np.arange(len(directions)), largest])[:, None]
-        points = Unit()(new, seed) if self.unit else new
-        return new.moved_to(points.array() @ directions.T)
+        directions = _right_singular(known.values.detach().double())[: self.number]  # V
+        # Each sign is free: the largest entry is positive.
+        largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+        points = (Unit()(new, seed) if self.unit else new).values.detach()
+        coordinates = points.to(directions) @ (directions * largest.sign()).T
+        return new.moved_to(coordinates.cpu().numpy())
+
+
+def _right_singular(x: Tensor) -> Tensor:
+    """(min(P, e), e) the right singular vectors of points (P, e), the largest first.
+
+    Those of few points follow from their products, so the points do not leave their device. A
+    vector without a part in the points is zero.
+    """
+    if len(x) > x.shape[1]:
+        tall: Tensor = torch.linalg.svd(x, full_matrices=False)[2]
+        return tall
+    squares, vectors = np.linalg.eigh((x @ x.T).cpu().numpy())  # X Xᵀ = U σ² Uᵀ, ascending
+    sigma = np.sqrt(np.maximum(squares, 0))
+    is_there = sigma > NO_PART * sigma.max(initial=0)
+    scaled = vectors * np.divide(1, sigma, out=np.zeros_like(sigma), where=is_there)
+    return torch.from_numpy(scaled[:, ::-1].T.copy()).to(x.device) @ x  # V = Uᵀ X / σ
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ class Points:
     def of(self, clients: Ids) -> "Points":
         """The points of these clients; clients without points are ignored."""
         is_kept = np.isin(self.clients, clients)
+        if is_kept.all():
+            return self
         position = np.cumsum(is_kept) - 1
         is_kept_row = is_kept[self.owner]
         values = self.values[torch.from_numpy(is_kept_row).to(self.values.device)]

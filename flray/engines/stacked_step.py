@@ -1,6 +1,6 @@
 """One local step of many stacked clients: batches gathered, gradient computed, models moved."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import NamedTuple, cast
@@ -75,12 +75,25 @@ class StackedModule:
         *gradients, loss = WrittenGradient.apply(self.written, names, *tensors, *weight)  # type: ignore[no-untyped-call]  # torch's own
         return dict(zip(at, gradients, strict=True)), loss
 
-    def gradients_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-        """Gradients and losses (K,) of stacked clients at given params, leaves (K, ...)."""
-        assert self.written is not None
-        assert batch.mask is not None
-        weight = () if batch.weight is None else (batch.weight,)
-        return self.written.gradients(at, batch.keys, batch.x, batch.y, batch.mask, *weight)
+    def gradients_of_step(self) -> Callable[[Params, LocalBatch], tuple[Params, Tensor]]:
+        """A function for gradients and losses (K,) of stacked clients at params, leaves (K, ...).
+
+        It computes the targets of a batch once, however many gradients a hook takes of it.
+        """
+        written, known = self.written, list[tuple[LocalBatch, Targets]]()
+        assert written is not None
+
+        def gradients_at(at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+            targets = next((targets for seen, targets in known if seen is batch), None)
+            if targets is None:
+                assert batch.mask is not None
+                weight = () if batch.weight is None else (batch.weight,)
+                classes, dtype = written.num_classes, batch.x.dtype
+                targets = Targets.of(batch.y, batch.mask, classes, dtype, *weight)
+                known.append((batch, targets))
+            return written.gradients_to(targets, at, batch.keys, batch.x)
+
+        return gradients_at
 
 
 class Step:
@@ -135,16 +148,21 @@ class Step:
     def _descent(self, training: Training, like: Block, num_slots: int) -> Descent | None:
         """The steps of SGD that layers take themselves; None if an optimiser must take them."""
         is_plain_sgd = training.optimizer == "sgd" and not training.weight_decay
-        if self.written is None or not is_plain_sgd or len(self.moved) < len(self.trained):
+        if self.written is None or not is_plain_sgd:
             return None
         if self.gradient is plain_gradient:
-            return Descent(training.eta, training.momentum)
+            return Descent(training.eta, self.moved, training.momentum)
         if not is_affine(self.gradient) or self.written.leaves != self.trained.keys():
             return None
         a = factors(self.gradient, self.trained, like.memo)
-        self.offsets = self._slots({name: like.w0[name] for name in a}, num_slots)
+        # Offsets that all clients share lie in one slot; a recorded step must take any block.
+        leaves = (*like.w0.values(), *like.memo.values())
+        on_cpu = self.number.device.type == "cpu"
+        self.shares_offsets = on_cpu and not any(leaf.stride(0) for leaf in leaves)
+        num = 1 if self.shares_offsets else num_slots
+        self.offsets = self._slots({name: like.w0[name] for name in a}, num)
         as_moved = {name: self.written.matrix(name, u) for name, u in self.offsets.items()}
-        return Descent(training.eta, training.momentum, AffineTerm(a, as_moved))
+        return Descent(training.eta, self.moved, training.momentum, AffineTerm(a, as_moved))
 
     def _slots(self, leaves: Params, num_slots: int) -> Params:
         """Uninitialised slots; `u/NAME` of a memo lies in memory as the model's leaf NAME."""
@@ -176,7 +194,7 @@ class Step:
         if self.descent is not None:
             begun_anew += self.descent.velocity.values()
             if (term := self.descent.term) is not None:
-                _put(self.offsets, offsets(self.gradient, term.a, w0, memo), seats.slots)
+                self._put_offsets(term, w0, memo, seats)
         if self.calls_hook:
             _put(self.w0, w0, seats.slots)
             _put(self.memo, memo, seats.slots)
@@ -188,6 +206,14 @@ class Step:
                 seats.slots.clear(values)
             else:  # Adam counts the steps of all slots, which begin together
                 values.zero_()
+
+    def _put_offsets(self, term: AffineTerm, w0: Params, memo: Params, seats: Seats) -> None:
+        """Put what the clients' affine terms are relative to into their slots."""
+        if not self.shares_offsets:
+            _put(self.offsets, offsets(self.gradient, term.a, w0, memo), seats.slots)
+        elif seats is self.plan.first:
+            u = offsets(self.gradient, term.a, w0, memo)
+            _put(self.offsets, {name: leaf[:1] for name, leaf in u.items()}, Rows(slice(1)))
 
     @torch.no_grad()
     def advance(self, num_steps: int) -> None:
@@ -233,7 +259,7 @@ class Step:
         batch = replace(first, second=second[0]) if second else first
         stacked = self.stacked
         grad = RecordedGradient(
-            stacked.gradients_at if self.takes_all_slots else stacked.gradient_at
+            stacked.gradients_of_step() if self.takes_all_slots else stacked.gradient_at
         )
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -175,8 +175,14 @@ class Written:
         self, w: Params, keys: Params, x: Tensor, y: Tensor, mask: Tensor, *weight: Tensor
     ) -> tuple[Params, Tensor]:
         """The gradients of the leaves in w, (K, ...), and (K,) the clients' mean losses."""
-        sink = Gradients(self, w)
         targets = Targets.of(y, mask, self.num_classes, x.dtype, *weight)
+        return self.gradients_to(targets, w, keys, x)
+
+    def gradients_to(
+        self, targets: Targets, w: Params, keys: Params, x: Tensor
+    ) -> tuple[Params, Tensor]:
+        """As `gradients`, for targets that are known already."""
+        sink = Gradients(self, w)
         loss = self.losses(w, keys, x, targets, sink)
         return sink.of_all(), loss
 
@@ -214,16 +220,19 @@ class Descent:
 
     The product that computes the gradient g of a weight adds it to v; without momentum there is no
     v, and the product moves w. Only a gradient that is a sum of several products is computed first.
-    An affine term of a hook counts as a part of g.
+    An affine term of a hook counts as a part of g. Leaves that are not among the `moved` stay.
     """
 
     lr: float
+    moved: Container[str]
     momentum: float = 0.0
     term: AffineTerm | None = None
     velocity: Params = field(default_factory=dict)  # v of matrices and vectors, made when needed
 
     def product(self, name: str, matrix: Tensor, inputs: Tensor, dy: Tensor) -> None:
         """Move a weight along inputs^T dy, which is not computed by itself where possible."""
+        if name not in self.moved:
+            return
         parts = num_parts(inputs, dy)
         if parts > 1:
             self.vector(name, matrix, sum_of_products(inputs, dy, parts))
@@ -238,6 +247,8 @@ class Descent:
 
     def vector(self, name: str, leaf: Tensor, gradient: Tensor) -> None:
         """Move a leaf along its gradient."""
+        if name not in self.moved:
+            return
         if self.momentum:
             gradient = self._velocity(name, leaf).mul_(self.momentum).add_(gradient)
         self._move_along(name, leaf, gradient)

@@ -16,6 +16,7 @@ from flray.errors import ExperimentError
 from flray.models.generator import seeded_generator
 
 CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
+SUMMED = 1 << 14  # numbers of a model summed in float64 at a time, which stay in a cache
 
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
 Layers = Literal["all", "first", "last"] | tuple[str, ...]  # layers of a model, or their names
@@ -276,8 +277,11 @@ class ModelBank:
         """
         params = {}
         for name, leaf in self.params.items():
-            sums = torch.from_numpy(shares).to(leaf.device) @ flat_rows(leaf).double()
-            params[name] = sums.to(leaf.dtype).view(len(shares), *leaf.shape[1:])
+            weights = torch.from_numpy(shares).to(leaf.device)
+            params[name] = leaf.new_empty(len(shares), *leaf.shape[1:])
+            columns = (torch.split(flat_rows(rows), SUMMED, 1) for rows in (params[name], leaf))
+            for sums, part in zip(*columns, strict=True):
+                sums.copy_(weights @ part.double())
         return ModelBank(params, owner)
 
     def digests(self, clients: Ids) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flray.data.dataset import Ids
-from flray.models.bank import ModelBank, Params, rows_of
+from flray.models.bank import ModelBank, Params, rows_of, rows_on
 
 DEFAULT = -1  # in place of a block: the client has the default row
 MOST_STORED = 2  # rows in all blocks for each row in use; above that, sparse blocks are rewritten
@@ -48,7 +48,7 @@ class ClientTable:
         return np.flatnonzero(self.block_of != DEFAULT)
 
     def of_clients(self, clients: Ids) -> Params:
-        """The rows of the clients stacked in their order (a copy).
+        """The rows of the clients stacked in their order, a view where they are one whole block.
 
         >>> table = ClientTable.empty({"c": torch.zeros(1, 1)}, 3)
         >>> table = table.updated(np.array([2]), {"c": torch.ones(1, 1)})
@@ -63,7 +63,7 @@ class ClientTable:
         numbers = np.unique(blocks)
         if not num_defaults and len(numbers) == 1 and numbers[0] != DEFAULT:
             block = self.blocks[str(numbers[0])]
-            return {n: rows_of(block[n], rows).to(leaf.device) for n, leaf in self.default.items()}
+            return {n: rows_on(block[n], rows, leaf.device) for n, leaf in self.default.items()}
         stacked = {
             name: leaf.expand(num_defaults + len(clients), *leaf.shape[1:]).clone()
             for name, leaf in self.default.items()

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import KMeans
 
 from flray.algorithms import fedsem
-from flray.algorithms.fedsem import FedSem, FedSemState
+from flray.algorithms.fedsem import FedSem, FedSemState, lloyd
 from flray.client.tasks import Train
 from flray.clustering.points import by_smallest_member
 from flray.execution.executor import Failed, Inline
@@ -135,6 +136,21 @@ def test_one_cluster_is_fedavg(tiny_run, known_run, unheard) -> None:
     for key in ("params_sha256", "bytes_up", "bytes_down", "client_steps", "clusters"):
         assert one.summary[key] == fedavg.summary[key]
     assert read_clusterings(one.path) == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_later_rounds_of_kmeans_are_those_of_scikit_learn(seed) -> None:
+    """From random centres, of which the last is nobody's nearest: it takes the farthest point."""
+    rng = np.random.default_rng(seed)
+    groups = rng.normal(size=(4, 30)) * 3
+    points = groups[rng.integers(4, size=25)] + rng.normal(size=(25, 30))
+    centres = np.concatenate([points[:3] + 0.1, np.full((1, 30), 50.0)])
+    labels, found = lloyd(torch.from_numpy(points), torch.from_numpy(centres))
+    kmeans = KMeans(4, init=centres, n_init=1, tol=0).fit(points)
+    assert len(np.unique(labels)) == 4
+    assert kmeans.n_iter_ > 1
+    assert np.array_equal(labels, kmeans.labels_)
+    np.testing.assert_allclose(found.numpy(), kmeans.cluster_centers_, atol=1e-12)
 
 
 def test_fewer_models_than_clusters_are_fewer_clusters() -> None:

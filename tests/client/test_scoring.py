@@ -61,6 +61,16 @@ def test_stacked_scores_are_those_of_one_by_one(name, threads, monkeypatch) -> N
         np.testing.assert_allclose(many.loss, one.loss, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("mlp200", {1: 4, 100: 100, 128: 128, 129: 68, 512: 128}), ("lenet5", {1: 4, 100: 28})],
+)
+def test_examples_are_cut_into_equal_pieces(name, sizes) -> None:
+    """100 in one piece of 100, or with at most 32 in four of 25, which 4 does not divide."""
+    host, _ = host_of(name)
+    assert {num: scoring._piece_size(host, num) for num in sizes} == sizes
+
+
 def test_scores_do_not_depend_on_what_is_scored_beside_them() -> None:
     host, bank = host_of("lenet5")
     jobs = jobs_of()

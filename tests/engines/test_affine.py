@@ -109,6 +109,24 @@ def test_a_term_of_zero_changes_no_bit() -> None:
         assert all(torch.equal(found[name], leaf) for name, leaf in plain.items())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_offsets_in_one_slot_for_all_clients_change_no_bit(momentum) -> None:
+    training = replace(TRAINING, momentum=momentum)
+    module, examples, block = case(torch.float32)
+    num, first = len(block.plans), {name: leaf[:1] for name, leaf in block.w0.items()}
+    shared, own = (
+        replace(block, w0={name: more(leaf) for name, leaf in first.items()}, memo={})
+        for more in (lambda w: w.expand(num, *w.shape[1:]), lambda w: w.repeat_interleave(num, 0))
+    )
+    engine = Vectorized(module, examples, num_slots=2)  # clients take slots in turn
+    found, expected = (
+        engine.train(each, training, FedProx(mu=1.0).gradient).params for each in (shared, own)
+    )
+    for name, leaf in expected.items():
+        assert torch.equal(found[name], leaf)
+        assert (leaf - own.w0[name]).abs().max() > 1e-3
+
+
 def with_leaves(block: Block, hook) -> Block:
     """The block with the leaves of model and memo that APFL and FedALA have beside the module's."""
     draw = torch.Generator().manual_seed(2)

@@ -110,6 +110,7 @@ TRAININGS = {
     "momentum": Training(lr=0.05, momentum=0.9, weight_decay=0.01, **STEPS),
     "adam": Training(optimizer="adam", lr=0.001, **STEPS),
     "module": Training(optimizer="module", **STEPS),
+    "some leaves by sgd": Training(lr=0.05, momentum=0.9, **STEPS).only({"last.weight"}),
     "some leaves": Training(lr=0.05, momentum=0.9, weight_decay=0.01, **STEPS).only(
         {"last.weight", "last.bias"}
     ),
