@@ -27,12 +27,12 @@ from flray.client.tasks import ClientsJob
 from flray.data.dataset import Ids
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
+from flray.models.autoencoder import NormStatistics, with_image_statistics
 from flray.models.bank import Params, load_params
 from flray.models.generator import seeded_generator
 from flray.randomness import torch_seed
 
 PixelScale = Literal["unit", "signed"]  # [0, 1] and [-1, 1]
-NormStatistics = Literal["running", "image"]  # of batch norms while an encoder embeds
 Latents = NDArray[Any]  # (n, e) in the precision of the host
 
 FLT_SEED = 43  # random_state of FLT's k-means
@@ -61,8 +61,7 @@ class EmbedCentres:
     def centres(self, module: LightningModule, host: Host, client: int) -> Latents:
         """(k, e) the centres of one client's examples; clients with fewer than k repeat theirs."""
         ids = host.on_device(host.timeline.at(self.t).train[client])
-        if self.statistics == "image":
-            module = with_image_statistics(module)
+        module = with_image_statistics(module) if self.statistics == "image" else module
         latents = encode(module, rescaled(host.examples, self.pixels), ids)
         return k_means(latents, self.num_centres[client])
 
@@ -118,26 +117,6 @@ class FineTuneInTurn:
             centres, carried = alone.tuned_centres(host, carried, int(i))
             outputs.append(centres)
         return outputs, carried
-
-
-def with_image_statistics(module: LightningModule) -> LightningModule:
-    """A copy whose batch norms take mean and variance of each image, as with batches of one image.
-
-    >>> import pytorch_lightning
-    >>> module = pytorch_lightning.LightningModule()
-    >>> module.norm = nn.BatchNorm2d(1)
-    >>> image = torch.tensor([[[[1.0, 3.0]]]])
-    >>> with_image_statistics(module).norm(image).round().flatten().tolist()
-    [-1.0, 1.0]
-    """
-    module = copy.deepcopy(module)
-    for parent in list(module.modules()):
-        for name, norm in parent.named_children():
-            if isinstance(norm, nn.BatchNorm2d):
-                of_image = nn.InstanceNorm2d(norm.num_features, norm.eps, affine=norm.affine)
-                of_image.weight, of_image.bias = norm.weight, norm.bias
-                setattr(parent, name, of_image)
-    return module
 
 
 def encode(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:

@@ -21,7 +21,6 @@ from flray.client.embedding import (
     FineTuneCentres,
     FineTuneInTurn,
     Latents,
-    NormStatistics,
     SendData,
     TellImageShape,
 )
@@ -32,6 +31,7 @@ from flray.columns import CLIENT_STEPS
 from flray.data.datasets.downloaded import FashionMnist
 from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
+from flray.models.autoencoder import NormStatistics
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
 from flray.models.conv_ae import ConvAe
 from flray.randomness import torch_seed

@@ -1,10 +1,15 @@
 """What the autoencoders share: two halves, and a loss that is a mean over pixels."""
 
+import copy
+from typing import Literal
+
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from flray.models.classifier import Batch
+
+NormStatistics = Literal["running", "image"]  # of batch norms while an encoder embeds
 
 
 class Autoencoder(LightningModule):
@@ -65,3 +70,22 @@ def quartered(image_shape: tuple[int, int, int]) -> tuple[int, int]:
     if height % 4 or width % 4:
         raise ValueError(f"height and width must be multiples of 4, got images {image_shape}")
     return height // 4, width // 4
+
+
+def with_image_statistics(module: LightningModule) -> LightningModule:
+    """A copy whose batch norms take mean and variance of each image, as with batches of one image.
+
+    >>> module = LightningModule()
+    >>> module.norm = nn.BatchNorm2d(1)
+    >>> image = torch.tensor([[[[1.0, 3.0]]]])
+    >>> with_image_statistics(module).norm(image).round().flatten().tolist()
+    [-1.0, 1.0]
+    """
+    module = copy.deepcopy(module)
+    for parent in list(module.modules()):
+        for name, norm in parent.named_children():
+            if isinstance(norm, nn.BatchNorm2d):
+                of_image = nn.InstanceNorm2d(norm.num_features, norm.eps, affine=norm.affine)
+                of_image.weight, of_image.bias = norm.weight, norm.bias
+                setattr(parent, name, of_image)
+    return module
