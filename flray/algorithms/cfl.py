@@ -151,10 +151,10 @@ class Cfl:
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
         """True if a cluster with these updates is to be split."""
         weights = fed.weights()[updates.clients]
-        mean = updates.cluster_means(np.zeros_like(updates.clients), weights)  # (1, p)
-        norms: list[float] = torch.cat([mean, updates.values]).norm(dim=1).tolist()
+        mean = torch.from_numpy(weights / weights.sum()).to(updates.values) @ updates.values
+        norms = torch.stack([mean.norm(), updates.values.norm(dim=1).max()]).tolist()
         # ||sum_i n_i / n Δθ_i|| < ε1 and max_i ||Δθ_i|| > ε2
-        return norms[0] < self.mean_norm and max(norms[1:]) > self.max_norm
+        return bool(norms[0] < self.mean_norm and norms[1] > self.max_norm)
 
     def _place(self, state: CflState, fed: Federation) -> CflState:
         """Let the clients that are present without a cluster go down the tree of splits."""
