@@ -27,6 +27,7 @@ from flray.engines.stacked_layers import (
 )
 from flray.engines.written import Written
 from flray.models.dropout import KeyedDropout
+from flray.models.predictor import Predictor
 
 # While torch.fx traces a module, calls of every module of the process go through its tracer.
 TRACING = Lock()
@@ -43,7 +44,9 @@ NOT_TRACEABLE = (
 )
 
 
-def write_out(module: LightningModule, loss: str, form: Form = "patches") -> Written | None:
+def write_out(
+    module: LightningModule, loss: str, form: Form = "patches", classes: bool = False
+) -> Written | None:
     """The written-out form of one of the module's losses, or None if it is not such a chain.
 
     None also for a module with frozen parameters, hooks or shared weights. The module is not
@@ -53,6 +56,8 @@ def write_out(module: LightningModule, loss: str, form: Form = "patches") -> Wri
         module: A LightningModule.
         loss: Name of a method that maps a batch (x, y) to losses (B,), such as `example_losses`.
         form: That of convolutions.
+        classes: Targets are one class for each example, with which the loss of a `Predictor` is
+            the cross-entropy of its output.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
@@ -62,6 +67,8 @@ def write_out(module: LightningModule, loss: str, form: Form = "patches") -> Wri
     if not hasattr(module, loss) or not all(p.requires_grad for p in module.parameters()):
         return None
     with _mode(module, training=True):
+        if classes and loss == "example_losses" and _has_losses_of_predictor(module):
+            return _written_output(module, form)
         nodes = _trace(_Loss(module, loss))
         if len(nodes) < 5:
             return None
@@ -78,10 +85,20 @@ def write_out_forward(module: LightningModule, form: Form = "patches") -> Writte
     None if the output is not such a chain; `form` as in `write_out`.
     """
     with _mode(module, training=False):
-        nodes = _trace(_Forward(module))
-        if len(nodes) < 3 or nodes[-1].args != (nodes[-2],):
-            return None
-        return _Translation(module, form).of(nodes[0], nodes[1:-1])
+        return _written_output(module, form)
+
+
+def _written_output(module: LightningModule, form: Form) -> Written | None:
+    nodes = _trace(_Forward(module))
+    if len(nodes) < 3 or nodes[-1].args != (nodes[-2],):
+        return None
+    return _Translation(module, form).of(nodes[0], nodes[1:-1])
+
+
+def _has_losses_of_predictor(module: LightningModule) -> bool:
+    """True for a `Predictor` whose class defines no loss of its own."""
+    names = ("losses", "example_losses")
+    return all(getattr(type(module), n, None) is getattr(Predictor, n) for n in names)
 
 
 @contextmanager

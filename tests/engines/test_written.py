@@ -27,6 +27,7 @@ from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.classifier import Batch, Classifier
 from flray.models.dropout import KeyedDropout, dropout_keys
+from flray.models.mlp import Mlp
 
 from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
 
@@ -318,6 +319,34 @@ class Deciding(Functional):
 )
 def test_what_is_not_such_a_chain_is_left_to_vmap(build) -> None:
     assert write_out(build(), "example_losses") is None
+
+
+class Halved(Mlp):
+    """A predictor with a loss of its own."""
+
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        return super().losses(output, targets) / 2
+
+
+def test_predictors_of_classes_are_written_out() -> None:
+    training = Training(lr=0.1, epochs=2, batch_size=4)
+    module = build_seeded(lambda: Mlp(SHAPE, 10, hidden=(7,)), 0).double()
+    examples, block = case(module, training)
+    engine = Vectorized(module, examples, num_slots=6)
+    assert engine.written is not None
+    found = engine.train(block, training, FedAvg().gradient).params
+    expected = Loop(module, examples).train(block, training, FedAvg().gradient).params
+    assert largest_gap(block.w0, expected) > 1e-3
+    assert largest_gap(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["numbers", "several", "own loss"])
+def test_other_targets_and_losses_of_predictors_are_left_to_vmap(kind) -> None:
+    module = (Halved if kind == "own loss" else Mlp)(SHAPE, 10)
+    examples, _ = case(module, Training(), torch.float32)
+    labels = {"numbers": examples.labels.float(), "several": examples.labels[:, None]}
+    examples = replace(examples, labels=labels.get(kind, examples.labels))
+    assert Vectorized(module, examples, num_slots=6).written is None
 
 
 def test_threads_by_default_are_used_where_they_change_no_bit(monkeypatch) -> None:
