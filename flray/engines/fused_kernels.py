@@ -57,8 +57,8 @@ def forward(
         for start in range(0, ENTRIES, BK):
             q = start + tl.arange(0, BK)
             a = tl.load(x + corner[:, None] + _offset(q, X, KERNEL)[None, :])
-            known = (q < ENTRIES)[:, None]
-            kernel = tl.load(w + of_channel[None, :] + q[:, None], mask=known, other=0.0)
+            is_entry = (q < ENTRIES)[:, None]
+            kernel = tl.load(w + of_channel[None, :] + q[:, None], mask=is_entry, other=0.0)
             sums = tl.dot(a, kernel, sums, input_precision=PRECISION)
     if bias is not None:
         sums += tl.load(bias + k * Y[2] + n, mask=n < Y[2], other=0.0)[None, :]
@@ -165,8 +165,8 @@ def input_gradient(
             place = (row % POOL[0]) * POOL[1] + column % POOL[1]
             won = tl.load(winners + at, mask=inside, other=NOBODY) == place.to(tl.uint8)
             a = tl.where(won, tl.load(dy + at, mask=inside, other=0.0), 0.0)
-            known = (q < ENTRIES)[:, None]
-            kernel = tl.load(w + of_channel[None, :] + q[:, None], mask=known, other=0.0)
+            is_entry = (q < ENTRIES)[:, None]
+            kernel = tl.load(w + of_channel[None, :] + q[:, None], mask=is_entry, other=0.0)
             sums = tl.dot(a, kernel, sums, input_precision=PRECISION)
     at = (k * num_pixels + m)[:, None] * X[2] + c[None, :]
     tl.store(dx + at, sums, mask=(m < num_pixels)[:, None] & (c < X[2])[None, :])
@@ -216,9 +216,9 @@ def weight_gradient(
         window = part * part_size + start + tl.arange(0, BM)
         valid = (window < num_windows) & (start + tl.arange(0, BM) < part_size)
         at = tl.where(valid, window, 0)[:, None] * Y[2] + n[None, :]
-        known = valid[:, None] & (n < Y[2])[None, :]
-        winner = tl.load(winners + at, mask=known, other=NOBODY)
-        g = tl.load(dy + at, mask=known, other=0.0)
+        is_entry = valid[:, None] & (n < Y[2])[None, :]
+        winner = tl.load(winners + at, mask=is_entry, other=NOBODY)
+        g = tl.load(dy + at, mask=is_entry, other=0.0)
         of_bias += tl.sum(tl.where(winner == NOBODY, 0.0, g), 0)
         for place in tl.static_range(WINDOW):
             corner = _corner(window, place, num_windows, X, Y, POOL)
