@@ -100,7 +100,7 @@ class Clove:
 
     def deploy(self, state: CloveState, clients: Ids, fed: Federation) -> ModelBank:
         """The model that each client was given last; who was never asked is compared now."""
-        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        there = fed.present(clients)
         if state.centres is not None:
             fed.count_placing(state.bank, there)
             state = self._with_newcomers(state, there, fed)

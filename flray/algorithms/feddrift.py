@@ -125,7 +125,7 @@ class FedDrift:
         return Outcome(replace(state, bank=bank), metrics, clusterings)
 
     def deploy(self, state: FedDriftState, clients: Ids, fed: Federation) -> ModelBank:
-        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        there = fed.present(clients)
         fed.count_placing(state.bank, there)
         state = self._with_newcomers(state, unplaced(state.labels, there), fed)
         return replace(state.bank, owner=np.maximum(state.labels, 0))

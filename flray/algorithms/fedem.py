@@ -122,7 +122,7 @@ class FedEm:
 
     def deploy(self, state: FedEmState, clients: Ids, fed: Federation) -> ModelBank:
         shares = _prior(state)
-        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        there = fed.present(clients)
         new = there[~state.shares[there].any(1)]
         if len(new):
             fed.count_placing(state.bank, new)

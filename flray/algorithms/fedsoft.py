@@ -163,7 +163,7 @@ class FedSoft:
 
     def deploy(self, state: FedSoftState, clients: Ids, fed: Federation) -> ModelBank:
         """w_i, and the centre with the largest importance for clients that have never trained."""
-        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        there = fed.present(clients)
         new = np.setdiff1d(there, state.models.clients)
         new = new[~state.shares[new].any(1)]
         shares = state.shares

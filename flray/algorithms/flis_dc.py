@@ -94,7 +94,7 @@ class FlisDc:
         return Outcome(FlisDcState(mixed, labels), trained.metrics(), (clustering,))
 
     def deploy(self, state: FlisDcState, clients: Ids, fed: Federation) -> ModelBank:
-        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        there = fed.present(clients)
         fed.count_placing(state.bank, there)
         return self._chosen(state.bank, there, fed)[0]
 

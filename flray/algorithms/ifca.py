@@ -125,7 +125,7 @@ class Ifca:
         return Outcome(state, trained.metrics())
 
     def deploy(self, state: IfcaState, clients: Ids, fed: Federation) -> ModelBank:
-        there = np.intersect1d(clients, np.union1d(fed.clients, fed.holdout))
+        there = fed.present(clients)
         chosen, _ = self._choices(state, there, fed)
         fed.count_placing(state.bank, there)
         return replace(state.bank, owner=np.maximum(chosen, 0))

@@ -6,7 +6,7 @@ bank that it is called with has leaves (U, ...) and must not be changed: process
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -31,6 +31,10 @@ from flray.randomness import torch_seed
 TrainingPart = Literal["train", "validation"]
 JudgedPart = Literal["train", "validation", "test"]
 PredictionKind = Literal["hard", "soft"]
+
+# Clients of a job that only predicts: their scores do not depend on each other, and few jobs are
+# quicker than many where a hundred thousand clients are asked.
+SCORED_AT_ONCE = 1000
 
 DIVERGED_IN_TUNING = (
     "its loss or weights became NaN or infinite in the fine-tuning of the evaluation; "
@@ -173,6 +177,7 @@ class Judge:
 
     part: JudgedPart
     t: int
+    clients_at_once: ClassVar = SCORED_AT_ONCE
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[NDArray[np.float64]]:
         examples = getattr(host.timeline.at(self.t), self.part)
@@ -196,6 +201,7 @@ class ExampleLosses:
     """The loss of every model of the bank on each training example of a client in round t."""
 
     t: int
+    clients_at_once: ClassVar = SCORED_AT_ONCE
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[ClientLosses]:
         split = host.timeline.at(self.t)

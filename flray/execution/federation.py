@@ -71,6 +71,8 @@ __all__ = [
 GROUND_TRUTH = "ground truth (labels or groups a real server never sees)"
 TEST_DATA = "the test data of clients"
 
+FEWEST_BLOCKS = 16  # of a question to very many clients, so that many hosts share the work
+
 OnClientFailure = Literal["raise", "drop"]
 
 
@@ -296,7 +298,7 @@ class Federation(Population):
         kept = self.executor.trainings_kept
         task = Train(training, gradient, cohort.t, is_probe, shared or {}, num_kept=kept)
         with self.meter.phase("probe" if is_probe else "train"):
-            done, failed = ask(self.executor, task, bank.params, self._blocks(job))
+            done, failed = ask(self.executor, task, bank.params, self._blocks(job, self.block))
         failed |= not_finite(done)
         self._decide(failed, cohort.t, job.clients)
         trained = self._joined(task, bank.params, done, failed)
@@ -306,9 +308,10 @@ class Federation(Population):
             self.share.trained.append(trained)
         return trained
 
-    def _blocks(self, job: ClientsJob) -> list[ClientsJob]:
-        """The job in blocks, as the executor wants them."""
-        return job.in_parts(self.executor.clients_per_job or self.block)
+    def _blocks(self, job: ClientsJob, largest: int) -> list[ClientsJob]:
+        """The job in blocks of `execution.block`, larger ones where that leaves enough of them."""
+        size = max(self.block, min(largest, len(job.clients) // FEWEST_BLOCKS))
+        return job.in_parts(self.executor.clients_per_job or size)
 
     def _joined(
         self,
@@ -391,13 +394,15 @@ class Federation(Population):
 
         Args:
             task: called on a host with (host, params, job), returns an output per client of the
-                job. An output that is an exception is a failure of that client.
+                job. An output that is an exception is a failure of that client. A task whose
+                `clients_at_once` is above `execution.block` gets jobs of up to so many clients.
             params: sent once, not once per job.
             rows: (K,) the row of `params` that each client uses, for tasks that read `job.rows`.
             dropped: count of the meter for the clients that failed.
         """
         job = ClientsJob(cohort.clients, nobody() if rows is None else rows)
-        done, failed = ask(self.executor, task, params or {}, self._blocks(job))
+        largest = getattr(task, "clients_at_once", self.block)
+        done, failed = ask(self.executor, task, params or {}, self._blocks(job, largest))
         answers: dict[int, Output] = {}
         for block, outputs in done:
             for i, output in zip(block.clients.tolist(), outputs, strict=True):

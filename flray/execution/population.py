@@ -55,6 +55,10 @@ class Population:
         """The clients that are present but never train."""
         return np.setdiff1d(self._split.holdout, self._split.absent)
 
+    def present(self, clients: Ids) -> Ids:
+        """Those of these clients that are there in this round, whether they train or not."""
+        return np.setdiff1d(clients, self._split.absent)
+
     @cached_property
     def changed(self) -> Ids:
         """The clients that joined or got other data in this round."""

@@ -40,7 +40,8 @@ def never() -> bool:
     return False
 
 
-DEPLOYED_AT_ONCE = 200  # clients whose models before a round are compared with those after it
+# Clients whose models before a round are compared with those after it, and bytes of such models
+DEPLOYED_AT_ONCE, DEPLOYED_BYTES = 200, 2**30
 
 
 class Callbacks:
@@ -229,8 +230,9 @@ class Server:
         uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
         everybody = np.arange(self.fed.num_clients) if asked is None else asked
         moved = np.full(self.fed.num_clients, np.nan)
-        for first in range(0, len(everybody), DEPLOYED_AT_ONCE):
-            clients = everybody[first : first + DEPLOYED_AT_ONCE]
+        size = max(DEPLOYED_AT_ONCE, DEPLOYED_BYTES // bank.bytes_per_model)
+        for first in range(0, len(everybody), size):
+            clients = everybody[first : first + size]
             old = uncounted.deployed(before, t - 1, clients)
             moved[clients] = squared_changes(bank, old, clients)
         return moved

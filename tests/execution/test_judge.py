@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from flray.client.tasks import Judge
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
+from flray.execution import federation as federation_module
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, load_params
@@ -57,6 +59,21 @@ def test_judgement_does_not_depend_on_blocks() -> None:
         for size in (1, 4)
     ]
     assert np.array_equal(found[0].loss, found[1].loss)
+
+
+def test_very_many_clients_are_judged_in_larger_blocks(monkeypatch) -> None:
+    """A block of two, or half of the clients at once: the same numbers."""
+    fed = federation("execution.block=2")
+    few = fed.judge(two_models(fed), Cohort(1, fed.clients), "train")
+    sizes = []
+    task = Judge.__call__
+    monkeypatch.setattr(federation_module, "FEWEST_BLOCKS", 2)
+    monkeypatch.setattr(
+        Judge, "__call__", lambda *given: (sizes.append(len(given[3].clients)), task(*given))[1]
+    )
+    many = fed.judge(two_models(fed), Cohort(1, fed.clients), "train")
+    assert sizes == [3, 3]
+    assert np.array_equal(few.loss, many.loss)
 
 
 def test_a_client_without_validation_examples_has_no_loss() -> None:
