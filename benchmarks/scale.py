@@ -12,6 +12,7 @@ Each measurement runs in a process of its own and is one JSON line: seconds, and
 the process (of the GPU for distances on one, without the updates themselves). Rounds have 100
 clients of 60 images each, MLP-200, whatever the number of clients there are; `cpu_s` is the
 processor time of a round, which other programs on the machine change less than its seconds.
+`dealing` is how long it takes to split the examples among clients, iid and by swapped labels.
 `clustering` is FL+HC without D: updates sketched to 256 numbers, groups of groups (two_level), one
 round, its evaluation on all clients, and the page of the run.
 """
@@ -54,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    kinds = ["rounds", "clustering", "distances"]
+    kinds = ["rounds", "clustering", "dealing", "distances"]
     parser.add_argument("--what", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--clients", nargs="+", type=int, default=[200, 400])
     parser.add_argument("--rounds", type=int, default=4)
@@ -91,6 +92,8 @@ def cases(given: argparse.Namespace) -> list[Found]:
             found += [{"what": "rounds", "method": m, **each} for m in given.methods]
         if "clustering" in given.what:
             found.append({"what": "clustering", "method": "flhc", **each})
+        if "dealing" in given.what:
+            found += [{"what": "dealing", "method": m, **each} for m in ("fedavg", "flhc")]
         if "distances" in given.what:
             found += [
                 {"what": "distances", "model": model, "metric": metric, **each}
@@ -101,7 +104,7 @@ def cases(given: argparse.Namespace) -> list[Found]:
 
 
 def measure(case: Found) -> Found:
-    measured = distances(case) if case["what"] == "distances" else run(case)
+    measured = {"distances": distances, "dealing": dealing}.get(case["what"], run)(case)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {**case, **{k: round(v, 4) for k, v in measured.items()}, "peak_gib": round(peak, 2)}
 
@@ -143,6 +146,19 @@ def run(case: Found) -> dict[str, float]:
         "evaluate_sample_s": rounds["seconds_evaluate"].iloc[-2],
         "evaluate_s": last["seconds_evaluate"],
     }
+
+
+def dealing(case: Found) -> dict[str, float]:
+    """Which examples clients get, without the time to draw images."""
+    from flray.config.experiment import parse_experiment
+    from flray.runs.preparing import deal
+
+    given = experiment(case)
+    parsed = parse_experiment({**given, "dataset": {**given["dataset"], "size": 2}})
+    dataset = parsed.dataset.build().load()
+    begin = process_time()
+    deal(parsed, dataset)
+    return {"cpu_s": process_time() - begin}
 
 
 def experiment(case: Found) -> Found:
