@@ -123,7 +123,7 @@ def layer_step(
     @torch.no_grad()
     def step() -> None:
         _, saved = layer.forward(w, {}, x)
-        layer.backward(w, saved, dy, Descent(1e-6), needs_dx=inputs > 3)
+        layer.backward(w, saved, dy, Descent(1e-6, w), needs_dx=inputs > 3)
 
     return step
 
@@ -138,7 +138,7 @@ def model_step(form: Form, model: str, tile: int) -> Callable[[], object]:
         w[name].copy_(p.detach().expand(tile, *p.shape))
     x, y = torch.randn(tile, BATCH, 1, 28, 28), torch.randint(10, (1, tile, BATCH))
     (targets,) = written.targets(y, torch.ones_like(y, dtype=torch.bool), x.dtype)
-    return torch.no_grad()(lambda: written.losses(w, {}, x, targets, Descent(1e-6)))
+    return torch.no_grad()(lambda: written.losses(w, {}, x, targets, Descent(1e-6, w)))
 
 
 if __name__ == "__main__":
