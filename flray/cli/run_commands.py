@@ -108,29 +108,39 @@ def check(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml | SPACE.yaml]... [key=value]...")
 @click.option("--gpus", type=click.FloatRange(min=0), help="GPUs of a node for client actors.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--clusters",
+    type=click.IntRange(min=1),
+    help="Clusters that a clustering by trained models will find.  [default: as many as the split "
+    "has groups, else 1]",
+)
 @output_file("--profile", "Rates of another machine; nothing is measured here.")
 @output_file("--save-profile", "Keep the rates of this machine for --profile.")
 def plan(
     arguments: tuple[str, ...],
     gpus: float | None,
     nodes: int,
+    clusters: int | None,
     profile: Path | None,
     save_profile: Path | None,
 ) -> None:
     """What will an experiment take? Time, client steps, bytes and memory, and what binds.
 
-    Its rounds are rehearsed with clients that train a few steps only, which takes seconds. Of a
-    space, the row with the median number of client steps is.
+    Its rounds are rehearsed with clients that train a few steps only, which takes seconds. Clusters
+    that depend on training are assumed. Of a space, the row with the median number of client steps
+    is rehearsed.
 
     \b
     flray plan experiments/flhc/mnist_label_swap.yaml
     flray plan experiments/flhc/mnist_label_swap.yaml --save-profile gpu.json    where the GPU is
     flray plan experiments/flhc/mnist_label_swap.yaml rounds=500 --profile gpu.json --gpus 4
+    flray plan experiments/flhc/mnist_pathological.yaml --clusters 5
     flray plan tune_spaces/flhc_digits.yaml concurrency=2
     """
-    from flray.cli.planning import plan_files
+    from flray.cli.planning import Assumptions, plan_files
 
-    plan_files(arguments, gpus, nodes, profile, save_profile, open_console())
+    assumptions = Assumptions(gpus, nodes, profile, clusters)
+    plan_files(arguments, assumptions, save_profile, open_console())
 
 
 @cli.command()
