@@ -12,6 +12,7 @@ from flray.engines.plan import num_local_steps
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size, sample_cohort
 from flray.runs.preparing import deal, evaluation_of
+from flray.runs.remarks import encoder_of
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
@@ -54,6 +55,7 @@ def planned_rows(space: Space) -> PlannedRows:
     """
     experiments = [experiment_of(row.plain) for row in possible(space)]
     check_metric(space, experiments)
+    require_encoders(experiments)
     timelines: dict[str, Timeline] = {}
     known: set[str] = set()
     steps, shared = [], []
@@ -118,6 +120,13 @@ def dealt(experiment: Experiment) -> Split:
             "first of evaluate.scores: name it, as in evaluate.scores=[mae]"
         )
     return deal(experiment, dataset)
+
+
+def require_encoders(experiments: Sequence[Experiment]) -> None:
+    """Refuse rows whose encoder is not trained yet if the images to train it on are missing."""
+    encoders = filter(None, map(encoder_of, experiments))
+    for encoder in {encoder.key(): encoder for encoder in encoders}.values():
+        encoder.require()
 
 
 def _if_clusters_draw(branching: Sequence[Experiment]) -> str:

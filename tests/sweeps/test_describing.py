@@ -66,3 +66,14 @@ def test_a_metric_that_no_row_will_have_is_refused_before_anything_trains(
     with pytest.raises(ExperimentError, match=message):
         run_sweep(space, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_row_whose_encoder_cannot_be_trained_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+    signature = {"encoder": {"dataset": "emnist", "model": "conv_ae"}}
+    flt = {"name": "flt", "clustering": {"signature": signature}}
+    space = parse_space({"experiment": TINY, "space": {"algorithm": ["fedavg", flt]}})
+    advice = r"emnist was not found.*signature\.encoder\.dataset=fashion_mnist"
+    with pytest.raises(ExperimentError, match=advice):
+        describe_space(space)
