@@ -40,12 +40,17 @@ class Assumptions:
 
 
 def plan_files(
-    arguments: Sequence[str], assumptions: Assumptions, save: Path | None, console: Console
+    arguments: Sequence[str],
+    assumptions: Assumptions,
+    part: Sequence[str],
+    save: Path | None,
+    console: Console,
 ) -> None:
     """Print what each experiment will take, and keep the rates that were measured if asked to.
 
     Args:
         arguments: Files and `key=value`, as for `flray run`.
+        part: What --methods and --splits choose of spaces, as `key=value`.
         save: A file for the rates of this machine.
     """
     rates = None if assumptions.profile is None else read_profile(assumptions.profile)
@@ -58,9 +63,14 @@ def plan_files(
             f"--gpus is for experiments, got the space {spaces[0]}: set its concurrency instead, "
             f"as in flray plan {spaces[0]} concurrency=4"
         )
+    if part and not spaces:
+        raise ExperimentError(
+            "--methods and --splits choose rows of a space, and no space was given; name one, as "
+            "in flray plan clustered_benchmark_digits --methods fedavg,flhc"
+        )
     for file in spaces:
         with console.status(f"rehearsing a row of {file}"):
-            lines, forecast = plan_space(file, overrides, make)
+            lines, forecast = plan_space(file, [*overrides, *part], make)
         measured |= forecast.rates
         console.print("\n".join(lines), soft_wrap=True, markup=False)
     rest = [argument for argument in arguments if argument not in spaces]

@@ -204,6 +204,18 @@ def test_a_space_is_planned_by_a_typical_row(tmp_path) -> None:
         CliRunner().invoke(cli, [*arguments, "--gpus", "1"], catch_exceptions=False)
 
 
+def test_a_part_of_a_space_is_planned(tmp_path) -> None:
+    methods = {"fedavg": {"algorithm": "fedavg"}, "scaffold": {"algorithm": "scaffold"}}
+    space = {"experiment": {"first": TINY, "second": {**TINY, "rounds": 2}}, "methods": methods}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
+    arguments = ["plan", str(tmp_path / "space.yaml"), "--methods", "fed*", "--splits", "second"]
+    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    assert "space: 1 row:" in shown
+    assert f"a typical row (fedavg, {planned_steps(2):,} client steps)" in shown
+    with pytest.raises(ExperimentError, match="choose rows of a space, and no space was given"):
+        CliRunner().invoke(cli, ["plan", "demo/flhc", *arguments[2:]], catch_exceptions=False)
+
+
 def planned_steps(rounds: int) -> int:
     experiment = parse_experiment({**TINY, "rounds": rounds})
     split = deal(experiment, experiment.dataset.build().load())
