@@ -64,9 +64,9 @@ def compare(
     flray compare runs/both --figure sent.pdf --kind efficiency
     flray compare runs/benchmark --figure ranks.pdf --kind ranks
 
-    Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg
-    where it is among the runs, else to the first one named. Methods of a sweep over methods are
-    ranked instead.
+    Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg on
+    the same data where it is among the runs, else to the first one on them. Methods of a sweep over
+    methods are ranked instead.
     """
     from flray.cli import comparing
 
