@@ -122,7 +122,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     type=Place(),
     default=Path("runs"),
     show_default=True,
-    help="Folder or URL below which finished runs are looked for.",
+    help="Folder or URL below which finished runs are looked for; links in it are followed.",
 )
 @format_option
 def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv"]) -> None:
