@@ -171,9 +171,8 @@ def _time_to_stop(max_minutes: float | None) -> float:
 def _require_data(experiments: Sequence[Experiment]) -> None:
     """Load each dataset and encoder once, so that a missing one is reported once and not by every
     trial."""
-    distinct = {digest([e.plain["dataset"], e.plain["split"]]): e for e in experiments}
-    for experiment in distinct.values():
-        dealt(experiment)
+    for _ in dealt(experiments):
+        pass
     require_encoders(experiments)
 
 
