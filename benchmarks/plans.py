@@ -1,6 +1,6 @@
 """What `flray plan` predicts beside what the run takes: seconds of processor time, and memory.
 
-    python benchmarks/plans.py [--cases demo ifca scaffold fedavg_100k flhc_100k]
+    python benchmarks/plans.py [--cases demo flhc_rotation ifca scaffold fedavg_100k flhc_100k]
 
 Cases of 100,000 clients take minutes and up to 4 GiB, `ifca` and `scaffold` need MNIST. Prediction
 and run each have a process of their own, on one thread, in which the clock counts processor time:
@@ -28,6 +28,7 @@ SKETCHED = "{embed: {name: sketch, dim: 256}, partition: {name: two_level, thres
 FLHC = f"algorithm={{name: flhc, rounds_before: 2, clustering: {SKETCHED}}}"
 CASES = {  # a shipped experiment, and changes
     "demo": ["demo/flhc"],
+    "flhc_rotation": ["demo/flhc", "split={name: rotation, clients: 24}", "participation=0.25"],
     "ifca": ["flt/mnist_scenario1_fedavg", "algorithm=ifca", "rounds=6", "evaluate.every=2"],
     "scaffold": [
         *("flhc/mnist_label_swap", "algorithm=scaffold"),
@@ -42,7 +43,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", default=["demo", "ifca"], choices=list(CASES))
+    parser.add_argument(
+        "--cases", nargs="+", default=["demo", "flhc_rotation", "ifca"], choices=list(CASES)
+    )
     parser.add_argument("--part", choices=["predict", "run"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:

@@ -1,8 +1,9 @@
 """`flray plan`: what an experiment will take, before it runs."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.filesize import decimal
 
 from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import CampaignRun, read_campaign
+from flray.config.experiment import Experiment
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.execution.resources import Actors
@@ -27,11 +29,20 @@ REMEDIES = {
 }
 
 
+@dataclass(frozen=True)
+class Assumptions:
+    """Facts about machine and clusters that a plan is given instead of measuring them."""
+
+    gpus: float | None  # GPUs of a node for client actors; None: as the experiment asks for
+    nodes: int  # Nodes with so many GPUs each
+    profile: Path | None  # A file of rates of another machine; nothing is measured then
+    clusters: int | None  # Clusters that a clustering finds; None: as many as a split has groups
+
+
 def plan_files(
     arguments: Sequence[str],
-    gpus: float | None,
-    nodes: int,
-    profile: Path | None,
+    assumptions: Assumptions,
+    part: Sequence[str],
     save: Path | None,
     console: Console,
 ) -> None:
@@ -39,31 +50,35 @@ def plan_files(
 
     Args:
         arguments: Files and `key=value`, as for `flray run`.
-        gpus: GPUs of a node for client actors; None: as the experiment asks for.
-        nodes: Nodes with so many GPUs each.
-        profile: A file of rates of another machine; nothing is measured then.
+        part: What --methods and --splits choose of spaces, as `key=value`.
         save: A file for the rates of this machine.
     """
-    rates = None if profile is None else read_profile(profile)
+    rates = None if assumptions.profile is None else read_profile(assumptions.profile)
+    make = partial(make_forecast, rates=rates, clusters=assumptions.clusters)
     measured: dict[str, Rate] = {}
     files, overrides = files_and_overrides(arguments)
     spaces = [f for f in files if is_space(find_file(f) or find_file(f, SPACES) or Path(f))]
-    if spaces and gpus is not None:
+    if spaces and assumptions.gpus is not None:
         raise ExperimentError(
             f"--gpus is for experiments, got the space {spaces[0]}: set its concurrency instead, "
             f"as in flray plan {spaces[0]} concurrency=4"
         )
+    if part and not spaces:
+        raise ExperimentError(
+            "--methods and --splits choose rows of a space, and no space was given; name one, as "
+            "in flray plan clustered_benchmark_digits --methods fedavg,flhc"
+        )
     for file in spaces:
         with console.status(f"rehearsing a row of {file}"):
-            lines, forecast = plan_space(file, overrides, rates)
+            lines, forecast = plan_space(file, [*overrides, *part], make)
         measured |= forecast.rates
         console.print("\n".join(lines), soft_wrap=True, markup=False)
     rest = [argument for argument in arguments if argument not in spaces]
     runs = () if spaces and len(spaces) == len(files) else read_campaign(rest, None, False).runs
     for run in runs:
-        processes = _processes(run, gpus, nodes)
+        processes = _processes(run, assumptions)
         with console.status(f"rehearsing {run.name}"):
-            forecast = make_forecast(run.experiment, processes, rates)
+            forecast = make(run.experiment, processes)
         measured |= forecast.rates
         for line in describe_forecast(run.name, forecast):
             console.print(line, soft_wrap=True)
@@ -73,14 +88,14 @@ def plan_files(
 
 
 def plan_space(
-    file: str, overrides: Sequence[str], rates: Mapping[str, Rate] | None
+    file: str, overrides: Sequence[str], make: Callable[[Experiment], Forecast]
 ) -> tuple[list[str], Forecast]:
     """The lines on a space, and the forecast of its row with the median number of client steps.
 
     The time of the sweep follows from that row's time per client step.
 
     Args:
-        rates: Rates of another machine; None: they are measured here.
+        make: What forecasts an experiment.
     """
     from flray.sweeps.describing import describe_rows, planned_rows  # imports Ray
     from flray.sweeps.space import read_space
@@ -88,7 +103,7 @@ def plan_space(
     space = read_space(Path(file), overrides)
     rows = planned_rows(space)
     middle = sorted(range(len(rows.steps)), key=rows.steps.__getitem__)[len(rows.steps) // 2]
-    typical = make_forecast(rows.experiments[middle], None, rates)
+    typical = make(rows.experiments[middle])
     at_a_time = space.options.concurrency or 1
     seconds = typical.total_s / max(1, typical.client_steps) * rows.at_most / at_a_time
     memory = typical.memory_per_process * typical.processes
@@ -99,6 +114,7 @@ def plan_space(
         f"  a typical row ({rows.experiments[middle].algorithm.name}, "
         f"{counted(typical.client_steps, 'client step')}): about {duration(typical.total_s)}, "
         f"{decimal(memory)} of memory",
+        *_assumed(typical),
         f"  all rows, {at_a_time} at a time: about {duration(seconds)} and "
         f"{decimal(memory * at_a_time)} of memory, if each has the resources of the typical row",
     ]
@@ -120,9 +136,9 @@ def read_profile(path: Path) -> dict[str, Rate]:
         ) from error
 
 
-def _processes(run: CampaignRun, gpus: float | None, nodes: int) -> int | None:
+def _processes(run: CampaignRun, assumptions: Assumptions) -> int | None:
     """Client actors that fit on so many GPUs of each node; None: those the experiment asks for."""
-    if gpus is None:
+    if assumptions.gpus is None:
         return None
     actors: Actors = run.experiment.settings.execution.actors
     if not actors.num_gpus:
@@ -130,7 +146,7 @@ def _processes(run: CampaignRun, gpus: float | None, nodes: int) -> int | None:
             "--gpus asks how many client actors fit, and they use no GPU: set "
             "execution.executor=ray execution.actors.num_gpus=0.1"
         )
-    fit = int(nodes * gpus / actors.num_gpus + 1e-6)
+    fit = int(assumptions.nodes * assumptions.gpus / actors.num_gpus + 1e-6)
     return max(1, min(fit, actors.count if isinstance(actors.count, int) else fit))
 
 
@@ -151,7 +167,15 @@ def describe_forecast(name: str, forecast: Forecast) -> list[str]:
     ]
     if not forecast.is_rehearsed:
         lines.append("  later rounds were taken to be like the first ones")
-    return lines
+    return lines + _assumed(forecast)
+
+
+def _assumed(forecast: Forecast) -> list[str]:
+    """The line on clusters that a forecast assumes, if it does."""
+    if forecast.clusters is None:
+        return []
+    number = counted(forecast.clusters, "cluster")
+    return [f"  assumes that training leads to {number}; where you expect others, add --clusters N"]
 
 
 def duration(seconds: float) -> str:

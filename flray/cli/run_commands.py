@@ -1,6 +1,7 @@
 """Commands that compute: run, attach, sweep, check, plan, pretrain."""
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -52,11 +53,27 @@ def run(
         run_all(campaign, open_console(), max_minutes, mirror, together)
 
 
+def some_of_space(command: Callable[..., None]) -> Callable[..., None]:
+    """The options --methods and --splits, which the command gets as texts."""
+    methods = "Some methods of the space, or your own: a,b,mine.yaml"
+    splits = "Some experiments of the space: mnist_*,har_device"
+    command = click.option("--splits", default="", help=splits)(command)
+    return click.option("--methods", default="", help=methods)(command)
+
+
+def chosen(part: Mapping[str, str]) -> tuple[str, ...]:
+    """What --methods and --splits choose, as `key=value` of a space.
+
+    >>> chosen({"methods": "fedavg,flhc", "splits": ""})
+    ('methods=[fedavg,flhc]',)
+    """
+    return tuple(f"{key}=[{names}]" for key, names in part.items() if names)
+
+
 @cli.command(cls=TakingKeys)
 @click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
 @resumable("sweep", ".  [default: a new one below runs/]")
-@click.option("--methods", default="", help="Some methods of the space, or your own: a,b,mine.yaml")
-@click.option("--splits", default="", help="Some experiments of the space: mnist_*,har_device")
+@some_of_space
 def sweep(
     arguments: tuple[str, ...],
     out: Path | str | None,
@@ -78,9 +95,8 @@ def sweep(
     """
     from flray.cli.sweeping import sweep
 
-    arguments += tuple(f"{key}=[{names}]" for key, names in part.items() if names)
     with mirrored(out) as (folder, mirror):
-        sweep(arguments, folder, resume, max_minutes, open_console(), mirror)
+        sweep(arguments + chosen(part), folder, resume, max_minutes, open_console(), mirror)
 
 
 @cli.command(cls=TakingKeys)
@@ -108,29 +124,42 @@ def check(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, metavar="[EXPERIMENT.yaml | SPACE.yaml]... [key=value]...")
 @click.option("--gpus", type=click.FloatRange(min=0), help="GPUs of a node for client actors.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--clusters",
+    type=click.IntRange(min=1),
+    help="Clusters that a clustering by trained models will find.  [default: as many as the split "
+    "has groups, else 1]",
+)
+@some_of_space
 @output_file("--profile", "Rates of another machine; nothing is measured here.")
 @output_file("--save-profile", "Keep the rates of this machine for --profile.")
 def plan(
     arguments: tuple[str, ...],
     gpus: float | None,
     nodes: int,
+    clusters: int | None,
     profile: Path | None,
     save_profile: Path | None,
+    **part: str,
 ) -> None:
     """What will an experiment take? Time, client steps, bytes and memory, and what binds.
 
-    Its rounds are rehearsed with clients that train a few steps only, which takes seconds. Of a
-    space, the row with the median number of client steps is.
+    Its rounds are rehearsed with clients that train a few steps only, which takes seconds. Clusters
+    that depend on training are assumed. Of a space, the row with the median number of client steps
+    is rehearsed.
 
     \b
     flray plan experiments/flhc/mnist_label_swap.yaml
     flray plan experiments/flhc/mnist_label_swap.yaml --save-profile gpu.json    where the GPU is
     flray plan experiments/flhc/mnist_label_swap.yaml rounds=500 --profile gpu.json --gpus 4
+    flray plan experiments/flhc/mnist_pathological.yaml --clusters 5
     flray plan tune_spaces/flhc_digits.yaml concurrency=2
+    flray plan clustered_benchmark_digits --methods fedavg,flhc --splits label_swap
     """
-    from flray.cli.planning import plan_files
+    from flray.cli.planning import Assumptions, plan_files
 
-    plan_files(arguments, gpus, nodes, profile, save_profile, open_console())
+    assumptions = Assumptions(gpus, nodes, profile, clusters)
+    plan_files(arguments, assumptions, chosen(part), save_profile, open_console())
 
 
 @cli.command()

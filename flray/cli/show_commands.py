@@ -64,9 +64,9 @@ def compare(
     flray compare runs/both --figure sent.pdf --kind efficiency
     flray compare runs/benchmark --figure ranks.pdf --kind ranks
 
-    Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg
-    where it is among the runs, else to the first one named. Methods of a sweep over methods are
-    ranked instead.
+    Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg on
+    the same data where it is among the runs, else to the first one on them. Methods of a sweep over
+    methods are ranked instead.
     """
     from flray.cli import comparing
 
@@ -122,7 +122,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     type=Place(),
     default=Path("runs"),
     show_default=True,
-    help="Folder or URL below which finished runs are looked for.",
+    help="Folder or URL below which finished runs are looked for; links in it are followed.",
 )
 @format_option
 def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv"]) -> None:

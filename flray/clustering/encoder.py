@@ -39,6 +39,15 @@ from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
 from flray.values import FROM_IMAGES, Seed, require_at_least
 
+WHERE = "algorithm.clustering.signature.encoder"  # where experiments have an encoder
+_JPEG = "dataset.files=cifar100_jpeg"
+# What to type where the dataset of a shipped encoder is missing
+SUBSTITUTES = {
+    "cifar100": "dataset=cifar100_jpeg",
+    "cifar100_subset": _JPEG,
+    "cifar20": _JPEG,
+    "emnist": "dataset=fashion_mnist",
+}
 FORMAT = 2  # version of training and files: raise it when a configuration gives other params
 
 
@@ -96,6 +105,23 @@ class Encoder:
         if isinstance(target, type) and not hasattr(target, "encode"):
             fit = ", ".join(sorted(name for name, m in MODELS.items() if hasattr(m, "encode")))
             raise ValueError(f"model must have encode(x), got {target.__name__}; choose {fit}")
+
+    def require(self, fed: object = None) -> None:
+        """Refuse an encoder that is not trained yet and whose dataset cannot be read.
+
+        Args:
+            fed: Not used; components of an experiment are given the federation.
+        """
+        try:
+            self.kind()
+        except ExperimentError as error:
+            reason = str(error).replace("type dataset.", f"type {WHERE}.dataset.")
+            substitute = SUBSTITUTES.get(self.dataset_name)
+            other = f", or take other images with {WHERE}.{substitute}" if substitute else ""
+            raise ExperimentError(
+                f"{WHERE} is not trained yet and cannot be: {reason}{other}, or train it with "
+                f"`flray pretrain` where the data are and copy it to {self.folder}"
+            ) from error
 
     def load_or_train(self, device: str, on_epoch: OnEpoch = log_epoch) -> Params:
         """The trained params on the CPU, from the cache or into it.

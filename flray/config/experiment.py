@@ -5,7 +5,7 @@ Python the values may be objects: a LightningModule, a dataset, a dataclass of s
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,4 +200,6 @@ def also_evaluated(experiment: Experiment, rounds: Collection[int]) -> Experimen
     if not missing:
         return experiment
     also = sorted({*evaluation.also, *missing})
-    return parse_experiment(with_value(experiment.plain, "evaluate.also", also))
+    settings = replace(experiment.settings, evaluate=replace(evaluation, also=tuple(also)))
+    plain = with_value(experiment.plain, "evaluate.also", also)
+    return replace(experiment, settings=settings, plain=plain)

@@ -71,7 +71,8 @@ def require_classes(dataset: Dataset) -> None:
 
 def images_of_clients(dataset: Dataset, options: "PartOptions", seed: int) -> Ids:
     """Rows of the training images that clients may hold: all but the server's."""
-    return np.setdiff1d(dataset.train_ids, server_images(dataset, options, seed))
+    server = server_images(dataset, options, seed)
+    return np.setdiff1d(dataset.train_ids, server, assume_unique=True)  # both have no row twice
 
 
 def images_to_deal(dataset: Dataset, options: "SplitOptions", seed: int) -> Ids:

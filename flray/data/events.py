@@ -271,6 +271,8 @@ def grown_table(table: Ids, used: Ids) -> Ids:
     >>> grown_table(np.array([5, 3]), np.array([9, 3, 4, 9])).tolist()
     [5, 3, 9, 4]
     """
+    if not len(used):
+        return table
     new, first = np.unique(used, return_index=True)
     is_new = ~np.isin(new, table)
     return np.concatenate([table, new[is_new][np.argsort(first[is_new])]])

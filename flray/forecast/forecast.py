@@ -8,7 +8,7 @@ the time of all others follows from these.
 import resource
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from flray.config.experiment import Experiment
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.executor import Inline
+from flray.forecast.clusters import with_assumed_clusters
 from flray.forecast.sampling import Rate, Sampling, Seconds
 from flray.measures.settings import Evaluation
 from flray.records.run_directory import RunDirectory
@@ -46,8 +47,8 @@ ROUND_TRIP_S = 0.02  # Time that a block on a client actor takes beside its trai
 class Forecast:
     """What a run will take: totals over all rounds, and seconds by what takes them.
 
-    Client steps and bytes are exact if all rounds were rehearsed and clusters do not depend on
-    training; seconds are predictions.
+    Client steps and bytes are exact if all rounds were rehearsed and no clusters were assumed;
+    seconds are predictions.
 
     >>> seconds = {"start": 1.0, "training": 5.0, "evaluation": 2.0}
     >>> run = Forecast(rounds=10, client_steps=500, bytes_down=80, bytes_up=40, processes=1,
@@ -67,6 +68,7 @@ class Forecast:
     seconds: Mapping[str, float]  # by start, training, evaluation, server and transfer
     rates: Mapping[str, Rate]  # by kind of block
     is_rehearsed: bool  # True if all rounds were; later ones are else taken to be like those
+    clusters: int | None = None  # Clusters assumed after training; None: nothing was assumed
 
     @property
     def total_s(self) -> float:
@@ -84,6 +86,7 @@ def forecast(
     processes: int | None = None,
     rates: Mapping[str, Rate] | None = None,
     budget_s: float = REHEARSED_S,
+    clusters: int | None = None,
 ) -> Forecast:
     """Rehearse an experiment in this process and compute what the run will take.
 
@@ -94,9 +97,12 @@ def forecast(
         processes: Client actors that train at a time; None: as many as the experiment asks for.
         rates: Rates of another machine by kind of block; nothing is measured here then.
         budget_s: Seconds of rounds after which the rehearsal ends.
+        clusters: Clusters of equal size that a clustering finds. None: as many as the split has
+            groups, where the rehearsal cannot tell because clients would be trained for it.
 
     Raises:
-        ExperimentError: The run would be refused, or `rates` lack a kind of block that it has.
+        ExperimentError: The run would be refused, `rates` lack a kind of block that it has, or
+            there are fewer clients than clusters.
     """
     settings, begin = experiment.settings, perf_counter()
     _reset_peak_memory()
@@ -108,7 +114,7 @@ def forecast(
     measured = executor.host.engine if rates is None else _UnknownKinds(tuple(rates))
     engine = Sampling(measured, dict(rates or {}))
     executor = replace(executor, host=replace(executor.host, engine=engine))
-    rehearsal = _rehearsed(experiment, parts, executor, budget_s)
+    rehearsal = _rehearsed(experiment, parts, executor, budget_s, clusters)
     if processes is None:
         processes = planned.plan.num_actors if planned.plan else 1
     seconds = {
@@ -133,11 +139,16 @@ def forecast(
         seconds=seconds,
         rates=engine.rates,
         is_rehearsed=len(rehearsal.rounds) == settings.rounds,
+        clusters=rehearsal.assumed[-1] if rehearsal.assumed else None,
     )
 
 
 def _rehearsed(
-    experiment: Experiment, parts: Prepared, executor: Inline, budget_s: float
+    experiment: Experiment,
+    parts: Prepared,
+    executor: Inline,
+    budget_s: float,
+    clusters: int | None,
 ) -> "Rehearsal":
     """Rehearse rounds up to the clustering at least, and evaluate the last one."""
     num_rounds, evaluation = experiment.settings.rounds, experiment.settings.evaluate
@@ -155,9 +166,13 @@ def _rehearsed(
         fed = build_federation(experiment, parts, executor)
         open_directory(experiment, parts, directory)
         server = assemble(experiment, parts, fed, directory)
+        algorithm, assumed = with_assumed_clusters(
+            server.algorithm, server.timeline.at(1), clusters, lambda: bool(blocks or engine.blocks)
+        )
         fewest = max(2, server.stop_after)
         server = replace(
             server,
+            algorithm=algorithm,
             evaluation=replace(
                 server.evaluation,
                 every=num_rounds,
@@ -170,9 +185,8 @@ def _rehearsed(
         if not server.run():  # one more round, to measure its evaluation
             replace(server, num_rounds=len(blocks) + 1).run()
         seconds = perf_counter() - begin
-        return Rehearsal(
-            directory.rounds(), blocks, directory.clustering_rounds(), num_rounds, seconds
-        )
+        clusterings = directory.clustering_rounds()
+        return Rehearsal(directory.rounds(), blocks, clusterings, num_rounds, seconds, assumed)
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,7 @@ class Rehearsal:
     clusterings: list[int]  # rounds in which clients were clustered
     num_rounds: int  # of the run
     seconds: float  # from building the server to the end
+    assumed: Sequence[int] = ()  # clusters assumed in clusterings
 
     def whole(self, values: pd.Series) -> float:
         """The sum over all rounds of the run.

@@ -13,7 +13,7 @@ from flray import columns as recorded
 from flray.columns import ScoreColumn
 from flray.reports.columns import Heading, column_of, finite, scaled, with_unit
 from flray.reports.ratios import Measured, mean_ratio
-from flray.reports.runs import Experiments, RunRecord, score_of
+from flray.reports.runs import Experiments, RunRecord, score_of, settings_text
 from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
 
 _PROTOCOLS = ("global_", "tuned_", "tuned_global_")  # how columns of other protocols begin
@@ -24,13 +24,28 @@ SAME = (
 )
 
 
-def reference_of(experiments: Experiments) -> str:
-    """The name of the experiment that others are compared with: FedAvg if present, else the first.
+def references_of(experiments: Experiments) -> dict[str, str]:
+    """For each experiment the name of the one it is compared with, on the same data.
 
-    If several experiments are FedAvg, it is the first of them. `experiments` must not be empty.
+    It is the first FedAvg on the same dataset and split, else the first experiment on them. If no
+    two experiments have the same data, data are what is compared: all have one reference.
     """
-    fedavg = [n for n, runs in experiments.items() if runs[0].value("algorithm.name") == "fedavg"]
-    return next(iter([*fedavg, *experiments]))
+    data = {name: _data_of(runs[0]) for name, runs in experiments.items()}
+    if len(set(data.values())) == len(data):
+        data = dict.fromkeys(data, "")
+    references: dict[str, str] = {}
+    for name, runs in experiments.items():
+        if runs[0].value("algorithm.name") == "fedavg":
+            references.setdefault(data[name], name)
+    for name in experiments:
+        references.setdefault(data[name], name)
+    return {name: references[data[name]] for name in experiments}
+
+
+def _data_of(run: RunRecord) -> str:
+    """Dataset, split and events of a run as text, equal for the same ones."""
+    keys = ("dataset", "split", "events")
+    return settings_text({key: run.config.get(key) for key in keys})
 
 
 def measured_of(experiments: Experiments) -> list[str]:
@@ -50,15 +65,20 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = N
     """A row for each experiment with means over its seeds; differences are paired by seed.
 
     Columns are the recorded scores, the worst client, variance, clusters and costs; then the
-    difference to the reference (see `reference_of`). Notes have tests of these differences.
+    difference to the reference (see `references_of`). Notes have tests of these differences. With
+    several references, experiments on the same data are beside each other, and labels name them.
 
     Args:
         experiments: The finished runs of each experiment by name.
         spreads: The columns whose means are shown with their standard deviation over seeds. None:
             means of scores, for which the terminal has room.
     """
-    reference, score = reference_of(experiments), score_of(experiments)
-    others = [name for name in experiments if name != reference]
+    references, score = references_of(experiments), score_of(experiments)
+    common = sorted(set(references.values()), key=list(experiments).index)
+    experiments = {
+        n: experiments[n] for base in common for n in references if references[n] == base
+    }
+    others = [name for name in experiments if name not in common]
     num_seeds = sorted({len(runs) for runs in experiments.values()})
     columns = [*measured_of(experiments), *_COSTS]
     if spreads is None:
@@ -72,11 +92,12 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = N
     spread = "± is the standard deviation over seeds"
     if others:
         decimals = column_of(score.mean).decimals
-        headings.insert(1, Heading("vs", f"vs {reference}", decimals=decimals))
+        base = common[0] if len(common) == 1 else "same data"
+        headings.insert(1, Heading("vs", f"vs {base}", decimals=decimals))
         spread += ", behind vs the standard error of the paired difference"
-        cells[reference, "vs", "difference"] = {"text": " "}
+        cells |= {(name, "vs", "difference"): {"text": " "} for name in common}
     for name in others:
-        pairs = _differences(experiments[name], experiments[reference])
+        pairs = _differences(experiments[name], experiments[references[name]])
         cells[name, "vs", "difference"] = _paired(pairs)
     title = f"mean over {num_seeds[0] if len(num_seeds) == 1 else 'n'} seeds"
     if num_seeds == [1]:
@@ -84,8 +105,10 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = N
         for name, (run,) in experiments.items():
             error = run.numbers.get(score.column("se_clients"))
             cells[name, score.mean, "ours"]["error"] = scaled(score.mean, error)
+    if len(common) > 1:
+        spread += "; vs compares with FedAvg on the same dataset and split, else the first on them"
     notes = (f"{spread}.", *sample_notes(experiments), *paired_tests(experiments))
-    return sheet_of(title, _labels(experiments), headings, cells, notes)
+    return sheet_of(title, _labels(experiments, common), headings, cells, notes)
 
 
 def sample_notes(experiments: Experiments) -> list[str]:
@@ -112,9 +135,10 @@ def paired_tests(experiments: Experiments) -> list[str]:
 
     Differences are those of the score on test parts, in its unit, paired by seed.
     """
-    reference, notes = reference_of(experiments), []
+    references, notes = references_of(experiments), []
     decimals = column_of(score_of(experiments).mean).decimals
     for name in experiments:
+        reference = references[name]
         pairs = _differences(experiments[name], experiments[reference])
         if len(pairs) >= LEAST_PAIRS and np.ptp(pairs) > SAME:  # never of the reference itself
             notes.append(f"{name} - {reference}: {pairs_text(pairs, decimals)}")
@@ -155,12 +179,13 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     after the clustering and at the end, and the ARI of the clusters. Ratios are taken at the same
     seed and round. None if no experiment but the reference clustered.
     """
-    reference = reference_of(experiments)
+    references = references_of(experiments)
+    bases = dict.fromkeys(references.values())
     after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
         name: with_round
         for name, runs in experiments.items()
-        if name != reference and (with_round := [run for run in runs if after in run.numbers])
+        if name not in bases and (with_round := [run for run in runs if after in run.numbers])
     }
     score = score_of(experiments)
     shares = {
@@ -176,7 +201,7 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
         for column in shares:
             for when, key in rounds.items():
                 measured = [_measured(run, int(run.numbers[key]), column) for run in runs]
-                ratio, _ = mean_ratio(measured, column, experiments[reference])
+                ratio, _ = mean_ratio(measured, column, experiments[references[name]])
                 cells[name, f"{column} {when}", "ours"] = {
                     **seed_mean([scaled(column, number.value) for number in measured]),
                     "ratio": ratio,
@@ -196,12 +221,17 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
     notes = ["± is the standard deviation over seeds."] * has_spread
-    title = f"after the clustering and at the end, with the ratio to {reference}"
+    title = f"after the clustering and at the end, with the ratio to {', '.join(bases)}"
     return sheet_of(title, _labels(clustered), headings, cells, notes) if clustered else None
 
 
-def _labels(experiments: Experiments) -> pd.DataFrame:
-    return pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
+def _labels(experiments: Experiments, references: Sequence[str] = ()) -> pd.DataFrame:
+    """The names of experiments, after those of their data if there are several references."""
+    labels = pd.DataFrame({"experiment": list(experiments)}, index=list(experiments))
+    if len(references) > 1:
+        titles = [runs[0].title.split(" · ", 1)[1] for runs in experiments.values()]
+        labels.insert(0, "data", titles)
+    return labels
 
 
 def _mean(runs: Sequence[RunRecord], column: str, has_spread: bool) -> Fields:

@@ -248,7 +248,8 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
     """All runs, finished or not, and all sweeps in and below the folders.
 
     Runs of one command come in the order of the command, others in that of their paths. They are
-    named after their experiments. Runs of a sweep are not listed: they are rows of the sweep.
+    named after their experiments. Runs of a sweep are not listed: they are rows of the sweep. Links
+    in the folders are followed, links further below are not.
 
     Args:
         folders: Folders of runs or sweeps, or folders that contain such folders.
@@ -256,14 +257,15 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
     Raises:
         ExperimentError: There is neither a run nor a sweep in one of the folders.
     """
-    paths: dict[Path, None] = {}
+    paths: dict[Path, Path] = {}
     for folder in folders:
-        below = list(_below(folder.resolve()))
+        below = [path for root in _roots(folder.resolve()) for path in _below(root)]
         if not below:
             raise ExperimentError(_nothing_in(folder))
-        paths |= dict.fromkeys(below)
-    sweeps = [path for path in paths if holds_sweep(path)]
-    runs = [path for path in paths if path not in sweeps]
+        for path in below:
+            paths.setdefault(path.resolve(), path)
+    sweeps = [path for path in paths.values() if holds_sweep(path)]
+    runs = [path for path in paths.values() if path not in sweeps]
     named = zip(runs, experiment_names(runs), strict=True)
     return [read_run(path, name) for path, name in named], [read_sweep(path) for path in sweeps]
 
@@ -290,9 +292,11 @@ def run_folders(folder: Path) -> dict[Path, Path | None]:
     """The run directories in and below a folder, in the order of paths, each with its sweep.
 
     The sweep is None for a run of its own. Of a sweep, these are the runs of its rows, without
-    those of its cache.
+    those of its cache. Links in the folder are followed, links further below are not.
     """
-    paths = [file.parent for file in sorted(folder.rglob("config.yaml"))]
+    files = [file for root in _roots(folder) for file in sorted(root.rglob("config.yaml"))]
+    distinct = {file.parent.resolve(): file.parent for file in reversed(files)}
+    paths = sorted(distinct.values())
     sweeps = {path: enclosing_sweep(path.resolve()) for path in paths if holds_run(path)}
     return {
         path: sweep
@@ -369,6 +373,16 @@ def settings_text(config: Plain, *left_out: str) -> str:
     True
     """
     return json.dumps(without(config, (*NO_MATTER, *left_out)), sort_keys=True, default=str)
+
+
+def _roots(folder: Path) -> list[Path]:
+    """A folder that a user named, and the folders that links in it lead to.
+
+    Links inside a run or a sweep are not followed: its records lie below its own folder.
+    """
+    if not folder.is_dir() or holds_run(folder) or holds_sweep(folder):
+        return [folder]
+    return [folder, *sorted(c for c in folder.iterdir() if c.is_symlink() and c.is_dir())]
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -1,17 +1,17 @@
 """What a sweep will run, before anything is trained: its rows and their client steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flray.clustering.update import Update, Weights
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
 from flray.data.events import Timeline, make_timeline
-from flray.data.split import Split
 from flray.engines.plan import num_local_steps
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size, sample_cohort
 from flray.runs.preparing import deal, evaluation_of
+from flray.runs.remarks import encoder_of
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
@@ -25,7 +25,8 @@ from flray.wording import counted
 class PlannedRows:
     """Rows of a space with their client steps; a sample of them if a search suggests rows.
 
-    Steps are those of a row on its own whose clients end in one cluster.
+    Steps are those of a row on its own whose clients end in one cluster and have as many examples
+    as with the first seed of the split.
     """
 
     experiments: list[Experiment]
@@ -54,27 +55,26 @@ def planned_rows(space: Space) -> PlannedRows:
     """
     experiments = [experiment_of(row.plain) for row in possible(space)]
     check_metric(space, experiments)
-    timelines: dict[str, Timeline] = {}
-    known: set[str] = set()
-    steps, shared = [], []
-    for experiment in experiments:
-        key = digest([experiment.plain[name] for name in ("dataset", "split", "events", "seed")])
-        if key not in timelines:
-            split = dealt(experiment)
-            timelines[key] = make_timeline(split, experiment.settings.events)
-        steps.append(predicted_steps(experiment, timelines[key]))
-        shared.append(0)
-        if branches(experiment):
-            last = experiment.algorithm.build().rounds_before
-            signature = experiment.plain["algorithm"].get("clustering", {}).get("signature")
-            begun = digest([prefix_key(experiment, code_version(), False), last, signature])
-            if begun in known:
-                shared[-1] = predicted_steps(experiment, timelines[key], last)
-            known.add(begun)
+    require_encoders(experiments)
+    counts: dict[int, tuple[int, int]] = {}  # steps of a row and those it shares, by its number
+    for numbers, timeline in dealt(experiments):
+        rounds: dict[str, list[int]] = {}
+        known: set[str] = set()
+        for number in numbers:
+            experiment, shared = experiments[number], 0
+            if branches(experiment):
+                last = experiment.algorithm.build().rounds_before
+                signature = experiment.plain["algorithm"].get("clustering", {}).get("signature")
+                begun = digest([prefix_key(experiment, code_version(), False), last, signature])
+                if begun in known:
+                    shared = predicted_steps(experiment, timeline, last, rounds)
+                known.add(begun)
+            counts[number] = predicted_steps(experiment, timeline, None, rounds), shared
+    steps, shared_steps = map(list, zip(*(counts[k] for k in range(len(counts))), strict=True))
     num_rows, search = len(experiments), space.options.search
     if isinstance(search, OptunaSearch):
         num_rows = len(expand(space)) + search.samples * len(seeds_of(space))
-    return PlannedRows(experiments, steps, shared, num_rows)
+    return PlannedRows(experiments, steps, shared_steps, num_rows)
 
 
 def describe_space(space: Space) -> str:
@@ -109,15 +109,36 @@ def describe_rows(space: Space, rows: PlannedRows) -> str:
     )
 
 
-def dealt(experiment: Experiment) -> Split:
-    """The data of a row among its clients; refused if no score is there to rank it by."""
-    dataset: Dataset = experiment.dataset.build().load()
-    if evaluation_of(experiment, dataset) != experiment.settings.evaluate:
-        raise ExperimentError(
-            f"the targets of {dataset.name} are numbers, and rows of a sweep are ranked by the "
-            "first of evaluate.scores: name it, as in evaluate.scores=[mae]"
-        )
-    return deal(experiment, dataset)
+def dealt(experiments: Sequence[Experiment]) -> Iterator[tuple[list[int], Timeline]]:
+    """The data of rows among their clients: the numbers of the rows that have them, and who holds
+    what in which round. Every dataset is loaded once, and every split dealt with one seed.
+
+    Raises:
+        ExperimentError: Data are missing, a split refuses them, or no score is there to rank by.
+    """
+    loads: dict[str, dict[str, list[int]]] = {}  # rows by dataset, and by everything that deals it
+    for number, experiment in enumerate(experiments):
+        of_split = digest([experiment.plain[name] for name in ("split", "events")])
+        splits = loads.setdefault(digest(experiment.plain["dataset"]), {})
+        splits.setdefault(of_split, []).append(number)
+    for splits in loads.values():
+        dataset: Dataset | None = None
+        for numbers in splits.values():
+            experiment = experiments[numbers[0]]
+            dataset = dataset or experiment.dataset.build().load()
+            if evaluation_of(experiment, dataset) != experiment.settings.evaluate:
+                raise ExperimentError(
+                    f"the targets of {dataset.name} are numbers, and rows of a sweep are ranked by "
+                    "the first of evaluate.scores: name it, as in evaluate.scores=[mae]"
+                )
+            yield numbers, make_timeline(deal(experiment, dataset), experiment.settings.events)
+
+
+def require_encoders(experiments: Sequence[Experiment]) -> None:
+    """Refuse rows whose encoder is not trained yet if the images to train it on are missing."""
+    encoders = filter(None, map(encoder_of, experiments))
+    for encoder in {encoder.key(): encoder for encoder in encoders}.values():
+        encoder.require()
 
 
 def _if_clusters_draw(branching: Sequence[Experiment]) -> str:
@@ -149,7 +170,12 @@ def check_metric(space: Space, experiments: Sequence[Experiment]) -> None:
         )
 
 
-def predicted_steps(experiment: Experiment, timeline: Timeline, last: int | None = None) -> int:
+def predicted_steps(
+    experiment: Experiment,
+    timeline: Timeline,
+    last: int | None = None,
+    rounds: dict[str, list[int]] | None = None,
+) -> int:
     """Client steps of a run, as its summary counts them, if its clients end in one cluster.
 
     Exact for FedAvg, since cohorts and batches follow from the seed. A method whose clusters draw
@@ -159,14 +185,20 @@ def predicted_steps(experiment: Experiment, timeline: Timeline, last: int | None
         experiment: The experiment of the run.
         timeline: Who holds which examples in which round.
         last: The round up to which they are counted; None: the last one of the run.
+        rounds: Steps of rounds that were counted for other rows with this timeline; those of
+            further rounds are added.
     """
     settings, algorithm = experiment.settings, experiment.algorithm.build()
-    total = 0
-    for t in range(1, (settings.rounds if last is None else last) + 1):
+    last = settings.rounds if last is None else last
+    key = digest([experiment.plain[name] for name in ("participation", "train", "seed")])
+    counted_rounds = ({} if rounds is None else rounds).setdefault(key, [])
+    for t in range(len(counted_rounds) + 1, last + 1):
         split = timeline.at(t)
         size = cohort_size(len(split.clients), settings.participation)
         cohort = sample_cohort(split.clients, size, settings.seed, t)
-        total += int(num_local_steps(split.num_train_examples[cohort], settings.train).sum())
+        steps = num_local_steps(split.num_train_examples[cohort], settings.train)
+        counted_rounds.append(int(steps.sum()))
+    total = sum(counted_rounds[:last])
     signature = getattr(getattr(algorithm, "clustering", None), "signature", None)
     if branches(experiment) and isinstance(signature, Update | Weights):  # trained by all
         split = timeline.at(max(algorithm.rounds_before, 1))

@@ -27,12 +27,11 @@ from flray.execution.nodes import reachable_nodes
 from flray.records.environment import environment
 from flray.records.lock import locked
 from flray.records.run_directory import RunDirectory
-from flray.runs.remarks import encoder_of
 from flray.server.loop import never
 from flray.sweeps.allotment import bundles, total
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
-from flray.sweeps.describing import check_metric, dealt
+from flray.sweeps.describing import check_metric, dealt, require_encoders
 from flray.sweeps.folder import (
     check_folder,
     open_folder,
@@ -172,12 +171,9 @@ def _time_to_stop(max_minutes: float | None) -> float:
 def _require_data(experiments: Sequence[Experiment]) -> None:
     """Load each dataset and encoder once, so that a missing one is reported once and not by every
     trial."""
-    distinct = {digest([e.plain["dataset"], e.plain["split"]]): e for e in experiments}
-    for experiment in distinct.values():
-        dealt(experiment)
-    encoders = filter(None, map(encoder_of, experiments))
-    for encoder in {encoder.key(): encoder for encoder in encoders}.values():
-        encoder.kind()  # reads the encoder's record, or else its dataset
+    for _ in dealt(experiments):
+        pass
+    require_encoders(experiments)
 
 
 @dataclass(frozen=True)

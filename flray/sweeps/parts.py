@@ -1,14 +1,20 @@
-"""A part of a space: some of its named methods and experiments, and methods of the user's own."""
+"""A part of a space: some of its named methods and experiments, and methods of the user's own.
 
+Values of the command line hold for every method and baseline.
+"""
+
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
+from flray.config.overrides import override
 from flray.config.reading import Plain, read_mapping
 from flray.errors import ExperimentError
 from flray.wording import suggestion
 
+_log = logging.getLogger("flray")
 KEYS = {"methods": "method", "splits": "experiment"}  # what is chosen, by its name in a row
 
 
@@ -86,3 +92,39 @@ def _without_others(plain: Plain, key: str, kept: Collection[str]) -> Plain:
         if names or key not in pattern:
             patterns.append(pattern | ({key: names} if key in pattern else {}))
     return plain | ({"except": patterns} if "except" in plain else {})
+
+
+def overridden(plain: Plain, overrides: Sequence[str]) -> Plain:
+    """The space with overrides of its experiments set in methods and baselines that have the key.
+
+    They count more than what the file says, so `rounds=5` holds for every row. Which algorithm a
+    method or baseline is, with its fields, stays. Logs whose values were replaced.
+
+    >>> space = {"methods": {"flhc": {"algorithm": "flhc", "rounds": 45}}}
+    >>> overridden(space, ["rounds=5", "algorithm.mu=1"])
+    {'methods': {'flhc': {'algorithm': 'flhc'}}}
+    """
+    baselines = plain.get("baseline", [])
+    listed = baselines if isinstance(baselines, list) else [baselines]
+    replaced: dict[str, list[str]] = {}
+
+    def changed(name: str, keys: Any) -> Any:  # Any: YAML, which is checked later
+        for item in overrides if isinstance(keys, Mapping) else ():
+            key = item.partition("=")[0]
+            own = {k: v for k, v in keys.items() if not f"{k}.".startswith(f"{key}.")}
+            above = [k for k, v in own.items() if key.startswith(f"{k}.") and isinstance(v, dict)]
+            if key.split(".")[0] != "algorithm" and (above or len(own) < len(keys)):
+                keys = override(own, [item]) if above else own
+                replaced.setdefault(item, []).append(name)
+        return keys
+
+    if isinstance(plain.get("methods"), Mapping):
+        methods = {name: changed(name, keys) for name, keys in plain["methods"].items()}
+        plain = plain | {"methods": methods}
+    if listed:
+        named = [f"baseline {i + 1}" for i in range(len(listed))]
+        changes = [changed(name, keys) for name, keys in zip(named, listed, strict=True)]
+        plain = plain | {"baseline": changes}
+    for item, names in replaced.items():
+        _log.info("%s also replaces what the space sets for %s", item, ", ".join(names))
+    return plain

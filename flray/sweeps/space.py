@@ -20,7 +20,7 @@ from flray.config.shipped import SPACES, require_file
 from flray.errors import ExperimentError
 from flray.measures.settings import Evaluation
 from flray.sweeps.forms import Grid, Values, parse_values
-from flray.sweeps.parts import part_of
+from flray.sweeps.parts import overridden, part_of
 from flray.values import Seed, require_at_least, shown
 from flray.wording import suggestion
 
@@ -155,7 +155,8 @@ def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
 
     Args:
         given: A file, the name of a space that comes with flray, or the content of one.
-        overrides: `key=value`, for a key of the space, of its `space`, or of its experiments;
+        overrides: `key=value`, for a key of the space, of its `space`, or of its experiments, where
+            it holds for methods and baselines with values of their own too;
             `methods=[...]` and `splits=[...]` choose some of its methods and experiments.
 
     Raises:
@@ -171,7 +172,7 @@ def read_space(given: Path | Plain, overrides: Sequence[str] = ()) -> Space:
         file = require_file(given, SPACES)
         given, folder = read_mapping(file, "the space"), file.resolve().parent
     plain, rest = _overridden(*part_of(given, overrides))
-    return parse_space(plain, folder, rest)
+    return parse_space(overridden(plain, rest), folder, rest)
 
 
 def parse_space(plain: Plain, folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:

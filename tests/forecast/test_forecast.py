@@ -51,6 +51,43 @@ def test_steps_and_bytes_are_those_of_the_run(tiny_run, overrides) -> None:
     assert found.is_rehearsed
 
 
+SWAPPED = ("split={name: label_swap, clients: 6, groups: 3}", "participation=0.2")
+FLHC = "algorithm={name: flhc, rounds_before: 2, clustering: {partition: {%s}}}"
+
+
+@pytest.mark.parametrize(
+    ("clusters", "stage", "num_drawn"),
+    [(None, "number: 3", 3), (2, "number: 2", 2), (1, "threshold: 99", 1)],
+    ids=["groups", "two", "one"],
+)
+def test_every_assumed_cluster_draws_its_own_cohort(tiny_run, clusters, stage, num_drawn) -> None:
+    """One of six clients trains in rounds 1 and 2, then one of each cluster; all are equal."""
+    found = forecast_of(*SWAPPED, FLHC % "threshold: 99", clusters=clusters)
+    ran = tiny_run(*SWAPPED, FLHC % stage).rounds
+    assert found.clusters == num_drawn
+    assert ran["cohort_size"].tolist() == [1, 1, num_drawn, num_drawn]
+    assert found.client_steps == ran["client_steps"].sum()
+
+
+def test_clusters_are_assumed_to_be_the_groups_unless_data_alone_decide_them() -> None:
+    assert forecast_of(*SWAPPED, FLHC % "threshold: 99").clusters == 3
+    assert forecast_of(FLHC % "threshold: 99").clusters == 1  # a split without groups
+    before_training = "algorithm={name: pacfl, clustering: {partition: {threshold: 999}}}"
+    assert forecast_of(*SWAPPED, before_training).clusters is None
+    assert forecast_of(*SWAPPED, "algorithm=fedavg", clusters=2).clusters is None
+    with pytest.raises(ExperimentError, match="clusters must be at most the 6 clients, got 7"):
+        forecast_of(*SWAPPED, FLHC % "threshold: 99", clusters=7)
+
+
+def test_a_plan_says_which_clusters_it_assumes(tmp_path) -> None:
+    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
+    arguments = ["plan", str(tmp_path / "tiny.yaml"), *SWAPPED, FLHC % "threshold: 99"]
+    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    assert "assumes that training leads to 3 clusters; where you expect others, add --clus" in shown
+    shown = CliRunner().invoke(cli, [*arguments, "--clusters", "2"], catch_exceptions=False).output
+    assert "assumes that training leads to 2 clusters" in shown
+
+
 def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal() -> None:
     """Out of time after two rounds, a third measures the evaluation."""
     found = forecast_of("rounds=50", "participation=1", budget_s=0.0)
@@ -165,6 +202,18 @@ def test_a_space_is_planned_by_a_typical_row(tmp_path) -> None:
     assert all_rows == pytest.approx(row * 2 * sum(steps.values()) / steps[3] / 3, abs=0.2)
     with pytest.raises(ExperimentError, match=r"--gpus is for experiments, .* concurrency=4"):
         CliRunner().invoke(cli, [*arguments, "--gpus", "1"], catch_exceptions=False)
+
+
+def test_a_part_of_a_space_is_planned(tmp_path) -> None:
+    methods = {"fedavg": {"algorithm": "fedavg"}, "scaffold": {"algorithm": "scaffold"}}
+    space = {"experiment": {"first": TINY, "second": {**TINY, "rounds": 2}}, "methods": methods}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
+    arguments = ["plan", str(tmp_path / "space.yaml"), "--methods", "fed*", "--splits", "second"]
+    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    assert "space: 1 row:" in shown
+    assert f"a typical row (fedavg, {planned_steps(2):,} client steps)" in shown
+    with pytest.raises(ExperimentError, match="choose rows of a space, and no space was given"):
+        CliRunner().invoke(cli, ["plan", "demo/flhc", *arguments[2:]], catch_exceptions=False)
 
 
 def planned_steps(rounds: int) -> int:

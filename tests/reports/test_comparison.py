@@ -39,6 +39,55 @@ def compared(seed: int = 0, algorithm: str = "flhc", **numbers) -> RunRecord:
     return RunRecord(Path(), config, {"seed": seed} | NUMBERS | numbers)
 
 
+def on_split(split: str, algorithm: str, accuracy: float, seed: int = 0) -> RunRecord:
+    run = compared(seed, algorithm, accuracy_mean=accuracy)
+    return replace(run, config={**run.config, "dataset": "digits", "split": {"name": split}})
+
+
+def test_differences_are_taken_on_the_same_data() -> None:
+    """FL+HC has 40 points more than FedAvg on `swap`, 10 more on `turn`."""
+    scores = {
+        "swap/fedavg": ("swap", "fedavg", 0.5),
+        "turn/fedavg": ("turn", "fedavg", 0.7),
+        "swap/flhc": ("swap", "flhc", 0.9),
+        "turn/flhc": ("turn", "flhc", 0.8),
+        "alone/flhc": ("iid", "flhc", 0.6),
+    }
+    sheet = comparison_sheet({name: [on_split(*given)] for name, given in scores.items()})
+    assert list(sheet.labels.index) == [
+        *("swap/fedavg", "swap/flhc", "turn/fedavg", "turn/flhc", "alone/flhc")
+    ]
+    assert sheet.labels["data"].tolist() == ["digits · swap"] * 2 + ["digits · turn"] * 2 + [
+        "digits · iid"
+    ]
+    assert sheet.headings[1].name == "vs same data"
+    lines = sheet.lines()
+    differences = {name: lines[name, "vs"]["difference"].strip() for name in scores}
+    assert differences == {"swap/flhc": "+40.00", "turn/flhc": "+10.00"} | dict.fromkeys(
+        ("swap/fedavg", "turn/fedavg", "alone/flhc"), ""
+    )
+    assert "vs compares with FedAvg on the same dataset and split" in sheet.notes[0]
+
+
+def test_tests_pair_experiments_on_the_same_data() -> None:
+    experiments = {
+        f"{split}/{name}": [on_split(split, name, base + gain * k, k) for k in range(3)]
+        for split, base in (("swap", 0.1), ("turn", 0.5))
+        for name, gain in (("fedavg", 0.0), ("flhc", 0.1))
+    }
+    notes = " ".join(comparison_sheet(experiments).notes)
+    assert "swap/flhc - swap/fedavg: 3 seeds" in notes
+    assert "turn/flhc - turn/fedavg: 3 seeds" in notes
+    assert "turn/flhc - swap/fedavg" not in notes
+
+
+def test_data_are_compared_where_nothing_else_is() -> None:
+    given = (("swap", "fedavg", 0.5), ("turn", "fedavg", 0.7))
+    sheet = comparison_sheet({split: [on_split(split, *rest)] for split, *rest in given})
+    assert list(sheet.labels) == ["experiment"]
+    assert sheet.headings[1].name == "vs swap"
+
+
 @pytest.mark.parametrize(
     ("algorithms", "expected"),
     [

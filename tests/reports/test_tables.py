@@ -26,7 +26,7 @@ from flray.reports.published.filling import fill
 from flray.reports.published.matching import holds
 from flray.reports.published.sheet import rank, render
 from flray.reports.published.tables import Cost, parse_table, resolved_match
-from flray.reports.runs import collect_runs
+from flray.reports.runs import collect_runs, find_runs
 from flray.reports.sheets import numbers
 from flray.reports.writers import Format
 
@@ -167,6 +167,24 @@ def test_finished_runs_are_found_below_sweeps_and_unfinished_ones_are_not(
     foreign = write("foreign", FLHC, [])
     (foreign / "config.yaml").unlink()
     assert [run.path for run in collect_runs(tmp_path / "runs")] == [deep]
+
+
+def test_links_in_the_folder_are_followed_and_links_in_runs_are_not(
+    write: Write, tmp_path: Path
+) -> None:
+    run = write("a", FLHC, [])
+    elsewhere = write("../disk/many/b", FLHC, ["seed=1"])
+    hidden = write("../hidden/c", FLHC, ["seed=2"])
+    runs = tmp_path / "runs"
+    (runs / "linked").symlink_to(elsewhere.parent.resolve())
+    (runs / "again").symlink_to(run)  # found once
+    (runs / "nowhere").symlink_to(tmp_path / "nowhere")
+    (elsewhere.parent / "deeper").symlink_to(hidden.parent.resolve())
+    (run / "inside").symlink_to(hidden.parent.resolve())
+    assert [found.path for found in collect_runs(runs)] == [run, runs / "linked/b"]
+    assert [found.path for found in find_runs([runs])[0]] == [run, runs / "linked/b"]
+    assert [found.path for found in collect_runs(run)] == [run]
+    assert [found.path for found in find_runs([run])[0]] == [run]
 
 
 def test_rounds_are_read_only_when_asked_for(write: Write, tmp_path: Path) -> None:

@@ -83,6 +83,22 @@ def test_a_method_that_lacks_something_is_refused_before_the_directory_is_made(
     assert not list(tmp_path.glob("run/*"))
 
 
+def test_an_encoder_without_its_images_is_refused_before_the_directory_is_made(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+    where = "algorithm.clustering.signature.encoder"
+    encoder = "{dataset: cifar100_subset, model: conv_ae}"
+    wrong = experiment(f"algorithm=flt; {where}={encoder}")
+    for start in (describe, lambda wrong: run_experiment(wrong, tmp_path / "run")):
+        with pytest.raises(ExperimentError, match="cifar100 was not found") as raised:
+            start(wrong)
+        for advice in (f"{where}.dataset.download=true", f"{where}.dataset.files=cifar100_jpeg"):
+            assert advice in str(raised.value)
+    assert not list(tmp_path.glob("run/*"))
+
+
 @pytest.mark.parametrize("engine", ["vectorized", "loop", "lightning"])
 def test_a_model_of_another_size_is_refused_by_a_batch(tmp_path: Path, engine) -> None:
     wrong = experiment(f"model=rehearsed:Square; execution.engine={engine}")

@@ -3,7 +3,9 @@
 import pytest
 
 from flray.config.overrides import THRESHOLD
+from flray.data.datasets.synthetic import Synthetic
 from flray.errors import ExperimentError
+from flray.sweeps import describing
 from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.driver import run_sweep
 from flray.sweeps.space import parse_space
@@ -66,3 +68,30 @@ def test_a_metric_that_no_row_will_have_is_refused_before_anything_trains(
     with pytest.raises(ExperimentError, match=message):
         run_sweep(space, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_row_whose_encoder_cannot_be_trained_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+    signature = {"encoder": {"dataset": "emnist", "model": "conv_ae"}}
+    flt = {"name": "flt", "clustering": {"signature": signature}}
+    space = parse_space({"experiment": TINY, "space": {"algorithm": ["fedavg", flt]}})
+    advice = r"emnist was not found.*signature\.encoder\.dataset=fashion_mnist"
+    with pytest.raises(ExperimentError, match=advice):
+        describe_space(space)
+
+
+def test_a_dataset_is_loaded_once_and_a_split_dealt_once(monkeypatch) -> None:
+    """Two splits, methods, numbers of rounds and seeds: 16 rows of one dataset."""
+    loads, deals = [], []
+    load, deal = Synthetic.load, describing.deal
+    monkeypatch.setattr(Synthetic, "load", lambda self: loads.append(1) or load(self))
+    monkeypatch.setattr(describing, "deal", lambda *given: deals.append(1) or deal(*given))
+    rounds = {"rounds": [2, 3], "seeds": 2, "algorithm": ["fedavg", "local"]}
+    iid = {**TINY, "split": {"name": "iid", "clients": 6}}
+    planned = planned_rows(parse_space({"experiment": {"a": TINY, "b": iid}, "space": rounds}))
+    assert (len(planned.steps), len(loads), len(deals)) == (16, 1, 2)
+    timelines = [timeline for _, timeline in describing.dealt(planned.experiments)]
+    for experiment, steps in zip(planned.experiments, planned.steps, strict=True):
+        timeline = timelines[experiment.split.name == "iid"]
+        assert steps == describing.predicted_steps(experiment, timeline)

@@ -84,3 +84,28 @@ def test_a_part_keeps_what_is_named_and_a_file_joins(tmp_path) -> None:
 def test_what_is_refused(changes, overrides, words) -> None:
     with pytest.raises(ExperimentError, match=words):
         expand(read_space(space(**changes), overrides))
+
+
+def test_what_is_typed_holds_for_methods_and_baselines_with_their_own_values(caplog) -> None:
+    caplog.set_level("INFO", logger="flray")
+    methods = {**METHODS, "short": {"algorithm": "local", "rounds": [2, 3], "train.epochs": 1}}
+    baseline = {"algorithm": "scaffold", "rounds": 7, "train": {"lr": 0.5, "momentum": 0.0}}
+    given = space(methods=methods, baseline=baseline)
+    typed = ["rounds=5", "train.lr=0.2"]
+    rows = expand(read_space(given, typed))
+    assert {row.plain["rounds"] for row in rows} == {5}
+    assert {row.plain["train"]["lr"] for row in rows} == {0.2}
+    assert len(rows) == (1 + 2 + 1 + 1) * 2  # both experiments are the same now
+    epochs = {row.plain["algorithm"]["name"]: row.plain["train"]["epochs"] for row in rows}
+    assert epochs == {"fedavg": 2, "fedprox": 2, "local": 1, "scaffold": 1}
+    assert caplog.messages == [
+        "rounds=5 also replaces what the space sets for short, baseline 1",
+        "train.lr=0.2 also replaces what the space sets for baseline 1",
+    ]
+    assert {row.plain["rounds"] for row in expand(read_space(given))} == {2, 3, 4, 7, 9}
+
+
+def test_which_method_a_row_has_is_not_replaced() -> None:
+    rows = expand(read_space(space(baseline={"algorithm": "local"}), ["algorithm.mu=0.3"]))
+    assert {row.plain["algorithm"]["name"] for row in rows} == {"fedavg", "fedprox", "local"}
+    assert {row.plain["algorithm"].get("mu") for row in rows} == {None, 0.1, 1.0}
