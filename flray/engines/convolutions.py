@@ -20,6 +20,7 @@ from flray.engines.stacked_layers import Convolution, Saved, Sink
 from flray.models.bank import Params
 
 Form = Literal["patches", "direct", "fused"]
+WIDEST = 128  # input channels of a fused convolution: its kernel holds so many in shared memory
 OLDEST_TRITON = (3, 6)  # that of torch 2.10, with which the kernels were measured
 
 

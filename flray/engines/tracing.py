@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from flray.engines.convolutions import DirectConvolution, Form
+from flray.engines.convolutions import WIDEST, DirectConvolution, Form
 from flray.engines.stacked_layers import (
     Convolution,
     Dropout,
@@ -252,7 +252,8 @@ def _convolution(prefix: str, module: nn.Conv2d, form: Form) -> list[Layer] | No
     """A convolution with stride 1 and zero padding smaller than its kernel; None: any other."""
     rows, columns = module.kernel_size
     plain = module.stride == module.dilation == (1, 1) and module.groups == 1
-    if not plain or module.padding_mode != "zeros":
+    is_too_wide = form == "fused" and module.in_channels > WIDEST
+    if not plain or module.padding_mode != "zeros" or is_too_wide:
         return None
     if module.padding == "same":
         if not rows % 2 or not columns % 2:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.fedprox import FedProx
-from flray.engines.convolutions import DirectConvolution, form_of
+from flray.engines.convolutions import WIDEST, DirectConvolution, form_of
 from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.tracing import write_out_forward
@@ -107,3 +107,10 @@ def test_outputs_of_both_forms_are_the_modules(form) -> None:
     found = written.outputs(block.w0, x.expand(len(block.plans), *x.shape))
     expected = module.eval()(x)
     assert torch.allclose(found[0], expected, rtol=0, atol=1e-12)
+
+
+def test_a_convolution_too_wide_for_a_fused_kernel_is_left_to_vmap() -> None:
+    wide = TwoConvolutions()
+    wide.first = nn.Conv2d(WIDEST + 1, 3, (3, 2), padding=(1, 0))
+    assert write_out_forward(wide, "fused") is None
+    assert write_out_forward(wide, "patches") is not None
