@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,13 @@ def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result
 def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
     from flray.config.experiment import parse_experiment
     from flray.config.overrides import override
+    from flray.server.loop import Server
 
     from scenarios import TINY, run_experiment
 
-    return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)
+    run = Server.run
+    experiment = parse_experiment(override(TINY, overrides))
+    with pytest.MonkeyPatch.context() as patch:
+        if not keywords:  # neither watched nor stopped nor resumed: written when it ends
+            patch.setattr(Server, "run", lambda self: run(replace(self, write_every_s=60.0)))
+        return run_experiment(experiment, out, **keywords)
