@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Files that take long and files with most slow tests come first: one that starts last keeps one
     process busy while the others have no work.
     """
+    no_data = pytest.mark.skip(reason="needs the real data sets below FLRAY_DATA")
     for item in items:
         if not RUNS.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+        if "FLRAY_DATA" not in os.environ and item.get_closest_marker("data"):
+            item.add_marker(no_data)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (item.path.name not in FIRST, -slow[item.path]))
 
@@ -82,14 +84,9 @@ def _no_power_cuts() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _skip_without_data(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("data") and "FLRAY_DATA" not in os.environ:
-        pytest.skip("needs the real data sets below FLRAY_DATA")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup() -> None:
+    """One thread for each test; a fixture that does the same takes thousands of tests seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -155,13 +152,7 @@ def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result
 def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
     from flray.config.experiment import parse_experiment
     from flray.config.overrides import override
-    from flray.server.loop import Server
 
     from scenarios import TINY, run_experiment
 
-    run = Server.run
-    experiment = parse_experiment(override(TINY, overrides))
-    with pytest.MonkeyPatch.context() as patch:
-        if not keywords:  # neither watched nor stopped nor resumed: written when it ends
-            patch.setattr(Server, "run", lambda self: run(replace(self, write_every_s=60.0)))
-        return run_experiment(experiment, out, **keywords)
+    return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)

@@ -30,6 +30,7 @@ from flray.models.mixing import Aggregation
 from flray.records.run_directory import RunDirectory
 from flray.runs import launch
 from flray.runs.conduct import Monitor
+from flray.server.loop import Server, ignore, never
 
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
 RAGGED = (1, 3, 9, 40)
@@ -54,11 +55,19 @@ def run_experiment(
     experiment: Experiment,
     out: Path,
     resume: bool = False,
-    on_round: Callable[[dict[str, Any]], None] = lambda _row: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    on_round: Callable[[dict[str, Any]], None] = ignore,
+    should_stop: Callable[[], bool] = never,
 ) -> Result:
-    """Run an experiment and read its directory."""
-    launch.run_experiment(experiment, out, resume, Monitor(on_round, should_stop))
+    """Run an experiment and read its directory.
+
+    A run that is neither watched nor stopped nor resumed writes its rounds together at its end:
+    nobody reads them before, and each write takes as long as half a round.
+    """
+    run, is_alone = Server.run, not resume and on_round is ignore and should_stop is never
+    with pytest.MonkeyPatch.context() as patch:
+        if is_alone:
+            patch.setattr(Server, "run", lambda self: run(replace(self, write_every_s=60.0)))
+        launch.run_experiment(experiment, out, resume, Monitor(on_round, should_stop))
     return Result.of(out)
 
 
