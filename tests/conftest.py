@@ -139,20 +139,24 @@ def tiny_run(tmp_path: Path) -> Callable[..., "Result"]:
 def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result"]:
     """The same with each overrides once for all tests of a process: what others are compared with.
 
+    Their rounds are written together, with one checkpoint.
     Not for a test that patches flray before, or that changes what is on disk.
     """
 
     @functools.cache
     def run(*overrides: str) -> "Result":
-        return _run_tiny(overrides, tmp_path_factory.mktemp("known") / "run")
+        return _run_tiny(overrides, tmp_path_factory.mktemp("known") / "run", once=True)
 
     return run
 
 
-def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
+def _run_tiny(
+    overrides: tuple[str, ...], out: Path, once: bool = False, **keywords: Any
+) -> "Result":
     from flray.config.experiment import parse_experiment
     from flray.config.overrides import override
 
-    from scenarios import TINY, run_experiment
+    from scenarios import TINY, run_experiment, run_written_once
 
-    return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)
+    run = run_written_once if once else run_experiment
+    return run(parse_experiment(override(TINY, overrides)), out, **keywords)

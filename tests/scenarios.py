@@ -58,17 +58,21 @@ def run_experiment(
     on_round: Callable[[dict[str, Any]], None] = ignore,
     should_stop: Callable[[], bool] = never,
 ) -> Result:
-    """Run an experiment and read its directory.
-
-    A run that is neither watched nor stopped nor resumed writes its rounds together at its end:
-    nobody reads them before, and each write takes as long as half a round.
-    """
-    run, is_alone = Server.run, not resume and on_round is ignore and should_stop is never
-    with pytest.MonkeyPatch.context() as patch:
-        if is_alone:
-            patch.setattr(Server, "run", lambda self: run(replace(self, write_every_s=60.0)))
-        launch.run_experiment(experiment, out, resume, Monitor(on_round, should_stop))
+    """Run an experiment and read its directory."""
+    launch.run_experiment(experiment, out, resume, Monitor(on_round, should_stop))
     return Result.of(out)
+
+
+def run_written_once(experiment: Experiment, out: Path) -> Result:
+    """As `run_experiment`, for a run that is neither stopped nor resumed nor read before its end.
+
+    It writes its rounds together when it ends, with one checkpoint; a write for each of them takes
+    a third of a short run.
+    """
+    run = Server.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "run", lambda self: run(replace(self, write_every_s=60.0)))
+        return run_experiment(experiment, out)
 
 
 def ragged_split(sizes: tuple[int, ...] = RAGGED) -> Split:

@@ -109,7 +109,9 @@ class TestSharedLayers:
         result = tiny_run(f"algorithm={SHARED % (1, TWO)}", *overrides, **watched)
         store = CheckpointStore(RunDirectory(result.path).checkpoints)
         for t in (4, 5):
-            params = store.load_latest(up_to=t).state.bank.params
+            checkpoint = store.load_latest(up_to=t)
+            assert checkpoint.round == t
+            params = checkpoint.state.bank.params
             first, last = params["layers.1.weight"], params["layers.4.weight"]
             assert (first == first[0]).all()
             assert len(last) > 1
