@@ -29,7 +29,7 @@ DIGITS = [
     "dataset={name: digits, size: 8}",
     "split={name: label_swap, clients: 12, groups: 2}",
     "model=mlp200",
-    "train={lr: 0.1, epochs: 3}",
+    "train={lr: 0.2, epochs: 3, batch_size: 20}",
     "participation=1",
 ]
 FLHC = "algorithm={name: flhc, rounds_before: 2, clustering: {partition: {threshold: 1.5}}%s}"
