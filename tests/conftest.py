@@ -25,12 +25,14 @@ RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
 # guides; sweeps on Ray.
 FIRST = {"test_embeds.py", "test_guides.py", "test_sweep.py"}
 
-# Files whose tests share the cluster of the fixture below.
+# Files whose tests share the cluster of the fixture below, or the server that forks its workers.
 ON_A_CLUSTER = {
     "tests/sweeps/test_sweep.py",
     "tests/sweeps/test_api.py",
     "tests/server/test_any_scores.py",
     "tests/tracking/test_tracking.py",
+    "tests/execution/test_ray.py",
+    "tests/execution/test_forking.py",
 }
 
 # The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
