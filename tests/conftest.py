@@ -25,12 +25,14 @@ RUNS = {"tiny_run", "known_run"}  # fixtures that run experiments
 # guides; sweeps on Ray.
 FIRST = {"test_embeds.py", "test_guides.py", "test_sweep.py"}
 
-# Files whose tests share the cluster of the fixture below.
+# Files whose tests share the cluster of the fixture below, or the server that forks its workers.
 ON_A_CLUSTER = {
     "tests/sweeps/test_sweep.py",
     "tests/sweeps/test_api.py",
     "tests/server/test_any_scores.py",
     "tests/tracking/test_tracking.py",
+    "tests/execution/test_ray.py",
+    "tests/execution/test_forking.py",
 }
 
 # The same examples every time: a test fails because of a change. HYPOTHESIS_PROFILE=explore draws
@@ -47,9 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Files that take long and files with most slow tests come first: one that starts last keeps one
     process busy while the others have no work.
     """
+    no_data = pytest.mark.skip(reason="needs the real data sets below FLRAY_DATA")
     for item in items:
         if not RUNS.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+        if "FLRAY_DATA" not in os.environ and item.get_closest_marker("data"):
+            item.add_marker(no_data)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (item.path.name not in FIRST, -slow[item.path]))
 
@@ -81,14 +86,9 @@ def _no_power_cuts() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _skip_without_data(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("data") and "FLRAY_DATA" not in os.environ:
-        pytest.skip("needs the real data sets below FLRAY_DATA")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup() -> None:
+    """One thread for each test; a fixture that does the same takes thousands of tests seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -141,20 +141,24 @@ def tiny_run(tmp_path: Path) -> Callable[..., "Result"]:
 def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result"]:
     """The same with each overrides once for all tests of a process: what others are compared with.
 
+    Their rounds are written together, with one checkpoint.
     Not for a test that patches flray before, or that changes what is on disk.
     """
 
     @functools.cache
     def run(*overrides: str) -> "Result":
-        return _run_tiny(overrides, tmp_path_factory.mktemp("known") / "run")
+        return _run_tiny(overrides, tmp_path_factory.mktemp("known") / "run", once=True)
 
     return run
 
 
-def _run_tiny(overrides: tuple[str, ...], out: Path, **keywords: Any) -> "Result":
+def _run_tiny(
+    overrides: tuple[str, ...], out: Path, once: bool = False, **keywords: Any
+) -> "Result":
     from flray.config.experiment import parse_experiment
     from flray.config.overrides import override
 
-    from scenarios import TINY, run_experiment
+    from scenarios import TINY, run_experiment, run_written_once
 
-    return run_experiment(parse_experiment(override(TINY, overrides)), out, **keywords)
+    run = run_written_once if once else run_experiment
+    return run(parse_experiment(override(TINY, overrides)), out, **keywords)

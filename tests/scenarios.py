@@ -30,6 +30,7 @@ from flray.models.mixing import Aggregation
 from flray.records.run_directory import RunDirectory
 from flray.runs import launch
 from flray.runs.conduct import Monitor
+from flray.server.loop import Server, ignore, never
 
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
 RAGGED = (1, 3, 9, 40)
@@ -54,12 +55,24 @@ def run_experiment(
     experiment: Experiment,
     out: Path,
     resume: bool = False,
-    on_round: Callable[[dict[str, Any]], None] = lambda _row: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    on_round: Callable[[dict[str, Any]], None] = ignore,
+    should_stop: Callable[[], bool] = never,
 ) -> Result:
     """Run an experiment and read its directory."""
     launch.run_experiment(experiment, out, resume, Monitor(on_round, should_stop))
     return Result.of(out)
+
+
+def run_written_once(experiment: Experiment, out: Path) -> Result:
+    """As `run_experiment`, for a run that is neither stopped nor resumed nor read before its end.
+
+    It writes its rounds together when it ends, with one checkpoint; a write for each of them takes
+    a third of a short run.
+    """
+    run = Server.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "run", lambda self: run(replace(self, write_every_s=60.0)))
+        return run_experiment(experiment, out)
 
 
 def ragged_split(sizes: tuple[int, ...] = RAGGED) -> Split:

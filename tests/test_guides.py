@@ -20,10 +20,11 @@ NAMED = re.compile(r"# (\S+\.(?:yaml|py))\n")
 # What is shown and makes a run short.
 SMALLER = {
     "dataset: digits": "dataset: {name: digits, size: 8}",
-    "rounds: 20": "rounds: 7",
+    "rounds: 20": "rounds: 4",
+    "rounds_before: 5": "rounds_before: 2",
     "clients: 20": "clients: 8",
     "epochs: 3": "epochs: 1",
-    "rounds=25": "rounds=8",
+    "rounds=25": "rounds=5",
     "rounds=30": "rounds=7",
     "rounds=40": "rounds=8",
     "seeds=3": "seeds=2",

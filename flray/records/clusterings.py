@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ FOLDER = "clusterings"  # folder in a run directory
 Array = NDArray[Any]  # Any: integers or floats
 
 _NAME = re.compile(r"round_(\d+)\.npz")
+# Of zlib. 6, which numpy takes, needs four times as long for points a seventh smaller.
+_LEVEL = 1
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,10 @@ def write_clustering(folder: Path, t: int, arrays: Mapping[str, Array], num_late
     _checked(arrays)
 
     def write(path: Path) -> None:
-        with path.open("wb") as file:  # given a path, numpy would add .npz to its name
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # none is its keyword
+        with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=_LEVEL) as file:
+            for name, array in arrays.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
     folder.mkdir(parents=True, exist_ok=True)
     suffix = f"_{num_later}" if num_later else ""

@@ -346,3 +346,7 @@ class RunRecords:
         # Until the summary is there the parts count: a `finish` may have been cut short.
         frame: pd.DataFrame = self._scores.table(is_final=self._summary.exists()).to_pandas()
         return frame
+
+    def has_scores_of(self, part: str) -> bool:
+        """True if clients were scored on this part, one of PARTS, in any round so far."""
+        return self._scores.has_part(part, is_final=self._summary.exists())

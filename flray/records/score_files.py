@@ -91,6 +91,12 @@ class ScoreFiles:
         table = tables.read(self.path, [ROUND, PART]).filter(pc.field(ROUND) <= t)
         return len(table.group_by([ROUND, PART]).aggregate([]))
 
+    def has_part(self, part: str, is_final: bool) -> bool:
+        """True if the part was scored in any round."""
+        if not is_final:
+            return any(self.folder.glob(f"round_*_{part}.parquet"))
+        return part in tables.read(self.path, [ROUND, PART])[PART].to_pylist()
+
     def replace(self, table: pa.Table) -> None:
         """Write the table of a finished run."""
         tables.write(self.path, table)

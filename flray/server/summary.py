@@ -207,8 +207,11 @@ def _of_other_protocols(
     if (column := score.column("mean", "global_")) in rounds:
         courses["global_"] = rounds[column].to_numpy()
     row: RoundRow = {}
+    has_last_trained = directory.has_scores_of("last_trained")
+    if target is None and not has_last_trained:
+        return row  # without reading the scores of all clients
     clients = directory.clients()
-    if (clients[PART] == "last_trained").any():
+    if has_last_trained:
         last = last_trained_score(clients, score.name).reindex(t, method="ffill")
         courses["last_trained_"] = last.to_numpy()
         row[score.column("mean", "last_trained_")] = float(last.iloc[-1])

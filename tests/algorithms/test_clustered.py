@@ -105,10 +105,13 @@ class TestSharedLayers:
         join = "events=[{round: 4, kind: join, clients: [0]}]"
         split = "split={name: dirichlet, clients: 8, alpha: 0.5, min_samples: 2, holdout: 2}"
         overrides = [split, join, f"aggregate.{change}", "participation=0.25", "rounds=5"]
-        result = tiny_run(f"algorithm={SHARED % (1, TWO)}", *overrides)
+        watched = {"on_round": lambda _row: None}  # so that each round has a checkpoint
+        result = tiny_run(f"algorithm={SHARED % (1, TWO)}", *overrides, **watched)
         store = CheckpointStore(RunDirectory(result.path).checkpoints)
         for t in (4, 5):
-            params = store.load_latest(up_to=t).state.bank.params
+            checkpoint = store.load_latest(up_to=t)
+            assert checkpoint.round == t
+            params = checkpoint.state.bank.params
             first, last = params["layers.1.weight"], params["layers.4.weight"]
             assert (first == first[0]).all()
             assert len(last) > 1

@@ -14,7 +14,7 @@ SWAPPED = [
     "dataset={name: digits, size: 8}",
     "split={name: label_swap, clients: 20, groups: 4}",
     "model=mlp200",
-    "train={lr: 0.1, epochs: 3}",
+    "train={lr: 0.2, epochs: 3, batch_size: 20}",
 ]
 FLHC = [
     "algorithm={name: flhc, rounds_before: 3}",
@@ -163,7 +163,8 @@ def test_rounds_of_a_clustering_are_evaluated_whatever_the_interval(tiny_run) ->
 
 
 def test_what_is_kept_of_a_clustering(tiny_run) -> None:
-    result = tiny_run(*SWAPPED, "dataset.size=28", *FLHC, "rounds=3")
+    larger = ["dataset.size=28", "train={lr: 0.1, epochs: 3}"]
+    result = tiny_run(*SWAPPED, *larger, *FLHC, "rounds=3")
     found = read_clusterings(result.path)[3]
     assert found.D.shape == (20, 20)
     assert found.linkage.shape == (19, 4)

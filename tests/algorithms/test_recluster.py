@@ -29,7 +29,7 @@ DIGITS = [
     "dataset={name: digits, size: 8}",
     "split={name: label_swap, clients: 12, groups: 2}",
     "model=mlp200",
-    "train={lr: 0.1, epochs: 3}",
+    "train={lr: 0.2, epochs: 3, batch_size: 20}",
     "participation=1",
 ]
 FLHC = "algorithm={name: flhc, rounds_before: 2, clustering: {partition: {threshold: 1.5}}%s}"
@@ -371,9 +371,12 @@ class TestFedDrift:
         drift += "[6, 7], [0, 1], [2, 3]]}]"
         feddrift = "algorithm={name: feddrift, every: 2, delta: 0.5, eager: true, history: %s}"
         common = [*DIGITS, self.ONE, drift, "rounds=3", "train.epochs=6", "execution.block=3"]
-        result = tiny_run(*common, feddrift % str(history).lower())
+        watched = {"on_round": lambda _row: None}  # so that each round has a checkpoint
+        result = tiny_run(*common, feddrift % str(history).lower(), **watched)
         store = CheckpointStore(RunDirectory(result.path).checkpoints)
-        before, after = (store.load_latest(up_to=t).state for t in (2, 3))
+        checkpoints = [store.load_latest(up_to=t) for t in (2, 3)]
+        assert [checkpoint.round for checkpoint in checkpoints] == [2, 3]
+        before, after = (checkpoint.state for checkpoint in checkpoints)
         assert after.labels.tolist() == [1] * 8
         first, now = before.bank.params, after.bank.params
         assert [torch.equal(first[n][0], now[n][0]) for n in first] == [not history] * len(first)

@@ -101,9 +101,10 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize("key", SHOWN, ids=[key.name for key in SHOWN])
-def test_every_key_has_a_note_that_can_be_read_alone(key) -> None:
-    words = key.note.split()
-    assert len(words) > 1
-    assert words[0][0].isupper() or words[0][0] == "`"
-    assert words[0] not in ("Of", "In")
+def test_every_key_has_a_note_that_can_be_read_alone() -> None:
+    assert len(SHOWN) > 300
+    for key in SHOWN:
+        words = key.note.split()
+        assert len(words) > 1, key.name
+        assert words[0][0].isupper() or words[0][0] == "`", key.name
+        assert words[0] not in ("Of", "In"), key.name

@@ -7,14 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
-from flray.execution.forking import forking_python
+from flray.execution.forking import forking_python, kept_forking_python
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +34,11 @@ os.rename(sys.argv[1] + ".part", sys.argv[1])
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[list[str]]:
-    with forking_python() as server:
-        assert server is not None
-        yield shlex.split(server.command)
+def python() -> list[str]:
+    """The server that clusters of this process use; another one would import everything again."""
+    server = kept_forking_python()
+    assert server is not None
+    return shlex.split(server.command)
 
 
 @pytest.fixture

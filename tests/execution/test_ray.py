@@ -190,20 +190,21 @@ def test_a_local_cluster_listens_on_loopback_only() -> None:
 
 def listening_addresses() -> list[str]:
     """Of the TCP sockets of this process and of all processes of its cluster."""
-    sockets = {}
+    open_files = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            if os.getpid() in ancestors(int(folder.name)):
+                for file in (folder / "fd").iterdir():
+                    with suppress(OSError):  # this file was closed; the others still count
+                        open_files.add(os.readlink(file))
+    found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            address, state, inode = (line.split()[place] for place in (1, 3, 9))
-            if state == "0A":  # LISTEN
+            address, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in open_files:  # LISTEN
                 words = bytes.fromhex(address.split(":")[0])
                 turned = b"".join(words[n : n + 4][::-1] for n in range(0, len(words), 4))
-                sockets[f"socket:[{inode}]"] = str(_plain_address(turned))
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getpid() in ancestors(int(folder.name)):
-                open_files = [os.readlink(file) for file in (folder / "fd").iterdir()]
-                found += [sockets[name] for name in open_files if name in sockets]
+                found.append(str(_plain_address(turned)))
     return found
 
 

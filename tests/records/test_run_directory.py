@@ -167,9 +167,12 @@ def test_client_rows_carry_the_values_of_their_client(run):
             "group": [0.0, math.nan, math.nan],
         }
     )
-    pd.testing.assert_frame_equal(run.clients(), expected)
-    run.finish({})
-    pd.testing.assert_frame_equal(RunDirectory(run.path).clients(), expected)
+    for finished in (False, True):
+        pd.testing.assert_frame_equal(RunDirectory(run.path).clients(), expected)
+        parts = ("test", "validation", "last_trained")
+        assert [run.has_scores_of(part) for part in parts] == [True, True, False]
+        if not finished:
+            run.finish({})
 
 
 def test_an_evaluation_costs_the_same_however_many_came_before(run):

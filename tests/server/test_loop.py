@@ -189,7 +189,9 @@ def test_a_finished_run_is_read_not_run_again(tiny_run, tmp_path: Path) -> None:
 
 def test_checkpoints_of_local_follow_the_cohort(tiny_run) -> None:
     """Once everybody was heard, a round of 1 of 6 clients writes about one model, not six."""
-    result = tiny_run("algorithm=local", "participation=0.17", "rounds=40", "model.hidden=200")
+    quickly = ["train.epochs=1", "evaluate.every=40"]
+    common = ["algorithm=local", "participation=0.17", "rounds=40", "model.hidden=200"]
+    result = tiny_run(*common, *quickly)
     sizes = {p.stem: p.stat().st_size for p in (result.path / "checkpoints").glob("*.safetensors")}
     model = (64 * 200 + 200 + 200 * 10 + 10) * 4
     assert min(sizes.values()) < 1.5 * model

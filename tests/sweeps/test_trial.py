@@ -33,7 +33,7 @@ from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_afte
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Trial, TrialContext, run_row
 
-from scenarios import TINY, Result, run_experiment
+from scenarios import TINY, Result, run_experiment, run_written_once
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def assert_same_run(found, naive) -> None:
 def run_alone(config: str) -> Result:
     """The run of a configuration by itself, once for all rows of the tests that have it."""
     folder = Path(NAIVE.name) / digest(config)
-    return run_experiment(parse_experiment(json.loads(config)), folder)
+    return run_written_once(parse_experiment(json.loads(config)), folder)
 
 
 NAIVE = TemporaryDirectory()  # removed when the process ends
