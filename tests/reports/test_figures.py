@@ -139,11 +139,11 @@ class TestClusterings:
         arrays = {"clients": CLIENTS, "labels": LABELS, "D": D}
         write_clustering(tmp_path / "clusterings", 1, arrays)
 
-        def full_disk(file, **_):
-            file.write(b"half")
+        def full_disk(member, *_, **_options):
+            member.write(b"half")
             raise OSError("disk full")
 
-        monkeypatch.setattr(np, "savez_compressed", full_disk)
+        monkeypatch.setattr(np.lib.format, "write_array", full_disk)
         with pytest.raises(OSError, match="disk full"):
             write_clustering(tmp_path / "clusterings", 1, arrays | {"D": 2 * D})
         np.testing.assert_array_equal(read_clusterings(tmp_path)[1].D, D)
