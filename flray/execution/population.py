@@ -56,7 +56,7 @@ class Population:
         return np.setdiff1d(self._split.holdout, self._split.absent)
 
     def present(self, clients: Ids) -> Ids:
-        """Those of these clients that are there in this round, whether they train or not."""
+        """Those of these clients that are there in this round, ascending, with holdout clients."""
         return np.setdiff1d(clients, self._split.absent)
 
     @cached_property

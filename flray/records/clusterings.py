@@ -23,7 +23,7 @@ FOLDER = "clusterings"  # folder in a run directory
 Array = NDArray[Any]  # Any: integers or floats
 
 _NAME = re.compile(r"round_(\d+)\.npz")
-# Of zlib. 6, which numpy takes, needs four times as long for points a seventh smaller.
+# Of zlib. Level 6, which numpy takes, needs four times as long for files a twelfth smaller.
 _LEVEL = 1
 
 

@@ -111,10 +111,10 @@ def overridden(plain: Plain, overrides: Sequence[str]) -> Plain:
     def changed(name: str, keys: Any) -> Any:  # Any: YAML, which is checked later
         for item in overrides if isinstance(keys, Mapping) else ():
             key = item.partition("=")[0]
-            own = {k: v for k, v in keys.items() if not f"{k}.".startswith(f"{key}.")}
-            above = [k for k, v in own.items() if key.startswith(f"{k}.") and isinstance(v, dict)]
-            if key.split(".")[0] != "algorithm" and (above or len(own) < len(keys)):
-                keys = override(own, [item]) if above else own
+            kept = {k: v for k, v in keys.items() if not f"{k}.".startswith(f"{key}.")}
+            above = [k for k, v in kept.items() if key.startswith(f"{k}.") and isinstance(v, dict)]
+            if key.split(".")[0] != "algorithm" and (above or len(kept) < len(keys)):
+                keys = override(kept, [item]) if above else kept
                 replaced.setdefault(item, []).append(name)
         return keys
 
