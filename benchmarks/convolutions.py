@@ -74,12 +74,16 @@ def on_gpu(repetitions: int, tf32: bool) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, by rule {form_of('cuda')}")
     print("model", *GPU_FORMS, "faster", sep="\t")
     for model in WHOLE:
-        steps = {form: recorded(model_step(form, model, 20)) for form in GPU_FORMS}
-        report(f"{model}, whole step of 20", steps, 20 * GRAPH_STEPS, repetitions)
+        steps = {form: model_step(form, model, 20) for form in GPU_FORMS}
+        graphs = {form: recorded(step) for form, step in steps.items()}
+        report(f"{model}, whole step of 20", graphs, 20 * GRAPH_STEPS, repetitions)
 
 
 def recorded(step: Callable[[], object]) -> Callable[[], object]:
-    """Several steps as one CUDA graph, which ends when the GPU has computed them."""
+    """Several steps as one CUDA graph, which ends when the GPU has computed them.
+
+    The graph works in the step's own tensors: the step has to live as long as its graph.
+    """
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # torch's own
         step()
     torch.cuda.synchronize()

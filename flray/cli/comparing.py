@@ -7,7 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.errors import ExperimentError
-from flray.reports.benchmark import benchmarks_of, is_benchmark, ranking_sheet, score_sheet
+from flray.reports.benchmark import (
+    benchmarks_of,
+    is_benchmark,
+    joined,
+    ranking_sheet,
+    score_sheet,
+)
 from flray.reports.benchmark_figures import dots_figure, methods_figure, ranks_figure
 from flray.reports.comparison import clustering_sheet, comparison_sheet, measured_of
 from flray.reports.figure_files import save_figure
@@ -51,11 +57,11 @@ def show_comparison(experiments: Experiments, form: Format, console: Console) ->
 
 
 def benchmark_in(folders: Sequence[Path]) -> Sweep | None:
-    """The sweep over methods in the only folder; None if there is none, or several folders."""
-    if len(folders) != 1 or not holds_sweep(folders[0]):
+    """The sweeps over methods in the folders as one; None if a folder has something else."""
+    sweeps = [read_sweep(folder) for folder in folders if holds_sweep(folder)]
+    if len(sweeps) < len(folders) or not all(map(is_benchmark, sweeps)):
         return None
-    sweep = read_sweep(folders[0])
-    return sweep if is_benchmark(sweep) else None
+    return joined(sweeps)
 
 
 def show_benchmark(sweep: Sweep, form: Format, console: Console) -> None:

@@ -66,7 +66,7 @@ def compare(
 
     Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg on
     the same data where it is among the runs, else to the first one on them. Methods of a sweep over
-    methods are ranked instead.
+    methods are ranked instead, those of several such sweeps on the splits of all.
     """
     from flray.cli import comparing
 

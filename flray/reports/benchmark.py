@@ -5,8 +5,10 @@ seeds, judged as the models are: as deployed, or after local training. Test scor
 """
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,6 +16,7 @@ import pandas as pd
 from flray import columns as recorded
 from flray.columns import FOLDER, STATUS, USES_GROUND_TRUTH, ScoreColumns
 from flray.config.deciding import leaves
+from flray.errors import ExperimentError
 from flray.reports.columns import Heading, column_of, value_text
 from flray.reports.mean_ranks import critical_difference, friedman, split_ranks
 from flray.reports.sheets import Sheet, marks, sheet_of
@@ -102,6 +105,28 @@ def is_benchmark(sweep: Sweep) -> bool:
     return bool(sweep.space.get("methods")) and METHOD in sweep.rows
 
 
+def joined(sweeps: Sequence[Sweep]) -> Sweep:
+    """Several benchmarks as one, with the splits and methods of all of them.
+
+    Raises:
+        ExperimentError: Two of them have the same split.
+    """
+    if len(sweeps) == 1:
+        return sweeps[0]
+    parts, found = [], dict[str, Path]()
+    for sweep in sweeps:
+        folders = [str(sweep.path / str(folder)) for folder in sweep.rows[FOLDER]]
+        rows = sweep.rows.assign(**{SPLIT: sweep.rows.get(SPLIT, sweep.path.name), FOLDER: folders})
+        parts.append(rows)
+        for split in rows[SPLIT].unique():
+            if (other := found.setdefault(split, sweep.path)) is not sweep.path:
+                raise ExperimentError(f"split {split} is in {other} and in {sweep.path}: name one")
+    methods = {name: keys for sweep in sweeps for name, keys in sweep.space["methods"].items()}
+    scores = tuple(dict.fromkeys(score for sweep in sweeps for score in sweep.scores))
+    space = {**sweeps[0].space, "methods": methods}
+    return Sweep(sweeps[0].path, pd.concat(parts, ignore_index=True), {}, space, scores)
+
+
 def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
     """A benchmark for each protocol that the rows were judged by, those as deployed first."""
     is_missing = sweep.rows[STATUS].isin(NOT_FINISHED)
@@ -111,11 +136,12 @@ def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
     rows[SPLIT] = rows.get(SPLIT, sweep.path.name)
     rows[BYTES] = rows[[recorded.BYTES_UP, recorded.BYTES_DOWN]].sum(axis=1)
     scores_of = {str(name): _score_of(part) for name, part in rows.groupby(SPLIT, sort=False)}
+    tried = _configurations(rows, sweep.identifying, set(scores_of.values()))
     made = []
     for protocol, prefix in PROTOCOLS.items():
         cells = {
             (str(method), str(split)): _cell(sweep, part, scores_of[str(split)], prefix)
-            for (method, split), part in rows.groupby([METHOD, SPLIT], sort=False)
+            for (method, split), part in tried.groupby([METHOD, SPLIT], sort=False)
         }
         frame = pd.DataFrame.from_dict(cells, orient="index").rename_axis([METHOD, SPLIT])
         if frame[SCORE].notna().any():
@@ -132,28 +158,41 @@ def _score_of(rows: pd.DataFrame) -> ScoreColumns:
     return ScoreColumns(str(name), str(unit), mode == "max")
 
 
-def _cell(sweep: Sweep, rows: pd.DataFrame, score: ScoreColumns, prefix: str) -> dict[str, Any]:
+def _configurations(
+    rows: pd.DataFrame, identifying: Sequence[str], scores: Collection[ScoreColumns]
+) -> pd.DataFrame:
+    """The means over seeds of each configuration of a method in a split, and its first folder."""
+    judged = [
+        score.column(*of) for score in scores for p in PROTOCOLS.values() for of in _judged(p)
+    ]
+    numbers = [*judged, *COSTS, USES_GROUND_TRUTH, MISSING_ROWS]
+    keys = list(dict.fromkeys((METHOD, SPLIT, *identifying)))
+    rows = rows.reindex(columns=list(dict.fromkeys((*keys, *numbers, FOLDER))))
+    rows = rows.astype(dict.fromkeys(numbers, float))
+    first = rows.groupby(keys, dropna=False, sort=False)[FOLDER].first()
+    return averaged(rows, keys, numbers).assign(**{FOLDER: first.to_numpy()})
+
+
+def _judged(prefix: str) -> tuple[tuple[str, str], ...]:
+    """What a protocol reads of a score: its mean, its worst client, the mean that chooses."""
+    return ("mean", prefix), ("worst", prefix), ("mean", f"{prefix}validation_")
+
+
+def _cell(sweep: Sweep, tried: pd.DataFrame, score: ScoreColumns, prefix: str) -> dict[str, Any]:
     """The numbers of the configuration of a method in a split that validation chooses.
 
     Configurations of which rows are missing are chosen only if all miss some.
     """
-    mean, worst = score.column("mean", prefix), score.column("worst", prefix)
-    validation = score.column("mean", f"{prefix}validation_")
-    numbers = [mean, worst, validation, *COSTS, USES_GROUND_TRUTH, MISSING_ROWS]
-    rows = rows.reindex(columns=list(dict.fromkeys((*sweep.identifying, *numbers, FOLDER))))
-    settings = [k for k in sweep.identifying if k not in (METHOD, SPLIT)]
-    tried = averaged(rows.astype(dict.fromkeys(numbers, float)), settings, numbers)
+    mean, worst, validation = (score.column(*of) for of in _judged(prefix))
     order = ranks(tried, validation, tried[MISSING_ROWS], score.higher_is_better)
     best = tried.iloc[int(order.to_numpy().argmin())]
-    same = (rows[settings].isna() & best[settings].isna()) | (rows[settings] == best[settings])
-    varied = [k for k in settings if rows[k].nunique() > 1]
+    varied = [k for k in sweep.identifying if tried[k].nunique() > 1]
     return {
         SCORE: best[mean],
         SCORE + SPREAD: best[mean + SPREAD],
         WORST: best[worst],
-        **{key: best[key] for key in (*COSTS, USES_GROUND_TRUTH, MISSING_ROWS)},
+        **{key: best[key] for key in (*COSTS, USES_GROUND_TRUTH, MISSING_ROWS, FOLDER)},
         SETTINGS: ", ".join(f"{sweep.names[k]} {value_text(best[k])}" for k in varied),
-        FOLDER: rows.loc[same.all(axis=1), FOLDER].iloc[0],
     }
 
 
@@ -167,10 +206,23 @@ def told_of(sweep: Sweep) -> dict[str, str]:
         named = {k.rpartition(".")[2]: v for k, v in leaves(keys).items()}
         words = [str(v) for k, v in named.items() if k == TOLD]
         words += [f"number {v}" for k, v in named.items() if k == "number" and type(v) is int]
-        grids = {k: v for k, v in named.items() if isinstance(v, list)}
+        listed = [_grids(k, v) for k, v in named.items() if isinstance(v, list)]
+        grids = {k: v for grid in listed for k, v in grid.items()}
         words += [f"{k} by validation of {', '.join(map(str, v))}" for k, v in grids.items()]
         told[str(method)] = "; ".join(words)
     return told
+
+
+def _grids(key: str, values: list[Any]) -> dict[str, list[Any]]:  # Any: YAML
+    """A list of values by its key; of mappings, a list for each key in which they differ.
+
+    >>> _grids("partition", [{"name": "kmeans", "number": 2}, {"name": "kmeans", "number": 4}])
+    {'number': [2, 4]}
+    """
+    if not all(isinstance(value, dict) for value in values):
+        return {key: values}
+    lists = {k: [value.get(k) for value in values] for k in values[0]}
+    return {k: listed for k, listed in lists.items() if any(v != listed[0] for v in listed)}
 
 
 def ranking_sheet(sweep: Sweep) -> Sheet:

@@ -65,7 +65,7 @@ def methods_figure(benchmark: Benchmark) -> Figure:
     sns.heatmap(ranks, annot=texts, ax=axes, linewidths=0.5, **options)
     axes.set_xticklabels([str(name).replace("_", "\n") for name in ranks], fontsize=8, rotation=0)
     axes.tick_params(axis="y", rotation=0)
-    axes.set(xlabel="", ylabel="", title=f"{benchmark.protocol}; grey: does not apply")
+    axes.set(xlabel="", ylabel="", title=f"{benchmark.protocol}; grey: no score")
     return figure
 
 

@@ -48,21 +48,24 @@ def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
     space varies, then those of summary.json. A row that stopped early has its numbers so far. Cells
     of lists and mappings are JSON.
     """
+    # The column of ground truth tells whether it was used, not whether a row was allowed to use it.
+    overridden = dict.fromkeys(key for row in rows for key in row.overrides)
+    keys = [key for key in overridden if key != USES_GROUND_TRUTH]
     records = []
     for row in rows:
         path = None if row.run is None else run_path(row.number)
         state = {ROW: row.number, STATUS: row.status, RUN: row.run, FOLDER: path, ERROR: row.error}
         unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
         numbers = {} if path is None else _numbers(RunDirectory(folder / path))
-        # This column tells whether ground truth was used, not whether a row was allowed to use it.
-        settings = {k: _cell(v) for k, v in row.overrides.items() if k != USES_GROUND_TRUTH}
+        settings = {k: _cell(v) for k, v in row.overrides.items() if k in keys}
+        # `rounds` that others vary are the rounds to run, not those of a run that ended early.
+        planned = {k: _cell(row.plain[k]) for k in keys if k in {*numbers} & {*row.plain}}
         point = {MERGE_PLACE: row.merge_point.place} if row.merge_point else {}
-        records.append(unknown | numbers | state | settings | point)
+        records.append(unknown | numbers | state | planned | settings | point)
     first = [ROW, STATUS, RUN, FOLDER, ERROR]
-    keys = [key for row in rows for key in row.overrides]
     columns = dict.fromkeys([*first, *keys, *(key for record in records for key in record)])
     frame = pd.DataFrame(records, columns=list(columns))
-    return frame.assign(**{key: _one_kind(frame[key]) for key in dict.fromkeys(keys)})
+    return frame.assign(**{key: _one_kind(frame[key]) for key in keys})
 
 
 def write_table(folder: Path, frame: pd.DataFrame) -> None:

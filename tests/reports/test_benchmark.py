@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from recorded import write_sweep
 
 from flray.cli import cli
 from flray.errors import ExperimentError
-from flray.reports.benchmark import benchmarks_of, is_benchmark, ranking_sheet, score_sheet
+from flray.reports.benchmark import (
+    benchmarks_of,
+    is_benchmark,
+    joined,
+    ranking_sheet,
+    score_sheet,
+)
 from flray.reports.benchmark_figures import dots_figure, methods_figure, ranks_figure
 from flray.reports.page import render_page
 from flray.reports.sweeps import read_sweep
@@ -77,6 +84,27 @@ def test_validation_chooses_and_test_scores_do_not(sweep) -> None:
     cell = deployed.cells.loc["ifca", "swap"]
     assert (cell["settings"], cell["folder"]) == ("number 4", "runs/ifca_swap_4_0")
     assert cell["score_sd"] == pytest.approx(np.std([0.78, 0.82], ddof=1))
+
+
+def test_sweeps_over_parts_of_the_splits_are_ranked_as_one(sweep, tmp_path) -> None:
+    """A sweep of one split names none: its split is called like its folder."""
+    swap = [r for r in rows() if r["experiment"] == "swap"]
+    others = [r for r in rows() if r["experiment"] != "swap"]
+    for each in swap:
+        del each["experiment"]
+    parts = {"swap": swap, "others": others}
+    folders = [str(write_sweep(tmp_path / k, v, methods=METHODS)) for k, v in parts.items()]
+    both = CliRunner().invoke(cli, ["compare", *folders, "--format", "csv"])
+    assert both.output == to_csv(ranking_sheet(sweep))
+    cell = benchmarks_of(joined([read_sweep(Path(f)) for f in folders]))[0].cells.loc["ifca"]
+    assert cell.loc["swap", "folder"] == str(tmp_path / "swap/runs/ifca_swap_4_0")
+
+
+def test_sweeps_that_share_a_split_are_refused(sweep, tmp_path) -> None:
+    write_sweep(tmp_path / "again", rows(), methods=METHODS)
+    done = CliRunner().invoke(cli, ["compare", str(sweep.path), str(tmp_path / "again")])
+    assert done.exit_code != 0
+    assert "split swap is in" in str(done.exception)
 
 
 def test_each_protocol_chooses_by_its_own_validation(tmp_path) -> None:

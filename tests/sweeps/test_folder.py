@@ -46,6 +46,24 @@ def test_the_table_says_of_each_row_whether_ground_truth_was_used(tmp_path) -> N
     assert pd.read_parquet(tmp_path / "rows.parquet")["uses_ground_truth"].iloc[0] is True
 
 
+def test_rounds_that_rows_vary_are_settings_also_of_a_run_that_ended_early(tmp_path) -> None:
+    """Else a seed that failed in its second round would not be a seed of its configuration."""
+    for number in (0, 1):
+        directory = RunDirectory(tmp_path / run_path(number))
+        directory.start({"seed": 0}, {}, "digest")
+        directory.append_rounds([{"round": 1, "seconds": 1.0}, {"round": 2, "seconds": 1.0}])
+    plain = {"rounds": 50, "uses_ground_truth": True}
+    rows = [
+        SweepRow(0, {"method": "scaffold"}, plain, run="a", status="failed"),
+        SweepRow(1, {"method": "fedala", "rounds": 20}, plain | {"rounds": 20}, run="b"),
+        SweepRow(2, {"uses_ground_truth": True}, plain),
+    ]
+    table = table_of(tmp_path, rows)
+    assert table["rounds"].tolist()[:2] == [50, 20]
+    assert table_of(tmp_path, rows[:1])["rounds"].tolist() == [2]  # nobody varies them
+    assert table["uses_ground_truth"].tolist() == [False, False, None]  # allowed, not used
+
+
 def seeds_of(values: dict[float, list[float | None]]) -> tuple[list[SweepRow], dict[int, dict]]:
     """Rows by learning rate and seed with their validation accuracy; None: it failed."""
     rows, summaries = [], {}
