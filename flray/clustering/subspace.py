@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import orth
 
 from flray.client.subspace import DescribeSubspace
 from flray.clustering.checks import require_finite
@@ -66,25 +68,31 @@ class PrincipalAngles:
 
     def __call__(self, points: Points) -> Matrix:
         require_finite(points)
-        values = points.array()
-        bases = [values[points.owner == c] for c in range(points.num_clients)]  # (p, d) each
-        distance = np.zeros((len(bases), len(bases)))
-        for i, basis in enumerate(bases):
-            for j in range(i):
-                distance[i, j] = distance[j, i] = self._between(basis, bases[j])
-        return mirrored(distance)
-
-    def _between(self, basis: Matrix, other: Matrix) -> float:
-        products = basis @ other.T  # (p, q) cosines
+        values, clients = points.array(), range(points.num_clients)
+        own = [values[points.owner == c] for c in clients]  # (p, d) each
         if self.form == "smallest":
-            # sin is exact for small angles, where cos is not; scipy does the same
-            return float(np.rad2deg(_smallest_angle(basis, other)))
+            own = [orth(basis.T).T for basis in own]  # several labels are not orthogonal
+        # Clients with fewer vectors than others have zeros in their place.
+        bases = np.zeros((len(own), max(map(len, own)), values.shape[1]))
+        present = np.zeros(bases.shape[:2], bool)
+        for c in clients:
+            bases[c, : len(own[c])], present[c, : len(own[c])] = own[c], True
+        distance = np.zeros((len(own), len(own)))
+        for i in clients[1:]:
+            of_pairs = present[:i, :, None] & present[i]
+            distance[:i, i] = self._between(bases[:i], bases[i], of_pairs)
+        return mirrored(np.rad2deg(distance))
+
+    def _between(self, bases: Matrix, other: Matrix, present: NDArray[np.bool_]) -> Matrix:
+        """The angles between each of the subspaces (m, p, d) and another one (p, d)."""
+        cosines = bases @ other.T  # (m, p, p)
+        if self.form == "smallest":
+            left, _, right = np.linalg.svd(cosines)
+            x, y = left[:, None, :, 0] @ bases, right[:, :1] @ other  # where they are nearest
+            # A small angle has no digits in its cosine.
+            return 2 * np.arctan2(*(np.linalg.norm(v, axis=2)[:, 0] for v in (x - y, x + y)))
+        angles = np.arccos(np.clip(cosines, -1, 1))
         if self.form == "trace":
-            return float(np.rad2deg(np.arccos(np.clip(np.diag(products), -1, 1))).sum())
-        return float(np.rad2deg(np.arccos(np.clip(products, -1, 1))).min())
-
-
-def _smallest_angle(basis: Matrix, other: Matrix) -> float:
-    from scipy.linalg import subspace_angles
-
-    return float(subspace_angles(basis.T, other.T).min())
+            diagonal = np.where(present, angles, 0.0).diagonal(axis1=1, axis2=2)
+            return np.asarray(diagonal.sum(axis=1))
+        return np.where(present, angles, np.pi).min(axis=(1, 2))

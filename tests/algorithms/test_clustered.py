@@ -9,6 +9,7 @@ from flray.algorithms.clove import best_number
 from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import FlhcState
 from flray.algorithms.ifca import Ifca
+from flray.client.subspace import singular_vectors
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
 from flray.errors import ExperimentError
@@ -35,13 +36,42 @@ def _points(bases: list[np.ndarray]) -> Points:
     return Points(np.arange(len(bases)), torch.from_numpy(np.concatenate(bases)), owner)
 
 
+def _ragged() -> list[np.ndarray]:
+    """Subspaces of one to three dimensions: one twice, one a hair away, one turned about 180°."""
+    bases = _bases(6)
+    bases[1], bases[2] = bases[1][:1], bases[2][:2]
+    near = bases[0] + 1e-9 * np.random.default_rng(1).normal(size=bases[0].shape)
+    return [*bases, bases[0], np.linalg.qr(near.T)[0].T, -bases[3]]
+
+
 def test_smallest_principal_angle_is_scipys() -> None:
-    bases = _bases(4)
+    bases = _ragged()
     D = PrincipalAngles()(_points(bases))
-    for i in range(4):
+    for i, basis in enumerate(bases):
         for j in range(i):
-            expected = np.rad2deg(subspace_angles(bases[i].T, bases[j].T).min())
+            expected = np.rad2deg(subspace_angles(basis.T, bases[j].T).min())
+            assert D[i, j] == pytest.approx(expected, abs=1e-6)  # of float32
+            assert D[i, j] == D[j, i]
+
+
+@pytest.mark.parametrize("form", ["trace", "entries"])
+def test_angles_of_clients_with_fewer_vectors_are_of_those_they_have(form) -> None:
+    bases = _ragged()
+    D = PrincipalAngles(form)(_points(bases))
+    for i, basis in enumerate(bases):
+        for j in range(i):
+            angles = np.rad2deg(np.arccos(np.clip(basis @ bases[j].T, -1, 1)))
+            expected = np.diag(angles).sum() if form == "trace" else angles.min()
             assert D[i, j] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(200, 90), (90, 200)])
+def test_first_singular_vectors_of_many_inputs_are_those_of_the_whole_svd(shape) -> None:
+    inputs = torch.from_numpy(np.random.default_rng(0).random(shape))
+    found, whole = singular_vectors(inputs, 3), torch.linalg.svd(inputs).Vh[:3].numpy()
+    signs = np.sign((found * whole).sum(1, keepdims=True))
+    assert found == pytest.approx(signs * whole, abs=1e-6)
+    assert (np.take_along_axis(found, np.abs(found).argmax(1, keepdims=True), 1) > 0).all()
 
 
 def test_the_smallest_angle_depends_on_the_subspace_alone() -> None:
