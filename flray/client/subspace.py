@@ -61,5 +61,5 @@ def singular_vectors(inputs: torch.Tensor, p: int) -> Basis:
     else:
         kept = torch.linalg.svd(inputs, full_matrices=False).Vh[:p]
     largest = kept.gather(1, kept.abs().argmax(1, keepdim=True))
-    basis: Basis = (kept * largest.sign()).float().numpy() + 0.0  # no -0.0
+    basis: Basis = (kept * largest.sign() + 0.0).float().numpy()  # no -0.0
     return basis

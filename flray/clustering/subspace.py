@@ -86,13 +86,15 @@ class PrincipalAngles:
     def _between(self, bases: Matrix, other: Matrix, present: NDArray[np.bool_]) -> Matrix:
         """The angles between each of the subspaces (m, p, d) and another one (p, d)."""
         cosines = bases @ other.T  # (m, p, p)
+        angles: Matrix = np.arccos(np.clip(cosines, -1, 1))
         if self.form == "smallest":
             left, _, right = np.linalg.svd(cosines)
             x, y = left[:, None, :, 0] @ bases, right[:, :1] @ other  # where they are nearest
             # A small angle has no digits in its cosine.
-            return 2 * np.arctan2(*(np.linalg.norm(v, axis=2)[:, 0] for v in (x - y, x + y)))
-        angles = np.arccos(np.clip(cosines, -1, 1))
-        if self.form == "trace":
-            diagonal = np.where(present, angles, 0.0).diagonal(axis1=1, axis2=2)
-            return np.asarray(diagonal.sum(axis=1))
-        return np.where(present, angles, np.pi).min(axis=(1, 2))
+            apart, along = (np.linalg.norm(v, axis=2)[:, 0] for v in (x - y, x + y))
+            angles = 2 * np.arctan2(apart, along)
+        elif self.form == "trace":
+            angles = np.where(present, angles, 0.0).diagonal(axis1=1, axis2=2).sum(axis=1)
+        else:
+            angles = np.where(present, angles, np.pi).min(axis=(1, 2))
+        return angles
