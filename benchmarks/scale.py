@@ -221,23 +221,40 @@ def distances(case: Found) -> dict[str, float]:
 
 
 def plot(found: list[Found], file: Path) -> None:
-    """Seconds of a round and peak memory against the number of clients."""
+    """Seconds of a round, of a clustering pass and of everybody's evaluation by number of clients.
+
+    Lines of a GPU are dashed.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rounds = [each for each in found if each["what"] == "rounds"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for method in dict.fromkeys(each["method"] for each in rounds):
-        own = sorted((e for e in rounds if e["method"] == method), key=lambda e: e["clients"])
-        clients = [e["clients"] for e in own]
-        left.plot(clients, [e["round_s"] for e in own], "o-", label=method)
-        right.plot(clients, [e["peak_gib"] for e in own], "o-", label=method)
-    for axes, title in ((left, "seconds of a round of 100 clients"), (right, "peak memory, GiB")):
-        axes.set(xlabel="clients", title=title, xscale="log", ylim=(0, None))
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained", sharex=True)
+    titles = ("a round of 100 clients, s", "FL+HC: pass and clustering, s", "evaluation of all, s")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(xlabel="clients", title=title, xscale="log", yscale="log")
         axes.grid(alpha=0.3)
-    left.legend(frameon=False)
+    colours: dict[str, str] = {}
+    for what, method, device in dict.fromkeys((e["what"], e["method"], e["device"]) for e in found):
+        own = [e for e in found if (e["what"], e["method"], e["device"]) == (what, method, device)]
+        own.sort(key=lambda e: e["clients"])
+        clients = [e["clients"] for e in own]
+        style = {
+            "color": colours.setdefault(method, f"C{len(colours)}"),
+            "linestyle": "-" if device == "cpu" else "--",
+            "marker": "o",
+            "markersize": 3,
+        }
+        if what == "clustering":
+            spent = [e["train_everybody_s"] + e["sketch_s"] + e["cluster_s"] for e in own]
+            panels[1].plot(clients, spent, **style)
+        else:
+            label = method if device == "cpu" else None
+            panels[0].plot(clients, [e["round_s"] for e in own], label=label, **style)
+            judged = [(e["clients"], e["evaluate_s"]) for e in own if "evaluate_s" in e]
+            panels[2].plot(*zip(*judged, strict=True), **style)
+    panels[0].legend(frameon=False, fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
 
