@@ -140,7 +140,8 @@ def score_shared(
     """Correctness and losses (U, n) of every model of the bank on the n examples of all sets.
 
     Columns are in the order of the sets. The bits of an example's scores depend on the models, but
-    not on the other examples. Modules that cannot be stacked see one set at a time.
+    not on the other examples. Modules that cannot be stacked see one set at a time, on a CPU
+    also sets that are evaluated alone elsewhere.
 
     Args:
         bank: leaves (U, ...).
@@ -148,10 +149,19 @@ def score_shared(
     """
     num = len(next(iter(bank.values())))
     outputs = _stacked_outputs(host)
-    if outputs is None or not any(map(len, examples)):
-        scores = score_models(
-            host, bank, [ScoreJob(u, ids) for u in range(num) for ids in examples]
+    sizes = np.array([len(ids) for ids in examples])
+    is_large = sizes > (PIECE * MOST_PIECES if host.examples.device.type == "cpu" else np.inf)
+    if is_large.any() and not is_large.all():
+        kinds = [np.flatnonzero(is_large == kind) for kind in (False, True)]
+        halves = [score_shared(host, bank, [examples[k] for k in kind]) for kind in kinds]
+        positions = np.argsort(np.repeat(is_large, sizes), kind="stable").argsort()
+        correct, losses = (
+            np.concatenate(h, axis=1)[:, positions] for h in zip(*halves, strict=True)
         )
+        return correct, losses
+    if outputs is None or is_large.any() or not sizes.any():
+        jobs = [ScoreJob(u, ids) for u in range(num) for ids in examples]
+        scores = score_models(host, bank, jobs)
         correct = np.concatenate([score.correct for score in scores])
         losses = np.concatenate([score.loss for score in scores])
         return correct.reshape(num, -1), losses.reshape(num, -1)
