@@ -111,14 +111,16 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
     """
     host.module.eval()
     outputs = _stacked_outputs(host)
-    sizes = [
-        (0 if outputs is None else _piece_size(host, len(job.examples)), bool(job.shares))
-        for job in jobs
+    sizes = [0 if outputs is None else _piece_size(host, len(job.examples)) for job in jobs]
+    # Mixtures share all models, so their examples are joined, whatever their number.
+    kinds = [
+        (min(size, 1) if job.shares else size, bool(job.shares))
+        for size, job in zip(sizes, jobs, strict=True)
     ]
     scores: dict[int, ExampleScores] = {}
     with torch.no_grad():
-        for size, is_mixed in sorted(set(sizes)):
-            alike = [k for k, kind in enumerate(sizes) if kind == (size, is_mixed)]
+        for size, is_mixed in sorted(set(kinds)):
+            alike = [k for k, kind in enumerate(kinds) if kind == (size, is_mixed)]
             alike.sort(key=lambda k: jobs[k].row)  # each model is loaded once
             chosen = [jobs[k] for k in alike]
             if size and outputs is not None and is_mixed:
@@ -139,9 +141,9 @@ def score_shared(
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Correctness and losses (U, n) of every model of the bank on the n examples of all sets.
 
-    Columns are in the order of the sets. The bits of an example's scores depend on the models, but
-    not on the other examples. Modules that cannot be stacked see one set at a time, on a CPU
-    also sets that are evaluated alone elsewhere.
+    Columns are in the order of the sets. The bits of a set's scores do not depend on the other
+    sets. Sets are joined for passes of one shape, except for modules that cannot be stacked and, on
+    a CPU, for sets that `score_models` does not stack either.
 
     Args:
         bank: leaves (U, ...).
@@ -152,7 +154,7 @@ def score_shared(
     sizes = np.array([len(ids) for ids in examples])
     is_large = sizes > (PIECE * MOST_PIECES if host.examples.device.type == "cpu" else np.inf)
     if is_large.any() and not is_large.all():
-        kinds = [np.flatnonzero(is_large == kind) for kind in (False, True)]
+        kinds = [np.flatnonzero(is_large == kind).tolist() for kind in (False, True)]
         halves = [score_shared(host, bank, [examples[k] for k in kind]) for kind in kinds]
         positions = np.argsort(np.repeat(is_large, sizes), kind="stable").argsort()
         correct, losses = (
@@ -168,15 +170,10 @@ def score_shared(
     host.module.eval()
     ids, device = np.concatenate(examples), host.examples.device
     groups = range(0, num, _models_in_a_pass(host))
-    parts = [
-        _score_joined(
-            host,
-            {name: leaf[k : k + groups.step].to(device) for name, leaf in bank.items()},
-            outputs,
-            ids,
-        )
-        for k in groups
-    ]
+    stacked = (
+        {name: leaf[k : k + groups.step].to(device) for name, leaf in bank.items()} for k in groups
+    )
+    parts = [_score_joined(host, w, outputs, ids) for w in stacked]
     correct, losses, *_ = (torch.cat(values).cpu().numpy() for values in zip(*parts, strict=True))
     return correct, losses
 
@@ -340,7 +337,10 @@ def _joined_size(host: Host, num_models: int) -> int:
 
 
 def _pass_scores(host: Host, output: Tensor, y: Tensor) -> FlatScores:
-    """(K, B, ...) the scores of a pass of K models with B examples each."""
+    """(K, B, ...) the scores of a pass of K models with B examples each.
+
+    Scores of the module's own would need its inputs: such modules are not stacked.
+    """
     outputs, labels = output.flatten(0, 1), y.flatten(0, 1)
     losses = cast(HasLosses, host.module).losses(outputs, labels).double()
     flat = (_correct(outputs, labels), losses, *_terms(host, outputs, (outputs, labels)))
@@ -353,7 +353,7 @@ def _in_threads(
     """The scores of each pass, several passes at a time on a CPU."""
     on_cpu = host.examples.device.type == "cpu"
     threads = host.engine.threads if on_cpu and isinstance(host.engine, Vectorized) else 1
-    # Both settings are of each thread.
+    # Whether gradients are kept, and the threads inside an operator, are settings of each thread.
     with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
         run = map if threads == 1 else pool.map
         return list(run(torch.no_grad()(score), passes))
