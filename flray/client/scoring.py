@@ -1,8 +1,12 @@
-"""Scores of models on examples: one model after another, or small sets of many models stacked."""
+"""Scores of models on examples: one model after another, or small sets of many models stacked.
+
+Where many clients ask for the same models, their examples are joined (`score_shared`).
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -11,6 +15,7 @@ from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
 
 from flray.client.host import Host
 from flray.client.scores import ModuleScore, Score, Terms, is_right
@@ -26,6 +31,7 @@ SCORE_BATCH = 1000  # examples of a forward pass; large, because no gradient is 
 # Linear layers take larger ones, because a pass copies the weights of its models. A model with more
 # than MOST_PIECES pieces of 32 is evaluated alone: the number of passes no longer matters. A GPU
 # stacks pieces of SCORE_BATCH examples of linear layers, which take less time than the calls.
+# Pieces of examples that all models of a pass share have DENSE_PIECE examples on a CPU.
 PIECE = 32
 DENSE_PIECE = 128
 MOST_PIECES = 16
@@ -105,17 +111,21 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
     """
     host.module.eval()
     outputs = _stacked_outputs(host)
-    sizes = [
-        (0 if outputs is None else _piece_size(host, len(job.examples)), bool(job.shares))
-        for job in jobs
+    sizes = [0 if outputs is None else _piece_size(host, len(job.examples)) for job in jobs]
+    # Mixtures share all models, so their examples are joined, whatever their number.
+    kinds = [
+        (min(size, 1) if job.shares else size, bool(job.shares))
+        for size, job in zip(sizes, jobs, strict=True)
     ]
     scores: dict[int, ExampleScores] = {}
     with torch.no_grad():
-        for size, is_mixed in sorted(set(sizes)):
-            alike = [k for k, kind in enumerate(sizes) if kind == (size, is_mixed)]
+        for size, is_mixed in sorted(set(kinds)):
+            alike = [k for k, kind in enumerate(kinds) if kind == (size, is_mixed)]
             alike.sort(key=lambda k: jobs[k].row)  # each model is loaded once
             chosen = [jobs[k] for k in alike]
-            if size and outputs is not None:
+            if size and outputs is not None and is_mixed:
+                flat = _score_mixtures(host, bank, outputs, chosen)
+            elif size and outputs is not None:
                 flat = _score_stacked(host, bank, outputs, chosen, size)
             else:
                 flat = _score_one_by_one(host, bank, chosen)
@@ -124,6 +134,48 @@ def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[Exa
             for k, (correct, loss, *terms) in zip(alike, zip(*columns, strict=True), strict=True):
                 scores[k] = ExampleScores(correct, loss, tuple(terms))
     return [scores[k] for k in range(len(jobs))]
+
+
+def score_shared(
+    host: Host, bank: Params, examples: Sequence[Ids]
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Correctness and losses (U, n) of every model of the bank on the n examples of all sets.
+
+    Columns are in the order of the sets. The bits of a set's scores do not depend on the other
+    sets. Sets are joined for passes of one shape, except for modules that cannot be stacked and, on
+    a CPU, for sets that `score_models` does not stack either.
+
+    Args:
+        bank: leaves (U, ...).
+        examples: sets of example ids, such as those of each client.
+    """
+    num = len(next(iter(bank.values())))
+    outputs = _stacked_outputs(host)
+    sizes = np.array([len(ids) for ids in examples])
+    is_large = sizes > (PIECE * MOST_PIECES if host.examples.device.type == "cpu" else np.inf)
+    if is_large.any() and not is_large.all():
+        kinds = [np.flatnonzero(is_large == kind).tolist() for kind in (False, True)]
+        halves = [score_shared(host, bank, [examples[k] for k in kind]) for kind in kinds]
+        positions = np.argsort(np.repeat(is_large, sizes), kind="stable").argsort()
+        correct, losses = (
+            np.concatenate(h, axis=1)[:, positions] for h in zip(*halves, strict=True)
+        )
+        return correct, losses
+    if outputs is None or is_large.any() or not sizes.any():
+        jobs = [ScoreJob(u, ids) for u in range(num) for ids in examples]
+        scores = score_models(host, bank, jobs)
+        correct = np.concatenate([score.correct for score in scores])
+        losses = np.concatenate([score.loss for score in scores])
+        return correct.reshape(num, -1), losses.reshape(num, -1)
+    host.module.eval()
+    ids, device = np.concatenate(examples), host.examples.device
+    groups = range(0, num, _models_in_a_pass(host))
+    stacked = (
+        {name: leaf[k : k + groups.step].to(device) for name, leaf in bank.items()} for k in groups
+    )
+    parts = [_score_joined(host, w, outputs, ids) for w in stacked]
+    correct, losses, *_ = (torch.cat(values).cpu().numpy() for values in zip(*parts, strict=True))
+    return correct, losses
 
 
 def _piece_size(host: Host, num_examples: int) -> int:
@@ -149,7 +201,8 @@ def _stacked_outputs(host: Host) -> StackedOutputs | None:
         return host.written_forward.outputs
     if host.examples.device.type == "cpu":
         return None
-    return vmap(lambda w, x: functional_call(module, w, (x,)))
+    of_models = vmap(lambda w, x: functional_call(module, w, (x,)))
+    return lambda w, x: of_models(w, x.contiguous())  # a module may overwrite its input
 
 
 def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> FlatScores:
@@ -209,47 +262,101 @@ def _mixture(outputs: Tensor, shares: Tensor, y: Tensor) -> Tensor:
 def _score_stacked(
     host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob], size: int
 ) -> FlatScores:
-    """Scores by passes of many models over `size` examples each.
-
-    The jobs are all of single models, or all of mixtures: of all rows of the bank, then.
-    """
+    """Scores by passes of many models over `size` examples each."""
     pieces = [
-        (job, job.examples[first : first + size])
+        (job.row, job.examples[first : first + size])
         for job in jobs
         for first in range(0, len(job.examples), size)
     ]
-    mixed = len(jobs[0].shares)  # models of a mixture; 0: single models
-    num_pieces = max(_models_in_a_pass(host) // max(mixed, 1), 1)
-    padded = pieces + [pieces[-1]] * (-len(pieces) % num_pieces)
-    rows = np.array([list(range(mixed)) or [job.row] for job, _ in padded])  # (pieces, models)
-    ids = torch.from_numpy(
-        np.stack([e if len(e) == size else np.resize(e, size) for _, e in padded])
-    )
-    ids = ids.to(host.examples.device)  # (pieces, size)
-    shares = torch.tensor([job.shares for job, _ in padded], device=ids.device)
+    num_models = _models_in_a_pass(host)
+    padded = pieces + [pieces[-1]] * (-len(pieces) % num_models)
+    rows = np.array([row for row, _ in padded])
+    ids = host.on_device(np.stack([e if len(e) == size else np.resize(e, size) for _, e in padded]))
 
-    @torch.no_grad()  # in threads too
     def score(first: int) -> FlatScores:
-        models = slice(first, first + num_pieces)
+        models = slice(first, first + num_models)
         x, y = host.examples.batch(ids[models])
-        w = {n: rows_on(leaf, rows[models].ravel(), x.device) for n, leaf in bank.items()}
-        output = outputs(w, x.repeat_interleave(mixed, 0) if mixed else x)
-        if mixed:
-            of_models = output.reshape(-1, mixed, *output.shape[1:]).transpose(0, 1)
-            output = _mixture(of_models, shares[models].T, y)
-        output, labels = output.flatten(0, 1), y.flatten(0, 1)
-        losses = cast(HasLosses, host.module).losses(output, labels).double()
-        flat = (_correct(output, labels), losses, *_terms(host, output, (x, labels)))
-        return tuple(values.view(*y.shape[:2], *values.shape[1:]) for values in flat)
+        w = {name: rows_on(leaf, rows[models], x.device) for name, leaf in bank.items()}
+        return _pass_scores(host, outputs(w, x), y)
 
-    on_cpu = host.examples.device.type == "cpu"
-    threads = host.engine.threads if on_cpu and isinstance(host.engine, Vectorized) else 1
-    with ThreadPoolExecutor(threads) as pool:
-        run = map if threads == 1 else pool.map
-        passes = list(run(score, range(0, len(padded), num_pieces)))
+    passes = _in_threads(host, score, range(0, len(padded), num_models))
     lengths = torch.tensor([len(examples) for _, examples in pieces], device=ids.device)
     is_own = torch.arange(size, device=ids.device) < lengths[:, None]  # (pieces, size)
     return tuple(torch.cat(parts)[: len(pieces)][is_own] for parts in zip(*passes, strict=True))
+
+
+def _score_mixtures(
+    host: Host, bank: Params, outputs: StackedOutputs, jobs: Sequence[ScoreJob]
+) -> FlatScores:
+    """Scores of mixtures of all models of the bank, by passes over the examples of all jobs."""
+    w = {name: leaf.to(host.examples.device) for name, leaf in bank.items()}
+    ids = np.concatenate([job.examples for job in jobs])
+    shares = torch.tensor([job.shares for job in jobs])
+    of_examples = shares.repeat_interleave(torch.tensor([len(job.examples) for job in jobs]), 0)
+    return tuple(values[0] for values in _score_joined(host, w, outputs, ids, of_examples.T))
+
+
+def _score_joined(
+    host: Host,
+    w: Params,
+    outputs: StackedOutputs,
+    ids: Ids,
+    shares: Tensor | None = None,
+) -> FlatScores:
+    """(K, n, ...) the scores of K models on the same n examples, by passes of one shape.
+
+    Args:
+        w: leaves (K, ...) on the device of the examples.
+        shares: (K, n) weights of the models in a mixture of each example, which is scored in their
+            place: (1, n, ...).
+    """
+    num = len(next(iter(w.values())))
+    size = _joined_size(host, num)
+    pieces = host.on_device(np.pad(ids, (0, -len(ids) % size), mode="edge")).view(-1, size)
+    if shares is not None:
+        shares = F.pad(shares.to(pieces.device), (0, pieces.numel() - len(ids)))
+
+    def score(k: int) -> FlatScores:
+        x, y = host.examples.batch(pieces[k])
+        output = outputs(w, x.expand(num, *x.shape))
+        if shares is not None:
+            output = _mixture(output, shares[:, k * size : (k + 1) * size], y)[None]
+        return _pass_scores(host, output, y.expand(len(output), *y.shape))
+
+    passes = _in_threads(host, score, range(len(pieces)))
+    return tuple(torch.cat(parts, 1)[:, : len(ids)] for parts in zip(*passes, strict=True))
+
+
+def _joined_size(host: Host, num_models: int) -> int:
+    """Examples of a pass that its models share; a GPU takes as many as if there were one model."""
+    if host.examples.device.type == "cpu":
+        return DENSE_PIECE
+    if host.written_forward is not None and host.written_forward.is_dense:
+        return SCORE_BATCH
+    return max(SCORE_BATCH // (num_models * PIECE), 1) * PIECE
+
+
+def _pass_scores(host: Host, output: Tensor, y: Tensor) -> FlatScores:
+    """(K, B, ...) the scores of a pass of K models with B examples each.
+
+    Scores of the module's own would need its inputs: such modules are not stacked.
+    """
+    outputs, labels = output.flatten(0, 1), y.flatten(0, 1)
+    losses = cast(HasLosses, host.module).losses(outputs, labels).double()
+    flat = (_correct(outputs, labels), losses, *_terms(host, outputs, (outputs, labels)))
+    return tuple(values.view(*y.shape[:2], *values.shape[1:]) for values in flat)
+
+
+def _in_threads(
+    host: Host, score: Callable[[int], FlatScores], passes: Sequence[int]
+) -> list[FlatScores]:
+    """The scores of each pass, several passes at a time on a CPU."""
+    on_cpu = host.examples.device.type == "cpu"
+    threads = host.engine.threads if on_cpu and isinstance(host.engine, Vectorized) else 1
+    # Whether gradients are kept, and the threads inside an operator, are settings of each thread.
+    with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+        run = map if threads == 1 else pool.map
+        return list(run(torch.no_grad()(score), passes))
 
 
 def _models_in_a_pass(host: Host) -> int:

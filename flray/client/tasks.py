@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.client.host import Host, in_evaluation
-from flray.client.scoring import ExampleScores, PartScore, ScoreJob, part_score, score_models
+from flray.client.scoring import (
+    ExampleScores,
+    PartScore,
+    ScoreJob,
+    part_score,
+    score_models,
+    score_shared,
+)
 from flray.data.dataset import Ids
 from flray.data.split import Part
 from flray.engines.engine import Block, BlockResult
@@ -180,12 +187,11 @@ class Judge:
     clients_at_once: ClassVar = SCORED_AT_ONCE
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[NDArray[np.float64]]:
-        examples = getattr(host.timeline.at(self.t), self.part)
-        num_models = len(next(iter(bank.values())))
-        jobs = [ScoreJob(u, examples[i]) for i in job.clients for u in range(num_models)]
-        scores = score_models(host.without_scores, bank, jobs)
-        means = [(_mean(s.loss), _mean(s.correct)) for s in scores]
-        return list(np.reshape(means, (len(job.clients), num_models, 2)).transpose(0, 2, 1))
+        part = getattr(host.timeline.at(self.t), self.part)
+        examples = [part[i] for i in job.clients]
+        correct, losses = score_shared(host.without_scores, bank, examples)
+        sizes = np.array([len(ids) for ids in examples])
+        return list(np.stack([_means(losses, sizes), _means(correct, sizes)]).transpose(2, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -205,19 +211,26 @@ class ExampleLosses:
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[ClientLosses]:
         split = host.timeline.at(self.t)
-        num = len(next(iter(bank.values())))
         examples = [split.trained_on(i) for i in job.clients]
-        jobs = [ScoreJob(u, ids) for ids in examples for u in range(num)]
-        scores = score_models(host.without_scores, bank, jobs)
-        losses = [score.loss for score in scores]
-        return [
-            ClientLosses(np.stack(losses[k * num : (k + 1) * num], axis=1), split.labels[ids])
-            for k, ids in enumerate(examples)
-        ]
+        _, losses = score_shared(host.without_scores, bank, examples)
+        ends = np.cumsum([len(ids) for ids in examples])[:-1]
+        of_clients = zip(np.split(np.ascontiguousarray(losses.T), ends), examples, strict=True)
+        return [ClientLosses(values, split.labels[ids]) for values, ids in of_clients]
 
 
-def _mean(values: NDArray[Any]) -> float:
-    return float(values.mean()) if len(values) else np.nan
+def _means(values: NDArray[Any], sizes: Ids) -> NDArray[np.float64]:
+    """(U, K) means of so many values (U, n) each, with the bits of `mean`; NaN of no values.
+
+    >>> _means(np.array([[1.0, 3.0, 5.0]]), sizes=np.array([2, 0, 1]))
+    array([[ 2., nan,  5.]])
+    """
+    starts = np.cumsum(sizes) - sizes
+    # As a sum starts with 0: reduceat would start with the first value, which may change a bit.
+    with_zeros = np.insert(values.astype(np.float64), starts, 0.0, axis=1)
+    sums = np.add.reduceat(with_zeros, starts + np.arange(len(sizes)), axis=1)
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = sums / sizes
+    return means
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ class Convolution:
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         """(K, B, out rows, out columns, out), and the patches for `backward`."""
-        patches = _patches(padded(x, self.padding), self.kernel)
+        patches = _patches(padded(_once(x), self.padding), self.kernel)
+        patches = patches.expand(len(x), *patches.shape[1:])
         y = _affine(w, self.bias, patches.flatten(1, 3), self.matrix(w[self.weight]))
         return y.view(*patches.shape[:4], -1), patches.flatten(1, 3)
 
@@ -272,11 +273,17 @@ class Dropout:
 def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:
     """x matrix + bias, (K, rows, m), by the fastest product for how the weights lie in memory."""
     if matrix.stride(-1) != 1 and x.device.type == "cpu":  # a leaf as its module has it
-        y = torch.bmm(matrix.transpose(1, 2), x.transpose(1, 2).contiguous()).transpose(1, 2)
+        columns = _once(x).transpose(1, 2).contiguous().expand(len(x), -1, -1)
+        y = torch.bmm(matrix.transpose(1, 2), columns).transpose(1, 2)
         return y if bias is None else y.add_(w[bias][:, None, :])
     if bias is None:
         return torch.bmm(x, matrix)
     return torch.baddbmm(w[bias][:, None, :], x, matrix)
+
+
+def _once(x: Tensor) -> Tensor:
+    """x itself; (1, ...) of an input that is expanded, because all models share it."""
+    return x if x.stride(0) else x[:1]
 
 
 def _times_transposed(dy: Tensor, matrix: Tensor) -> Tensor:

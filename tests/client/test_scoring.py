@@ -6,10 +6,10 @@ import torch
 
 from flray.client import scoring
 from flray.client.host import HostSettings, start_host
-from flray.client.scoring import MOST_PIECES, PIECE, ScoreJob, score_models
+from flray.client.scoring import MOST_PIECES, PIECE, ScoreJob, score_models, score_shared
 from flray.data.events import make_timeline
 from flray.models import MODELS
-from flray.models.bank import build_seeded, params_of, stack
+from flray.models.bank import build_seeded, load_params, params_of, stack
 
 from scenarios import noise_dataset, ragged_split
 
@@ -80,6 +80,60 @@ def test_scores_do_not_depend_on_what_is_scored_beside_them() -> None:
         for k, found in zip(order, again, strict=True):
             assert np.array_equal(found.loss, together[k].loss), k
             assert np.array_equal(found.correct, together[k].correct)
+
+
+def sets_of_examples():
+    return [job.examples for job in jobs_of()]
+
+
+@pytest.mark.parametrize("name", MODELS_OF)
+def test_shared_models_are_scored_as_on_each_set_alone(name, monkeypatch) -> None:
+    """Against the module's own forward, with each model loaded for each set of examples."""
+    monkeypatch.setattr(scoring, "_models_in_a_pass", lambda _: 3)  # of four models
+    host, bank = host_of(name)
+    sets = sets_of_examples()
+    correct, losses = score_shared(host, bank, sets)
+    assert correct.shape == losses.shape == (4, sum(SIZES))
+    assert np.abs(np.diff(losses, axis=0)).max() > 1e-3  # models differ
+    ends = np.cumsum(SIZES)[:-1]
+    for u in range(4):
+        load_params(host.module, {leaf: values[u] for leaf, values in bank.items()})
+        of_sets = zip(sets, np.split(correct[u], ends), np.split(losses[u], ends), strict=True)
+        for ids, right, found in of_sets:
+            x, y = host.examples.batch(torch.from_numpy(ids))
+            with torch.no_grad():
+                output = host.module.eval()(x)
+                expected = host.module.example_losses((x, y))
+            np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+            if name != "conv_ae":
+                assert np.array_equal(right, (output.argmax(1) == y).numpy())
+
+
+@pytest.mark.parametrize("name", ["mlp200", "lenet5"])
+def test_scores_of_shared_models_do_not_depend_on_other_sets(name) -> None:
+    host, bank = host_of(name)
+    sets, ends = sets_of_examples(), np.cumsum(SIZES)[:-1]
+    together = np.split(score_shared(host, bank, sets)[1], ends, axis=1)
+    in_threads = score_shared(host_of(name, threads=2)[0], bank, sets)[1]
+    assert np.array_equal(np.concatenate(together, axis=1), in_threads)
+    for order in ([0], [1], [5], [6, 4, 3], [7, 6, 5, 4, 3, 2, 1, 0]):
+        again = score_shared(host, bank, [sets[k] for k in order])[1]
+        assert np.array_equal(again, np.concatenate([together[k] for k in order], axis=1)), order
+
+
+def test_many_small_sets_share_a_pass_and_their_images(monkeypatch) -> None:
+    """128 examples of 64 sets and 4 models are one batch; one example more is another."""
+    host, bank = host_of("mlp200")
+    sizes = []
+    batch = type(host.examples).batch
+    monkeypatch.setattr(
+        type(host.examples), "batch", lambda self, ids: sizes.append(len(ids)) or batch(self, ids)
+    )
+    sets = list(np.arange(128).reshape(64, 2))
+    score_shared(host, bank, sets)
+    assert sizes == [128]
+    score_shared(host, bank, [*sets, np.array([200])])
+    assert sizes == [128] * 3
 
 
 @pytest.mark.gpu

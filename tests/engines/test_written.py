@@ -20,7 +20,7 @@ from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.stacked_layers import sum_of_products
 from flray.engines.stacked_step import Step
-from flray.engines.tracing import is_written_out, write_out
+from flray.engines.tracing import is_written_out, write_out, write_out_forward
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.models import MODELS
@@ -217,6 +217,24 @@ def test_steps_one_by_one_are_steps_in_groups(model, optimizer, hook, monkeypatc
     assert largest_gap(block.w0, singly.params) > 1e-3
     assert largest_gap(in_groups.params, singly.params) == 0
     assert np.array_equal(in_groups.loss, singly.loss)
+
+
+@pytest.mark.parametrize("form", ["patches", "direct"])
+@pytest.mark.parametrize("name", ["lenet5", "mlp200"])
+def test_an_input_that_models_share_gives_the_outputs_of_copies(name, form) -> None:
+    shape = (3, 16, 16)
+    modules = [build_seeded(lambda: MODELS[name](shape, 10), n).eval() for n in range(3)]
+    written = write_out_forward(modules[0], form)
+    assert written is not None
+    leaves = [dict(module.named_parameters()) for module in modules]
+    w = {leaf: torch.stack([model[leaf].detach() for model in leaves]) for leaf in leaves[0]}
+    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    before, shared = x.clone(), written.outputs(w, x.expand(3, *x.shape))
+    assert torch.equal(shared, written.outputs(w, x.repeat(3, 1, 1, 1, 1)))
+    assert torch.equal(x, before)
+    for module, outputs in zip(modules, shared, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(outputs, module(x), rtol=1e-4, atol=1e-5)
 
 
 def test_patches_of_an_image_are_counted() -> None:

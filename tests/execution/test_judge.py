@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from flray.client.tasks import Judge
+from flray.client.host import HostSettings, start_host
+from flray.client.tasks import ClientsJob, ExampleLosses, Judge, _means
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
+from flray.data.events import make_timeline
 from flray.execution import federation as federation_module
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
-from flray.models.bank import ModelBank, load_params
+from flray.models.bank import ModelBank, build_seeded, load_params, params_of, stack
 from flray.models.mixing import HeldModels
+from flray.models.mlp200 import Mlp200
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import TINY, noise_dataset, ragged_split
 
 
 def federation(*overrides: str) -> Federation:
@@ -74,6 +77,35 @@ def test_very_many_clients_are_judged_in_larger_blocks(monkeypatch) -> None:
     many = fed.judge(two_models(fed), Cohort(1, fed.clients), "train")
     assert sizes == [3, 3]
     assert np.array_equal(few.loss, many.loss)
+
+
+def test_a_client_is_judged_to_the_bits_of_its_own_mean() -> None:
+    """Of clients with one example and with none too."""
+    sizes = (1, 0, 3, 9, 200, 40, 0)
+    dataset, timeline = noise_dataset(sum(sizes)), make_timeline(ragged_split(sizes), ())
+    settings = HostSettings("vectorized", "cpu", torch.float32, 7, 2, seed=0)
+    module = build_seeded(lambda: Mlp200((1, 28, 28), 10, hidden=20), 0)
+    host = start_host(module, dataset, timeline, settings)
+    bank = stack([params_of(build_seeded(lambda: Mlp200((1, 28, 28), 10, 20), n)) for n in (1, 2)])
+    judged = Judge("train", 1)(host, bank, ClientsJob(np.arange(len(sizes))))
+    losses = ExampleLosses(1)(host, bank, ClientsJob(np.arange(len(sizes))))
+    for size, (loss, accuracy), own in zip(sizes, judged, losses, strict=True):
+        assert own.loss.shape == (size, 2)
+        if size:
+            assert loss.tolist() == [own.loss[:, u].copy().mean() for u in range(2)]
+            assert loss[0] != loss[1]
+            assert (accuracy * size).tolist() == pytest.approx(np.round(accuracy * size).tolist())
+        else:
+            assert np.isnan([loss, accuracy]).all()
+
+
+def test_means_of_parts_have_the_bits_of_each_alone() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 300, 50)
+    values = rng.exponential(size=(2, sizes.sum()))
+    parts = np.split(values, np.cumsum(sizes)[:-1], axis=1)
+    expected = np.stack([part.mean(1) if part.size else [np.nan] * 2 for part in parts], axis=1)
+    assert np.array_equal(_means(values, sizes), expected, equal_nan=True)
 
 
 def test_a_client_without_validation_examples_has_no_loss() -> None:
