@@ -46,7 +46,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class ModelRows:
-    """Some leaves of some models of a block; not copied where all models are asked for.
+    """Some leaves of some models of a block, as they lie in a module.
 
     >>> import torch
     >>> ModelRows(np.array([1]), ["w"])({"w": torch.tensor([[1.0], [5.0]])})
@@ -59,6 +59,6 @@ class ModelRows:
     def __call__(self, models: Params) -> Params:
         is_whole = np.array_equal(self.slots, np.arange(len(next(iter(models.values())))))
         return {
-            name: models[name] if is_whole else rows_of(models[name], self.slots)
+            name: models[name].contiguous() if is_whole else rows_of(models[name], self.slots)
             for name in self.names
         }

@@ -299,7 +299,8 @@ class TuneAndScore:
             for part in self.parts
             if finite[k]
         ]
-        scores = iter(score_models(host, tuned.params, jobs))
+        params = {name: leaf.contiguous() for name, leaf in tuned.params.items()}
+        scores = iter(score_models(host, params, jobs))
         return [
             {part: part_score(host.scores, next(scores)) for part in self.parts}
             if is_scored

@@ -45,12 +45,6 @@ class BlockResult:
     largest: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     host: int = 0
 
-    @classmethod
-    def empty_like(cls, block: Block) -> "BlockResult":
-        """Uninitialised memory for the models of a block, to be written into by an engine."""
-        params = {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
-        return cls(params, np.empty(len(block.plans)))
-
 
 class Engine(Protocol):
     """Trains a block of clients. Engines differ in speed and in what modules they accept.

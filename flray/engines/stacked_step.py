@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
@@ -345,10 +346,13 @@ class Step:
         return self.written.drawn(layer_keys, self.w, batch_size)
 
 
-def untrained(block: Block) -> BlockResult:
-    """A result to be written into by `train_lanes`: clients without steps keep their models."""
-    result = BlockResult.empty_like(block)
-    result.loss[:] = 0
+def untrained(block: Block, memory: Params) -> BlockResult:
+    """A result to be written into by `train_lanes`: clients without steps keep their models.
+
+    Args:
+        memory: That of the models, leaves (K, ...).
+    """
+    result = BlockResult(memory, np.zeros(len(block.plans)))
     if not all(plan.num_steps for plan in block.plans):
         for name, leaf in block.w0.items():
             result.params[name].copy_(leaf)

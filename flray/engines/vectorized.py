@@ -13,11 +13,13 @@ from flray.engines.convolutions import Form, form_of
 from flray.engines.cuda_graphs import GraphedStep
 from flray.engines.engine import Block, BlockResult
 from flray.engines.losses import BatchLoss
+from flray.engines.memory import ReusedMemory
 from flray.engines.stacked_plan import StackedPlan, lanes_of
 from flray.engines.stacked_step import StackedModule, Step, train_lanes, untrained
 from flray.engines.tracing import write_out
 from flray.engines.training import Gradient, Training
 from flray.errors import ExperimentError
+from flray.models.bank import Params
 
 # Parameters of the models that are computed together on a CPU, which should stay in a core's cache.
 TILE_PARAMS = 800_000
@@ -94,6 +96,7 @@ class Vectorized:
         self.num_slots = num_slots
         self.threads = threads
         self.graphs: dict[tuple[object, ...], GraphedStep] = {}
+        self.memory = ReusedMemory()
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
         form = form or form_of(examples.device.type, examples.mean.dtype)
         classes = examples.labels.dim() == 1 and not examples.labels.is_floating_point()
@@ -114,7 +117,9 @@ class Vectorized:
             ExperimentError: The optimiser or the hook cannot be stacked.
         """
         self.module.train()
-        result = untrained(block)
+        if self.written is not None and self.in_tiles:
+            block = replace(block, w0=self.written.laid_out(block.w0))
+        result = untrained(block, self._memory_for(block))
         size = self.tile if self.in_tiles else self.num_slots
 
         def train_part(lanes: list[list[int]]) -> None:
@@ -130,6 +135,15 @@ class Vectorized:
             with ThreadPoolExecutor(self.threads, initializer=partial(set_num_threads, 1)) as pool:
                 list(pool.map(train_part, parts))
         return result
+
+    def _memory_for(self, block: Block) -> Params:
+        """Memory for the trained models of a block, on a CPU as products read them."""
+        if self.written is None or not self.in_tiles:
+            return {name: leaf.new_empty(leaf.shape) for name, leaf in block.w0.items()}
+        return {
+            name: self.written.in_layout(name, self.memory.empty(leaf.shape, leaf.dtype))
+            for name, leaf in block.w0.items()
+        }
 
     def _parts(self, block: Block, training: Training, size: int) -> list[list[list[int]]]:
         """Lanes of clients in parts of at most `size` lanes, each for a `Step` of its own.

@@ -75,13 +75,25 @@ class Written:
     # By name of a leaf that is a weight, the kind of its layer, which knows how the leaf lies.
     weights: dict[str, type[Linear] | type[Convolution]]
 
-    def in_layout(self, name: str, leaf: Tensor) -> Tensor:
-        """Empty memory of the shape of a leaf (K, ...), in the order in which products read it."""
+    def in_layout(self, name: str, memory: Tensor) -> Tensor:
+        """Contiguous memory of a leaf (K, ...), as a leaf that lies there as products read it."""
         kind = self.weights.get(name)
         if kind is None:
-            return leaf
-        matrix = torch.empty_like(kind.matrix(leaf), memory_format=torch.contiguous_format)
-        return kind.leaf(matrix, leaf)
+            return memory
+        shape = kind.matrix(memory[:0]).shape[1:]
+        return kind.leaf(memory.view(len(memory), *shape), memory)
+
+    def laid_out(self, leaves: Params) -> Params:
+        """Leaves (K, ...) whose rows share their memory, in a copy that lies as products read it.
+
+        Leaves with a row for each client are returned as they are.
+        """
+        first = {name: leaf[:1] for name, leaf in leaves.items() if not leaf.stride(0)}
+        rows = {
+            n: self.in_layout(n, torch.empty(leaf.shape, dtype=leaf.dtype))
+            for n, leaf in first.items()
+        }
+        return leaves | {n: row.copy_(first[n]).expand_as(leaves[n]) for n, row in rows.items()}
 
     def matrix(self, name: str, leaf: Tensor) -> Tensor:
         """A leaf as its layer moves it: the matrix of a weight, a bias as it is."""

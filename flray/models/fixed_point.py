@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.data.dataset import Ids
-from flray.models.bank import Params, flat_rows
+from flray.models.bank import Params
 
 WeightArray = NDArray[np.float64]
 
@@ -22,8 +22,8 @@ FIXED_POINT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 61
 LARGEST_EXPONENT = 100  # of a scale: leaves below 2^-70 are summed with fewer bits
 SLACK = 1.001  # factor of a bound: weights that differ by rounding alone must not change a scale
 # Elements multiplied at a time: few, so that a CPU does it in its cache, many for a GPU.
-ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 19, 1 << 26
-LEAST_ROWS = 4  # multiplied at a time
+ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 17, 1 << 26
+LEAST_ROWS = 4  # multiplied at a time on a GPU
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,13 @@ def sums_one_by_one(
     """
     kind, _ = FIXED_POINT[leaf.dtype]
     sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-    length = max(LEAST_ROWS, ELEMENTS_ON_CPU // max(1, leaf.shape[1:].numel()))
+    length = ELEMENTS_ON_CPU // max(1, leaf.shape[1:].numel())
     terms = zip(torch.split(positions, list(sizes)), torch.split(weights, list(sizes)), strict=True)
     for total, (rows, factors) in zip(sums, terms, strict=True):
+        if length <= 1:  # models are read as they lie in memory
+            products = map(torch.mul, map(leaf.__getitem__, rows.tolist()), factors)
+            total += sum(product.round_().to(kind) for product in products)
+            continue
         for start in range(0, len(rows), length):
             chunk = slice(start, start + length)
             total += _rounded_products(leaf, rows[chunk], factors[chunk]).sum(0, dtype=kind)
@@ -148,6 +152,11 @@ def largest_values(models: Params) -> dict[str, WeightArray]:
     """
     if not models:
         return {}
-    flat = [flat_rows(leaf) for leaf in models.values()]
-    largest = torch.stack([torch.maximum(leaf.amax(1), -leaf.amin(1)) for leaf in flat])  # (L, K)
+    leaves = [(leaf, tuple(range(1, leaf.dim()))) for leaf in models.values()]
+    largest = torch.stack(
+        [
+            torch.maximum(leaf.amax(axes), -leaf.amin(axes)) if axes else leaf.abs()
+            for leaf, axes in leaves
+        ]
+    )  # (L, K)
     return dict(zip(models, largest.double().cpu().numpy(), strict=True))

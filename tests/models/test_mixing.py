@@ -218,6 +218,29 @@ def test_several_sums_are_the_sums_one_by_one(dtype, at_a_time, monkeypatch) -> 
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_do_not_depend_on_how_models_lie_or_how_many_are_read_at_a_time(
+    dtype, monkeypatch
+) -> None:
+    draw = np.random.default_rng(3)
+    sizes = [3, 0, 6, 1]
+    places = tuple(draw.permutation(7)[:size] for size in sizes)
+    terms = Terms(places, tuple(draw.random(size) for size in sizes), {"w": np.full(4, 20)})
+    leaf = torch.from_numpy(draw.normal(size=(7, 2, 3))).to(dtype)
+    turned = leaf.transpose(1, 2).contiguous().transpose(1, 2)
+    assert turned.stride() != leaf.stride()
+    expected = terms({"w": leaf})["w"]
+    assert expected[2].abs().min() > 0
+    monkeypatch.setattr(fixed_point, "ELEMENTS_ON_CPU", 1)
+    for models in (leaf, turned):
+        found = terms({"w": models})["w"]
+        assert found.dtype == expected.dtype
+        assert found.is_contiguous()
+        assert torch.equal(found, expected)
+    largest = fixed_point.largest_values
+    assert np.array_equal(largest({"w": turned})["w"], largest({"w": leaf})["w"])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_sums_on_a_gpu_are_those_of_a_cpu() -> None:
