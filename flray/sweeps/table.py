@@ -58,8 +58,8 @@ def table_of(folder: Path, rows: Sequence[SweepRow]) -> pd.DataFrame:
         unknown = {USES_GROUND_TRUTH: None, HOLDOUT_LABELS_READ: None}
         numbers = {} if path is None else _numbers(RunDirectory(folder / path))
         settings = {k: _cell(v) for k, v in row.overrides.items() if k in keys}
-        # `rounds` that others vary are the rounds to run, not those of a run that ended early.
-        planned = {k: _cell(row.plain[k]) for k in keys if k in {*numbers} & {*row.plain}}
+        # Where others vary `rounds`, they are those to run, not those of a run that ended early.
+        planned = {k: row.plain[k] for k in ("rounds",) if k in keys and k in row.plain}
         point = {MERGE_PLACE: row.merge_point.place} if row.merge_point else {}
         records.append(unknown | numbers | state | planned | settings | point)
     first = [ROW, STATUS, RUN, FOLDER, ERROR]
