@@ -237,9 +237,9 @@ def plot(found: list[Found], file: Path) -> None:
         axes.grid(alpha=0.3)
     colours: dict[str, str] = {}
     for what, method, device in dict.fromkeys((e["what"], e["method"], e["device"]) for e in found):
-        own = [e for e in found if (e["what"], e["method"], e["device"]) == (what, method, device)]
-        own.sort(key=lambda e: e["clients"])
-        clients = [e["clients"] for e in own]
+        line = [e for e in found if (e["what"], e["method"], e["device"]) == (what, method, device)]
+        line.sort(key=lambda e: e["clients"])
+        clients = [e["clients"] for e in line]
         style = {
             "color": colours.setdefault(method, f"C{len(colours)}"),
             "linestyle": "-" if device == "cpu" else "--",
@@ -247,12 +247,12 @@ def plot(found: list[Found], file: Path) -> None:
             "markersize": 3,
         }
         if what == "clustering":
-            spent = [e["train_everybody_s"] + e["sketch_s"] + e["cluster_s"] for e in own]
+            spent = [e["train_everybody_s"] + e["sketch_s"] + e["cluster_s"] for e in line]
             panels[1].plot(clients, spent, **style)
         else:
             label = method if device == "cpu" else None
-            panels[0].plot(clients, [e["round_s"] for e in own], label=label, **style)
-            judged = [(e["clients"], e["evaluate_s"]) for e in own if "evaluate_s" in e]
+            panels[0].plot(clients, [e["round_s"] for e in line], label=label, **style)
+            judged = [(e["clients"], e["evaluate_s"]) for e in line if "evaluate_s" in e]
             panels[2].plot(*zip(*judged, strict=True), **style)
     panels[0].legend(frameon=False, fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -69,15 +69,15 @@ class PrincipalAngles:
     def __call__(self, points: Points) -> Matrix:
         require_finite(points)
         values, clients = points.array(), range(points.num_clients)
-        own = [values[points.owner == c] for c in clients]  # (p, d) each
+        spans = [values[points.owner == c] for c in clients]  # (p, d) each
         if self.form == "smallest":
-            own = [orth(basis.T).T for basis in own]  # several labels are not orthogonal
+            spans = [orth(basis.T).T for basis in spans]  # several labels are not orthogonal
         # Clients with fewer vectors than others have zeros in their place.
-        bases = np.zeros((len(own), max(map(len, own)), values.shape[1]))
+        bases = np.zeros((len(spans), max(map(len, spans)), values.shape[1]))
         present = np.zeros(bases.shape[:2], bool)
         for c in clients:
-            bases[c, : len(own[c])], present[c, : len(own[c])] = own[c], True
-        distance = np.zeros((len(own), len(own)))
+            bases[c, : len(spans[c])], present[c, : len(spans[c])] = spans[c], True
+        distance = np.zeros((len(spans), len(spans)))
         for i in clients[1:]:
             of_pairs = present[:i, :, None] & present[i]
             distance[:i, i] = self._between(bases[:i], bases[i], of_pairs)

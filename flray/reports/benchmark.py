@@ -113,13 +113,13 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
     """
     if len(sweeps) == 1:
         return sweeps[0]
-    parts, found = [], dict[str, Path]()
+    parts, places = [], dict[str, Path]()
     for sweep in sweeps:
         folders = [str(sweep.path / str(folder)) for folder in sweep.rows[FOLDER]]
         rows = sweep.rows.assign(**{SPLIT: sweep.rows.get(SPLIT, sweep.path.name), FOLDER: folders})
         parts.append(rows)
         for split in rows[SPLIT].unique():
-            if (other := found.setdefault(split, sweep.path)) is not sweep.path:
+            if (other := places.setdefault(split, sweep.path)) is not sweep.path:
                 raise ExperimentError(f"split {split} is in {other} and in {sweep.path}: name one")
     methods = {name: keys for sweep in sweeps for name, keys in sweep.space["methods"].items()}
     scores = tuple(dict.fromkeys(score for sweep in sweeps for score in sweep.scores))
