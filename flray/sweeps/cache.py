@@ -13,23 +13,27 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from time import sleep, time
 from typing import Any
 
 from flray.clustering.points import Points
+from flray.columns import CLIENT_STEPS
 from flray.errors import ClientFailure, one_line_message
 from flray.execution.executor import CLIENT_ERRORS
 from flray.execution.meter import Meter
 from flray.files import replace_text
-from flray.records.checkpoint import Checkpoint, CheckpointStore
+from flray.records.checkpoint import CheckpointStore
+from flray.records.encoding import decode, encode
 from flray.records.lock import claimed
 
 POLL_S = 0.1  # seconds between two looks at an entry that another process computes
 WAITING = "waiting"  # phase of a trial: for what another process computes
-VALUES_KEPT = 64  # values that a process keeps after reading them
-DEVICE = "device"  # in the record of a value: the kind of device it was computed on
+VALUES_KEPT = 16  # values that a process keeps
+COUNTS, DEVICE = "counts", "device"  # with a value: what it cost, and the device it was computed on
+
+Counted = tuple[Any, Mapping[str, int]]  # a value, and counts of what it cost; Any: of any type
+_VALUES: dict[Path, Counted] = {}  # by folder of their entries, the one used last at the end
 
 
 class OutOfTime(Exception):
@@ -106,12 +110,22 @@ class Cache:
 
         Equal keys are one object within a process, which callers must not change.
         """
+        return self.counted(kind, key, lambda: (compute(), {}))[0]
+
+    def counted(self, kind: str, key: str, compute: Callable[[], Counted]) -> Counted:
+        """As `value`, with counts of what it cost whoever computed it.
+
+        The process that computes a value keeps it, as it was written: it does not read it.
+        """
+        path = self.path(kind, key)
 
         def save(folder: Path) -> int:
-            write_value(folder, compute())
-            return 0
+            value, counts = compute()
+            _keep(path, (_written(folder, value, counts), counts))
+            return counts.get(CLIENT_STEPS, 0)
 
-        return read_value(self.obtain(kind, key, save)).state
+        self.obtain(kind, key, save)
+        return _keep(path, _VALUES.get(path) or _read(path))
 
     def publish(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
         """Compute an entry whose claim is held and put it in place.
@@ -176,28 +190,27 @@ class Cache:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
-def write_value(folder: Path, value: Any, extra: Mapping[str, object] | None = None) -> None:
-    """Store a value of tensors, arrays and dataclasses, as checkpoints are stored.
+def _keep(path: Path, value: Counted) -> Counted:
+    """Remember a value, and forget the one that was not used for longest."""
+    _VALUES.pop(path, None)
+    _VALUES[path] = value
+    if len(_VALUES) > VALUES_KEPT:
+        del _VALUES[next(iter(_VALUES))]
+    return value
 
-    Args:
-        folder: Where to store it, one value per folder.
-        value: Any: of any such type.
-        extra: Plain values to store with it, which `read_value` returns as `extra`.
-    """
+
+def _written(folder: Path, value: Any, counts: Mapping[str, int]) -> Any:
+    """Store a value of tensors, arrays and dataclasses, and return it as `_read` would."""
     points = value[0] if isinstance(value, tuple) else value
     device = points.values.device.type if isinstance(points, Points) else "cpu"
-    CheckpointStore(folder).save(0, value, {**(extra or {}), DEVICE: device})
+    store = CheckpointStore(folder)
+    snapshot = store.snapshot(0, value, {COUNTS: dict(counts), DEVICE: device})
+    store.write(snapshot)
+    return decode(snapshot.trees["state"], snapshot.arrays, device)
 
 
-@lru_cache(maxsize=VALUES_KEPT)
-def read_value(folder: Path) -> Checkpoint:
-    """A stored value in `state`, on the kind of device it was computed on: distances depend on it.
-
-    A process reads it once, so equal keys are one object.
-    """
+def _read(folder: Path) -> Counted:
+    """A stored value, on the kind of device it was computed on: distances depend on it."""
     stored = CheckpointStore(folder).load_latest()
     assert stored is not None, folder
-    if stored.extra[DEVICE] != "cpu":
-        stored = CheckpointStore(folder).load_latest(stored.extra[DEVICE])
-        assert stored is not None, folder
-    return stored
+    return decode(*encode(stored.state), stored.extra[DEVICE]), stored.extra[COUNTS]

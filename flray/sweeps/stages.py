@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from flray.clustering.embeds import NoEmbed
@@ -12,11 +11,10 @@ from flray.clustering.pipeline import Clustering, Pipeline
 from flray.clustering.points import Matrix, Partition, Points
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
-from flray.columns import CLIENT_STEPS
 from flray.config.reading import Plain
 from flray.execution.federation import Cohort, Federation, Meter
 from flray.models.bank import ModelBank, Params
-from flray.sweeps.cache import Cache, read_value, write_value
+from flray.sweeps.cache import Cache, Counted
 from flray.sweeps.keys import digest, state_digest
 
 OBSERVATION = "observation"  # kind of cache entry: the signatures of clients
@@ -72,16 +70,13 @@ class StoredPipeline(Pipeline):
             described.append(self.plain["embed"])
         key = digest([self.prefix, *described, asked, models])
 
-        def compute(folder: Path) -> int:
+        def compute() -> Counted:
             measured = replace(fed, meter=Meter(spent=fed.meter.spent))
             value = Pipeline.observe(self, measured, bank, cohort, memory)
-            counts = measured.meter.counts
-            write_value(folder, value, {"counts": dict(counts)})
-            return counts[CLIENT_STEPS]
+            return value, measured.meter.counts
 
-        entry = read_value(self.cache.obtain(OBSERVATION, key, compute))
-        fed.meter.counts.update(entry.extra["counts"])
-        points, memory = entry.state
+        (points, memory), counts = self.cache.counted(OBSERVATION, key, compute)
+        fed.meter.counts.update(counts)
         self.keys[id(points)] = key
         return points, memory
 

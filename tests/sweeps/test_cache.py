@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from flray.clustering.points import Points
+from flray.columns import CLIENT_STEPS
 from flray.errors import ClientFailure
+from flray.records.checkpoint import CheckpointStore
+from flray.sweeps import cache
 from flray.sweeps.cache import Cache, OutOfTime
 
 HOLD = """
@@ -117,11 +120,32 @@ def test_what_was_stopped_is_gone_on_with_and_published_once_it_is_whole(tmp_pat
     assert cache_in(tmp_path, "yours").costs("kind") == {"key": 3}
 
 
-def test_a_value_comes_back_bit_by_bit_and_as_one_object(tmp_path) -> None:
+def test_a_value_comes_back_bit_by_bit_and_as_one_object(tmp_path, monkeypatch) -> None:
     values = torch.tensor([[0.1], [float(np.nextafter(np.float32(0.1), 1))]])
     points = Points.vectors(np.array([3, 5]), values)
-    found = cache_in(tmp_path).value("embed", "key", lambda: points)
-    assert found is not points
-    assert torch.equal(found.values, values)
-    assert found.clients.tolist() == [3, 5]
+    found, counts = cache_in(tmp_path).counted("embed", "key", lambda: (points, {CLIENT_STEPS: 7}))
     assert cache_in(tmp_path, "yours").value("embed", "key", lambda: None) is found
+    monkeypatch.setattr(cache, "_VALUES", {})  # as in another process, which has to read it
+    read, read_counts = cache_in(tmp_path).counted("embed", "key", lambda: (None, {}))
+    assert read is not found
+    for one in (found, read):
+        assert torch.equal(one.values, values)
+        assert one.clients.tolist() == [3, 5]
+    assert counts == read_counts == {CLIENT_STEPS: 7}
+    assert cache_in(tmp_path).costs("embed") == {"key": 7}
+
+
+def test_who_computes_a_value_does_not_read_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(CheckpointStore, "load_latest", None)
+    transposed = torch.arange(6.0).view(2, 3).T
+    found = cache_in(tmp_path).value("embed", "key", lambda: transposed)
+    assert torch.equal(found, transposed)
+    assert found.is_contiguous()  # as it is when it is read: sums may depend on the layout
+
+
+def test_a_process_forgets_the_value_that_was_not_used_for_longest(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "_VALUES", {})
+    monkeypatch.setattr(cache, "VALUES_KEPT", 2)
+    for key in ("a", "b", "a", "c"):
+        cache_in(tmp_path).value("embed", key, lambda: torch.zeros(1))
+    assert [path.name for path in cache._VALUES] == ["a", "c"]
