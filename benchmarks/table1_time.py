@@ -2,15 +2,15 @@
 
 FL+HC's Table I, 20 rows side by side, on a GPU, and a part of the benchmark on any machine:
 
-    flray sweep tune_spaces/flhc_table1.yaml evaluate.every=5 concurrency=7 --out table1
+    flray sweep tune_spaces/flhc_table1.yaml evaluate.every=5 concurrency=14 --out table1
     flray sweep clustered_benchmark_digits --splits label_swap space.seeds=1 --out digits
 
-    python benchmarks/table1_time.py digits --figure digits.png
+    python benchmarks/table1_time.py digits --figure digits.svg
 
-One line per method, or per row of a space without methods, and one for all: rows, and seconds of
-their trials by phase, per row. `train` is what the row itself trained; shared rounds count in the
-row that trained them. `waiting` is for rows that train what this one needs too; `other` is what no
-phase accounts for: the method's work on the server, start, records. `cpu` are CPU seconds of the
+One line per method, or per setting of a space without methods, and one for all: rows, and seconds
+of their trials by phase, per row. `train` is what the row itself trained; shared rounds count in
+the row that trained them. `waiting` is for rows that train what this one needs too; `other` is what
+no phase accounts for: the method's work on the server, start, records. `cpu` are CPU seconds of the
 trial's process, which do not depend on how busy the machine is. The last line compares with the
 seconds of the sweep.
 """
@@ -34,10 +34,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--figure", type=Path, help="PNG or PDF to draw")
+    parser.add_argument("--figure", type=Path, help="SVG, PNG or PDF to draw")
     given = parser.parse_args()
     rows = list(read_rows(given.folder).values())
-    names = [str(row.overrides.get("method", f"row {row.number}")) for row in rows]
+    names = [str(row.overrides.get("method", settings(row))) for row in rows]
     of_rows = pd.DataFrame([phases(row) for row in rows], names)
     table = of_rows.groupby(level=0, sort=False).mean()
     table.loc["all"] = of_rows.mean()
@@ -49,6 +49,11 @@ def main() -> None:
         draw(table.drop(columns=["rows", "total", "cpu"])).savefig(
             given.figure, bbox_inches="tight"
         )
+
+
+def settings(row: SweepRow) -> str:
+    """What tells a row from others, with the last part of each key."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in row.overrides.items())
 
 
 def phases(row: SweepRow) -> dict[str, float]:
