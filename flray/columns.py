@@ -111,7 +111,6 @@ ROUND = "round"
 COHORT_SIZE = "cohort_size"
 TRAIN_LOSS = "train_loss"
 CLUSTERS = "clusters"
-PARAMS_CHANGE = "params_change_sq"
 ACCURACY_MEAN = "accuracy_mean"
 SE_CLIENTS = "_se_clients"  # ends the standard error over clients
 CLIENTS_REACHING_TARGET = "clients_reaching_target"

@@ -15,7 +15,6 @@ from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.models.generator import seeded_generator
 
-CHANGES_ON_CPU, CHANGES_ON_GPU = 1, 16  # models compared at a time
 SUMMED = 1 << 14  # numbers of a model summed in float64 at a time, which stay in a cache
 
 Params = dict[str, Tensor]  # leaf name -> tensor; a stack of models has a leading axis
@@ -329,31 +328,3 @@ class MixtureBank(ModelBank):
             sha256_of([*models, np.array(shares).tobytes().hex()]) if shares else models[owner]
             for owner, shares in mixtures
         ]
-
-
-def squared_changes(new: ModelBank, old: ModelBank, clients: Ids) -> NDArray[np.float64]:
-    """(K,) ||w_i^t - w_i^(t-1)||^2 of the clients' params; FLT's Theorem 2 has their sum.
-
-    For a mixture it is the mean over its models, weighted by the client's shares.
-    """
-    if isinstance(new, MixtureBank):
-        rows = np.arange(new.num_rows)
-        before, after = (ModelBank(bank.params, rows) for bank in (old, new))
-        moved: NDArray[np.float64] = squared_changes(after, before, rows)
-        return new.shares[clients] @ moved
-    owners = np.stack([new.owner[clients], old.owner[clients]])
-    pairs, of = np.unique(owners, axis=1, return_inverse=True)
-    any_leaf = next(iter(new.params.values()))
-    size = CHANGES_ON_CPU if any_leaf.device.type == "cpu" else CHANGES_ON_GPU
-    # Pad the last chunk to full size: on a GPU the order of summation depends on the shape.
-    padded = np.pad(pairs, ((0, 0), (0, -pairs.shape[1] % size)), mode="edge")
-    totals = any_leaf.new_zeros(padded.shape[1], dtype=torch.float64)
-    for part, rows in zip(
-        torch.split(totals, size), np.split(padded, len(totals) // size, axis=1), strict=True
-    ):
-        u, v = torch.from_numpy(rows).to(any_leaf.device)
-        for name, leaf in new.params.items():
-            change = leaf.index_select(0, u) - old.params[name].index_select(0, v)
-            part += flat_rows(change).double().square().sum(1)
-    squares: NDArray[np.float64] = totals.cpu().numpy()  # the only wait for a GPU
-    return squares[of.reshape(-1)]

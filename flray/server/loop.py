@@ -10,19 +10,18 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Algorithm, Outcome
-from flray.columns import COHORT_SIZE, ENDED_BY, PARAMS_CHANGE, ROUND, SECONDS
+from flray.columns import COHORT_SIZE, ENDED_BY, ROUND, SECONDS
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
-from flray.execution.federation import Cohort, Federation, Meter
+from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.measures.measure import ClusteringContext, Measurement
 from flray.measures.settings import Evaluation
 from flray.measures.stopping import Stop
-from flray.models.bank import ModelBank, squared_changes
+from flray.models.bank import ModelBank
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter, Write
@@ -40,10 +39,6 @@ def never() -> bool:
     return False
 
 
-# Clients whose models before a round are compared with those after it, and bytes of such models
-DEPLOYED_AT_ONCE, DEPLOYED_BYTES = 200, 2**30
-
-
 class Callbacks:
     """Hooks of the round loop, for a caller that does more than follow a run.
 
@@ -52,13 +47,8 @@ class Callbacks:
     keeps records of groups of clients. Results do not depend on callbacks.
     """
 
-    def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
-        """Called when round t was computed, before it is written.
-
-        Args:
-            moved: (M,) ||w_i^t - w_i^(t-1)||^2 of each client's model, NaN where
-                `evaluate.clients` left the client out; None: t was not evaluated.
-        """
+    def after_round(self, t: int) -> None:
+        """Called when round t was computed, before it is written."""
 
     def while_writing(self, t: int, writer: RoundWriter) -> None:
         """Called when round t was given to the writer, before `on_round`.
@@ -118,13 +108,14 @@ class Server:
             self.directory.truncate(checkpoint.round)
             self.fed.meter.counts.update(checkpoint.extra.get("counts", {}))
         with RoundWriter(self.directory, store, self.write_every_s) as writer:
-            state, last, reason = self._rounds(checkpoint, writer)
+            state, bank, last, reason = self._rounds(checkpoint, writer)
         if last < self.num_rounds and reason is None:
             return False
         store.check_last()
-        bank, target = self.deployed(state, last), self.evaluation.target
+        bank = self.deployed(state, last) if bank is None else bank
         if not self.callbacks.finish(bank):
-            summary = summarise_run(self.directory, self.timeline, target, bank.sha256())
+            target, sha256 = self.evaluation.target, bank.sha256()
+            summary = summarise_run(self.directory, self.timeline, target, sha256)
             ended = {ENDED_BY: reason} if last < self.num_rounds else {}
             self.directory.finish({**self.facts, **summary, **ended})
         return True
@@ -144,17 +135,22 @@ class Server:
         store.save(0, outcome.state, extra)
         return Checkpoint(0, outcome.state, extra)
 
-    def _rounds(self, checkpoint: Checkpoint, writer: RoundWriter) -> tuple[Any, int, str | None]:
+    def _rounds(
+        self, checkpoint: Checkpoint, writer: RoundWriter
+    ) -> tuple[Any, ModelBank | None, int, str | None]:
         """The rounds after a checkpoint.
 
-        Returns the state after them, the number of the last, and the rule that ended the run there.
+        Returns the state after them, the models of all clients if they were evaluated in the last
+        one, its number, and the rule that ended the run there.
         """
+        bank: ModelBank | None = None
         state, row_before = checkpoint.state, checkpoint.extra.get("row", {})
         begin, t = perf_counter(), checkpoint.round
         scores = self._scores_of(self.directory.rows()) if self.stop else []
         reason = self._reason(scores)
         for t in range(checkpoint.round + 1, self.num_rounds + 1) if reason is None else ():
-            state, row, writes = self._round(state, t)
+            bank = None  # its memory is free during the round
+            state, bank, row, writes = self._round(state, t)
             row, row_before = row_before | row, {}
             # A row's seconds include what the round before it spent on its checkpoint.
             row |= self.fed.meter.read_and_reset() | {SECONDS: perf_counter() - begin}
@@ -169,7 +165,7 @@ class Server:
             reason = self._reason(scores)
             if reason is not None or (t < self.num_rounds and self.should_stop()):
                 break
-        return state, t, reason
+        return state, bank, t, reason
 
     def _reason(self, scores: Sequence[float]) -> str | None:
         """The rule of `stop` that ends the run after evaluations with these scores."""
@@ -180,30 +176,29 @@ class Server:
         column = self.evaluation.score_columns[0].validation
         return [row[column] for row in rows if column in row and row[ROUND] > self.stop_after]
 
-    def _round(self, before: Any, t: int) -> tuple[Any, RoundRow, list[Write]]:
-        """The state after round t, its row, and what else is to be written of it."""
+    def _round(self, before: Any, t: int) -> tuple[Any, ModelBank | None, RoundRow, list[Write]]:
+        """The state after round t, the models of all clients if they were evaluated, the row of the
+        round, and what else is to be written of it."""
         fed = self.fed.during(t)
         writes: list[Write] = []
+        of_all: ModelBank | None = None
         if self.evaluation.last_trained:
             fed = replace(fed, on_trained=lambda trained: writes.append(self._trained(t, trained)))
         cohort = self.algorithm.cohort(before, t, fed)
         outcome = self.algorithm.round(before, cohort, fed)
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome)
-        moved: NDArray[np.float64] | None = None
         if self.evaluation.is_due(t, self.num_rounds, self.directory.has_clustering):
             with self.fed.meter.phase("evaluate"):
                 size = self.evaluation.sample_size(t, self.num_rounds)
                 asked = None if size is None else self._during(t)[1].scored(size)
                 bank = self.deployed(outcome.state, t, asked)
+                of_all = bank if asked is None else None
                 scores, score_writes = self._evaluate(bank, outcome.state, t)
-                moved = self._changes(bank, before, t, asked)
-                clients = self.timeline.at(t).clients
-                judged = clients if asked is None else np.intersect1d(clients, asked)
-                row |= scores | {PARAMS_CHANGE: float(moved[judged].sum())}
+                row |= scores
                 writes += score_writes
-        self.callbacks.after_round(t, moved)
-        return outcome.state, row, writes
+        self.callbacks.after_round(t)
+        return outcome.state, of_all, row, writes
 
     def _evaluate(self, bank: ModelBank, state: Any, t: int) -> tuple[RoundRow, list[Write]]:
         """The metrics of round t, and writes of the scores of each client."""
@@ -218,24 +213,6 @@ class Server:
         ]
         partition = self.algorithm.partition(state)
         return evaluation_row(scores, partition, split, self.evaluation.target, size), writes
-
-    def _changes(
-        self, bank: ModelBank, before: Any, t: int, asked: Ids | None
-    ) -> NDArray[np.float64]:
-        """(M,) how far round t moved each client's model, squared; NaN for those not evaluated.
-
-        The models before it are deployed for some clients at a time, because all of them may be as
-        large as the bank.
-        """
-        uncounted = replace(self, fed=replace(self.fed, meter=Meter()))
-        everybody = np.arange(self.fed.num_clients) if asked is None else asked
-        moved = np.full(self.fed.num_clients, np.nan)
-        size = max(DEPLOYED_AT_ONCE, DEPLOYED_BYTES // bank.bytes_per_model)
-        for first in range(0, len(everybody), size):
-            clients = everybody[first : first + size]
-            old = uncounted.deployed(before, t - 1, clients)
-            moved[clients] = squared_changes(bank, old, clients)
-        return moved
 
     def _record_clusterings(self, t: int, outcome: Outcome[Any]) -> RoundRow:
         """Write the clusterings after round t; the columns of the last one."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
 from flray.algorithms.algorithm import Branching
@@ -25,7 +24,6 @@ from flray.columns import (
     CLIENT_STEPS_EVALUATION,
     LOSS,
     MODEL,
-    PARAMS_CHANGE,
     PART,
     ROUND,
     TRAIN_LOSS,
@@ -49,7 +47,7 @@ from flray.sweeps.cache import Cache
 
 KIND = "group"  # kind of cache entry
 TABLES = ("rounds", "scores", "models")  # files of an entry
-STEPS, MOVED, SHA256 = "steps", "moved", "sha256"  # columns of them beside those of run directories
+STEPS, SHA256 = "steps", "sha256"  # columns of them beside those of run directories
 ENTRIES_KEPT = 256  # entries that a process keeps after reading them
 
 Frames = Mapping[str, pd.DataFrame]  # by name, of TABLES
@@ -94,7 +92,7 @@ class GroupRecorder(Callbacks):
     """Records what the clients of a share train; at the end, writes an entry for each group.
 
     `part/round_000012.parquet` of the run directory has loss and steps of the clients that trained
-    in round 12 and, if the round was evaluated, how far each client's model moved.
+    in round 12.
     """
 
     share: Share
@@ -102,15 +100,13 @@ class GroupRecorder(Callbacks):
     cache: Cache
     groups: Groups  # groups that are trained here
 
-    def after_round(self, t: int, moved: NDArray[np.float64] | None) -> None:
-        """Write loss and steps of the clients that trained, and how far models (M,) have moved."""
+    def after_round(self, t: int) -> None:
+        """Write loss and steps of the clients that trained."""
         parts = [
             {CLIENT: heard.clients, LOSS: heard.loss, STEPS: heard.num_steps}
             for heard in self.share.trained
         ]
         self.share.trained.clear()
-        if moved is not None:
-            parts.append({CLIENT: self.share.clients, MOVED: moved[self.share.clients]})
         if parts and t > self.share.after:
             folder = self.directory.path / COMPONENTS
             folder.mkdir(exist_ok=True)
@@ -138,7 +134,7 @@ class GroupRecorder(Callbacks):
         files = tables.files_of_rounds(self.directory.path / COMPONENTS, "parquet")
         joined = tables.join([pa.table({ROUND: nobody()}), *map(tables.read, files)])
         frame: pd.DataFrame = joined.to_pandas()
-        return frame.reindex(columns=[ROUND, CLIENT, LOSS, STEPS, MOVED])
+        return frame.reindex(columns=[ROUND, CLIENT, LOSS, STEPS])
 
 
 def _write(frames: Frames, folder: Path) -> int:
@@ -237,7 +233,6 @@ class Assembly:
             whole[TRAIN_LOSS] = float(losses.mean())
         if scored is not None:
             whole |= self._evaluated(t, scored)
-            whole[PARAMS_CHANGE] = float(trained[MOVED].dropna().to_numpy().sum())
         return whole
 
     def _evaluated(self, t: int, scored: pd.DataFrame) -> RoundRow:

@@ -188,6 +188,7 @@ class TestDc:
 
     def test_a_round_in_which_everybody_fails_keeps_the_models(self, tiny_run, monkeypatch) -> None:
         run = Inline._run
+        one, two = (tiny_run(ALIKE, DC, f"rounds={rounds}") for rounds in (1, 2))
 
         def run_or_fail(self, task, bank, job):
             if getattr(task, "t", 0) == 2 and type(task).__name__ == "Train":
@@ -196,8 +197,7 @@ class TestDc:
 
         monkeypatch.setattr(Inline, "_run", run_or_fail)
         result = tiny_run(ALIKE, DC, "rounds=2", "on_client_failure=drop")
-        assert result.rounds["params_change_sq"][1] == 0.0
-        assert result.rounds["params_change_sq"][0] > 0.0
+        assert sha(result) == sha(one) != sha(two)
 
 
 class TestHc:

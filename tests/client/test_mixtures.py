@@ -17,7 +17,6 @@ from flray.models.bank import (
     ModelBank,
     build_seeded,
     params_of,
-    squared_changes,
     stack,
 )
 from flray.models.conv_ae import ConvAe
@@ -92,11 +91,3 @@ def test_a_mixture_of_one_model_has_its_hash() -> None:
     mixed = MixtureBank.of(params, np.array([[1.0, 0.0], [0.25, 0.75]]))
     other = MixtureBank.of(params, np.array([[1.0, 0.0], [0.3, 0.7]]))
     assert len({plain.sha256(), mixed.sha256(), other.sha256()}) == 3
-
-
-def test_how_far_a_mixture_moves_is_a_mean_over_its_models() -> None:
-    old, new = (
-        MixtureBank.of({"w": torch.tensor([[0.0], [w]])}, np.array([[1.0, 0.0], SHARES]))
-        for w in (1.0, 3.0)
-    )
-    assert squared_changes(new, old, np.arange(2)).tolist() == [0.0, 3.0]

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from flray.models import fixed_point
-from flray.models.bank import ModelBank, squared_changes
+from flray.models.bank import ModelBank
 from flray.models.fixed_point import Terms, several_sums
 from flray.models.mixing import (
     Aggregation,
@@ -84,13 +84,6 @@ def test_hash_sees_models_not_rows() -> None:
     assert shared.sha256() == split.sha256()
     assert shared.sha256() != bank_of([1.0, 2.0], [0, 1, 1]).sha256()
     assert shared.sha256() != bank_of([1.0, 2.0 + 1e-6], [0, 0, 1]).sha256()
-
-
-def test_squared_changes_are_of_every_client() -> None:
-    """Clients 0 and 2 move by 2, client 1 by 1."""
-    old, new = bank_of([1.0], [0, 0, 0]), bank_of([3.0, 2.0], [0, 1, 0])
-    assert squared_changes(new, old, np.arange(3)).tolist() == [4, 1, 4]
-    assert squared_changes(new, old, np.array([1, 2])).tolist() == [1, 4]
 
 
 def test_the_models_of_some_clients_by_hand() -> None:
