@@ -105,9 +105,8 @@ def sums_one_by_one(
     length = ELEMENTS_ON_CPU // max(1, leaf.shape[1:].numel())
     terms = zip(torch.split(positions, list(sizes)), torch.split(weights, list(sizes)), strict=True)
     for total, (rows, factors) in zip(sums, terms, strict=True):
-        if length <= 1:  # models are read as they lie in memory
-            products = map(torch.mul, map(leaf.__getitem__, rows.tolist()), factors)
-            total += sum(product.round_().to(kind) for product in products)
+        if length <= 1:
+            total += _sum_of_large(leaf, rows.tolist(), factors)
             continue
         for start in range(0, len(rows), length):
             chunk = slice(start, start + length)
@@ -125,6 +124,24 @@ def several_sums(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequen
         chunk = slice(start, start + length)
         sums.index_add_(0, into[chunk], _rounded_products(leaf, positions[chunk], weights[chunk]))
     return sums
+
+
+def _sum_of_large(leaf: Tensor, rows: Sequence[int], factors: Tensor) -> Tensor:
+    """The sum over large models of a leaf, piece by piece as they lie in memory.
+
+    What is computed of a piece stays in the cache of a core.
+    """
+    kind, _ = FIXED_POINT[leaf.dtype]
+    if torch.empty_like(leaf[0]).stride() != leaf[0].stride():  # elements with room between them
+        leaf = leaf.contiguous()
+    total = torch.zeros_like(leaf[0], dtype=kind)  # lies as the models do
+    sums = total.as_strided((total.numel(),), (1,))
+    models = leaf.as_strided((len(leaf), len(sums)), (leaf.stride(0), 1))
+    for start in range(0, len(sums), ELEMENTS_ON_CPU):
+        piece = slice(start, start + ELEMENTS_ON_CPU)
+        for row, factor in zip(rows, factors, strict=True):
+            sums[piece] += torch.mul(models[row, piece], factor).round_().to(kind)
+    return total
 
 
 def _rounded_products(leaf: Tensor, rows: Tensor, factors: Tensor) -> Tensor:

@@ -222,10 +222,11 @@ def test_sums_do_not_depend_on_how_models_lie_or_how_many_are_read_at_a_time(
     leaf = torch.from_numpy(draw.normal(size=(7, 2, 3))).to(dtype)
     turned = leaf.transpose(1, 2).contiguous().transpose(1, 2)
     assert turned.stride() != leaf.stride()
+    with_room = leaf.repeat_interleave(2, 2)[:, :, ::2]
     expected = terms({"w": leaf})["w"]
     assert expected[2].abs().min() > 0
     monkeypatch.setattr(fixed_point, "ELEMENTS_ON_CPU", 1)
-    for models in (leaf, turned):
+    for models in (leaf, turned, with_room):
         found = terms({"w": models})["w"]
         assert found.dtype == expected.dtype
         assert found.is_contiguous()
