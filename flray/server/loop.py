@@ -140,8 +140,8 @@ class Server:
     ) -> tuple[Any, ModelBank | None, int, str | None]:
         """The rounds after a checkpoint.
 
-        Returns the state after them, the models of all clients if they were evaluated in the last
-        one, its number, and the rule that ended the run there.
+        Returns the state after them, the models of all clients if the last round evaluated them,
+        the number of that round, and the rule that ended the run there.
         """
         bank: ModelBank | None = None
         state, row_before = checkpoint.state, checkpoint.extra.get("row", {})
@@ -177,8 +177,11 @@ class Server:
         return [row[column] for row in rows if column in row and row[ROUND] > self.stop_after]
 
     def _round(self, before: Any, t: int) -> tuple[Any, ModelBank | None, RoundRow, list[Write]]:
-        """The state after round t, the models of all clients if they were evaluated, the row of the
-        round, and what else is to be written of it."""
+        """Compute and evaluate round t.
+
+        Returns the state after it, the models of all clients if they were evaluated, the row of the
+        round, and what else is to be written of it.
+        """
         fed = self.fed.during(t)
         writes: list[Write] = []
         of_all: ModelBank | None = None
