@@ -65,6 +65,8 @@ def component_labels(texts: Sequence[str]) -> list[str]:
 
     >>> component_labels(['{"name": "fedprox", "mu": 1}', '{"name": "fedprox", "mu": 2}', "cfl"])
     ['fedprox (mu 1)', 'fedprox (mu 2)', 'cfl']
+    >>> component_labels(['{"epochs": 5}', '{"epochs": 5, "lr": 0.01}'])
+    ['{"epochs": 5}', '(lr 0.01)']
     """
     components = [_fields(text) for text in texts]
     names = short_names(list(dict.fromkeys(key for fields in components for key in fields)))
@@ -73,8 +75,8 @@ def component_labels(texts: Sequence[str]) -> list[str]:
         alike = [other for other in components if other.get("name") == fields.get("name")]
         differing = [k for k in fields if any(k not in o or o[k] != fields[k] for o in alike)]
         settings = ", ".join(f"{names[key]} {fields[key]}" for key in differing)
-        parts = [str(fields["name"])] * ("name" in fields) + [f"({settings})"] * bool(settings)
-        labels.append(" ".join(parts) or text)
+        name = str(fields.get("name", ""))  # settings of no component, such as fine_tune, have none
+        labels.append(" ".join(filter(None, (name, f"({settings})" if settings else ""))) or text)
     return labels
 
 
