@@ -44,7 +44,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The methods of a sweep on its splits, under one protocol; `benchmark_of` makes one."""
+    """The methods of a sweep on its splits, under one protocol; `benchmarks_of` makes it."""
 
     protocol: str
     cells: pd.DataFrame  # by method and split: score, deviation, costs, settings, folder
@@ -116,7 +116,7 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
     parts, places = [], dict[str, Path]()
     for sweep in sweeps:
         folders = [str(sweep.path / str(folder)) for folder in sweep.rows[FOLDER]]
-        rows = sweep.rows.assign(**{SPLIT: sweep.rows.get(SPLIT, sweep.path.name), FOLDER: folders})
+        rows = sweep.rows.assign(**{SPLIT: _splits(sweep), FOLDER: folders})
         parts.append(rows)
         for split in rows[SPLIT].unique():
             if (other := places.setdefault(split, sweep.path)) is not sweep.path:
@@ -132,8 +132,7 @@ def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
     is_missing = sweep.rows[STATUS].isin(NOT_FINISHED)
     alike = [sweep.rows[key] for key in sweep.identifying]
     missing = is_missing.groupby(alike, dropna=False).transform("sum")
-    rows = sweep.rows.assign(**{MISSING_ROWS: missing})[~is_missing]
-    rows[SPLIT] = rows.get(SPLIT, sweep.path.name)
+    rows = sweep.rows.assign(**{MISSING_ROWS: missing, SPLIT: _splits(sweep)})[~is_missing]
     rows[BYTES] = rows[[recorded.BYTES_UP, recorded.BYTES_DOWN]].sum(axis=1)
     scores_of = {str(name): _score_of(part) for name, part in rows.groupby(SPLIT, sort=False)}
     tried = _configurations(rows, sweep.identifying, set(scores_of.values()))
@@ -147,6 +146,13 @@ def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
         if frame[SCORE].notna().any():
             made.append(Benchmark(protocol, frame, scores_of))
     return made
+
+
+def _splits(sweep: Sweep) -> "pd.Series[str] | str":
+    """The split of each row; where there is one, rows lack it: the space has it, or the folder."""
+    experiments = sweep.space.get("experiment")
+    names = list(experiments) if isinstance(experiments, dict) else []
+    return sweep.rows.get(SPLIT, names[0] if len(names) == 1 else sweep.path.name)
 
 
 def _score_of(rows: pd.DataFrame) -> ScoreColumns:

@@ -87,7 +87,7 @@ def test_validation_chooses_and_test_scores_do_not(sweep) -> None:
 
 
 def test_sweeps_over_parts_of_the_splits_are_ranked_as_one(sweep, tmp_path) -> None:
-    """A sweep of one split names none: its split is called like its folder."""
+    """Rows of a sweep over one split name none: the space does, or the folder."""
     swap = [r for r in rows() if r["experiment"] == "swap"]
     others = [r for r in rows() if r["experiment"] != "swap"]
     for each in swap:
@@ -98,6 +98,8 @@ def test_sweeps_over_parts_of_the_splits_are_ranked_as_one(sweep, tmp_path) -> N
     assert both.output == to_csv(ranking_sheet(sweep))
     cell = benchmarks_of(joined([read_sweep(Path(f)) for f in folders]))[0].cells.loc["ifca"]
     assert cell.loc["swap", "folder"] == str(tmp_path / "swap/runs/ifca_swap_4_0")
+    named = write_sweep(tmp_path / "one", swap, methods=METHODS, experiment={"swapped": {}})
+    assert list(benchmarks_of(read_sweep(named))[0].scores_of) == ["swapped"]
 
 
 def test_sweeps_that_share_a_split_are_refused(sweep, tmp_path) -> None:
