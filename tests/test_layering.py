@@ -10,7 +10,7 @@ PACKAGE = Path(flray.__file__).parent
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    ["errors", "imports", "randomness", "values", "wording", "columns", "files"],
+    ["errors", "imports", "randomness", "values", "wording", "columns", "cores", "files"],
     ["data"],
     ["models"],
     ["engines"],

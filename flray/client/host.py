@@ -5,7 +5,6 @@ scoring, other modules of this package those of signatures. Executors send tasks
 """
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from flray.client.scores import Score
+from flray.cores import usable_cores
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.pixels import Examples, place_examples
@@ -131,14 +131,6 @@ def default_threads(engine: EngineName, module: LightningModule, device: str) ->
     if device != "cpu" or not in_tiles:
         return 1
     return usable_cores()
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use, or OMP_NUM_THREADS, which Ray sets for workers.
-
-    The affinity of the process counts, not the cores of the machine.
-    """
-    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.client.host import usable_cores
 from flray.client.keeping import ModelRows
+from flray.cores import usable_cores
 from flray.data.dataset import Ids
 from flray.models.bank import Params, flat_rows
 from flray.randomness import generator

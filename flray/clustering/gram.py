@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flray.client.host import usable_cores
 from flray.clustering.chunks import chunk_length
+from flray.cores import usable_cores
 
 # On a GPU parts are so much larger: a pair of rows is a block of threads, which needs columns.
 PART_ON_GPU = 8

@@ -58,6 +58,13 @@ def test_synthetic_follows_its_seed_only() -> None:
     assert not np.array_equal(first.images, other.images)
 
 
+def test_synthetic_has_the_same_bits_on_any_number_of_threads(monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    one = Synthetic(num_train=9000, size=6).load()  # three streams of random numbers
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert np.array_equal(one.images, Synthetic(num_train=9000, size=6).load().images)
+
+
 def test_synthetic_test_part_does_not_depend_on_the_training_part() -> None:
     small, large = Synthetic(num_train=10).load(), Synthetic(num_train=5000).load()
     assert np.array_equal(small.images[small.test_ids], large.images[large.test_ids])

@@ -1,10 +1,12 @@
 """Planted classes and groups of any size, for tests and for experiments with known truth."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.cores import usable_cores
 from flray.data.checks import check_at_least, check_memory
 from flray.data.dataset import Dataset, Ids
 from flray.data.options import PixelOptions, measured
@@ -14,7 +16,8 @@ from flray.values import Seed
 
 _COARSE = 7  # smooth fields are 7x7 normal noise, upsampled
 _GREY, _CONTRAST = 127.5, 40.0  # a standard deviation of the prototype in grey levels
-_CHUNK = 4096  # images made at a time, which bounds memory
+_CHUNK = 4096  # images of a stream of random numbers, drawn by one thread
+_IN_CACHE = 64  # images computed at a time, so that a core keeps them in its cache
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,19 @@ class Synthetic(PixelOptions):
         num_cells = self.num_groups * self.num_classes
         coarse = _normal(generator(self.seed, "synthetic.prototypes"), num_cells, _COARSE)
         images = np.empty((len(cells), 1, self.size, self.size), np.uint8)
-        for start in range(0, len(cells), _CHUNK):
+
+        def draw_chunk(start: int) -> None:
             chunk = cells[start : start + _CHUNK]
             rng = generator(self.seed, purpose, start)
-            variation = _normal(rng, len(chunk), _COARSE) * np.float32(self.variation)
-            smooth = bilinear(coarse[chunk] + variation, self.size)
-            pixels = smooth + _normal(rng, len(chunk), self.size) * np.float32(self.noise)
-            grey = np.clip(np.rint(_GREY + _CONTRAST * pixels), 0, 255)
-            images[start : start + _CHUNK, 0] = grey.astype(np.uint8)
+            fields = coarse[chunk] + _normal(rng, len(chunk), _COARSE) * np.float32(self.variation)
+            for k in range(0, len(chunk), _IN_CACHE):
+                smooth = bilinear(fields[k : k + _IN_CACHE], self.size)
+                pixels = smooth + _normal(rng, len(smooth), self.size) * np.float32(self.noise)
+                grey = np.clip(np.rint(_GREY + _CONTRAST * pixels), 0, 255)
+                images[start + k : start + k + len(smooth), 0] = grey.astype(np.uint8)
+
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            list(pool.map(draw_chunk, range(0, len(cells), _CHUNK)))
         return images
 
 
