@@ -20,7 +20,7 @@ from flray.errors import ExperimentError
 from flray.reports.columns import Heading, column_of, value_text
 from flray.reports.mean_ranks import critical_difference, friedman, split_ranks
 from flray.reports.sheets import Sheet, marks, sheet_of
-from flray.reports.sweeps import MISSING_ROWS, NOT_FINISHED, SPREAD, Sweep, averaged
+from flray.reports.sweeps import MISSING_ROWS, NOT_FINISHED, SPREAD, Sweep, averaged, grouping
 from flray.sweeps.ranking import ranks
 from flray.wording import capitalised, counted
 
@@ -130,7 +130,7 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
 def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
     """A benchmark for each protocol that the rows were judged by, those as deployed first."""
     is_missing = sweep.rows[STATUS].isin(NOT_FINISHED)
-    alike = [sweep.rows[key] for key in sweep.identifying]
+    alike = grouping(sweep.rows, sweep.identifying)
     missing = is_missing.groupby(alike, dropna=False).transform("sum")
     rows = sweep.rows.assign(**{MISSING_ROWS: missing, SPLIT: _splits(sweep)})[~is_missing]
     rows[BYTES] = rows[[recorded.BYTES_UP, recorded.BYTES_DOWN]].sum(axis=1)

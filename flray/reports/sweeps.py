@@ -144,7 +144,7 @@ class Sweep:
     def missing_rows(self) -> "pd.Series[int]":
         """For each row, how many rows of its configuration failed or did not finish."""
         is_missing = pd.Series(~self.rows.index.isin(self.finished.index), self.rows.index)
-        by = _by(self.rows, self.identifying)
+        by = grouping(self.rows, self.identifying)
         counts: pd.Series[int] = is_missing.groupby(by, dropna=False).transform("sum").astype(int)
         return counts
 
@@ -350,21 +350,21 @@ def averaged(rows: pd.DataFrame, keys: Sequence[str], measured: Sequence[str]) -
     >>> averaged(rows, ["lr"], ["accuracy_mean"])[["accuracy_mean", "seeds"]].to_dict("list")
     {'accuracy_mean': [0.5, 0.5], 'seeds': [2, 1]}
     """
-    grouped = rows.groupby(_by(rows, keys), dropna=False, sort=False)
+    grouped = rows.groupby(grouping(rows, keys), dropna=False, sort=False)
     values = grouped[list(measured)]
     parts = [values.mean(), values.std().add_suffix(SPREAD), grouped.size().rename(NUM_SEEDS)]
     return pd.concat(parts, axis=1).reset_index(drop=not keys)
+
+
+def grouping(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
+    """The columns to group rows by; one group if there are no keys."""
+    return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
 
 
 def left_out_note(number: int) -> str:
     """The reason why configurations cannot be the best, as a phrase without a full stop."""
     subject = "1 configuration is" if number == 1 else f"{number} configurations are"
     return f"{subject} left out of this choice: some of their rows failed or did not finish"
-
-
-def _by(rows: pd.DataFrame, keys: Sequence[str]) -> "list[pd.Series[Any]]":
-    """The columns to group rows by; one group if there are no keys."""
-    return [rows[key] for key in keys] or [pd.Series(0, index=rows.index, name="all")]
 
 
 def _read_mapping(path: Path) -> Plain:

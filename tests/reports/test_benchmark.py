@@ -102,6 +102,14 @@ def test_sweeps_over_parts_of_the_splits_are_ranked_as_one(sweep, tmp_path) -> N
     assert list(benchmarks_of(read_sweep(named))[0].scores_of) == ["swapped"]
 
 
+def test_one_method_on_one_split_is_first(tmp_path) -> None:
+    alone = row("fedavg", "swap", 0)
+    del alone[NUMBER], alone["experiment"]
+    methods = {"fedavg": METHODS["fedavg"]}
+    made = benchmarks_of(read_sweep(write_sweep(tmp_path / "swap", [alone], methods=methods)))
+    assert made[0].ranks.loc["fedavg", "swap"] == 1.0
+
+
 def test_sweeps_that_share_a_split_are_refused(sweep, tmp_path) -> None:
     write_sweep(tmp_path / "again", rows(), methods=METHODS)
     done = CliRunner().invoke(cli, ["compare", str(sweep.path), str(tmp_path / "again")])
