@@ -68,14 +68,6 @@ class Terms:
             self.exponents,
         )
 
-    def equals(self, other: "Terms") -> bool:
-        """True if both are the same sums, bit by bit."""
-        arrays, others = (
-            [*terms.positions, *terms.weights, *terms.exponents.values()] for terms in (self, other)
-        )
-        is_alike = list(self.exponents) == list(other.exponents) and len(arrays) == len(others)
-        return is_alike and all(map(np.array_equal, arrays, others))
-
     def result(self, sums: Params, like: Params) -> Params:
         """Sums as numbers, of the dtype of the models."""
         scales = torch.from_numpy(

@@ -112,10 +112,15 @@ class Cache:
         """
         return self.counted(kind, key, lambda: (compute(), {}))[0]
 
-    def counted(self, kind: str, key: str, compute: Callable[[], Counted]) -> Counted:
+    def counted(
+        self, kind: str, key: str, compute: Callable[[], Counted], is_shared: bool = True
+    ) -> Counted:
         """As `value`, with counts of what it cost whoever computed it.
 
         The process that computes a value keeps it, as it was written: it does not read it.
+
+        Args:
+            is_shared: False if no other process asks for the value: then it is not written.
         """
         path = self.path(kind, key)
 
@@ -124,7 +129,13 @@ class Cache:
             _keep(path, (_written(folder, value, counts), counts))
             return counts.get(CLIENT_STEPS, 0)
 
-        self.obtain(kind, key, save)
+        if is_shared:
+            self.obtain(kind, key, save)
+        elif path not in _VALUES:
+            for before in [each for each in _VALUES if not each.exists()]:
+                del _VALUES[before]  # of another row, which no row asks for
+            counts = _keep(path, compute())[1]
+            self._count(kind, key, counts.get(CLIENT_STEPS, 0))
         return _keep(path, _VALUES.get(path) or _read(path))
 
     def publish(self, kind: str, key: str, compute: Callable[[Path], int]) -> None:
@@ -134,8 +145,7 @@ class Cache:
         """
         work = self.path(kind, f".{key}")
         work.mkdir(parents=True, exist_ok=True)
-        steps = {**self._steps(kind, key), self.sweep: compute(work)}
-        replace_text(self.path(kind, f"{key}.json"), json.dumps(steps))
+        self._count(kind, key, compute(work))
         os.replace(work, self.path(kind, key))
 
     def costs(self, kind: str) -> dict[str, int]:
@@ -184,6 +194,11 @@ class Cache:
             shutil.rmtree(self.path(kind, f".{key}"), ignore_errors=True)
             replace_text(failed, json.dumps([self.session, one_line_message(error)]))
             raise
+
+    def _count(self, kind: str, key: str, num_steps: int) -> None:
+        path = self.path(kind, f"{key}.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps({**self._steps(kind, key), self.sweep: num_steps}))
 
     def _steps(self, kind: str, key: str) -> dict[str, int]:
         path = self.path(kind, f"{key}.json")

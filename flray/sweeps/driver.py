@@ -7,7 +7,7 @@ be stopped at any time and resumed from its folder.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ from flray.sweeps.folder import (
     write_report,
     write_row,
 )
-from flray.sweeps.keys import code_version, digest, prefix_key
+from flray.sweeps.keys import code_version, digest, prefix_key, signature_key
 from flray.sweeps.rows import (
     SweepRow,
     experiment_of,
@@ -141,14 +141,16 @@ def run_sweep(
         scheduler = scheduler_of(space.options, experiments)
         with locked(out):
             open_folder(out, space, code)
+            has_gpu = total(nodes, "GPU") > 0
             root, wish = Path(space.options.cache or out / "cache").absolute(), out / STOP
             wish.unlink(missing_ok=True)
             context = TrialContext(
                 folder=out,
                 cache=Cache(root, read_report(out)["id"], uuid4().hex, deadline, wish),
                 code=dict(code),
-                has_gpu=total(nodes, "GPU") > 0,
+                has_gpu=has_gpu,
                 wanted=rounds_to_cluster_after(space, experiments),
+                signatures=_shared_signatures(space, known, code, has_gpu),
                 is_scheduled=space.is_scheduled,
                 draw=watch.draw,
             )
@@ -318,6 +320,24 @@ class _Sweep:
             draw = self.watch.draw if number in best else no_figures
             with tracked(experiment, path, draw=draw, group=group):
                 pass
+
+
+def _shared_signatures(
+    space: Space, known: Sequence[SweepRow], code: Mapping[str, str], has_gpu: bool
+) -> frozenset[str] | None:
+    """Keys of the signatures that several rows cluster by.
+
+    None: any may be, since rows are suggested or other sweeps have this cache.
+    """
+    if isinstance(space.options.search, OptunaSearch) or space.options.cache is not None:
+        return None
+    pairs = [(experiment_of(row.plain), row.plain) for row in known]
+    asked = Counter(
+        signature_key(prefix_key(e, code, has_gpu), plain, e.algorithm.build().rounds_before)
+        for e, plain in pairs
+        if branches(e)
+    )
+    return frozenset(key for key, number in asked.items() if number > 1)
 
 
 def _in_order(rows: Sequence[SweepRow], context: TrialContext) -> list[SweepRow]:

@@ -108,6 +108,17 @@ def prefix_key(experiment: Experiment, code: Mapping[str, str], has_gpu: bool) -
     return digest([*decided, files] if files else decided)
 
 
+def signature_key(prefix: str, plain: Mapping[str, Any], rounds_before: int) -> str:
+    """The key of the signatures that a row clusters by; rows with equal keys may share them.
+
+    Args:
+        prefix: The `prefix_key` of its experiment.
+        plain: The resolved configuration.
+        rounds_before: The round after which it clusters.
+    """
+    return digest([prefix, plain["algorithm"]["clustering"]["signature"], rounds_before])
+
+
 def run_key(prefix: str, plain: Mapping[str, Any]) -> str:
     """The key of a run that starts with round 1.
 

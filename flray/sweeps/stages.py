@@ -20,19 +20,22 @@ from flray.sweeps.keys import digest, state_digest
 OBSERVATION = "observation"  # kind of cache entry: the signatures of clients
 
 
-def with_stored_stages(pipeline: Pipeline, plain: Plain, cache: Cache, prefix: str) -> Pipeline:
+def with_stored_stages(
+    pipeline: Pipeline, plain: Plain, cache: Cache, prefix: str, is_shared: bool = True
+) -> Pipeline:
     """The pipeline with signatures and stages of the cache; one with own methods stays as it is.
 
     Args:
         plain: Configuration of the pipeline.
         cache: Where signatures and stages are looked up and put.
         prefix: Key of everything that led to the models that clients start from.
+        is_shared: False if nobody else asks for these signatures, which may be as large as models.
     """
     methods = ("observe", "decide", "place")
     if any(getattr(type(pipeline), name) is not getattr(Pipeline, name) for name in methods):
         return pipeline
     stages = {stage.name: getattr(pipeline, stage.name) for stage in fields(Pipeline)}
-    return StoredPipeline(**stages, plain=plain, cache=cache, prefix=prefix)
+    return StoredPipeline(**stages, plain=plain, cache=cache, prefix=prefix, is_shared=is_shared)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class StoredPipeline(Pipeline):
     plain: Plain = field(kw_only=True)
     cache: Cache = field(kw_only=True)
     prefix: str = field(kw_only=True)
+    is_shared: bool = field(kw_only=True)
     keys: dict[int, str] = field(default_factory=dict)  # keys of observed points, by their id()
 
     def observe(
@@ -75,7 +79,7 @@ class StoredPipeline(Pipeline):
             value = Pipeline.observe(self, measured, bank, cohort, memory)
             return value, measured.meter.counts
 
-        (points, memory), counts = self.cache.counted(OBSERVATION, key, compute)
+        (points, memory), counts = self.cache.counted(OBSERVATION, key, compute, self.is_shared)
         fed.meter.counts.update(counts)
         self.keys[id(points)] = key
         return points, memory

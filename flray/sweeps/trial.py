@@ -61,7 +61,15 @@ from flray.sweeps.groups import (
     independent_groups,
     records_of,
 )
-from flray.sweeps.keys import branch_key, canonical, digest, prefix_key, run_key, state_digest
+from flray.sweeps.keys import (
+    branch_key,
+    canonical,
+    digest,
+    prefix_key,
+    run_key,
+    signature_key,
+    state_digest,
+)
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.stages import with_stored_stages
 from flray.tracking.mirrors import Draw, no_figures
@@ -78,6 +86,8 @@ class TrialContext:
     code: dict[str, str]  # versions of code and libraries
     has_gpu: bool  # True if the cluster has a GPU
     wanted: frozenset[int]  # rounds after which rows may cluster
+    # Keys of those that several rows cluster by; None: rows are not known before
+    signatures: frozenset[str] | None = None
     is_scheduled: bool = False  # each row runs on its own and reports its rounds
     draw: Draw = no_figures  # draws the figures of a run for W&B
 
@@ -267,7 +277,9 @@ class Trial:
         fed = replace(fed, meter=Meter(spent=self.meter.spent))
         algorithm: Branching[Any] = self.experiment.algorithm.build()
         plain = self.row.plain["algorithm"]["clustering"]
-        pipeline = with_stored_stages(algorithm.clustering, plain, self.cache, self.prefix.key)
+        prefix, shared = self.prefix.key, self.context.signatures
+        is_shared = shared is None or signature_key(prefix, self.row.plain, n) in shared
+        pipeline = with_stored_stages(algorithm.clustering, plain, self.cache, prefix, is_shared)
         stored = replace(algorithm, clustering=pipeline)  # type: ignore[type-var]  # a dataclass
         if n == 0:
             return stored.init(fed), fed.meter

@@ -24,7 +24,7 @@ from flray.sweeps import cache as cache_module
 from flray.sweeps import trial as trial_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
-from flray.sweeps.driver import _in_order
+from flray.sweeps.driver import _in_order, _shared_signatures
 from flray.sweeps.folder import run_path
 from flray.sweeps.groups import KIND, Assembly
 from flray.sweeps.keys import canonical, digest, prefix_key
@@ -116,6 +116,20 @@ def assert_rows_equal_naive_runs(states, folder: Path) -> None:
 def prefixes(experiment, varied) -> set[str]:
     rows = expand(space_of(experiment, varied))
     return {prefix_key(parse_experiment(row.plain), VERSION, has_gpu=False) for row in rows}
+
+
+def test_signatures_that_one_row_clusters_by_are_not_stored(tmp_path) -> None:
+    """Rows that cluster after other rounds share none; those of other linkages share all."""
+    space = space_of({"algorithm": "flhc"}, {"algorithm.rounds_before": [1, 2], LINKAGE: "ward"})
+    more = space_of(FLHC_1, {LINKAGE: ["ward", "single"]})
+    found = []
+    for name, each in (("alone", space), ("together", more)):
+        shared = _shared_signatures(each, expand(each), VERSION, has_gpu=False)
+        states = swept(each, tmp_path / name, signatures=shared)
+        assert_rows_equal_naive_runs(states, tmp_path / name)
+        stored = list((tmp_path / name / "cache" / "observation").glob("*/"))
+        found.append((len(stored), len(costs(tmp_path / name, "observation"))))
+    assert found == [(0, 2), (1, 1)]
 
 
 def test_whatever_changes_the_prefix_is_another_prefix() -> None:
