@@ -14,6 +14,7 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # where a daemon of the user's own listens
 TIMEOUT_S = 20.0
+END_S = 5  # seconds after which the daemon ends its servers, whose processes are ending then
 
 
 def gpu_memory_gib() -> float:
@@ -49,7 +50,7 @@ def shared_gpu() -> Iterator[bool]:
             yield is_shared
         finally:
             if is_shared:
-                _control(command="quit\n")
+                _control(command=f"quit -t {END_S}\n")
             del os.environ[PIPES], os.environ[LOGS]
 
 

@@ -144,7 +144,7 @@ def test_a_daemon_of_our_own_lives_as_long_as_the_runs(control: Path) -> None:
         assert is_shared
         assert Path(folder).is_dir()
         assert control.read_text() == f"-d {folder}\n"
-    assert control.read_text() == f"-d {folder}\n{folder}\nquit\n"
+    assert control.read_text() == f"-d {folder}\n{folder}\nquit -t 5\n"
     assert mps.PIPES not in os.environ
     assert not Path(folder).exists()
 
