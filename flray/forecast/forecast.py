@@ -32,6 +32,7 @@ from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.executor import Inline
 from flray.forecast.clusters import with_assumed_clusters
+from flray.forecast.evaluating import rehearsed_evaluation
 from flray.forecast.sampling import Rate, Sampling, Seconds
 from flray.measures.settings import Evaluation
 from flray.records.run_directory import RunDirectory
@@ -90,8 +91,9 @@ def forecast(
 ) -> Forecast:
     """Rehearse an experiment in this process and compute what the run will take.
 
-    Writes to a temporary folder only. Takes about `budget_s`, the time to load the data and, for
-    each kind of block, about a second of training.
+    Writes to a temporary folder only. Takes about `budget_s` for rounds and as long for evaluations
+    of some clients, the time to load the data and, for each kind of block, about a second of
+    training.
 
     Args:
         processes: Client actors that train at a time; None: as many as the experiment asks for.
@@ -150,8 +152,8 @@ def _rehearsed(
     budget_s: float,
     clusters: int | None,
 ) -> "Rehearsal":
-    """Rehearse rounds up to the clustering at least, and evaluate the last one."""
-    num_rounds, evaluation = experiment.settings.rounds, experiment.settings.evaluate
+    """Rehearse rounds up to the clustering at least, then evaluations."""
+    num_rounds = experiment.settings.rounds
     blocks: list[list[Seconds]] = []
     engine = executor.host.engine
     assert isinstance(engine, Sampling)
@@ -170,23 +172,27 @@ def _rehearsed(
             server.algorithm, server.timeline.at(1), clusters, lambda: bool(blocks or engine.blocks)
         )
         fewest = max(2, server.stop_after)
-        server = replace(
+        rounds_only = replace(
             server,
             algorithm=algorithm,
-            evaluation=replace(
-                server.evaluation,
-                every=num_rounds,
-                also=() if evaluation.clients is None else (1, 2),  # on a sample
-            ),
+            evaluation=_of_one_client(server.evaluation, num_rounds),
             on_round=note_blocks,
             stop=None,  # the longest that the run can take
             should_stop=lambda: len(blocks) >= fewest and perf_counter() - begin > budget_s,
         )
-        if not server.run():  # one more round, to measure its evaluation
-            replace(server, num_rounds=len(blocks) + 1).run()
+        rounds_only.run()
         seconds = perf_counter() - begin
-        clusterings = directory.clustering_rounds()
-        return Rehearsal(directory.rounds(), blocks, clusterings, num_rounds, seconds, assumed)
+        evaluation = rehearsed_evaluation(replace(server, algorithm=algorithm), engine, budget_s)
+        return Rehearsal(
+            rounds=directory.rounds(),
+            blocks=blocks,
+            clusterings=directory.clustering_rounds(),
+            num_rounds=num_rounds,
+            seconds=seconds,
+            assumed=assumed,
+            usual_evaluation_s=evaluation.of(len(fed.scored(server.evaluation.sample_size(0, 1)))),
+            last_evaluation_s=evaluation.of(len(fed.scored(server.evaluation.sample_size(1, 1)))),
+        )
 
 
 @dataclass(frozen=True)
@@ -202,8 +208,10 @@ class Rehearsal:
     blocks: list[list[Seconds]]  # blocks that were trained, by round
     clusterings: list[int]  # rounds in which clients were clustered
     num_rounds: int  # of the run
-    seconds: float  # from building the server to the end
+    seconds: float  # from building the server to the end of these rounds
     assumed: Sequence[int] = ()  # clusters assumed in clusterings
+    usual_evaluation_s: float = 0.0  # seconds of an evaluation before the last one
+    last_evaluation_s: float = 0.0
 
     def whole(self, values: pd.Series) -> float:
         """The sum over all rounds of the run.
@@ -240,12 +248,13 @@ class Rehearsal:
         return self.whole((predicted + beside.clip(lower=0.0)) * share)
 
     def evaluation_seconds(self, evaluation: Evaluation) -> float:
-        """Seconds of all evaluations; the last one may be of more clients than the others."""
+        """Seconds of all evaluations; the last one may be of more clients than the others.
+
+        What a rehearsed round scored itself are the models that clients trained last.
+        """
         num_others = len(evaluated_rounds(self.num_rounds, evaluation, self.clusterings)) - 1
-        seconds = self._phases(SECONDS_EVALUATE)
-        *others, last = seconds[seconds > 0]
-        usual = others[-1] if others and evaluation.clients is not None else last
-        return float(last + usual * num_others)
+        in_rounds = self.whole(self._phases(SECONDS_EVALUATE))
+        return in_rounds + self.last_evaluation_s + self.usual_evaluation_s * num_others
 
     @property
     def server_seconds(self) -> float:
@@ -257,6 +266,12 @@ class Rehearsal:
     def _phases(self, *columns: str) -> pd.Series:
         """Seconds of these phases in each round."""
         return self.rounds.filter(columns).fillna(0.0).sum(axis=1)
+
+
+def _of_one_client(evaluation: Evaluation, num_rounds: int) -> Evaluation:
+    """As little evaluation as there can be: after a clustering, and in the last round."""
+    few = replace(evaluation, every=num_rounds, also=(), clients=1, clients_at_end=1)
+    return replace(few, fine_tune=None, on="local")
 
 
 def evaluated_rounds(num_rounds: int, evaluation: Evaluation, clusterings: list[int]) -> set[int]:

@@ -197,14 +197,19 @@ class Server:
                 asked = None if size is None else self._during(t)[1].scored(size)
                 bank = self.deployed(outcome.state, t, asked)
                 of_all = bank if asked is None else None
-                scores, score_writes = self._evaluate(bank, outcome.state, t)
+                scores, score_writes = self.evaluate(bank, outcome.state, t)
                 row |= scores
                 writes += score_writes
         self.callbacks.after_round(t)
         return outcome.state, of_all, row, writes
 
-    def _evaluate(self, bank: ModelBank, state: Any, t: int) -> tuple[RoundRow, list[Write]]:
-        """The metrics of round t, and writes of the scores of each client."""
+    def evaluate(self, bank: ModelBank, state: Any, t: int) -> tuple[RoundRow, list[Write]]:
+        """The metrics of round t, and writes of the scores of each client.
+
+        Args:
+            bank: The models that clients use after the round; only those that are evaluated count.
+            state: The state after the round.
+        """
         split, fed = self._during(t)
         size = self.evaluation.sample_size(t, self.num_rounds)
         cohort = Cohort(t, fed.scored(size))

@@ -17,6 +17,7 @@ from flray.data.events import make_timeline
 from flray.engines.engine import Block
 from flray.engines.plan import IndexPlan
 from flray.errors import ExperimentError
+from flray.forecast.evaluating import Evaluated, evaluation_time
 from flray.forecast.forecast import Forecast, Rehearsal, forecast
 from flray.forecast.sampling import Rate, Sampling, Seconds, some_steps
 from flray.measures.settings import Evaluation
@@ -89,7 +90,7 @@ def test_a_plan_says_which_clusters_it_assumes(tmp_path) -> None:
 
 
 def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal() -> None:
-    """Out of time after two rounds, a third measures the evaluation."""
+    """Out of time after two rounds."""
     found = forecast_of("rounds=50", "participation=1", budget_s=0.0)
     one = forecast_of("rounds=1", "participation=1")
     assert not found.is_rehearsed
@@ -142,10 +143,41 @@ def test_a_pass_over_all_clients_is_counted_once() -> None:
 
 
 def test_samples_cost_less_than_the_last_evaluation() -> None:
-    rehearsal = Rehearsal(ROWS, BLOCKS, clusterings=[], num_rounds=14, seconds=50.0)
-    sampled = Evaluation(every=5, clients=100)  # rounds 5, 10 and 14
-    assert rehearsal.evaluation_seconds(sampled) == pytest.approx(2 * 0.5 + 7)
-    assert rehearsal.evaluation_seconds(Evaluation(every=5)) == pytest.approx(3 * 7)
+    """Rounds 5, 10 and 14 are evaluated; in rounds 1, 2 and 4 of those rehearsed models were scored
+    as they were trained, 2 s a round on average."""
+    rows = ROWS.assign(seconds_evaluate=[0.0, 4.0, 0.0, 4.0])
+    rehearsal = Rehearsal(rows, BLOCKS, clusterings=[], num_rounds=14, seconds=50.0)
+    measured = replace(rehearsal, usual_evaluation_s=0.5, last_evaluation_s=7.0)
+    found = measured.evaluation_seconds(Evaluation(every=5, clients=100))
+    assert found == pytest.approx(14 * 2 + 2 * 0.5 + 7)
+
+
+def test_fine_tuning_counts_in_every_evaluation() -> None:
+    """A second for each step of fine-tuning, five epochs of all clients; one evaluation or four."""
+    tuned = ("evaluate.fine_tune.epochs=5", "participation=1", "train.batch_size=10")
+    experiment = parse_experiment(override(TINY, tuned))
+    split = deal(experiment, experiment.dataset.build().load())
+    num_steps = sum(-(-len(ids) // 10) for ids in split.train)  # of one epoch
+    rates = {kind: Rate(0.0, 1.0) for kind in forecast(experiment).rates}
+    for every, num_evaluations in ((4, 1), (1, 4)):
+        seconds = forecast_of(*tuned, f"evaluate.every={every}", rates=rates).seconds
+        assert seconds["evaluation"] == pytest.approx(num_evaluations * 5 * num_steps, rel=0.02)
+        assert seconds["training"] == pytest.approx(4 * 2 * num_steps, rel=0.02)
+
+
+def test_dear_evaluations_ask_few_clients() -> None:
+    """A second per client: ten clients take as long as there is time, so nobody else is asked."""
+    asked: list[int] = []
+
+    def evaluate(size: int) -> Evaluated:
+        asked.append(size)
+        return Evaluated(size, 1.0 * size)
+
+    assert evaluation_time(evaluate, 100, budget_s=9.0).of(100) == pytest.approx(100.0)
+    assert asked == [10]
+    assert evaluation_time(evaluate, 7, budget_s=90.0).of(7) == pytest.approx(7.0)
+    assert evaluation_time(evaluate, 50, budget_s=90.0).of(50) == pytest.approx(50.0)
+    assert asked == [10, 7, 7, 10, 10, 40]  # another fourfold would take too long
 
 
 def test_memory_is_what_the_rehearsal_took() -> None:
