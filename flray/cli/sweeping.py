@@ -36,6 +36,7 @@ from flray.wording import counted
 __all__ = ["describe_space", "read_space", "sweep"]
 
 FAILURES_SHOWN = 5
+LINE_EVERY_S = 300.0  # longest time without a line where there is no terminal
 SHARE_BEFORE_ETA = 0.2  # share of rows done: the first also train what all share
 
 
@@ -103,16 +104,15 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
         metric: Name of the metric whose best value is shown.
         seconds: Seconds since the sweep, or its resumption, began.
 
-    >>> progress_line(Progress(rows=9, done=6, failed=1, running=2, shared=4, best=0.875),
-    ...               "accuracy_mean", 60.0)
-    '6/9 rows done (4 shared) · 2 running · 1 failed · best accuracy_mean 0.8750 · 0:20 left'
+    >>> progress_line(Progress(rows=9, done=6, failed=1, rounds=[7, 12], shared=4), "mae", 60.0)
+    '6/9 rows done (4 shared) · 2 running after 7 to 12 rounds · 1 failed · 0:20 left'
     >>> progress_line(Progress(rows=9, done=9, tracked=(2, 5)), "accuracy_mean", 60.0)
     '9/9 rows done · 2 of 5 runs written for tracking'
     """
     shared = f" ({progress.shared} shared)" if progress.shared else ""
     parts = [f"{progress.done}/{progress.rows} rows done{shared}"]
     if progress.tracked is None:
-        parts.append(f"{progress.running} running")
+        parts.append(_running(progress.rounds))
     else:
         num_written, num_runs = progress.tracked
         parts.append(f"{num_written} of {counted(num_runs, 'run')} written for tracking")
@@ -127,18 +127,27 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     return " · ".join(parts)
 
 
+def _running(rounds: Sequence[int]) -> str:
+    """How many trials run, and after how many rounds they are."""
+    if not any(rounds):
+        return f"{len(rounds)} running"
+    fewest = "" if min(rounds) == max(rounds) else f"{min(rounds)} to "
+    return f"{len(rounds)} running after {fewest}{counted(max(rounds), 'round')}"
+
+
 @contextmanager
 def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]]:
     """What to call with progress: a line that changes, or one more where there is no terminal."""
     begin = perf_counter()
-    last: list[Progress] = []
+    last: list[tuple[float, Progress]] = []  # when it was printed, and what
 
     def line(progress: Progress) -> str:
         return progress_line(progress, metric, perf_counter() - begin)
 
     def add_line(progress: Progress) -> None:
-        if not last or _is_news(last[-1], progress):
-            last[:] = [progress]
+        now = perf_counter()
+        if not last or now > last[0][0] + LINE_EVERY_S or _is_news(last[0][1], progress):
+            last[:] = [(now, progress)]
             console.print(line(progress), soft_wrap=True)
 
     if not console.is_terminal:
@@ -150,7 +159,7 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
 
 def _is_news(before: Progress, now: Progress) -> bool:
     """True if rows have ended since; what runs and what is best changes too often for a line."""
-    return replace(before, running=0, best=None) != replace(now, running=0, best=None)
+    return replace(before, rounds=(), best=None) != replace(now, rounds=(), best=None)
 
 
 def _conclude(result: SweepResult, console: Console, again: str, where: str) -> None:

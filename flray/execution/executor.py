@@ -26,6 +26,10 @@ CLIENT_ERRORS = (
 )
 
 
+def ignore() -> None:
+    """Do nothing about an answer."""
+
+
 @dataclass(frozen=True)
 class Failed:
     """Stands for the output of a job that failed.
@@ -111,6 +115,7 @@ class Inline:
     clients_per_job: int | None = None
     trainings_kept: int = 0  # models are in this process anyway
     retries: int = 0  # what failed here would fail again
+    on_answer: Callable[[], None] = ignore  # called when a job has ended
 
     def map(
         self, task: Callable[[Host, Params, Job], Output], bank: Params, jobs: Sequence[Job]
@@ -122,12 +127,15 @@ class Inline:
         self, task: Callable[[Host, Params, Job], Output], bank: Params, job: Job
     ) -> Output | Failed:
         """The output of one job, or its failure."""
+        output: Output | Failed
         try:
-            return task(self.host, bank, job)
+            output = task(self.host, bank, job)
         except ExperimentError:
             raise
         except CLIENT_ERRORS as error:
-            return Failed(error)
+            output = Failed(error)
+        self.on_answer()
+        return output
 
     def close(self) -> None:
         """Do nothing: no process was started."""

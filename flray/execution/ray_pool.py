@@ -24,7 +24,7 @@ from ray.exceptions import (
 from flray.client.host import Host, Payload
 from flray.errors import ExperimentError, one_line_message
 from flray.execution.client_actor import start_client_actor
-from flray.execution.executor import Failed, Job, Output
+from flray.execution.executor import Failed, Job, Output, ignore
 from flray.execution.patience import Patience
 from flray.execution.resources import TRAININGS_KEPT, ActorPlan
 from flray.execution.tensors import share_tensors_without_copies
@@ -67,6 +67,7 @@ class RayPool:
     patience: Patience
     trainings_kept: int = TRAININGS_KEPT  # a probe may come between training and mixing
     retries: int = 1
+    on_answer: Callable[[], None] = ignore  # called when jobs have ended
     actors: list[Actor] = field(default_factory=list)  # by number of the host
     starting: dict[int, Ref] = field(default_factory=dict)  # result of `start`, by host number
     failed_starts: Counter[int] = field(default_factory=Counter)  # in a row, by number of the host
@@ -168,6 +169,7 @@ class RayPool:
                 outputs[handed.job] = self._result(ref, handed.host, timeout=None if ended else 0)
                 if ended:
                     self.patience.learn(kind, monotonic() - handed.since)
+                    self.on_answer()
             if self.shares_gpu and any(
                 _is_of_host(outputs[handed.job]) for handed in finished.values()
             ):

@@ -141,7 +141,7 @@ class Prefix:
             self.fed.meter.read_and_reset()
             server = assemble(experiment, self.parts, self.fed, directory)
             is_over = lambda: stop.is_reached or self.cache.is_over()  # noqa: E731
-            server = replace(server, write_every_s=WRITE_EVERY_S)
+            server = replace(server, write_every_s=WRITE_EVERY_S, on_round=self.cache.note_round)
             replace(server, should_stop=is_over, callbacks=stop).run()
             self.fed.meter.read_and_reset()
         rows = directory.rows()

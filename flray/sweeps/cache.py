@@ -18,7 +18,7 @@ from time import sleep, time
 from typing import Any
 
 from flray.clustering.points import Points
-from flray.columns import CLIENT_STEPS
+from flray.columns import CLIENT_STEPS, ROUND
 from flray.errors import ClientFailure, one_line_message
 from flray.execution.executor import CLIENT_ERRORS
 from flray.execution.meter import Meter
@@ -26,6 +26,7 @@ from flray.files import replace_text
 from flray.records.checkpoint import CheckpointStore
 from flray.records.encoding import decode, encode
 from flray.records.lock import claimed
+from flray.server.evaluation import RoundRow
 
 POLL_S = 0.1  # seconds between two looks at an entry that another process computes
 WAITING = "waiting"  # phase of a trial: for what another process computes
@@ -64,7 +65,8 @@ class Cache:
     session: str  # id of this start of the sweep: what failed is tried again at the next start
     deadline: float = float("inf")  # time at which the sweep has to stop
     wish: Path | None = None  # a file that exists once the sweep has to stop
-    alive: Path | None = None  # a file that a trial touches as long as it makes progress
+    # A file that a trial touches as long as it makes progress, with the number of its last round
+    alive: Path | None = None
     meter: Meter = field(default_factory=Meter)  # has the seconds of waiting
 
     def path(self, kind: str, key: str) -> Path:
@@ -173,9 +175,18 @@ class Cache:
 
         Each call touches `alive`: a trial that does not ask for long is taken to hang.
         """
+        self.show_life()
+        return self.is_late()
+
+    def show_life(self) -> None:
+        """Touch `alive`; rounds and evaluations that take long call it after each block."""
         if self.alive is not None:
             self.alive.touch()
-        return self.is_late()
+
+    def note_round(self, row: RoundRow) -> None:
+        """Write the number of the round that has ended into `alive`."""
+        if self.alive is not None:
+            self.alive.write_text(str(row[ROUND]), encoding="utf-8")
 
     def is_late(self) -> bool:
         """True once the sweep has to stop; unlike `is_over`, gives no sign of progress."""

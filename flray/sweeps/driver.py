@@ -71,7 +71,7 @@ class Progress:
     rows: int  # all rows, with those that are still to be suggested
     done: int = 0  # finished, stopped by a scheduler or shared
     failed: int = 0
-    running: int = 0
+    rounds: Sequence[int] = ()  # the last round of each running trial, 0 before its first one
     shared: int = 0  # rows whose records were copied from the run of another row
     tracked: tuple[int, int] | None = None  # runs sent to the tracker, and how many there are
     best: float | None = None  # best mean of the metric so far
@@ -234,7 +234,7 @@ class _Sweep:
         if (waiting or self.num_left) and not self.context.cache.is_over():
             ordered, is_over = _in_order(waiting, self.context), self.context.cache.is_late
             self._fit(RowSearch(ordered, self.suggestions, is_over), scheduler)
-        self._show(0)
+        self._show()
 
     def _fit(self, search: RowSearch, scheduler: TrialScheduler | None) -> None:
         """Run trials until the search has no more rows, and record how they ended."""
@@ -255,7 +255,7 @@ class _Sweep:
         elif self.space.is_scheduled and result.metrics and not result.metrics.get("is_over"):
             write_row(self.folder, replace(row, status="stopped"))
 
-    def _show(self, running: int, tracked: tuple[int, int] | None = None) -> None:
+    def _show(self, rounds: Sequence[int] = (), tracked: tuple[int, int] | None = None) -> None:
         """Show the progress, by the rows' files and summaries."""
         rows, options = self.rows(), self.space.options
         counts = Counter(row.status for row in rows)
@@ -265,7 +265,7 @@ class _Sweep:
                 rows=len(rows) + self.num_left,
                 done=counts["done"] + counts["shared"] + counts["stopped"],
                 failed=counts["failed"],
-                running=running,
+                rounds=rounds,
                 shared=counts["shared"],
                 tracked=tracked,
                 best=best[options.metric] if best and not best["missing_rows"] else None,
@@ -315,7 +315,7 @@ class _Sweep:
         pairs = [(row.number, experiment_of(row.plain)) for row in joined]
         pairs = [pair for pair in pairs if pair[1].settings.tracking != NoTracking()]
         for num_written, (number, experiment) in enumerate(pairs):
-            self._show(0, tracked=(num_written, len(pairs)))
+            self._show(tracked=(num_written, len(pairs)))
             path, group = self.folder / run_path(number), self.folder.name
             draw = self.watch.draw if number in best else no_figures
             with tracked(experiment, path, draw=draw, group=group):

@@ -5,7 +5,7 @@
 | `space.yaml` | the resolved space; written last, it makes the folder a sweep |
 | `sweep.json` | report: id, versions, numbers of rows by status, costs, best configuration |
 | `rows.parquet` | table with a line for each row |
-| `trials/0012.json` | state of row 12; `0012.alive` is touched while its trial makes progress |
+| `trials/0012.json` | state of row 12; its trial touches `0012.alive`, which has its last round |
 | `runs/0012/` | run directory of row 12 |
 | `parts/0012/` | run directories in which row 12 trains groups of its clients, while it runs |
 | `cache/` | what rows share, emptied when all are done; elsewhere with `cache` in the space |

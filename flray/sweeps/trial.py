@@ -29,9 +29,10 @@ from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
 from flray.errors import one_line_message
-from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
+from flray.execution.executor import CLIENT_ERRORS, Executor, Inline, LazyExecutor
 from flray.execution.federation import Federation, Meter, Share
 from flray.execution.nodes import wait_for_resources
+from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank
 from flray.records.recorded import COMPONENTS
 from flray.records.run_directory import RunDirectory
@@ -123,10 +124,10 @@ def _prepared(text: str) -> Prepared:
     return prepare(parse_experiment(json.loads(text)))
 
 
-_LAST_HOST: dict[str, Executor] = {}  # at most one, by the text of its experiment
+_LAST_HOST: dict[str, Inline] = {}  # at most one, by the text of its experiment
 
 
-def _host_of(text: str) -> Executor:
+def _host_of(text: str) -> Inline:
     """The host of an experiment in this process: data on its device, layers traced, steps recorded.
 
     Kept for the next rows, which mostly ask for it again. It trains a copy of the module.
@@ -136,7 +137,9 @@ def _host_of(text: str) -> Executor:
         prepared = _prepared(text)
         module = copy.deepcopy(prepared.payload.module)
         payload = replace(prepared.payload, module=module)
-        _LAST_HOST[text] = start_executor(replace(prepared, payload=payload))
+        executor = start_executor(replace(prepared, payload=payload))
+        assert isinstance(executor, Inline)  # rows with actors have a pool of their own
+        _LAST_HOST[text] = executor
     return _LAST_HOST[text]
 
 
@@ -162,7 +165,13 @@ class Trial:
         alive, self.meter = alive_file(context.folder, row.number), Meter()
         waiting = Meter(spent=self.meter.spent)  # no part of a round
         cache = replace(context.cache, alive=alive, meter=waiting)
-        self.context, self.cache, self.on_round = context, cache, on_round
+        self.context, self.cache = context, cache
+
+        def note_round(row: RoundRow) -> None:
+            cache.note_round(row)
+            on_round(row)
+
+        self.on_round = note_round
         self.row = read_row(context.folder, row.number) or row
         self.begin, self.seconds_before = Counter(_clocks()), Counter(self.row.seconds)
         self.experiment = parse_experiment(self.row.plain)
@@ -214,9 +223,10 @@ class Trial:
 
     def _start_executor(self) -> Executor:
         if self.parts.plan is None:
-            return _host_of(self.dealt)
+            return replace(_host_of(self.dealt), on_answer=self.cache.show_life)
         wait_for_resources(self.parts.plan)
-        return start_executor(self.parts)
+        pool = start_pool(self.parts.payload, self.parts.plan)
+        return replace(pool, on_answer=self.cache.show_life)
 
     def _run_whole(self) -> None:
         """Run from round 1; FedAvg starts with as many rounds of the prefix as other rows need."""
@@ -377,7 +387,7 @@ class Trial:
     def _run_rounds(self, server: Server) -> None:
         self.fed.meter.read_and_reset()
         server = replace(server, write_every_s=WRITE_EVERY_S)
-        if not replace(server, should_stop=self.cache.is_over).run():
+        if not replace(server, on_round=self.on_round, should_stop=self.cache.is_over).run():
             raise OutOfTime
 
     def _train_groups(self, branch: Branch, groups: Groups) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -58,14 +59,14 @@ class TrialWatch(TrialProgressCallback):
 
     Args:
         context: Folder and cache of the sweep.
-        show: Called with the number of running trials.
+        show: Called with the last round of each running trial, 0 before its first one.
         should_stop: Asked in each look; True makes the file `context.cache.wish`, which trials see.
     """
 
     def __init__(
         self,
         context: TrialContext,
-        show: Callable[[int], None],
+        show: Callable[[Sequence[int]], None],
         should_stop: Callable[[], bool] = never,
     ) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class TrialWatch(TrialProgressCallback):
             if actor is not None and time() - self.signs[trial.trial_id] > limit:
                 ray.kill(actor)
                 self.signs[trial.trial_id] = time()
-        self.show(len(running))
+        self.show([self._last_round(trial) for trial in running])
 
     def allowed_s(self, is_late: bool) -> float:
         """Seconds that a trial may show no sign; after the end of the time, about two rounds."""
@@ -115,11 +116,20 @@ class TrialWatch(TrialProgressCallback):
         before = self.signs.get(trial.trial_id)
         if before is None:
             return time()
-        files = [alive_file(self.context.folder, row.number) for row in trial.config["rows"]]
-        latest = max([before, *(file.stat().st_mtime for file in files if file.exists())])
+        latest = max([before, *(file.stat().st_mtime for file in self._alive_files(trial))])
         if latest > before:
             self.patience.learn(SIGN, latest - before)
         return latest
+
+    def _last_round(self, trial: Any) -> int:
+        """The last round of the row that a trial runs; 0: none has ended."""
+        texts = [file.read_text(encoding="utf-8") for file in self._alive_files(trial)]
+        return int(texts[-1] or 0) if texts else 0  # empty: it has been touched alone
+
+    def _alive_files(self, trial: Any) -> list[Path]:
+        """The files that the rows of a trial touch, of rows that have begun."""
+        files = [alive_file(self.context.folder, row.number) for row in trial.config["rows"]]
+        return [file for file in files if file.exists()]
 
 
 def run_trials(

@@ -16,8 +16,9 @@ from flray.sweeps import tuning
 from flray.sweeps.cache import Cache
 from flray.sweeps.driver import Watch, run_sweep
 from flray.sweeps.folder import ROWS, alive_file, read_rows
+from flray.sweeps.rows import possible
 from flray.sweeps.space import parse_space
-from flray.sweeps.trial import TrialContext
+from flray.sweeps.trial import TrialContext, run_row
 from flray.sweeps.tuning import TrialWatch
 
 from scenarios import TINY, run_experiment
@@ -50,13 +51,13 @@ def clock(monkeypatch):
 
 def test_a_trial_without_a_sign_is_ended_by_what_others_took(context, clock) -> None:
     """Rounds take 5 s, so ten times as long is too long; one that is pending may take its time."""
-    shown: list[int] = []
+    shown: list[list[int]] = []
     watch = TrialWatch(context, shown.append)
     watch.patience = Patience(first_s=100.0, least_s=20.0)
     trials = [trial(0), trial(1), trial(2, "PENDING")]
     for seconds in range(0, 52, 5):
         clock.time = 1000.0 + seconds
-        alive_file(context.folder, 0).touch()
+        replace(context.cache, alive=alive_file(context.folder, 0)).note_round({"round": seconds})
         os.utime(alive_file(context.folder, 0), (clock.time, clock.time))
         watch.step(trials)
         assert clock.killed == []
@@ -66,7 +67,7 @@ def test_a_trial_without_a_sign_is_ended_by_what_others_took(context, clock) -> 
     assert clock.killed == ["actor 1"]
     watch.step(trials)
     assert clock.killed == ["actor 1"]  # it has its time once more
-    assert shown == [2] * 13
+    assert shown == [[seconds, 0] for seconds in (*range(0, 52, 5), 50, 50)]  # last rounds
 
 
 def test_after_the_end_two_rounds_are_allowed(context, clock, monkeypatch) -> None:
@@ -92,6 +93,23 @@ def test_who_asks_whether_it_is_over_shows_that_it_goes_on(context) -> None:
     assert cache.alive.exists()
     context.cache.wish.touch()
     assert cache.is_over()
+
+
+def test_every_block_of_clients_is_a_sign_of_life(tmp_path, monkeypatch) -> None:
+    """Six clients, one a block, all of whom train in each of two rounds and then once more, to be
+    evaluated after fine-tuning."""
+    signs: list[Path] = []
+    monkeypatch.setattr(Cache, "show_life", lambda cache: signs.append(cache.alive))
+    execution = {"block": 1, "device": "cpu"}
+    plain = {**TINY, "rounds": 2, "participation": 1.0, "execution": execution}
+    plain["evaluate"] = {"fine_tune": {"epochs": 1}}
+    space = parse_space({"experiment": plain, "space": {"train.lr": [0.1]}})
+    (tmp_path / ROWS).mkdir()
+    context = TrialContext(tmp_path, Cache(tmp_path, "a", "b"), {}, False, frozenset())
+    (row,) = possible(space)
+    assert run_row(row, context).status == "done"
+    assert len(signs) >= 2 * (6 + 6)
+    assert set(signs) == {alive_file(tmp_path, row.number)}
 
 
 def trial_processes() -> list[int]:

@@ -41,9 +41,9 @@ def said(tmp_path, monkeypatch):
 
         def pretend(_space, folder, *rest) -> SweepResult:
             show = rest[-1].show
-            show(Progress(rows=3, running=2))
-            show(Progress(rows=3, running=1))
-            show(Progress(rows=3, done=2, running=1, shared=1, best=0.9))
+            show(Progress(rows=3, rounds=[0, 0]))
+            show(Progress(rows=3, rounds=[1]))
+            show(Progress(rows=3, done=2, rounds=[2], shared=1, best=0.9))
             return SweepResult(folder, report, table)
 
         monkeypatch.setattr(sweeping, "run_sweep", run or pretend)
@@ -60,11 +60,32 @@ def said(tmp_path, monkeypatch):
     return say
 
 
+def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
+    """A look every 200 s, in which no row ends: the third is a line again."""
+    clock = [0.0]
+    monkeypatch.setattr(sweeping, "perf_counter", lambda: clock[0])
+
+    def wait(_space, folder, *rest) -> SweepResult:
+        for t in range(4):
+            clock[0] = 200.0 * t
+            rest[-1].show(Progress(rows=3, rounds=[t, 2 * t]))
+        return SweepResult(
+            folder, REPORT, pd.DataFrame({"row": [0], "status": "done", "error": None})
+        )
+
+    lines = said(REPORT, wait).splitlines()
+    assert lines[1:3] == [
+        "0/3 rows done · 2 running",
+        "0/3 rows done · 2 running after 2 to 4 rounds",
+    ]
+
+
 def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
     lines = said(REPORT).splitlines()
     assert lines[1:3] == [
         "0/3 rows done · 2 running",
-        "2/3 rows done (1 shared) · 1 running · best validation_accuracy_mean 0.9000 · 0:00 left",
+        "2/3 rows done (1 shared) · 1 running after 2 rounds · "
+        "best validation_accuracy_mean 0.9000 · 0:00 left",
     ]
     assert lines[3:8] == [
         "3 rows: 1 done, 1 shared, 1 failed",
