@@ -13,7 +13,6 @@ its own loss and overwrites it by the mixture; FL-bench steps w twice along one 
 never learns.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,7 @@ from flray.algorithms.algorithm import Outcome
 from flray.algorithms.partly_shared import PartlyShared, PartlySharedState
 from flray.data.dataset import Ids
 from flray.engines.affine import stacked
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
@@ -71,12 +70,7 @@ class Apfl(PartlyShared):
 
     @stacked
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         names = [name.removeprefix("v/") for name in w if name.startswith("v/")]
         alpha = w["alpha"].clamp(0, 1)  # (1,), or (K, 1) of stacked clients

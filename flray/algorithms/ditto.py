@@ -4,13 +4,12 @@ Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Person
 ICML 2021, arXiv 2012.04221. Algorithm 1.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.affine import affine
-from flray.engines.training import LocalBatch, plain_gradient
+from flray.engines.training import LocalBatch, LossGradient, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.client_table import ClientTable
@@ -60,12 +59,7 @@ class Ditto:
 
     @affine
     def personal_gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         # l. 7: v_k <- v_k - η (grad F_k(v_k) + λ (v_k - w^t))

@@ -12,7 +12,6 @@ examples, 0 or n / drawn. In PFLlib p counts tensors and p = 0 means all of them
 clients of a worker share one set of weights.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.affine import stacked
-from flray.engines.training import LocalBatch, plain_gradient
+from flray.engines.training import LocalBatch, LossGradient, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers
 from flray.models.client_table import ClientTable
@@ -88,12 +87,7 @@ class FedAla:
 
     @stacked
     def weight_gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         """The direction of a step of size η_W to cut(W - η_W ∇ ⊙ (w - v))."""
         top = [name.removeprefix("W/") for name in w if name.startswith("W/")]

@@ -4,7 +4,6 @@ Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learn
 AAAI 2021, arXiv 2007.03797. Algorithm 1 with the attention A(x) = 1 - exp(-x / σ).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.affine import affine
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import SUMMED, ModelBank, Params, flat_rows, num_bytes
@@ -72,12 +71,7 @@ class FedAmp:
 
     @affine
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         # Gradient of F_k(w) + λ/(2α) ||w - u_k||²

@@ -4,12 +4,11 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogen
 MLSys 2020, arXiv 1812.06127. Algorithm 2, Eq. 2; local solver as in FedAvg.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from flray.algorithms.fedavg import FedAvg
 from flray.engines.affine import affine
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.models.bank import Params
 from flray.values import require_at_least
 
@@ -37,12 +36,7 @@ class FedProx(FedAvg):
 
     @affine
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         # Eq. 2: h_k(w; w^t) = F_k(w) + μ/2 ||w - w^t||²

@@ -12,7 +12,6 @@ with the largest importance. The released code does not run (a call passes an ar
 taken), and FedRC's copy of it takes the centre with the largest loss.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.affine import affine
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.client_table import ClientTable
@@ -105,12 +104,7 @@ class FedSoft:
 
     @affine
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         # Alg. 1: Σ_k u_ik (w - θ_k) = w - Σ_k u_ik θ_k, FedProx's term with that anchor

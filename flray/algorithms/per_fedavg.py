@@ -13,14 +13,13 @@ momentum; public code shares its buffer between inner and outer steps. Models ar
 the paper's unweighted mean is aggregate.weights: uniform.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
 from flray.engines.affine import stacked
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Relation
@@ -60,12 +59,7 @@ class PerFedAvg(FedAvg):
 
     @stacked
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         assert batch.second is not None  # training is paired
         # Alg. 1: w~ <- w - α grad f(w, D), then a step along (I - α H(w, D'')) grad f(w~, D')

@@ -4,7 +4,6 @@ Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurI
 2006.08848. Algorithm 1; beta is `aggregate.server_lr`, eta is `train.lr`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
 from flray.engines.affine import affine, stacked
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.client_table import ClientTable
@@ -59,9 +58,7 @@ class PFedMe:
     def cohort(self, state: PFedMeState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))
 
-    def way(
-        self, grad: Callable[[Params, LocalBatch], Params], w: Params, batch: LocalBatch
-    ) -> Params:
+    def way(self, grad: LossGradient, w: Params, batch: LocalBatch) -> Params:
         """(w - θ) / η_p after the inner steps, from θ = w; η_p is `inner_lr`."""
         d = grad(w, batch)
         kept = 1 - self.inner_lr * self.lam
@@ -73,12 +70,7 @@ class PFedMe:
 
     @stacked
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         d = self.way(grad, w, batch)
         # Alg. 1 l. 8: w <- w - η λ (w - θ)
@@ -86,12 +78,7 @@ class PFedMe:
 
     @affine
     def proximal_gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         return {name: g[name] + self.lam * (w[name] - w0[name]) for name in g}

@@ -7,7 +7,6 @@ Deviates: the appendix with model, sizes and settings was not available, see doc
 Statistics are standardised before k-means, and the proximal term acts after the clustering alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from flray.clustering.points import Points
 from flray.clustering.statistics import Statistics
 from flray.data.dataset import Ids
 from flray.engines.affine import affine
-from flray.engines.training import LocalBatch, plain_gradient
+from flray.engines.training import LocalBatch, LossGradient, plain_gradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
@@ -93,24 +92,14 @@ class Repa:
 
     @affine
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         # Eq. 8: l(θ_i) + μ/2 ||θ_i - θ||²
         return {name: g[name] + self.mu * (w[name] - w0[name]) for name in g}
 
     def classifier_gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         """Eq. 8 for a module with an embedder, which has done its work."""
         return self.gradient(grad, w, replace(batch, loss="classifier_losses"), w0, memo)

@@ -14,7 +14,6 @@ unweighted mean over clients. With momentum, K becomes the number of steps witho
 as far (`effective_steps`), or control variates would be too large by 1 / (1 - rho).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +23,7 @@ from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fednova import effective_steps, require_sgd
 from flray.data.dataset import Ids
 from flray.engines.affine import affine
-from flray.engines.training import LocalBatch
+from flray.engines.training import LocalBatch, LossGradient
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, Params, num_bytes
@@ -76,12 +75,7 @@ class Scaffold:
 
     @affine
     def gradient(
-        self,
-        grad: Callable[[Params, LocalBatch], Params],
-        w: Params,
-        batch: LocalBatch,
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params:
         g = grad(w, batch)
         # l. 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)

@@ -234,6 +234,28 @@ def _schedule(scheduler: Any) -> Schedule:  # Any: a scheduler, or a mapping wit
     return Schedule(scheduler, by_step, int(options.get("frequency", 1)))
 
 
+@dataclass(frozen=True)
+class LocalBatch:
+    """One batch of one client, as a gradient hook receives it and hands it to `grad`.
+
+    A marked hook receives that of stacked clients, with a leading axis.
+
+    A hook may ask for another loss of the module: `grad(w, replace(batch, loss="other_losses"))`.
+    """
+
+    x: Tensor  # (B, channels, height, width)
+    y: Tensor  # (B,) labels
+    mask: Tensor | None  # (B,) False where the batch was padded; None: it was not
+    keys: dict[str, Tensor]  # keys of the module's dropout layers, by buffer name
+    second: "LocalBatch | None" = None  # the second batch of a step that takes two
+    loss: str = "example_losses"  # the module's method to differentiate
+    weight: Tensor | None = None  # (B,) q of the loss Σ q ℓ / B; None: 1 for all
+
+
+# grad(w, batch): the gradient of a client's loss at w, leaf by leaf.
+LossGradient = Callable[[Params, LocalBatch], Params]
+
+
 class Gradient(Protocol):
     """The hook for local equations of a method: the direction that the optimiser steps along.
 
@@ -253,7 +275,7 @@ class Gradient(Protocol):
     {'w': tensor([2.])}
 
     Args:
-        grad: `grad(w, batch)` is the gradient of the client's loss at w, leaf by leaf.
+        grad: the gradient of the client's loss.
         w: the current params, leaves (...).
         batch: the batch of the step; with `PairedTraining`, its second batch is `batch.second`.
         w0: the params that the round started from.
@@ -261,39 +283,16 @@ class Gradient(Protocol):
     """
 
     def __call__(
-        self,
-        grad: Callable[[Params, "LocalBatch"], Params],
-        w: Params,
-        batch: "LocalBatch",
-        w0: Params,
-        memo: Params,
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
     ) -> Params: ...
 
 
 def plain_gradient(
-    grad: Callable[[Params, "LocalBatch"], Params],
+    grad: LossGradient,
     w: Params,
-    batch: "LocalBatch",
+    batch: LocalBatch,
     w0: Params,  # noqa: ARG001  # part of the hook
     memo: Params,  # noqa: ARG001
 ) -> Params:
     """The gradient of the client's loss and nothing else, as in FedAvg."""
     return grad(w, batch)
-
-
-@dataclass(frozen=True)
-class LocalBatch:
-    """One batch of one client, as a gradient hook receives it and hands it to `grad`.
-
-    A marked hook receives that of stacked clients, with a leading axis.
-
-    A hook may ask for another loss of the module: `grad(w, replace(batch, loss="other_losses"))`.
-    """
-
-    x: Tensor  # (B, channels, height, width)
-    y: Tensor  # (B,) labels
-    mask: Tensor | None  # (B,) False where the batch was padded; None: it was not
-    keys: dict[str, Tensor]  # keys of the module's dropout layers, by buffer name
-    second: "LocalBatch | None" = None  # the second batch of a step that takes two
-    loss: str = "example_losses"  # the module's method to differentiate
-    weight: Tensor | None = None  # (B,) q of the loss Σ q ℓ / B; None: 1 for all
