@@ -1,0 +1,77 @@
+"""The script that runs the sweeps behind the pages of results again."""
+
+import importlib.util
+import json
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from flray.reports.published import find_table
+from flray.sweeps.rows import possible
+from flray.sweeps.space import read_space
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+SWEEPS = yaml.safe_load((RESULTS / "sweeps.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def reproduce(monkeypatch) -> ModuleType:
+    """The script docs/results/reproduce.py."""
+    spec = importlib.util.spec_from_file_location("reproduce", RESULTS / "reproduce.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "reproduce", module)  # its dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_that_is_listed_can_begin(reproduce, name, tmp_path) -> None:
+    sweep = reproduce.sweeps_of([name], [0], tmp_path)[0]
+    assert possible(read_space(Path(sweep.space), sweep.typed))
+    if table := SWEEPS[name].get("table"):
+        assert find_table(table).rows
+
+
+def test_sweeps_are_resumed_packed_and_tabled(reproduce, tmp_path, monkeypatch) -> None:
+    """A pretended sweep needs two calls: the first one leaves a row."""
+    called: list[list[str]] = []
+
+    def pretend(arguments, output) -> None:
+        called.append(arguments)
+        if arguments[0] == "table":
+            output.write("the table")
+            return
+        folder = Path(arguments[arguments.index("--out") + 1])
+        for file in ("runs/0000/summary.json", "runs/0000/clients.parquet", "rows.parquet"):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text("{}")
+        (folder / "space.yaml").write_text("{}")
+        unfinished = int("--resume" not in arguments)
+        (folder / "sweep.json").write_text(json.dumps({"unfinished": unfinished}))
+
+    monkeypatch.setattr(reproduce, "flray", pretend)
+    typed = ["reproduce", "flis_table4", "--seeds", "1", "--minutes", "60", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", typed)
+    archive = tmp_path / "flis_table4" / "seed_1.tar.xz"
+    reproduce.main()
+    assert {"seed=1", "--max-minutes"} < set(called[0])
+    assert not archive.exists()
+    reproduce.main()
+    assert "--resume" in called[2]
+    with tarfile.open(archive) as packed:
+        assert "runs/0000/summary.json" in packed.getnames()
+        assert "runs/0000/clients.parquet" not in packed.getnames()
+    assert (tmp_path / "flis_table4" / "table.md").read_text() == "the table"
+    reproduce.main()
+    assert [arguments[0] for arguments in called] == ["sweep", "table", "sweep", "table", "table"]
+
+
+def test_a_sweep_that_is_not_listed_is_refused(reproduce, tmp_path) -> None:
+    with pytest.raises(SystemExit, match="unknown: flhc_table9; known: flhc_table1, flhc_table2"):
+        reproduce.sweeps_of(["flhc_table9"], [0], tmp_path)
