@@ -272,9 +272,15 @@ def merged(bank: ModelBank, labels: Ids, target: Ids, fed: Federation) -> ModelB
 
 
 def with_new_models(bank: ModelBank, number: int, fed: Federation) -> ModelBank:
-    """The bank with so many copies of the initial model as further rows."""
-    params = {
-        name: torch.cat([leaf, fed.initial[name].to(leaf).expand(number, *leaf.shape[1:])])
+    """The bank with so many copies of the initial model as further rows, with first moments."""
+    new = {
+        name: fed.initial[name].to(leaf).expand(number, *leaf.shape[1:])
         for name, leaf in bank.params.items()
     }
-    return replace(bank, params=params)
+    params = {name: torch.cat([leaf, new[name]]) for name, leaf in bank.params.items()}
+    moments = {}
+    for name, leaf in bank.moments.items():
+        letter, _, of_leaf = name.partition("/")
+        first = fed.aggregation.optimizer.start(new[of_leaf])[letter]
+        moments[name] = torch.cat([leaf, first])
+    return replace(bank, params=params, moments=moments)
