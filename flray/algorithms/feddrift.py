@@ -211,13 +211,19 @@ class FedDrift:
 def strengths(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
     """(U, M) how much each model hears each client, in units of its present number of examples.
 
-    Clients count by all examples that the model trains on; alike with `aggregate.weights: uniform`.
+    Clients count by all examples that the model trains on, each once; alike with
+    `aggregate.weights: uniform`.
     """
     rows, now = np.arange(state.bank.num_rows)[:, None], np.maximum(fed.weights(), 1)
+    is_uniform = fed.aggregation.weights == "uniform"
     hears: NDArray[np.float64] = (state.labels == rows).astype(np.float64)
-    for t, models in zip(state.rounds.tolist(), state.models, strict=True):
-        hears += (models == rows) * (fed.during(t).weights() / now)
-    return hears.clip(max=1.0) if fed.aggregation.weights == "uniform" else hears
+    former = np.unique(np.argwhere(state.models >= 0)[:, 1])  # clients with former data
+    for i in former.tolist():
+        for m in np.unique(state.models[state.models[:, i] >= 0, i]).tolist():
+            rounds = state.rounds[state.models[:, i] == m].tolist() + [fed.t] * int(hears[m, i])
+            num = 1 if is_uniform else len(fed.timeline.trained_on(i, rounds))
+            hears[m, i] = num / now[i]
+    return hears
 
 
 def model_distances(

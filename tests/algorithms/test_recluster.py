@@ -2,27 +2,38 @@
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.feddrift import merged, merges, model_distances
+from flray.algorithms.feddrift import (
+    FedDriftState,
+    merged,
+    merges,
+    model_distances,
+    strengths,
+)
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.recluster import Recluster, least_cosine
 from flray.algorithms.regrouping import Regrouping, matched, regrouped_bank
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.config.experiment import parse_experiment
+from flray.data.events import Event, make_timeline
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
+from flray.models.mixing import Aggregation
 from flray.randomness import generator
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
+from linear import linear_federation
 from scenarios import some_long
 
 DIGITS = [
@@ -388,6 +399,19 @@ class TestFedDrift:
         store = CheckpointStore(RunDirectory(fedavg.path).checkpoints)
         expected = store.load_latest().state.bank.params
         assert [torch.equal(expected[n][0], now[n][0]) for n in now] == [history] * len(first)
+
+    @pytest.mark.parametrize(("weights", "expected"), [("samples", 1.5), ("uniform", 1.0)])
+    def test_examples_that_stay_count_once(self, weights, expected) -> None:
+        """Two of four labels are swapped: the model trains on two old, two new and two examples
+        that stayed, 6 / 4 of what the client holds; client 1 has no former data."""
+        pairs = [[(0, 1), (1, 1), (2, 2), (3, 3)], [(1, 1)]]
+        fed = linear_federation(pairs, Training(), Aggregation(weights=weights))
+        swap = Event(round=2, kind="relabel", clients=(0,), labels=((2, 3),))
+        fed = replace(fed, timeline=make_timeline(fed.timeline.at(1), [swap])).during(2)
+        assert len(fed.timeline.trained_on(0, (2, 1))) == 6
+        bank, loss = fed.initial_bank(), np.zeros(2)
+        state = FedDriftState(bank, np.zeros(2, int), loss, np.array([1]), np.array([[0, -1]]))
+        assert strengths(state, fed).tolist() == [[expected, 1.0]]
 
     def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
         oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"
