@@ -138,7 +138,7 @@ class FedDrift:
     ) -> list[tuple[Ids, dict[int, tuple[int, ...]]]]:
         """Pairs of (M,) the model of each client, and the rounds whose data it trains it on.
 
-        One pair if nobody trains two models, otherwise one for each model.
+        One pair if no client, asked or not, has data of two models, otherwise one for each model.
         """
         present = np.maximum(state.labels, 0)
         data: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -148,7 +148,7 @@ class FedDrift:
                 if model >= 0:
                     rounds = data.setdefault(int(model), {})
                     rounds[i] = (*rounds.get(i, ()), round_)
-        if sum(map(len, data.values())) == len(clients):
+        if not ((state.models >= 0) & (state.models != present)).any():
             return [(present, dict(sorted((i, r) for m in data.values() for i, r in m.items())))]
         return [(np.full_like(present, m), rounds) for m, rounds in sorted(data.items())]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flray.algorithms.feddrift import (
+    FedDrift,
     FedDriftState,
     merged,
     merges,
@@ -25,6 +26,7 @@ from flray.config.experiment import parse_experiment
 from flray.data.events import Event, make_timeline
 from flray.engines.training import Training
 from flray.errors import ExperimentError
+from flray.execution.federation import Cohort
 from flray.models.bank import ModelBank
 from flray.models.mixing import Aggregation
 from flray.randomness import generator
@@ -33,7 +35,7 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
-from linear import linear_federation
+from linear import START, linear_federation, local_sgd, vector
 from scenarios import some_long
 
 DIGITS = [
@@ -412,6 +414,25 @@ class TestFedDrift:
         bank, loss = fed.initial_bank(), np.zeros(2)
         state = FedDriftState(bank, np.zeros(2, int), loss, np.array([1]), np.array([[0, -1]]))
         assert strengths(state, fed).tolist() == [[expected, 1.0]]
+
+    def test_former_data_of_a_client_not_heard_are_stale(self) -> None:
+        """Model 1 hears client 1, which trains it on (1, 3), and client 0, which has passed the one
+        example that model 1 trains on to client 2 and is not heard: both count alike."""
+        pairs, ours = [[(1, 2)], [(1, 3)], [(2, 1)]], Aggregation(unheard="stale")
+        fed = linear_federation(pairs, Training(lr=0.1), ours)
+        swap = Event(round=2, kind="exchange", clients=(0, 2))
+        fed = replace(fed, timeline=make_timeline(fed.timeline.at(1), [swap])).during(2)
+        start = {n: torch.cat([leaf, leaf + 1]) for n, leaf in fed.initial.items()}
+        labels, former = np.array([0, 1, 0]), np.array([[1, -1, -1]])
+        bank = replace(fed.initial_bank(), params=start, owner=labels)
+        state = FedDriftState(bank, labels, np.zeros(3), np.array([1]), former)
+        method = FedDrift(every=10)
+        state = method.round(state, Cohort(2, np.array([1])), fed).state
+        after = method.deploy(state, np.arange(3), fed)
+        theta = START + 1
+        expected = (theta + local_sgd(theta, pairs[1], 1, 0.1)) / 2
+        assert vector(after, client=1) == pytest.approx(expected)
+        assert vector(after, client=0) == pytest.approx(START)
 
     def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
         oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"
