@@ -12,6 +12,7 @@ from flray.algorithms.apfl import Apfl
 from flray.algorithms.fedala import FedAla
 from flray.algorithms.fedbn import FedBn
 from flray.algorithms.local import Local
+from flray.algorithms.pfedme import PFedMe
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.records.checkpoint import CheckpointStore
@@ -77,6 +78,18 @@ def test_pfedme_without_lambda_never_moves_the_global_model(tiny_run) -> None:
         for t in (1, 3)
     ]
     assert still[0] == pytest.approx(still[1], rel=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_personal_models_of_pfedme_are_plain_steps(optimizer) -> None:
+    """One client and one batch: θ = w - η_p grad f(w), whatever optimiser w has moved with."""
+    own = [(1, 2), (2, 5)]
+    fed = linear_federation([own], Training(optimizer=optimizer, lr=0.1))
+    state = run_rounds(PFedMe(inner_lr=0.02), fed, 1)[-1]
+    w = vector(state.bank)
+    assert np.abs(w - START).min() > 1e-3
+    theta = PFedMe().deploy(state, np.arange(1), fed)
+    np.testing.assert_allclose(vector(theta), w - 0.02 * gradient(w, own))
 
 
 def test_fedamp_without_pull_is_local(tiny_run) -> None:
