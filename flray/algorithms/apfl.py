@@ -42,7 +42,7 @@ class Apfl(PartlyShared):
 
     >>> w = {"w": torch.tensor([1.0]), "v/w": torch.tensor([3.0]), "alpha": torch.tensor([0.5])}
     >>> square = lambda at, batch: at  # gradient of |w|² / 2: at v̄ = 2 it is 2
-    >>> memo = {"lr": torch.tensor(0.1)}
+    >>> memo = {"lr": torch.tensor(0.1), "decay": torch.tensor(0.0)}
     >>> step = Apfl().gradient(square, w, None, w, memo)
     >>> step["w"], step["v/w"], step["alpha"]  # w, α v̄, and (v - w) v̄ = 4
     (tensor([1.]), tensor([1.]), tensor([4.]))
@@ -89,15 +89,17 @@ class Apfl(PartlyShared):
         of_v = {f"v/{name}": h[name].mul_(alpha_of[name]) for name in names}
         lr = memo["lr"][..., None]
         new_alpha = (alpha - lr * torch.stack(slopes, -1).sum(-1, keepdim=True)).clamp(0, 1)
-        # The direction whose step of size lr leads to the new α.
-        return g | of_v | {"alpha": (w["alpha"] - new_alpha) / lr}
+        # The direction whose step of size lr leads to the new α once weight decay is added.
+        to_new_alpha = (w["alpha"] - new_alpha) / lr - memo["decay"][..., None] * w["alpha"]
+        return g | of_v | {"alpha": to_new_alpha}
 
     def train(self, state: PartlySharedState, cohort: Cohort, fed: Federation) -> Trained:
         models = self.assembled(state, cohort.clients)
         trained = models.params.keys() - ({"alpha"} if not self.adaptive else set())
-        lr = state.private.default["alpha"].new_tensor(fed.training.lr)
+        number = state.private.default["alpha"].new_tensor
+        shared = {"lr": number(fed.training.lr), "decay": number(fed.training.weight_decay)}
         training = fed.training.only(trained)
-        return fed.train(models, cohort, self.gradient, shared={"lr": lr}, training=training)
+        return fed.train(models, cohort, self.gradient, shared=shared, training=training)
 
     def deploy(self, state: PartlySharedState, clients: Ids, fed: Federation) -> ModelBank:
         """v̄ = α v + (1 - α) w of each client."""

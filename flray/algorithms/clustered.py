@@ -77,8 +77,15 @@ def mix_clusters(
     common = replace(bank, params={n: leaf for n, leaf in bank.params.items() if n in shared})
     joint = fed.mix(Relation.joint(fed.num_clients), trained, common)
     _, user = np.unique(mixed.owner, return_index=True)  # (U,) a client of each row
-    rows = {n: rows_of(leaf, joint.owner[user]) for n, leaf in joint.params.items()}
-    return replace(mixed, params={n: (mixed.params | rows)[n] for n in bank.params})
+    params, moments = (
+        {n: rows_of(leaf, joint.owner[user]) for n, leaf in leaves.items()}
+        for leaves in (joint.params, joint.moments)
+    )
+    return replace(
+        mixed,
+        params={n: (mixed.params | params)[n] for n in bank.params},
+        moments=dict(sorted((mixed.moments | moments).items())),
+    )
 
 
 def labels_of(clustering: Clustering, num_clients: int) -> Ids:

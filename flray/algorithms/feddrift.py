@@ -138,7 +138,7 @@ class FedDrift:
     ) -> list[tuple[Ids, dict[int, tuple[int, ...]]]]:
         """Pairs of (M,) the model of each client, and the rounds whose data it trains it on.
 
-        One pair if nobody trains two models, otherwise one for each model.
+        One pair if no client, asked or not, has data of two models, otherwise one for each model.
         """
         present = np.maximum(state.labels, 0)
         data: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -148,7 +148,7 @@ class FedDrift:
                 if model >= 0:
                     rounds = data.setdefault(int(model), {})
                     rounds[i] = (*rounds.get(i, ()), round_)
-        if sum(map(len, data.values())) == len(clients):
+        if not ((state.models >= 0) & (state.models != present)).any():
             return [(present, dict(sorted((i, r) for m in data.values() for i, r in m.items())))]
         return [(np.full_like(present, m), rounds) for m, rounds in sorted(data.items())]
 
@@ -211,13 +211,19 @@ class FedDrift:
 def strengths(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
     """(U, M) how much each model hears each client, in units of its present number of examples.
 
-    Clients count by all examples that the model trains on; alike with `aggregate.weights: uniform`.
+    Clients count by all examples that the model trains on, each once; alike with
+    `aggregate.weights: uniform`.
     """
     rows, now = np.arange(state.bank.num_rows)[:, None], np.maximum(fed.weights(), 1)
+    is_uniform = fed.aggregation.weights == "uniform"
     hears: NDArray[np.float64] = (state.labels == rows).astype(np.float64)
-    for t, models in zip(state.rounds.tolist(), state.models, strict=True):
-        hears += (models == rows) * (fed.during(t).weights() / now)
-    return hears.clip(max=1.0) if fed.aggregation.weights == "uniform" else hears
+    former = np.unique(np.argwhere(state.models >= 0)[:, 1])  # clients with former data
+    for i in former.tolist():
+        for m in np.unique(state.models[state.models[:, i] >= 0, i]).tolist():
+            rounds = state.rounds[state.models[:, i] == m].tolist() + [fed.t] * int(hears[m, i])
+            num = 1 if is_uniform else len(fed.timeline.trained_on(i, rounds))
+            hears[m, i] = num / now[i]
+    return hears
 
 
 def model_distances(
@@ -272,9 +278,15 @@ def merged(bank: ModelBank, labels: Ids, target: Ids, fed: Federation) -> ModelB
 
 
 def with_new_models(bank: ModelBank, number: int, fed: Federation) -> ModelBank:
-    """The bank with so many copies of the initial model as further rows."""
-    params = {
-        name: torch.cat([leaf, fed.initial[name].to(leaf).expand(number, *leaf.shape[1:])])
+    """The bank with so many copies of the initial model as further rows, with first moments."""
+    new = {
+        name: fed.initial[name].to(leaf).expand(number, *leaf.shape[1:])
         for name, leaf in bank.params.items()
     }
-    return replace(bank, params=params)
+    params = {name: torch.cat([leaf, new[name]]) for name, leaf in bank.params.items()}
+    moments = {}
+    for name, leaf in bank.moments.items():
+        letter, _, of_leaf = name.partition("/")
+        first = fed.aggregation.optimizer.start(new[of_leaf])[letter]
+        moments[name] = torch.cat([leaf, first])
+    return replace(bank, params=params, moments=moments)

@@ -24,7 +24,7 @@ from flray.columns import TRAIN_LOSS
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import MixtureBank, ModelBank
+from flray.models.bank import MixtureBank, ModelBank, Params
 from flray.models.mixing import Relation
 from flray.values import require_at_least
 
@@ -91,19 +91,17 @@ class FedEm:
         }
         rows, losses = [], []
         for k in range(self.number):
-            model = ModelBank(
-                {n: leaf[k : k + 1] for n, leaf in state.bank.params.items()}, state.bank.owner
-            )
+            of_k = replace(state.bank, owner=np.full_like(state.bank.owner, k))
+            model = of_k.of_some(np.arange(fed.num_clients))  # θ_k alone
             # Alg. 1, M step: θ_ik <- argmin Σ_j q_ijk l(x_j; θ), by local SGD on Σ_j q_ijk l_j / B
             weights = [q_i[:, k] for q_i in q.values()]
             trained = fed.train(model, asked, self.gradient, weights=weights)
             fed.count_models(model, cohort, trained)
             # Alg. 1: θ_k <- Σ_i n_i / n θ_ik
-            rows.append(fed.mix(Relation.joint(fed.num_clients), trained, model).params)
+            rows.append(fed.mix(Relation.joint(fed.num_clients), trained, model))
             losses.append(trained.metrics())
-        bank = replace(
-            state.bank, params={n: torch.cat([row[n] for row in rows]) for n in state.bank.params}
-        )
+        params, moments = _joined([row.params for row in rows]), _joined([r.moments for r in rows])
+        bank = replace(state.bank, params=params, moments=moments)
         metrics = {TRAIN_LOSS: sum(m[TRAIN_LOSS] for m in losses)} if all(losses) else {}
         return Outcome(replace(self.heard(state, q, answers, fed), bank=bank), metrics)
 
@@ -134,6 +132,11 @@ class FedEm:
 
     def partition(self, state: FedEmState) -> Ids:
         return np.where(state.shares.any(1), state.shares.argmax(1), -1)
+
+
+def _joined(models: list[Params]) -> Params:
+    """Leaves (K, ...) of K models with leaves (1, ...)."""
+    return {name: torch.cat([model[name] for model in models]) for name in models[0]}
 
 
 def _prior(state: FedEmState) -> Shares:

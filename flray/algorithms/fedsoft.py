@@ -112,7 +112,8 @@ class FedSoft:
 
     def round(self, state: FedSoftState, cohort: Cohort, fed: Federation) -> Outcome[FedSoftState]:
         drawn = self._drawn(state, cohort.t, fed)
-        sums = state.bank.combined(state.shares[cohort.clients], cohort.clients)  # Σ_k u_ik θ_k
+        centres = replace(state.bank, moments={})
+        sums = centres.combined(state.shares[cohort.clients], cohort.clients)  # Σ_k u_ik θ_k
         anchors = {f"anchor/{n}": leaf for n, leaf in sums.params.items()}
         trained = fed.train(state.models.bank(cohort.clients), cohort, self.gradient, anchors)
         models = state.models.updated(trained.clients, trained.params)

@@ -116,4 +116,5 @@ class FlexCfl(Flhc):
         shares = np.eye(bank.num_rows)
         shares[np.ix_(groups, groups)] += self.eta_g * (1 - np.eye(len(groups))) / norm[groups]
         shares /= shares.sum(1, keepdims=True)
-        return replace(state, bank=bank.combined(shares, bank.owner))
+        near = bank.combined(shares, bank.owner)
+        return replace(state, bank=replace(near, moments=bank.moments))

@@ -166,7 +166,7 @@ class Ifca:
         """HypCluster: the model of a client, then of the one whose best loss so far is worst."""
         size = min(self.start_clients, len(fed.clients))
         drawn = fed.generator("start clients").choice(fed.clients, size, replace=False)
-        trained = probe(fed, joint, Cohort(fed.t, np.sort(drawn)))
+        trained = probe(fed, joint, Cohort(fed.t, np.sort(drawn))).with_steps()
         if len(trained.clients) < self.number:
             raise ExperimentError(
                 f"start: clients needs the models of {self.number} clients, and "
@@ -177,7 +177,9 @@ class Ifca:
         fed.meter.count_transfer(
             "signature", down=len(trained.clients) * candidates.num_rows * joint.bytes_per_model
         )
-        rows = farthest(np.nan_to_num(judgement.loss, nan=np.inf), self.number)
+        losses = np.full((candidates.num_rows,) * 2, np.nan)
+        losses[np.isin(trained.clients, judgement.clients)] = judgement.loss
+        rows = farthest(losses, self.number)
         params = {n: rows_of(leaf, rows) for n, leaf in candidates.params.items()}
         return IfcaState(replace(joint, params=params), np.full(fed.num_clients, -1))
 
@@ -214,7 +216,7 @@ class Ifca:
 def farthest(losses: NDArray[np.float64], number: int) -> Ids:
     """The models of so many clients: the first, then those of clients that models so far fit worst.
 
-    Unlike in public code no client is taken twice.
+    Unlike in public code no client is taken twice. Clients whose losses are NaN come last.
 
     >>> farthest(np.array([[0.1, 3.0, 2.0], [3.0, 0.1, 2.0], [1.0, 2.0, 0.1]]), 2)
     array([0, 1])
@@ -224,7 +226,7 @@ def farthest(losses: NDArray[np.float64], number: int) -> Ids:
     """
     rows = [0]
     while len(rows) < number:
-        best = losses[:, rows].min(1)
+        best = np.nan_to_num(losses[:, rows].min(1), nan=np.finfo(np.float64).min, posinf=np.inf)
         best[rows] = -np.inf
         rows.append(int(best.argmax()))
     return np.array(rows)

@@ -96,7 +96,7 @@ class PFedMe:
         self, table: ClientTable, clients: Ids, w_k: Params, cohort: Cohort, fed: Federation
     ) -> ClientTable:
         """θ_k: one pass of proximal steps over the client's data, from w_k."""
-        training = replace(fed.training, lr=self.inner_lr, epochs=1, momentum=0.0)
+        training = replace(fed.training, optimizer="sgd", lr=self.inner_lr, momentum=0.0, epochs=1)
         models = table.updated(clients, w_k).bank(clients)
         asked = replace(cohort, clients=clients)
         theta = fed.train(models, asked, self.proximal_gradient, training=training)

@@ -240,7 +240,8 @@ def _mixed_output(
     for row in rows:
         load_params(module, {name: leaf[row] for name, leaf in bank.items()})
         outputs.append(module(x))
-    return _mixture(torch.stack(outputs), torch.tensor(shares)[rows], y)
+    joined = torch.stack(outputs)
+    return _mixture(joined, joined.new_tensor(shares)[rows], y)
 
 
 def _mixture(outputs: Tensor, shares: Tensor, y: Tensor) -> Tensor:
@@ -291,7 +292,8 @@ def _score_mixtures(
     """Scores of mixtures of all models of the bank, by passes over the examples of all jobs."""
     w = {name: leaf.to(host.examples.device) for name, leaf in bank.items()}
     ids = np.concatenate([job.examples for job in jobs])
-    shares = torch.tensor([job.shares for job in jobs])
+    precision = next(iter(w.values())).dtype
+    shares = torch.tensor([job.shares for job in jobs], dtype=precision)
     of_examples = shares.repeat_interleave(torch.tensor([len(job.examples) for job in jobs]), 0)
     return tuple(values[0] for values in _score_joined(host, w, outputs, ids, of_examples.T))
 

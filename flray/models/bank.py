@@ -262,7 +262,7 @@ class ModelBank:
         return self._with_rows(used, owner)
 
     def combined(self, shares: NDArray[np.float64], owner: Ids) -> "ModelBank":
-        """The bank whose row v is the sum of all rows u times shares[v, u].
+        """The bank whose row v is the sum of all rows u times shares[v, u], moments too.
 
         A row that has the share 1 of one row has its bits.
 
@@ -274,14 +274,11 @@ class ModelBank:
             shares: (V, U), of which each row sums to 1.
             owner: (M,) the new row of each client.
         """
-        params = {}
-        for name, leaf in self.params.items():
-            weights = torch.from_numpy(shares).to(leaf.device)
-            params[name] = leaf.new_empty(len(shares), *leaf.shape[1:])
-            columns = (torch.split(flat_rows(rows), SUMMED, 1) for rows in (params[name], leaf))
-            for sums, part in zip(*columns, strict=True):
-                sums.copy_(weights @ part.double())
-        return ModelBank(params, owner)
+        params, moments = (
+            {name: _combined(leaf, shares) for name, leaf in leaves.items()}
+            for leaves in (self.params, self.moments)
+        )
+        return ModelBank(params, owner, moments)
 
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""
@@ -291,6 +288,16 @@ class ModelBank:
     def sha256(self) -> str:
         """One hash of all clients' models in id order, however they are stacked."""
         return sha256_of(self.digests(np.arange(len(self.owner))))
+
+
+def _combined(leaf: Tensor, shares: NDArray[np.float64]) -> Tensor:
+    """(V, ...) sums of the rows of a leaf (U, ...) times shares (V, U), some columns at a time."""
+    weights = torch.from_numpy(shares).to(leaf.device)
+    combined = leaf.new_empty(len(shares), *leaf.shape[1:])
+    columns = (torch.split(flat_rows(rows), SUMMED, 1) for rows in (combined, leaf))
+    for sums, part in zip(*columns, strict=True):
+        sums.copy_(weights @ part.double())
+    return combined
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Fed
 Classification. 2019, arXiv 1909.06335. FedAvgM.
 
 Δ is the mean minus the model before, η is `aggregate.server_lr`. Every model of a bank has moments
-of its own, which follow its row: a row that a clustering makes starts with a copy of them, and a
-row that hears nobody keeps them.
+of its own, which follow its row: a row that a clustering makes starts with a copy of them, merged
+rows with their mean, and a row that hears nobody keeps them.
 
 Deviates: Δ is weighted by n_k as every mean (`aggregate.weights: uniform` is the paper's), and
 statistics of BatchNorm become their means.

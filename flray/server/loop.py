@@ -22,6 +22,7 @@ from flray.measures.measure import ClusteringContext, Measurement
 from flray.measures.settings import Evaluation
 from flray.measures.stopping import Stop
 from flray.models.bank import ModelBank
+from flray.models.client_table import ClientTable
 from flray.records.checkpoint import Checkpoint, CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter, Write
@@ -37,6 +38,18 @@ def ignore(row: RoundRow) -> None:
 def never() -> bool:
     """Never stop a run early; the default of `should_stop` everywhere."""
     return False
+
+
+@dataclass
+class LastTrained:
+    """The model that each client trained last in a round; some methods train several."""
+
+    models: ClientTable  # whole models, of the clients that have trained in the round
+
+    def add(self, trained: Trained) -> None:
+        """Take these models in the place of those that the clients trained before."""
+        leaves = trained.leaves(list(self.models.default))
+        self.models = self.models.updated(trained.clients, leaves)
 
 
 class Callbacks:
@@ -185,10 +198,13 @@ class Server:
         fed = self.fed.during(t)
         writes: list[Write] = []
         of_all: ModelBank | None = None
+        last = LastTrained(ClientTable.empty(fed.initial, fed.num_clients))
         if self.evaluation.last_trained:
-            fed = replace(fed, on_trained=lambda trained: writes.append(self._trained(t, trained)))
+            fed = replace(fed, on_trained=last.add)
         cohort = self.algorithm.cohort(before, t, fed)
         outcome = self.algorithm.round(before, cohort, fed)
+        if len(clients := last.models.clients):
+            writes.append(self._score_trained(t, last.models.bank(clients), clients))
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome)
         if self.evaluation.is_due(t, self.num_rounds, self.directory.has_clustering):
@@ -232,13 +248,8 @@ class Server:
         context = ClusteringContext(clustering, split, fed, self.algorithm, outcome.state)
         return clustering_row(context, self.measurements)
 
-    def _trained(self, t: int, trained: Trained) -> Write:
-        """Score the models that clients have just trained; the write of these scores."""
-        owner = np.zeros(self.fed.num_clients, np.int64)
-        owner[trained.clients] = np.arange(len(trained.clients))
-        return self._score_trained(t, ModelBank(trained.params, owner), trained.clients)
-
     def _score_trained(self, t: int, bank: ModelBank, clients: Ids) -> Write:
+        """Score the models that clients have just trained; the write of these scores."""
         split, fed = self._during(t)
         with self.fed.meter.phase("evaluate"):
             scores = score_clients(fed, bank, clients, split.test, self.evaluation.computed)

@@ -8,15 +8,17 @@ from scipy.linalg import subspace_angles
 from flray.algorithms.clove import best_number
 from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import FlhcState
-from flray.algorithms.ifca import Ifca
+from flray.algorithms.ifca import Ifca, farthest
 from flray.client.subspace import singular_vectors
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
+from linear import linear_federation
 from scenarios import line_federation
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
@@ -248,6 +250,19 @@ class TestHypCluster:
         state = Ifca(number=2, start="clients", start_clients=3).init(fed).state
         assert state.bank.params["w"][:, 0].tolist() == [0, 5]
         assert Ifca(number=2).init(fed).state.bank.params["w"][1].tolist() == [9, 9]
+
+    def test_a_client_whose_loss_is_not_known_is_not_the_farthest(self) -> None:
+        """Clients 0 and 2 are far from each other; client 1 is taken if no other is left."""
+        losses = np.array([[0.1, 9.0, 3.0], [np.nan] * 3, [3.0, 9.0, 0.1]])
+        assert farthest(losses, 2).tolist() == [0, 2]
+        assert farthest(losses, 3).tolist() == [0, 2, 1]
+
+    def test_a_client_without_examples_has_no_model(self) -> None:
+        """A step of 0.1 from (0.5, -0.25) on (x, y): + 0.1 (y - 0.5 x + 0.25) (x, 1)."""
+        fed = linear_federation([[], [(1, 2)], [], [(1, 5)]], Training(lr=0.1))
+        state = Ifca(number=2, start="clients", start_clients=4).init(fed).state
+        slopes = state.bank.params["slope.weight"].flatten().tolist()
+        assert slopes == pytest.approx([0.5 + 0.175, 0.5 + 0.475])
 
     def test_of_one_model_is_fedavg(self, tiny_run, known_run) -> None:
         assert sha(tiny_run(self.START, "algorithm.number=1")) == sha(known_run())

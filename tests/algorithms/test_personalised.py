@@ -12,6 +12,7 @@ from flray.algorithms.apfl import Apfl
 from flray.algorithms.fedala import FedAla
 from flray.algorithms.fedbn import FedBn
 from flray.algorithms.local import Local
+from flray.algorithms.pfedme import PFedMe
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.records.checkpoint import CheckpointStore
@@ -77,6 +78,18 @@ def test_pfedme_without_lambda_never_moves_the_global_model(tiny_run) -> None:
         for t in (1, 3)
     ]
     assert still[0] == pytest.approx(still[1], rel=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_personal_models_of_pfedme_are_plain_steps(optimizer) -> None:
+    """One client and one batch: θ = w - η_p grad f(w), whatever optimiser w has moved with."""
+    own = [(1, 2), (2, 5)]
+    fed = linear_federation([own], Training(optimizer=optimizer, lr=0.1))
+    state = run_rounds(PFedMe(inner_lr=0.02), fed, 1)[-1]
+    w = vector(state.bank)
+    assert np.abs(w - START).min() > 1e-3
+    theta = PFedMe().deploy(state, np.arange(1), fed)
+    np.testing.assert_allclose(vector(theta), w - 0.02 * gradient(w, own))
 
 
 def test_fedamp_without_pull_is_local(tiny_run) -> None:
@@ -158,9 +171,14 @@ def test_apfls_global_model_is_fedavgs(tiny_run, known_run) -> None:
 PAIRS = [[(0, 1), (1, 3), (2, 5)], [(1, 9), (3, 2)]]
 
 
-def test_apfl_on_a_quadratic_by_hand() -> None:
-    """Steps on all examples at once; a large step size drives α of a client to its bound."""
-    fed = linear_federation(PAIRS, Training(lr=0.1, epochs=3, batch_size=5))
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_apfl_on_a_quadratic_by_hand(decay) -> None:
+    """Steps on all examples at once; a large step size drives α of a client to its bound.
+
+    Weight decay pulls both models to 0, and not the weight between them.
+    """
+    training = Training(lr=0.1, epochs=3, batch_size=5, weight_decay=decay)
+    fed = linear_federation(PAIRS, training)
     first, second = run_rounds(Apfl(alpha=0.5), fed, 2)[1:]
     weights = np.array([3, 2]) / 5
     w_global, v, alpha = START, [START, START], [0.5, 0.5]
@@ -172,7 +190,8 @@ def test_apfl_on_a_quadratic_by_hand() -> None:
                 mixed = alpha[i] * v[i] + (1 - alpha[i]) * w
                 g, h = gradient(w, own), gradient(mixed, own)
                 slope = (v[i] - w) @ h
-                w, v[i] = w - 0.1 * g, v[i] - 0.1 * alpha[i] * h
+                g, h = g + decay * w, alpha[i] * h + decay * v[i]
+                w, v[i] = w - 0.1 * g, v[i] - 0.1 * h
                 alpha[i] = float(np.clip(alpha[i] - 0.1 * slope, 0, 1))
             w_k.append(w)
         w_global = weights @ np.stack(w_k)

@@ -2,27 +2,40 @@
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.feddrift import merged, merges, model_distances
+from flray.algorithms.feddrift import (
+    FedDrift,
+    FedDriftState,
+    merged,
+    merges,
+    model_distances,
+    strengths,
+)
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.recluster import Recluster, least_cosine
 from flray.algorithms.regrouping import Regrouping, matched, regrouped_bank
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
 from flray.config.experiment import parse_experiment
+from flray.data.events import Event, make_timeline
+from flray.engines.training import Training
 from flray.errors import ExperimentError
+from flray.execution.federation import Cohort
 from flray.models.bank import ModelBank
+from flray.models.mixing import Aggregation
 from flray.randomness import generator
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
+from linear import START, linear_federation, local_sgd, vector
 from scenarios import some_long
 
 DIGITS = [
@@ -388,6 +401,38 @@ class TestFedDrift:
         store = CheckpointStore(RunDirectory(fedavg.path).checkpoints)
         expected = store.load_latest().state.bank.params
         assert [torch.equal(expected[n][0], now[n][0]) for n in now] == [history] * len(first)
+
+    @pytest.mark.parametrize(("weights", "expected"), [("samples", 1.5), ("uniform", 1.0)])
+    def test_examples_that_stay_count_once(self, weights, expected) -> None:
+        """Two of four labels are swapped: the model trains on two old, two new and two examples
+        that stayed, 6 / 4 of what the client holds; client 1 has no former data."""
+        pairs = [[(0, 1), (1, 1), (2, 2), (3, 3)], [(1, 1)]]
+        fed = linear_federation(pairs, Training(), Aggregation(weights=weights))
+        swap = Event(round=2, kind="relabel", clients=(0,), labels=((2, 3),))
+        fed = replace(fed, timeline=make_timeline(fed.timeline.at(1), [swap])).during(2)
+        assert len(fed.timeline.trained_on(0, (2, 1))) == 6
+        bank, loss = fed.initial_bank(), np.zeros(2)
+        state = FedDriftState(bank, np.zeros(2, int), loss, np.array([1]), np.array([[0, -1]]))
+        assert strengths(state, fed).tolist() == [[expected, 1.0]]
+
+    def test_former_data_of_a_client_not_heard_are_stale(self) -> None:
+        """Model 1 hears client 1, which trains it on (1, 3), and client 0, which has passed the one
+        example that model 1 trains on to client 2 and is not heard: both count alike."""
+        pairs, ours = [[(1, 2)], [(1, 3)], [(2, 1)]], Aggregation(unheard="stale")
+        fed = linear_federation(pairs, Training(lr=0.1), ours)
+        swap = Event(round=2, kind="exchange", clients=(0, 2))
+        fed = replace(fed, timeline=make_timeline(fed.timeline.at(1), [swap])).during(2)
+        start = {n: torch.cat([leaf, leaf + 1]) for n, leaf in fed.initial.items()}
+        labels, former = np.array([0, 1, 0]), np.array([[1, -1, -1]])
+        bank = replace(fed.initial_bank(), params=start, owner=labels)
+        state = FedDriftState(bank, labels, np.zeros(3), np.array([1]), former)
+        method = FedDrift(every=10)
+        state = method.round(state, Cohort(2, np.array([1])), fed).state
+        after = method.deploy(state, np.arange(3), fed)
+        theta = START + 1
+        expected = (theta + local_sgd(theta, pairs[1], 1, 0.1)) / 2
+        assert vector(after, client=1) == pytest.approx(expected)
+        assert vector(after, client=0) == pytest.approx(START)
 
     def test_with_an_infinite_threshold_is_fedavg(self, tiny_run, known_run) -> None:
         oblivious = "algorithm={name: feddrift, every: 1, delta: .inf}"

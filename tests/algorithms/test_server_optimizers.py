@@ -7,6 +7,12 @@ import pytest
 import torch
 
 from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.feddrift import FedDrift, with_new_models
+from flray.algorithms.fedem import FedEm
+from flray.algorithms.flexcfl import FlexCfl
+from flray.algorithms.flhc import Flhc, FlhcState, UpdateClustering
+from flray.algorithms.recluster import Recluster
+from flray.clustering.hierarchical import Hierarchical
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.engines.training import Training
@@ -84,6 +90,68 @@ def test_a_new_cluster_starts_with_the_moments_of_its_model() -> None:
     assert split.joined(np.array([1]), np.zeros(3, np.int64), np.array([0])).moments[
         "v/w"
     ].tolist() == [[7.0]]
+
+
+ONE_CLUSTER = UpdateClustering(partition=Hierarchical(threshold=np.inf))
+TWO_CLUSTERS = UpdateClustering(partition=Hierarchical(number=2))
+AGAIN = Recluster(when="every", every=1)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedEm(number=1),
+        FedDrift(delta=np.inf, every=1),
+        Flhc(rounds_before=1, clustering=ONE_CLUSTER, recluster=AGAIN),
+        Flhc(rounds_before=1, clustering=ONE_CLUSTER, recluster=replace(AGAIN, then="merge")),
+        Flhc(rounds_before=1, clustering=TWO_CLUSTERS, shared_layers=1),
+        Flhc(rounds_before=1, clustering=TWO_CLUSTERS, shared_layers=2),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_moments_last_where_one_model_is_everybodys(method) -> None:
+    """Each is FedAvg, whose path is that of Hsu 2019, in the layers that are shared."""
+    aggregation = Aggregation(server_lr=0.7, optimizer=FedAvgM(0.8))
+    fed = linear_federation(CLIENTS, Training(lr=0.1, batch_size=2), aggregation)
+    state = method.init(fed).state
+    for t in range(1, 5):
+        now = fed.during(t)
+        state = method.round(state, method.cohort(state, t, now), now).state
+        if getattr(method, "shared_layers", 2) == 2 or t == 1:
+            assert vector(state.bank) == pytest.approx(trajectory(aggregation, t)[-1], rel=1e-10)
+    assert set(state.bank.moments) == {"v/slope.weight", "v/offset.weight"}
+    if getattr(method, "shared_layers", 0) == 1:
+        assert len(state.bank.moments["v/slope.weight"].unique()) == 1
+        assert len(state.bank.moments["v/offset.weight"].unique()) == 2
+
+
+def test_a_merged_model_has_the_mean_of_moments() -> None:
+    bank = ModelBank({"w": torch.tensor([[1.0], [5.0]])}, np.array([0, 1]))
+    bank = replace(bank, moments={"v/w": torch.tensor([[2.0], [4.0]])})
+    one = bank.combined(np.array([[0.25, 0.75]]), np.zeros(2, np.int64))
+    assert one.params["w"].tolist() == [[4.0]]
+    assert one.moments["v/w"].tolist() == [[3.5]]
+
+
+def test_a_model_that_is_born_has_the_first_moments() -> None:
+    """FedAdam starts from m = 0 and v = tau², whatever the moments of the other models are."""
+    fed = linear_federation(CLIENTS, Training(), Aggregation(optimizer=FedAdam(tau=0.5)))
+    moments = {
+        f"{letter}/{n}": 7 * torch.ones_like(w) for n, w in fed.initial.items() for letter in "mv"
+    }
+    bank = with_new_models(replace(fed.initial_bank(), moments=moments), 2, fed)
+    assert bank.params["slope.weight"].flatten().tolist() == [START[0]] * 3
+    assert bank.moments["m/slope.weight"].flatten().tolist() == [7.0, 0.0, 0.0]
+    assert bank.moments["v/slope.weight"].flatten().tolist() == [7.0, 0.25, 0.25]
+
+
+def test_groups_that_attract_each_other_keep_their_moments() -> None:
+    bank = ModelBank({"w": torch.tensor([[3.0], [4.0]])}, np.array([0, 1]))
+    bank = replace(bank, moments={"v/w": torch.tensor([[2.0], [4.0]])})
+    near = FlexCfl(eta_g=1.0)._attracted(FlhcState(bank, np.array([0, 1])))
+    # (3 + 4/4) / (1 + 1/4), (4 + 3/3) / (1 + 1/3)
+    assert near.bank.params["w"].flatten().tolist() == pytest.approx([3.2, 3.75])
+    assert near.bank.moments["v/w"].flatten().tolist() == [2.0, 4.0]
 
 
 def test_statistics_of_batch_norm_become_their_means() -> None:

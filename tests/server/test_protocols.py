@@ -369,6 +369,14 @@ class TestLastTrained:
         assert reached >= 1
         assert result.summary["last_trained_rounds_to_target"] == reached
 
+    @pytest.mark.parametrize("name", ["ditto", "pfedme"])
+    def test_of_two_trainings_in_a_round_the_last_counts(self, tiny_run, name) -> None:
+        """Both train a global model, and then the personal one that clients use."""
+        result = tiny_run(f"algorithm={name}", *self.ON, "participation=1")
+        course = last_trained_score(result.clients, "accuracy")[1:]
+        np.testing.assert_allclose(course, result.rounds["accuracy_mean"], rtol=1e-12)
+        assert course.nunique() > 2
+
     def test_it_changes_nothing_else(self, tiny_run) -> None:
         on, off = tiny_run("algorithm=fedavg", *self.ON), tiny_run("algorithm=fedavg", *self.ON[1:])
         for key in ("params_sha256", "accuracy_mean", "bytes_up", "client_steps"):
