@@ -198,12 +198,13 @@ class Server:
         fed = self.fed.during(t)
         writes: list[Write] = []
         of_all: ModelBank | None = None
-        last = LastTrained(ClientTable.empty(fed.initial, fed.num_clients))
+        last: LastTrained | None = None
         if self.evaluation.last_trained:
+            last = LastTrained(ClientTable.empty(fed.initial, fed.num_clients))
             fed = replace(fed, on_trained=last.add)
         cohort = self.algorithm.cohort(before, t, fed)
         outcome = self.algorithm.round(before, cohort, fed)
-        if len(clients := last.models.clients):
+        if last is not None and len(clients := last.models.clients):
             writes.append(self._score_trained(t, last.models.bank(clients), clients))
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
         row |= self._record_clusterings(t, outcome)
