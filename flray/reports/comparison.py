@@ -116,8 +116,8 @@ def sample_notes(experiments: Experiments) -> list[str]:
     notes = []
     for name, runs in experiments.items():
         sampled = runs[0].value("evaluate.clients")
-        if sampled is None:
-            continue
+        if sampled is None or sampled > runs[0].rounds[recorded.CLIENTS_EVALUATED].max():
+            continue  # more than there are: all were evaluated
         numbers, score = runs[0].numbers, runs[0].score
         at_end = finite(numbers.get(recorded.CLIENTS_EVALUATED))
         error = finite(numbers.get(score.column(recorded.SE_SAMPLE)))
@@ -177,17 +177,18 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
 
     Columns are the mean test accuracy and the share of clients that reach `evaluate.target`, each
     after the clustering and at the end, and the ARI of the clusters. Ratios are taken at the same
-    seed and round. None if no experiment but the reference clustered.
+    seed and round. Experiments with another score than the first one are left out, since their
+    target is another one too. None if no experiment but the reference clustered.
     """
-    references = references_of(experiments)
+    references, score = references_of(experiments), score_of(experiments)
     bases = dict.fromkeys(references.values())
     after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
         name: with_round
         for name, runs in experiments.items()
-        if name not in bases and (with_round := [run for run in runs if after in run.numbers])
+        if name not in bases and runs[0].score == score
+        if (with_round := [run for run in runs if after in run.numbers])
     }
-    score = score_of(experiments)
     shares = {
         score.mean: column_of(score.mean).short,
         recorded.CLIENTS_REACHING_TARGET: "at target %",

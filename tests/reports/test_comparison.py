@@ -10,6 +10,7 @@ import pytest
 from recorded import write_run
 from rich.console import Console
 
+from flray.columns import ScoreColumns
 from flray.reports.comparison import clustering_sheet, comparison_sheet, pairs_text
 from flray.reports.lines import round_line
 from flray.reports.ratios import Measured, mean_ratio
@@ -181,6 +182,15 @@ def test_ratios_are_to_fedavg_wherever_it_stands() -> None:
 def test_without_a_clustering_there_is_no_table() -> None:
     assert clustering_sheet({"a": [run(0, [0.5])], "b": [run(0, [0.5])]}) is None
     assert clustering_sheet({"a": [run(0, [0.5], after=1)]}) is None
+
+
+def test_experiments_with_another_score_have_another_target() -> None:
+    """Half of the clients reach a macro F1; how many reach the accuracy is not known."""
+    base, mine, other = run(0, [0.2, 0.4]), run(0, [0.2, 0.8], after=2), run(0, [0.5], after=1)
+    vars(other)["scores"] = (ScoreColumns("macro_f1", "%", higher_is_better=True),)
+    both = clustering_sheet({"fedavg": [base], "flhc": [mine], "other": [other]})
+    assert list(both.labels.index) == ["flhc"]
+    assert clustering_sheet({"fedavg": [base], "other": [other]}) is None
 
 
 def test_a_split_without_validation_is_no_error() -> None:
