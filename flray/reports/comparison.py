@@ -15,6 +15,7 @@ from flray.reports.columns import Heading, column_of, finite, scaled, with_unit
 from flray.reports.ratios import Measured, mean_ratio
 from flray.reports.runs import Experiments, RunRecord, score_of, settings_text
 from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
+from flray.wording import counted
 
 _PROTOCOLS = ("global_", "tuned_", "tuned_global_")  # how columns of other protocols begin
 _COSTS = (recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
@@ -107,7 +108,8 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = N
             cells[name, score.mean, "ours"]["error"] = scaled(score.mean, error)
     if len(common) > 1:
         spread += "; vs compares with FedAvg on the same dataset and split, else the first on them"
-    notes = (f"{spread}.", *sample_notes(experiments), *paired_tests(experiments))
+    notes = [f"{spread}.", *sample_notes(experiments), *_failure_notes(experiments)]
+    notes += paired_tests(experiments)
     return sheet_of(title, _labels(experiments, common), headings, cells, notes)
 
 
@@ -128,6 +130,20 @@ def sample_notes(experiments: Experiments) -> list[str]:
             note += "standard error of the sample)"
         notes.append(f"{note}.")
     return notes
+
+
+def _failure_notes(experiments: Experiments) -> list[str]:
+    """Notes that name experiments in which clients failed and were left out."""
+    times = {
+        name: int(sum(run.numbers.get(recorded.CLIENTS_DROPPED) or 0 for run in runs))
+        for name, runs in experiments.items()
+    }
+    return [
+        f"{name}: clients failed and were left out {counted(number, 'time')} "
+        "(on_client_failure: drop)."
+        for name, number in times.items()
+        if number
+    ]
 
 
 def paired_tests(experiments: Experiments) -> list[str]:

@@ -233,6 +233,14 @@ def test_means_and_paired_differences_are_over_seeds() -> None:
     assert apart.lines()["b", "vs"]["difference"] == "no common seed"
 
 
+def test_failed_clients_are_named_below_the_table() -> None:
+    """Two seeds: 3 + 1 times a client was left out."""
+    few = [compared(0, clients_dropped=3), compared(1, clients_dropped=1)]
+    none = [compared(seed, clients_dropped=0) for seed in (0, 1)]
+    (note,) = (n for n in comparison_sheet({"a": none, "b": few}).notes if "left out" in n)
+    assert note == "b: clients failed and were left out 4 times (on_client_failure: drop)."
+
+
 def test_the_table_fits_a_hundred_columns() -> None:
     numbers = {"validation_accuracy_mean": 0.5, "bytes_up": 123_456_789, "bytes_down": 123_456_789}
     runs = [compared(seed, **numbers, seconds=123.4) for seed in range(3)]
