@@ -1,11 +1,13 @@
 """`flray compare`: one table and one figure of chosen runs."""
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from flray.cli.campaign import resume_command
 from flray.errors import ExperimentError
 from flray.reports.benchmark import (
     benchmarks_of,
@@ -41,9 +43,11 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
     unfinished = [run for run in every if run.summary is None]
     done = finished(by_experiment(every))
     if not done:
+        started = next((resume_command(run.path) for run in runs if run.summary is None), None)
+        path = sweeps[0].path if sweeps else folders[0]
+        command = started or f"flray sweep SPACE.yaml --out {shlex.quote(str(path))} --resume"
         raise ExperimentError(
-            f"no run below {', '.join(map(str, folders))} is finished; go on with one by "
-            f"flray run --out {unfinished[0].path if unfinished else folders[0]} --resume"
+            f"no run below {', '.join(map(str, folders))} is finished; go on with: {command}"
         )
     for run in unfinished:
         _say(f"left out, since it is not finished: {run.label} ({run.path})")

@@ -38,6 +38,15 @@ def compare(monkeypatch, capsys, tmp_path):
     return run
 
 
+def test_what_to_type_for_an_unfinished_run_or_sweep(compare) -> None:
+    write_run(Path("my run"), (), None)
+    here = Path.cwd()
+    assert f"go on with: flray run --out '{here}/my run' --resume" in compare("my run")[2]
+    rows = [row | {"status": "unfinished"} for row in sweep_rows()]
+    write_sweep(Path("my sweep"), rows)
+    assert f"flray sweep SPACE.yaml --out '{here}/my sweep' --resume" in compare("my sweep")[2]
+
+
 def test_the_table_has_means_spreads_and_differences_to_fedavg(compare) -> None:
     """Accuracies 0.8 and 0.9, worst clients 0.5 and 0.6: spreads of 0.1 / sqrt(2)."""
     code, out, _ = compare("runs/flhc", "runs/fedavg", "--format", "csv")
