@@ -108,6 +108,12 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     result = load_one(run)
     if client is not None:
         result.export(client, file)
+        if weights := result.mixture(client):
+            click.echo(
+                f"client {client} uses a mixture of {len(weights)} models; this is the one with "
+                f"the largest weight, {max(weights):.2f}",
+                err=True,
+            )
     else:
         frame = result.rounds if table == "rounds" else result.clients
         write_output(file, lambda path: frame.to_csv(path, index=False))
