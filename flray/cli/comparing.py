@@ -104,7 +104,15 @@ def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
         experiments: The runs of each experiment; the first `MAX_LINES` are drawn.
         file: A file that ends with .pdf, .svg or .png.
         kind: A key of FIGURES.
+
+    Raises:
+        ExperimentError: It is a figure of a benchmark.
     """
+    if kind not in FIGURES:
+        raise ExperimentError(
+            f"--kind {kind} is a figure of a sweep over methods; known for runs: "
+            f"{', '.join(FIGURES)}"
+        )
     drawn = dict(itertools.islice(experiments.items(), MAX_LINES))
     if len(drawn) < len(experiments):
         _say(f"the first {MAX_LINES} of {len(experiments)} experiments are drawn: name fewer")

@@ -47,6 +47,12 @@ def test_what_to_type_for_an_unfinished_run_or_sweep(compare) -> None:
     assert f"flray sweep SPACE.yaml --out '{here}/my sweep' --resume" in compare("my sweep")[2]
 
 
+def test_ranks_are_of_sweeps_over_methods(compare) -> None:
+    code, _, err = compare("runs", "--figure", "ranks.pdf", "--kind", "ranks")
+    assert (code, "--kind ranks is a figure of a sweep over methods" in err) == (2, True)
+    assert "known for runs: accuracy, clients, efficiency" in err
+
+
 def test_the_table_has_means_spreads_and_differences_to_fedavg(compare) -> None:
     """Accuracies 0.8 and 0.9, worst clients 0.5 and 0.6: spreads of 0.1 / sqrt(2)."""
     code, out, _ = compare("runs/flhc", "runs/fedavg", "--format", "csv")
