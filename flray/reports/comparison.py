@@ -238,7 +238,8 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
     notes = ["± is the standard deviation over seeds."] * has_spread
-    title = f"after the clustering and at the end, with the ratio to {', '.join(bases)}"
+    compared = ", ".join(dict.fromkeys(references[name] for name in clustered))
+    title = f"after the clustering and at the end, with the ratio to {compared}"
     return sheet_of(title, _labels(clustered), headings, cells, notes) if clustered else None
 
 

@@ -193,6 +193,13 @@ def test_experiments_with_another_score_have_another_target() -> None:
     assert clustering_sheet({"fedavg": [base], "other": [other]}) is None
 
 
+def test_only_references_of_experiments_shown_are_named() -> None:
+    base, mine = run(0, [0.2, 0.4], dataset="a"), run(0, [0.2, 0.8], after=2, dataset="a")
+    alone = run(0, [0.5, 0.5], dataset="b")
+    sheet = clustering_sheet({"fedavg": [base], "flhc": [mine], "alone": [alone]})
+    assert sheet.title.endswith("with the ratio to fedavg")
+
+
 def test_a_split_without_validation_is_no_error() -> None:
     assert "50.00" in shown(comparison_sheet({"a": [compared()]}))
 
