@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -121,6 +122,11 @@ class Result:
         deployed = copy.deepcopy(module)
         load_params(deployed, bank.row(int(bank.owner[client])))
         return deployed.eval()
+
+    def mixture(self, client: int) -> tuple[float, ...]:
+        """The weights of all models in a client's mixture; empty if the client uses one model."""
+        (weights,) = self._deployed[1].shares_of(np.array([client]))
+        return weights
 
     def export(self, client: int, path: str | Path) -> Path:
         """Write the model of a client as a Lightning checkpoint; returns its path.

@@ -176,6 +176,16 @@ def test_an_exported_checkpoint_is_read_by_lightning_and_by_torch(clustered, tmp
     assert read["hyper_parameters"]["hidden"] == 16
 
 
+def test_an_export_says_that_a_client_uses_more_than_the_model_written(tmp_path) -> None:
+    mixed = flray.run({**TINY, "algorithm": "fedem", "rounds": 1}, tmp_path / "run")
+    shares, file = mixed.mixture(2), tmp_path / "client.ckpt"
+    assert len(shares) == 3
+    assert sum(shares) == pytest.approx(1)
+    done = CliRunner().invoke(cli, ["export", str(mixed.path), "--client", "2", str(file)])
+    assert "client 2 uses a mixture of 3 models" in done.stderr
+    assert f"the largest weight, {max(shares):.2f}" in done.stderr
+
+
 def test_figures_by_name(clustered) -> None:
     for name in ("accuracy", "clients", "bytes", "distance", "graph"):
         assert isinstance(clustered.figure(name), Figure)

@@ -104,12 +104,20 @@ def read_campaign(arguments: Sequence[str], out: Path | None, resume: bool) -> C
     joined = "+".join(names)
     root = out or default_folder(joined if len(files) == 1 else file_name(joined), resume)
     changed = _keys(overrides)
-    if resume:
-        overrides = [*_overrides_in(root, out), *overrides]
+    earlier = _overrides_in(root, out) if resume else []
+    overrides = [*earlier, *overrides]
     plain = {
         name: override(read_yaml(path), overrides) for name, path in zip(names, files, strict=True)
     }
-    named = named_experiments(plain)
+    try:
+        named = named_experiments(plain)
+    except ExperimentError as error:
+        if not earlier:
+            raise
+        raise ExperimentError(
+            f"{error}; this sets {' '.join(earlier)}, as the command that filled {root} did; "
+            f"without a file, {resume_command(root)} goes on with what it holds"
+        ) from error
     experiments = evaluated_together([entry.experiment for entry in named])
     runs = tuple(
         CampaignRun(entry.name, experiment, root / entry.folder if len(named) > 1 else root)

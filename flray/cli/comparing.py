@@ -1,11 +1,13 @@
 """`flray compare`: one table and one figure of chosen runs."""
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from flray.cli.campaign import resume_command
 from flray.errors import ExperimentError
 from flray.reports.benchmark import (
     benchmarks_of,
@@ -41,9 +43,11 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
     unfinished = [run for run in every if run.summary is None]
     done = finished(by_experiment(every))
     if not done:
+        started = next((resume_command(run.path) for run in runs if run.summary is None), None)
+        path = sweeps[0].path if sweeps else folders[0]
+        command = started or f"flray sweep SPACE.yaml --out {shlex.quote(str(path))} --resume"
         raise ExperimentError(
-            f"no run below {', '.join(map(str, folders))} is finished; go on with one by "
-            f"flray run --out {unfinished[0].path if unfinished else folders[0]} --resume"
+            f"no run below {', '.join(map(str, folders))} is finished; go on with: {command}"
         )
     for run in unfinished:
         _say(f"left out, since it is not finished: {run.label} ({run.path})")
@@ -100,7 +104,15 @@ def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
         experiments: The runs of each experiment; the first `MAX_LINES` are drawn.
         file: A file that ends with .pdf, .svg or .png.
         kind: A key of FIGURES.
+
+    Raises:
+        ExperimentError: It is a figure of a benchmark.
     """
+    if kind not in FIGURES:
+        raise ExperimentError(
+            f"--kind {kind} is a figure of a sweep over methods; known for runs: "
+            f"{', '.join(FIGURES)}"
+        )
     drawn = dict(itertools.islice(experiments.items(), MAX_LINES))
     if len(drawn) < len(experiments):
         _say(f"the first {MAX_LINES} of {len(experiments)} experiments are drawn: name fewer")

@@ -102,12 +102,18 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     from flray.result import load_one
 
     if (client is None) == (table is None):
-        raise click.UsageError("give one of --client and --table")
+        raise click.UsageError("give one of --client and --table.")
     if not file.parent.is_dir():
         raise ExperimentError(f"there is no folder {file.parent} to write {file.name} to")
     result = load_one(run)
     if client is not None:
         result.export(client, file)
+        if weights := result.mixture(client):
+            click.echo(
+                f"client {client} uses a mixture of {len(weights)} models; this is the one with "
+                f"the largest weight, {max(weights):.2f}",
+                err=True,
+            )
     else:
         frame = result.rounds if table == "rounds" else result.clients
         write_output(file, lambda path: frame.to_csv(path, index=False))
@@ -139,9 +145,13 @@ def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv
 
 
 @cli.command("list")
-@click.argument("kind", type=click.Choice((*KINDS, *SHIPPED, "tables")), required=False)
+@click.argument(
+    "kind", metavar="[KIND]", type=click.Choice((*KINDS, *SHIPPED, "tables")), required=False
+)
 def list_(kind: str | None) -> None:
     """What an experiment can be made of, shipped experiments and spaces, and published tables.
+
+    Kinds are algorithms, datasets, splits, models, stages, experiments, spaces and tables.
 
     \b
     flray list                everything

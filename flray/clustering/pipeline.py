@@ -202,7 +202,8 @@ class Pipeline:
         """
         if not points.num_clients:
             raise ExperimentError(
-                f"clustering after round {t}: no client answered with a signature"
+                f"clustering after round {t}: no client answered with a signature, all of them "
+                "failed; on_client_failure=raise shows why"
             )
         with fed.meter.phase("cluster"):
             try:

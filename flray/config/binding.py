@@ -251,6 +251,9 @@ def _meant(path: str, parameters: Collection[str]) -> str:
     renamed = RENAMED.get(key)
     if renamed is not None and renamed in parameters:
         return f" (it is now called {renamed!r})"
+    name, colon, value = key.partition(":")
+    if colon and name in parameters:
+        return f" (YAML needs a space after the colon, as in '{name}: {value}')"
     meant = [name for name in keys_meant(path) if name != path]
     return f" (did you mean {' or '.join(meant)}?)" if meant else suggestion(key, parameters)
 

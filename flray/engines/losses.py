@@ -58,7 +58,13 @@ class BatchLoss(nn.Module):
 
     def _training_step(self, batch: LocalBatch) -> Tensor:
         output = self.module.training_step((batch.x, batch.y), 0)
-        return cast(Tensor, output["loss"] if isinstance(output, dict) else output)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"{type(self.module).__name__}.training_step must return a loss, or a dict with "
+                f"the key 'loss', got {type(output).__name__}"
+            )
+        return loss
 
     def at(self, w: Params, batch: LocalBatch) -> Tensor:
         """The loss with the module's params replaced by w and its dropout keys by the batch's."""

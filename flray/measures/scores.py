@@ -116,10 +116,12 @@ def _over_clients(score: ScoreColumns, values: Values) -> dict[str, float]:
     if not len(values):
         return dict.fromkeys(STATISTICS, np.nan)
     worst_first = np.sort(values) if score.higher_is_better else -np.sort(-values)
+    with np.errstate(invalid="ignore"):  # the spread of infinite values is NaN
+        variance = values.var()
     return {
         "mean": values.mean(),
-        "se_clients": values.std() / np.sqrt(len(values)),
-        "variance": values.var(),
+        "se_clients": np.sqrt(variance) / np.sqrt(len(values)),
+        "variance": variance,
         "worst": worst_first[0],
         "worst_decile": worst_first[: max(1, len(values) // 10)].mean(),
     }

@@ -36,6 +36,9 @@ def two_convolutions(
     channels, height, width = image_shape
     lost = 4 if padding == "valid" else 0  # pixels per convolution
     rows, columns = (((side - lost) // 2 - lost) // 2 for side in (height, width))
+    if min(rows, columns) < 1:
+        least = 4 + 3 * lost
+        raise ValueError(f"images must be at least {least}x{least}, got {height}x{width}")
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=5, padding=padding),
         nn.ReLU(),

@@ -28,6 +28,8 @@ class LeNet5(Classifier):
         normed = norm == "batch"
         channels, height, width = image_shape
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        if min(rows, columns) < 1:
+            raise ValueError(f"images must be at least 16x16, got {height}x{width}")
         self.layers = nn.Sequential(
             nn.Conv2d(channels, 6, kernel_size=5),
             *([nn.BatchNorm2d(6)] if normed else []),

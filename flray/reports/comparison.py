@@ -15,6 +15,7 @@ from flray.reports.columns import Heading, column_of, finite, scaled, with_unit
 from flray.reports.ratios import Measured, mean_ratio
 from flray.reports.runs import Experiments, RunRecord, score_of, settings_text
 from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
+from flray.wording import counted
 
 _PROTOCOLS = ("global_", "tuned_", "tuned_global_")  # how columns of other protocols begin
 _COSTS = (recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
@@ -107,7 +108,8 @@ def comparison_sheet(experiments: Experiments, spreads: Sequence[str] | None = N
             cells[name, score.mean, "ours"]["error"] = scaled(score.mean, error)
     if len(common) > 1:
         spread += "; vs compares with FedAvg on the same dataset and split, else the first on them"
-    notes = (f"{spread}.", *sample_notes(experiments), *paired_tests(experiments))
+    notes = [f"{spread}.", *sample_notes(experiments), *_failure_notes(experiments)]
+    notes += paired_tests(experiments)
     return sheet_of(title, _labels(experiments, common), headings, cells, notes)
 
 
@@ -116,8 +118,8 @@ def sample_notes(experiments: Experiments) -> list[str]:
     notes = []
     for name, runs in experiments.items():
         sampled = runs[0].value("evaluate.clients")
-        if sampled is None:
-            continue
+        if sampled is None or sampled > runs[0].rounds[recorded.CLIENTS_EVALUATED].max():
+            continue  # more than there are: all were evaluated
         numbers, score = runs[0].numbers, runs[0].score
         at_end = finite(numbers.get(recorded.CLIENTS_EVALUATED))
         error = finite(numbers.get(score.column(recorded.SE_SAMPLE)))
@@ -128,6 +130,20 @@ def sample_notes(experiments: Experiments) -> list[str]:
             note += "standard error of the sample)"
         notes.append(f"{note}.")
     return notes
+
+
+def _failure_notes(experiments: Experiments) -> list[str]:
+    """Notes that name experiments in which clients failed and were left out."""
+    times = {
+        name: int(sum(run.numbers.get(recorded.CLIENTS_DROPPED) or 0 for run in runs))
+        for name, runs in experiments.items()
+    }
+    return [
+        f"{name}: clients failed and were left out {counted(number, 'time')} "
+        "(on_client_failure: drop)."
+        for name, number in times.items()
+        if number
+    ]
 
 
 def paired_tests(experiments: Experiments) -> list[str]:
@@ -177,17 +193,18 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
 
     Columns are the mean test accuracy and the share of clients that reach `evaluate.target`, each
     after the clustering and at the end, and the ARI of the clusters. Ratios are taken at the same
-    seed and round. None if no experiment but the reference clustered.
+    seed and round. Experiments with another score than the first one are left out, since their
+    target is another one too. None if no experiment but the reference clustered.
     """
-    references = references_of(experiments)
+    references, score = references_of(experiments), score_of(experiments)
     bases = dict.fromkeys(references.values())
     after = recorded.ROUND_AFTER_CLUSTERING
     clustered = {
         name: with_round
         for name, runs in experiments.items()
-        if name not in bases and (with_round := [run for run in runs if after in run.numbers])
+        if name not in bases and runs[0].score == score
+        if (with_round := [run for run in runs if after in run.numbers])
     }
-    score = score_of(experiments)
     shares = {
         score.mean: column_of(score.mean).short,
         recorded.CLIENTS_REACHING_TARGET: "at target %",
@@ -221,7 +238,8 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     ]
     has_spread = any(cell.get("error") is not None for cell in cells.values())
     notes = ["± is the standard deviation over seeds."] * has_spread
-    title = f"after the clustering and at the end, with the ratio to {', '.join(bases)}"
+    compared = ", ".join(dict.fromkeys(references[name] for name in clustered))
+    title = f"after the clustering and at the end, with the ratio to {compared}"
     return sheet_of(title, _labels(clustered), headings, cells, notes) if clustered else None
 
 

@@ -118,7 +118,7 @@ def trained_cuts(run: RunRecord, tree: Matrix) -> list[Plain]:
     sweep = read_sweep(path)
     cuts = [key for key in (THRESHOLD, NUMBER) if key in sweep.keys]
     alike = [key for key in (*sweep.keys, SEED) if key not in cuts]
-    texts = sweep.rows[alike].astype(str).agg("|".join, axis=1)
+    texts = sweep.rows[alike].map(str).agg("|".join, axis=1)
     own = texts[sweep.rows[FOLDER] == run.path.resolve().relative_to(path).as_posix()]
     if not cuts or own.empty:
         return []

@@ -281,7 +281,8 @@ def row_runs(sweep: Sweep) -> list[RunRecord]:
         texts = [
             f"{name} {value_text(row[key])}" if sweep.is_number(key) else value_text(row[key])
             for key, name in keys.items()
-            if pd.notna(row[key])
+            # A row with `algorithm.name` has the same in `algorithm`, which a baseline may set.
+            if pd.notna(row[key]) and row[key] != row.get(f"{key}.name")
         ]
         label = ", ".join(texts) or sweep.path.name
         runs.append(read_run(sweep.path / str(row[recorded.FOLDER]), label))

@@ -229,7 +229,7 @@ def deployed_models(
             "experiment again"
         )
     params = {name: leaf.cpu() for name, leaf in bank.params.items()}
-    return parts.payload.module.cpu(), ModelBank(params, bank.owner)
+    return parts.payload.module.cpu(), replace(bank, params=params)
 
 
 def facts_of(experiment: Experiment, payload: Payload) -> dict[str, str | int]:

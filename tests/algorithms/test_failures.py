@@ -118,7 +118,7 @@ class TestDropped:
         self, case, tiny_run, no_signature
     ) -> None:
         no_signature(list(range(6)))
-        with pytest.raises(ExperimentError, match="no client answered"):
+        with pytest.raises(ExperimentError, match=r"no client answered .* on_client_failure=raise"):
             tiny_run(*CASES[case][0], *DROP)
 
 

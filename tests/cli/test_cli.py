@@ -115,6 +115,11 @@ def test_a_folder_with_another_experiment_is_refused(flray) -> None:
     code, _, err = flray("run", "tiny.yaml", "train.epochs=1", "--out", "here", "--resume")
     assert code == 2
     assert "here holds another experiment (train.epochs is 2 there and 1 here)" in err
+    Path("ifca.yaml").write_text(yaml.safe_dump(override(TINY, ["algorithm=ifca"])))
+    assert flray("run", "ifca.yaml", "rounds=1", "algorithm.number=2", "--out", "ifca")[0] == 0
+    code, _, err = flray("run", "tiny.yaml", "--out", "ifca", "--resume")
+    assert (code, "unknown key 'algorithm.number'" in err) == (2, True)
+    assert "algorithm.number=2, as the command that filled ifca did; without a file" in err
     code, _, err = flray("run", "tiny.yaml", "rounds=1", "--out", "here")
     assert (code, "pass --resume" in err) == (2, True)
     Path("other").mkdir()
@@ -436,6 +441,18 @@ def test_help_teaches(flray) -> None:
     assert code == 0
     for word in ("--resume", "--max-minutes", "--out", "seeds=N", "key=value"):
         assert word in out
+
+
+def test_the_usage_of_list_is_one_line_and_names_all_kinds(flray) -> None:
+    usage, *text = flray("list", "--help")[1].splitlines()
+    assert usage.endswith("list [OPTIONS] [KIND]")
+    assert all(f"{kind}s" in " ".join(text) for kind in ("dataset", "stage", "space", "table"))
+
+
+def test_messages_are_sentences(flray) -> None:
+    Path("run").mkdir()
+    code, _, err = flray("export", "run", "x.csv")
+    assert (code, "give one of --client and --table. See " in err) == (2, True)
 
 
 def test_help_does_not_import_torch() -> None:

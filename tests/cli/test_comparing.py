@@ -38,6 +38,38 @@ def compare(monkeypatch, capsys, tmp_path):
     return run
 
 
+def test_what_to_type_for_an_unfinished_run_or_sweep(compare) -> None:
+    write_run(Path("my run"), (), None)
+    here = Path.cwd()
+    assert f"go on with: flray run --out '{here}/my run' --resume" in compare("my run")[2]
+    rows = [row | {"status": "unfinished"} for row in sweep_rows()]
+    write_sweep(Path("my sweep"), rows)
+    assert f"flray sweep SPACE.yaml --out '{here}/my sweep' --resume" in compare("my sweep")[2]
+
+
+def test_ranks_are_of_sweeps_over_methods(compare) -> None:
+    code, _, err = compare("runs", "--figure", "ranks.pdf", "--kind", "ranks")
+    assert (code, "--kind ranks is a figure of a sweep over methods" in err) == (2, True)
+    assert "known for runs: accuracy, clients, efficiency" in err
+
+
+def test_a_row_names_its_algorithm_once(compare) -> None:
+    """The baseline sets `algorithm`, the other row `algorithm.name`: columns have both."""
+    keys = ({"algorithm.name": "flhc"}, {"algorithm.name": None})
+    rows = [
+        {**SUMMARY, **key, "algorithm": name, "seed": 0, "status": "done", "folder": f"runs/{name}"}
+        for key, name in zip(keys, ("flhc", "fedavg"), strict=True)
+    ]
+    write_sweep(Path("both"), rows, baseline=[{"algorithm": "fedavg"}])
+    for name in ("flhc", "fedavg"):
+        write_run(Path("both/runs") / name, (), algorithm={"name": name})
+    names = [
+        row["experiment"]
+        for row in csv.DictReader(io.StringIO(compare("both", "--format", "csv")[1]))
+    ]
+    assert sorted(names) == ["fedavg", "flhc"]
+
+
 def test_the_table_has_means_spreads_and_differences_to_fedavg(compare) -> None:
     """Accuracies 0.8 and 0.9, worst clients 0.5 and 0.6: spreads of 0.1 / sqrt(2)."""
     code, out, _ = compare("runs/flhc", "runs/fedavg", "--format", "csv")

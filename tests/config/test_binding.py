@@ -75,6 +75,10 @@ def test_a_nested_component_is_built_from_a_name_or_a_mapping() -> None:
     ("given", "message"),
     [
         ({"colur": "red"}, r"unknown key 'drawing.colur' \(did you mean 'colour'\?\); known here"),
+        (
+            {"colour:red": None},
+            r"unknown key 'drawing.colour:red' \(YAML needs a space after the colon",
+        ),
         ({"colour": "green"}, r"drawing.colour must be one of red, blue, got 'green'"),
         ({"size": "big"}, r"drawing.size must be a whole number, got 'big' \(str\)"),
         ({"size": 1.5}, r"drawing.size must be a whole number, got 1.5 \(float\)"),

@@ -14,7 +14,7 @@ from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop
 from flray.engines.losses import BatchLoss, step_batch
 from flray.engines.plan import plan_client
-from flray.engines.training import Training
+from flray.engines.training import LocalBatch, Training
 from flray.engines.vectorized import Vectorized
 from flray.errors import ExperimentError
 from flray.models.bank import build_seeded
@@ -116,6 +116,17 @@ def test_a_module_without_example_losses_takes_no_weights() -> None:
     batch = step_batch(weighted(block, drawn()).plans[2], 0, loop.module, loop.examples)
     with pytest.raises(ExperimentError, match="Whole must define example_losses"):
         BatchLoss(Whole())(batch)
+
+
+@pytest.mark.parametrize(("returned", "name"), [(None, "NoneType"), ({"los": 1.0}, "dict")])
+def test_a_training_step_without_a_loss_is_named(returned, name) -> None:
+    class Lossless(LightningModule):
+        def training_step(self, batch, batch_idx):
+            return returned
+
+    batch = LocalBatch(torch.ones(2, 3), torch.tensor([0, 1]), None, {})
+    with pytest.raises(TypeError, match=f"Lossless.training_step must return a loss.* got {name}"):
+        BatchLoss(Lossless())(batch)
 
 
 class Twin:

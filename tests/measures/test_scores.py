@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from flray.columns import ScoreColumns
 from flray.measures.ground_truth import overlap_errors
 from flray.measures.scores import (
     ClientScores,
@@ -74,6 +75,15 @@ def test_scores_of_some_clients_keep_their_values():
     some = client_scores([3, 2, 1], [4, 4, 4]).of(np.array([2, 0, 7]))
     assert some.clients.tolist() == [0, 2]
     assert some.correct.tolist() == [3, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_infinite_score_is_no_warning():
+    errors = {ScoreColumns("mae"): np.array([np.inf, 1.0])}
+    infinite = ClientScores(np.arange(2), np.zeros(2), np.ones(2, int), np.ones(2), errors)
+    summary = summarise(infinite, 2)
+    assert summary["mae_mean"] == summary["mae_worst"] == np.inf
+    assert math.isnan(summary["mae_variance"])
 
 
 def test_nothing_to_summarise_is_an_error():

@@ -33,6 +33,18 @@ def test_parameter_counts(name, fields, shape, classes, count) -> None:
     assert module(torch.zeros(2, *shape)).shape == (2, classes)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "least"),
+    [("lenet5", {}, 16), ("flhc_cnn", {"padding": "valid"}, 16), ("flhc_cnn", {}, 4)],
+)
+def test_images_of_which_convolutions_leave_nothing_are_refused(name, fields, least) -> None:
+    """Two unpadded 5x5 convolutions, each pooled by 2: ((16 - 4) / 2 - 4) / 2 = 1."""
+    assert MODELS[name]((1, least, 28), 3, **fields)(torch.zeros(2, 1, least, 28)).shape == (2, 3)
+    for side in (least - 1, least // 2):
+        with pytest.raises(ValueError, match=f"at least {least}x{least}, got 28x{side}"):
+            MODELS[name]((1, 28, side), 3, **fields)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step_is_the_mean_of_example_losses(name) -> None:
     component = bind_component("model", MODELS, name, "model", FROM_DATASET)

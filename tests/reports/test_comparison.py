@@ -10,6 +10,7 @@ import pytest
 from recorded import write_run
 from rich.console import Console
 
+from flray.columns import ScoreColumns
 from flray.reports.comparison import clustering_sheet, comparison_sheet, pairs_text
 from flray.reports.lines import round_line
 from flray.reports.ratios import Measured, mean_ratio
@@ -183,6 +184,22 @@ def test_without_a_clustering_there_is_no_table() -> None:
     assert clustering_sheet({"a": [run(0, [0.5], after=1)]}) is None
 
 
+def test_experiments_with_another_score_have_another_target() -> None:
+    """Half of the clients reach a macro F1; how many reach the accuracy is not known."""
+    base, mine, other = run(0, [0.2, 0.4]), run(0, [0.2, 0.8], after=2), run(0, [0.5], after=1)
+    vars(other)["scores"] = (ScoreColumns("macro_f1", "%", higher_is_better=True),)
+    both = clustering_sheet({"fedavg": [base], "flhc": [mine], "other": [other]})
+    assert list(both.labels.index) == ["flhc"]
+    assert clustering_sheet({"fedavg": [base], "other": [other]}) is None
+
+
+def test_only_references_of_experiments_shown_are_named() -> None:
+    base, mine = run(0, [0.2, 0.4], dataset="a"), run(0, [0.2, 0.8], after=2, dataset="a")
+    alone = run(0, [0.5, 0.5], dataset="b")
+    sheet = clustering_sheet({"fedavg": [base], "flhc": [mine], "alone": [alone]})
+    assert sheet.title.endswith("with the ratio to fedavg")
+
+
 def test_a_split_without_validation_is_no_error() -> None:
     assert "50.00" in shown(comparison_sheet({"a": [compared()]}))
 
@@ -221,6 +238,14 @@ def test_means_and_paired_differences_are_over_seeds() -> None:
     assert lines["b", "clusters"]["ours"] == "1.5"
     apart = comparison_sheet({"a": first[:1], "b": second[1:]})
     assert apart.lines()["b", "vs"]["difference"] == "no common seed"
+
+
+def test_failed_clients_are_named_below_the_table() -> None:
+    """Two seeds: 3 + 1 times a client was left out."""
+    few = [compared(0, clients_dropped=3), compared(1, clients_dropped=1)]
+    none = [compared(seed, clients_dropped=0) for seed in (0, 1)]
+    (note,) = (n for n in comparison_sheet({"a": none, "b": few}).notes if "left out" in n)
+    assert note == "b: clients failed and were left out 4 times (on_client_failure: drop)."
 
 
 def test_the_table_fits_a_hundred_columns() -> None:

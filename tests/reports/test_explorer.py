@@ -25,6 +25,7 @@ from flray.reports.page import write_page
 from flray.reports.runs import read_run
 
 pytestmark = pytest.mark.slow
+LINKAGE = "algorithm.clustering.partition.linkage"
 needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 PROBE = """<script>
 const probed = [];
@@ -117,6 +118,13 @@ class TestData:
         rows = rows_over(THRESHOLD, [0.5, 1.2, 100.0, 100.0])
         rows[2]["seed"] = 1
         write_sweep(tmp_path / "s", [row | {"train.lr": k // 3} for k, row in enumerate(rows)])
+        run = read_run(written(tmp_path / "s" / "runs" / "0000"))
+        assert [cut["clusters"] for cut in trained_cuts(run, CLUSTERING["linkage"])] == [3, 5]
+
+    def test_a_baseline_has_no_value_of_a_text(self, tmp_path):
+        rows = [row | {LINKAGE: "average"} for row in rows_over(THRESHOLD, [0.5, 1.2])]
+        baseline = rows_over(THRESHOLD, [None])[0] | {LINKAGE: None, "run": "runs/0002"}
+        write_sweep(tmp_path / "s", [*rows, baseline])
         run = read_run(written(tmp_path / "s" / "runs" / "0000"))
         assert [cut["clusters"] for cut in trained_cuts(run, CLUSTERING["linkage"])] == [3, 5]
 

@@ -45,6 +45,7 @@ def test_a_sample_of_all_is_the_evaluation_of_all(whole, tmp_path) -> None:
     assert (everybody.rounds["accuracy_se_sample"] == 0).all()
     assert numbers(everybody.rounds.drop(columns=new)).equals(numbers(whole.rounds))
     assert everybody.clients.equals(whole.clients)
+    assert sample_notes({"tiny": [read_run(tmp_path, "tiny")]}) == []
 
 
 def test_training_does_not_depend_on_the_sample(whole, sampled) -> None:
