@@ -71,7 +71,7 @@ def chosen(part: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @cli.command(cls=TakingKeys)
-@click.argument("arguments", nargs=-1, required=True, metavar="SPACE.yaml [key=value]...")
+@click.argument("arguments", nargs=-1, metavar="SPACE.yaml [key=value]...")
 @resumable("sweep", ".  [default: a new one below runs/]")
 @some_of_space
 def sweep(
@@ -88,6 +88,7 @@ def sweep(
     flray sweep tune_spaces/flhc_table4.yaml seed=1 --out runs/table4
     flray table flhc.4 --runs runs/table4                     the paper's table
     flray report runs/table4                                  a page to look at
+    flray sweep --out runs/table4 --resume                    go on where it stopped
     flray sweep clustered_benchmark_digits --methods fedavg,flhc --splits label_swap
 
     A space names an experiment and what it varies; search, scheduler, concurrency and more are

@@ -30,6 +30,7 @@ from flray.reports.writers import to_rich
 from flray.runs.conduct import noticing_sigterm
 from flray.sweeps.describing import describe_space
 from flray.sweeps.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
+from flray.sweeps.folder import SPACE
 from flray.sweeps.space import read_space
 from flray.wording import counted
 
@@ -51,7 +52,7 @@ def sweep(
     """Run a space, show its progress and print what was best, what failed and what it cost.
 
     Args:
-        arguments: One space file, and `key=value`.
+        arguments: One space file, and `key=value`; to resume the sweep in `out`, no file is needed.
         out: The folder of the sweep; None: one below runs/.
         resume: Go on with the sweep in that folder, or with the newest of this name.
         max_minutes: Minutes within which it ends; running trials end their rounds before.
@@ -63,17 +64,21 @@ def sweep(
         click.Abort: The sweep was interrupted; the way to go on has been printed.
     """
     files, overrides = files_and_overrides(arguments, SPACES)
+    if not files and resume and out is not None and (out / SPACE).is_file():
+        files = [str(out / SPACE)]  # what the sweep was begun with
     if len(files) != 1:
-        raise ExperimentError(f"flray sweep takes one space file, got {files or 'none'}")
+        raise ExperimentError(
+            f"flray sweep takes one space file, got {files or 'none'}; to go on with a sweep, type "
+            "flray sweep --out FOLDER --resume"
+        )
     path = Path(files[0])
     file = find_file(path, SPACES)
     if file is not None and "algorithm" in read_mapping(file, "the space"):
         raise ExperimentError(f"{path} is an experiment, not a space; type flray run {path}")
     space = read_space(path, overrides)
     folder = out or default_folder(path.stem, resume)
-    typed = [str(path), *overrides]
     where = str(folder) if mirror is None else mirror.url
-    again = f"flray sweep {shlex.join(typed)} --out {shlex.quote(where)} --resume"
+    again = f"flray sweep --out {shlex.quote(where)} --resume"
     console.print(Text.assemble((path.stem, "bold"), f" · {folder}"), soft_wrap=True)
     try:
         with (

@@ -12,6 +12,7 @@
 """
 
 import json
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -94,7 +95,8 @@ def _check_same(path: Path, space: Space, code: Mapping[str, str]) -> None:
     difference = first_difference(*fixed)
     if difference is not None:
         raise ExperimentError(
-            f"{path} holds another sweep ({difference}): choose another --out or remove it"
+            f"{path} holds another sweep ({difference}): to go on with it type flray sweep --out "
+            f"{shlex.quote(str(path))} --resume; for this one choose another --out"
         )
     difference = first_difference(read_report(path).get("code", {}), code)
     if difference is not None:

@@ -112,8 +112,10 @@ def test_sigterm_to_a_sweep_ends_its_rounds_and_it_goes_on_to_the_same_numbers(t
     told, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, told
     assert "SIGTERM: stopping after the round in progress" in told
-    assert "go on with: flray sweep space.yaml --out out --resume" in told
+    assert "go on with: flray sweep --out out --resume" in told
     assert len(finished(tmp_path / "out")) < 3
+    (tmp_path / "space.yaml").unlink()  # the sweep has its own
+    command.remove("space.yaml")
     subprocess.run([*command, "--resume"], **options, timeout=PATIENCE_S, check=True)
     table = pd.read_parquet(tmp_path / "out" / "rows.parquet")
     assert table["status"].tolist() == ["done"] * 3

@@ -20,6 +20,7 @@ from flray.reports.configuration import value_at
 from flray.reports.published import find_table, load_tables
 from flray.reports.published.filling import fits
 from flray.reports.runs import RunRecord
+from flray.sweeps.folder import SPACE, open_folder
 from flray.sweeps.forms import BetweenMerges, Grid
 from flray.sweeps.keys import canonical
 from flray.sweeps.rows import SweepRow, _baselines, _varied, possible
@@ -116,6 +117,14 @@ def test_a_space_opens_with_its_command() -> None:
     for path in FILES:
         command = rf"# flray sweep tune_spaces/{path.stem}\.yaml( .*)?\n# "
         assert re.match(command, path.read_text()), path
+
+
+@by_name
+def test_a_space_can_be_read_from_the_folder_of_its_sweep(path: Path, tmp_path) -> None:
+    """Where experiments, anchors and what was typed are one mapping."""
+    space = read_space(path, ["concurrency=3"])
+    open_folder(tmp_path, space, {})
+    assert read_space(tmp_path / SPACE).plain == space.plain
 
 
 @by_name
