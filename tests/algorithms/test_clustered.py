@@ -76,6 +76,45 @@ def test_first_singular_vectors_of_many_inputs_are_those_of_the_whole_svd(shape)
     assert (np.take_along_axis(found, np.abs(found).argmax(1, keepdims=True), 1) > 0).all()
 
 
+def test_the_largest_singular_vector_is_found_whatever_its_entries_sum_to() -> None:
+    """Half of the inputs lie along e0 - e1, at right angles to a vector of ones."""
+    inputs = np.zeros((200, 100))
+    inputs[:100, :2] = (5, -5)
+    inputs[100:, 2:] = np.random.default_rng(0).random((100, 98))
+    found = singular_vectors(torch.from_numpy(inputs), 3)
+    assert np.abs(found[0, :2]) == pytest.approx([0.5**0.5, 0.5**0.5], abs=1e-6)
+    assert np.sum(found[0, :2]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("copies", [5, 200])
+def test_inputs_that_span_fewer_dimensions_have_fewer_vectors(copies) -> None:
+    """Two clients with copies of one image each are as far apart as the images, 60°."""
+    images = np.zeros((2, 100))
+    images[0, 0], images[1, :2] = 1, (0.5, 0.75**0.5)
+    bases = [singular_vectors(torch.from_numpy(np.tile(x, (copies, 1))), 3) for x in images]
+    assert [basis.shape for basis in bases] == [(1, 100)] * 2
+    assert PrincipalAngles()(_points(bases))[0, 1] == pytest.approx(60, abs=1e-4)
+
+
+@pytest.mark.parametrize("num", [4, 100])
+def test_inputs_of_zeros_are_at_right_angles_to_all_others(num) -> None:
+    nothing = singular_vectors(torch.zeros(num, 80, dtype=torch.float64), 3)
+    assert nothing.tolist() == [[0.0] * 80]
+    assert PrincipalAngles()(_points([nothing, np.eye(3, 80), nothing])).tolist() == [
+        [0, 90, 0],
+        [90, 0, 90],
+        [0, 90, 0],
+    ]
+    assert PrincipalAngles()(_points([nothing, nothing])).tolist() == [[0, 0], [0, 0]]
+
+
+def test_labels_with_one_direction_span_one_dimension() -> None:
+    """The same direction twice, but for rounding to float32, is no second one."""
+    x, y = _bases(1, p=2)[0]
+    twice = np.stack([x, x + 1e-8 * y])
+    assert PrincipalAngles()(_points([twice, y[None]]))[0, 1] == pytest.approx(90, abs=1e-4)
+
+
 def test_the_smallest_angle_depends_on_the_subspace_alone() -> None:
     bases = _bases(2)
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
