@@ -62,7 +62,7 @@ class Update:
         """Sketches (m, dim) of the updates, which clients send with `embed: sketch`."""
         question = _sketch_question(fed, bank, self.layers, dim)
         if question is None:
-            return self(fed, bank, cohort, memory)
+            return Update.__call__(self, fed, bank, cohort, memory)
         clients, sketches = sketched_models(fed, bank, cohort, question, self.epochs)
         start = question(np.arange(bank.num_rows))(bank.params)["sketch"]  # S w0, (U, dim)
         rows = torch.from_numpy(bank.owner[clients]).to(start.device)
