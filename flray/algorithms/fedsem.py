@@ -114,7 +114,8 @@ class FedSem:
 
     def _vectors(self, models: Params, fed: Federation) -> Tensor:
         """(m, p) what is compared of the models."""
-        names = last_layers(fed.initial, 1) if self.space == "last_layer" else models
+        learned = fed.learned(fed.initial)
+        names = last_layers(learned, 1) if self.space == "last_layer" else learned
         return flatten({name: models[name] for name in names})
 
     def _clusters(
