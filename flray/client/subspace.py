@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import svds
 from threadpoolctl import threadpool_limits
 
+from flray.client.embedding import rescaled
 from flray.client.host import Host
 from flray.client.tasks import ClientsJob
 from flray.data.dataset import Ids
@@ -27,9 +28,10 @@ NO_PART = 1e-6  # Share of the largest singular value; less is rounding of float
 class DescribeSubspace:
     """The first p left singular vectors of a client's inputs in round t, as rows (p, d).
 
-    Inputs are columns in the paper and rows here. With `per_label` each label of the client has p
-    vectors of its own, one label after the other. The sign of a singular vector is free: the
-    largest of its entries is made positive, so that results do not depend on the library.
+    Inputs are columns in the paper and rows here; pixels are not normalised. With `per_label` each
+    label of the client has p vectors of its own, one label after the other. The sign of a singular
+    vector is free: the largest of its entries is made positive, so that results do not depend on
+    the library.
     """
 
     p: int
@@ -42,7 +44,10 @@ class DescribeSubspace:
             return [self._basis(host, timeline.trained_on(int(i))) for i in job.clients]
 
     def _basis(self, host: Host, ids: Ids) -> Basis:
-        x, y = host.examples.batch(torch.from_numpy(ids).to(host.examples.device))
+        examples = host.examples
+        if examples.images.dtype == torch.uint8:  # as in the authors' code, pixels as they are
+            examples = rescaled(examples, "unit")
+        x, y = examples.batch(torch.from_numpy(ids).to(examples.device))
         inputs, labels = x.flatten(1).double().cpu(), y.cpu()
         if not self.per_label:
             return singular_vectors(inputs, self.p)

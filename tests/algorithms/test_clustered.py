@@ -1,5 +1,7 @@
 """Clustered methods since 2021: identities, planted groups, equality with libraries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,13 @@ from flray.algorithms.clove import best_number
 from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import FlhcState
 from flray.algorithms.ifca import Ifca, farthest
-from flray.client.subspace import singular_vectors
+from flray.client.host import HostSettings, start_host
+from flray.client.subspace import DescribeSubspace, singular_vectors
+from flray.client.tasks import ClientsJob
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
+from flray.data.dataset import Normalization
+from flray.data.events import make_timeline
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
@@ -19,7 +25,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
 from linear import linear_federation
-from scenarios import line_federation
+from scenarios import Line, line_federation, noise_dataset, ragged_split
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
 
@@ -65,6 +71,21 @@ def test_angles_of_clients_with_fewer_vectors_are_of_those_they_have(form) -> No
             angles = np.rad2deg(np.arccos(np.clip(basis @ bases[j].T, -1, 1)))
             expected = np.diag(angles).sum() if form == "trace" else angles.min()
             assert D[i, j] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_subspaces_are_of_pixels_as_they_are(augment) -> None:
+    """Whatever the normalisation of the dataset, by which main directions and angles differ."""
+    centred = replace(
+        noise_dataset(53, (1, 8, 8), augment), normalization=Normalization((0.5,), (0.25,))
+    )
+    split = ragged_split()
+    settings = HostSettings("loop", "cpu", torch.float32, 4, 1, 0)
+    host = start_host(Line(), centred, make_timeline(split, ()), settings)
+    (basis,) = DescribeSubspace(3, per_label=False, t=1)(host, {}, ClientsJob(np.array([3])))
+    pixels = centred.images[split.train[3]].reshape(40, -1) / 255
+    expected = np.linalg.svd(pixels)[2][:3]
+    assert np.abs((basis * expected).sum(1)) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(200, 90), (90, 200)])
