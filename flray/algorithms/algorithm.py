@@ -172,6 +172,10 @@ class Places(Protocol):
         """
         ...
 
+    def partition(self, state: Any) -> Ids:  # Any: the algorithm's own
+        """(M,) the cluster of each client, with the numbers of `nearest_clusters`; -1: none."""
+        ...
+
 
 @runtime_checkable
 class Requires(Protocol):

@@ -95,7 +95,7 @@ class Cfl:
     def init(self, fed: Federation) -> Outcome[CflState]:
         bank = fed.initial_bank()
         any_leaf = next(iter(fed.initial.values()))
-        size = sum(leaf.numel() for leaf in fed.initial.values())
+        size = sum(leaf.numel() for leaf in fed.learned(fed.initial).values())
         updates = ClientTable.empty({"update": any_leaf.new_zeros(1, size)}, fed.num_clients)
         return Outcome(CflState(bank, bank.owner, updates))
 
@@ -106,7 +106,8 @@ class Cfl:
         trained = fed.train(state.bank, cohort, self.gradient)
         fed.count_models(state.bank, cohort, trained)
         rows = state.bank.owner[trained.clients]
-        heard = Points.vectors(trained.clients, updates(trained, state.bank.params, rows))
+        w0 = fed.learned(state.bank.params)
+        heard = Points.vectors(trained.clients, updates(trained, w0, rows))
         seen = state.updates.updated(heard.clients, {"update": heard.values})
         clusterings: list[Clustering] = []
         if cohort.t > self.rounds_before:

@@ -80,7 +80,8 @@ class Dynamic:
         if self.flags == "loss":
             now = trained.loss
         else:  # ||w_k - w0_k||
-            moved = updates(trained, bank.params, bank.owner[trained.clients])
+            w0 = fed.learned(bank.params)
+            moved = updates(trained, w0, bank.owner[trained.clients])
             now = moved.double().norm(dim=1).cpu().numpy()
         before = np.maximum(last[trained.clients], self.floor)
         raised[trained.clients] |= now > self.jump * before  # never at first: NaN compares False

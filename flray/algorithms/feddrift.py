@@ -152,14 +152,14 @@ class FedDrift:
             return [(present, dict(sorted((i, r) for m in data.values() for i, r in m.items())))]
         return [(np.full_like(present, m), rounds) for m, rounds in sorted(data.items())]
 
-    def _former(self, state: FedDriftState, target: Ids, fed: Federation) -> tuple[Ids, Ids]:
-        """`rounds` and `models` of the state at the start of a step, after merges."""
+    def _former(self, state: FedDriftState, fed: Federation) -> tuple[Ids, Ids]:
+        """`rounds` and `models` of the state at the start of a step, before merges."""
         if not self.history or fed.t <= self.every:
             return state.rounds, state.models
         rounds = np.append(state.rounds, fed.t - self.every)
         models = np.concatenate([state.models, state.labels[None]])
         is_former = np.array([fed.timeline.differs(int(t), fed.t) for t in rounds])
-        models = np.where(is_former & (models >= 0), target[models], -1)
+        models = np.where(is_former, models, -1)
         used = (models >= 0).any(1)
         return rounds[used], models[used]
 
@@ -194,9 +194,11 @@ class FedDrift:
         settled = clients[~is_alarmed]
         D, used = model_distances(losses[~is_alarmed], labels[settled], fed.weights()[settled])
         target = merges(D, used, bank.num_rows, self.delta)
-        bank = merged(bank, labels, target, fed)
-        is_placed = labels >= 0
-        labels[is_placed] = target[labels[is_placed]]
+        rounds, models = self._former(state, fed)
+        before = FedDriftState(bank, labels, loss, rounds, models)
+        bank = merged(bank, num_examples(before, fed), target)
+        labels = np.where(labels >= 0, target[labels], -1)
+        models = np.where(models >= 0, target[models], -1)
         born = clients[is_alarmed]
         numbers = np.zeros(len(born), np.int64) if self.eager else np.arange(len(born))
         labels[born] = bank.num_rows + numbers
@@ -204,8 +206,7 @@ class FedDrift:
         points = Points.vectors(clients, torch.from_numpy(losses))
         partition = Partition(by_smallest_member(labels[clients]))
         clustering = Clustering(clients, points, L2()(points), None, partition)
-        former = self._former(state, target, fed)
-        return FedDriftState(bank, labels, loss, *former), (clustering,)
+        return FedDriftState(bank, labels, loss, rounds, models), (clustering,)
 
 
 def strengths(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
@@ -265,11 +266,20 @@ def merges(distance: Matrix, used: Ids, num_models: int, delta: float) -> Ids:
     return by_smallest_member(target)
 
 
-def merged(bank: ModelBank, labels: Ids, target: Ids, fed: Federation) -> ModelBank:
-    """The bank after merges: models with one target become their mean by numbers of examples."""
-    examples = np.zeros(bank.num_rows)
-    placed = fed.clients[labels[fed.clients] >= 0]
-    np.add.at(examples, labels[placed], fed.weights()[placed])
+def num_examples(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
+    """(U,) the weight of the clients that are there in each model, by all data it trains on."""
+    there = fed.clients
+    weights: NDArray[np.float64] = strengths(state, fed)[:, there] @ fed.weights()[there]
+    return weights
+
+
+def merged(bank: ModelBank, examples: NDArray[np.float64], target: Ids) -> ModelBank:
+    """The bank after merges: models with one target become their mean by numbers of examples.
+
+    Args:
+        examples: (U,) of each model.
+        target: (U,) the new row of each model.
+    """
     shares = (target == np.arange(target.max() + 1)[:, None]).astype(np.float64)  # (V, U)
     is_merged = shares.sum(1) > 1
     shares[is_merged] *= examples

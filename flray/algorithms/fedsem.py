@@ -40,7 +40,8 @@ class FedSemState:
     bank: ModelBank  # a row for each cluster; owner: each client's, row 0 for those without one
     labels: Ids  # (M,) the cluster of each client; -1: a holdout client that is not placed yet
     models: ClientTable  # w_i as client i last trained it; the initial model before that
-    centres: Tensor | None = None  # (K, p) of the last k-means
+    # (K, p) of the last k-means; fewer as long as there were fewer clients
+    centres: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class FedSem:
 
     def _vectors(self, models: Params, fed: Federation) -> Tensor:
         """(m, p) what is compared of the models."""
-        names = last_layers(fed.initial, 1) if self.space == "last_layer" else models
+        learned = fed.learned(fed.initial)
+        names = last_layers(learned, 1) if self.space == "last_layer" else learned
         return flatten({name: models[name] for name in names})
 
     def _clusters(
@@ -127,7 +129,10 @@ class FedSem:
                 seed = int(fed.generator("fedsem", fed.t).integers(2**31))
                 assigned, centres = self._first_clusters(points, seed)
             else:
-                assigned, centres = lloyd(points.values, state.centres[: points.num_clients])
+                missing = min(self.number, points.num_clients) - len(state.centres)
+                # Nobody is nearest to a centre that is there twice, so that it is made anew.
+                again = state.centres[:1].expand(max(missing, 0), -1)
+                assigned, centres = lloyd(points.values, torch.cat([state.centres, again]))
         labels = state.labels.copy()
         labels[points.clients] = assigned
         return labels, centres
@@ -174,7 +179,8 @@ class FedSem:
 def lloyd(points: Tensor, centres: Tensor) -> tuple[Ids, Tensor]:
     """Labels (m,) of points (m, p) and centres (K, p) once k-means from given centres stands still.
 
-    A cluster that lost all its points goes on at the point that is farthest from its centre.
+    A cluster that lost all its points goes on at the point that is farthest from its centre, but
+    stays where it is if there are fewer points than clusters.
 
     >>> labels, centres = lloyd(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([[4.0], [5.0]]))
     >>> labels.tolist(), centres.tolist()
@@ -192,7 +198,7 @@ def lloyd(points: Tensor, centres: Tensor) -> tuple[Ids, Tensor]:
         # c_k = the mean of its w_i
         is_member = units[nearest]  # (m, K)
         empty = np.setdiff1d(np.arange(len(c)), labels)
-        if len(empty):
+        if len(empty) and len(x) >= len(c):
             farthest = (squared + x.square().sum(1)).topk(len(empty)).indices
             is_member[farthest] = units[torch.from_numpy(empty).to(x.device)]
         counts = is_member.sum(0)[:, None]

@@ -122,7 +122,9 @@ class FedSoft:
             hears = state.shares.T
         else:  # Alg. 1: the mean of those drawn, who were drawn by n_i already
             hears = drawn / np.maximum(fed.weights(), 1)
-        state = replace(state, bank=fed.mix_rows(hears, trained, state.bank), models=models)
+        unheard = np.setdiff1d(cohort.clients, trained.clients)  # those who failed
+        bank = fed.mix_rows(hears, trained, _with_models(state.bank, models, unheard))
+        state = replace(state, bank=replace(bank, owner=state.bank.owner), models=models)
         is_due = cohort.t % self.every == 0
         asked = fed.clients[is_due | ~state.shares[fed.clients].any(1)]
         return Outcome(self._estimated(state, asked, fed), trained.metrics())
@@ -165,12 +167,8 @@ class FedSoft:
         if len(new) and self.number > 1:
             fed.count_placing(state.bank, new)
             shares = self._importances(state, new, fed)
-        owner = shares.argmax(1)
         holders = np.intersect1d(clients, state.models.clients)
-        owner[holders] = self.number + np.arange(len(holders))
-        own = state.models.of_clients(holders)
-        params = {n: torch.cat([leaf, own[n]]) for n, leaf in state.bank.params.items()}
-        return ModelBank(params, owner)
+        return _with_models(ModelBank(state.bank.params, shares.argmax(1)), state.models, holders)
 
     def partition(self, state: FedSoftState) -> Ids:
         return np.where(state.shares.any(1), state.shares.argmax(1), -1)
@@ -180,3 +178,11 @@ def _candidates(state: FedSoftState, fed: Federation) -> Ids:
     """The clients that may be drawn: those with examples and importances."""
     is_known = state.shares.any(1) & (fed.num_examples > 0)
     return fed.clients[is_known[fed.clients]]
+
+
+def _with_models(bank: ModelBank, models: ClientTable, clients: Ids) -> ModelBank:
+    """The bank with further rows: the own models of these clients, which use them."""
+    owner, own = bank.owner.copy(), models.of_clients(clients)
+    owner[clients] = bank.num_rows + np.arange(len(clients))
+    params = {n: torch.cat([leaf, own[n]]) for n, leaf in bank.params.items()}
+    return replace(bank, params=params, owner=owner)

@@ -219,13 +219,17 @@ def _means(points: Points, labels: Ids) -> Points:
 
 
 def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:
-    """The bank after each cluster's model moved by its mean update: w_c + sum_k n_k / n Δw^k."""
+    """The bank after each cluster's model moved by its mean update: w_c + sum_k n_k / n Δw^k.
+
+    Statistics of BatchNorm stay those of the joint model.
+    """
     labels = state.labels[deltas.clients]
     _, first = np.unique(labels, return_index=True)
     rows = torch.from_numpy(state.bank.owner[deltas.clients[first]])
     means = deltas.cluster_means(labels, fed.weights()[deltas.clients])  # (C, p)
     params = {name: leaf.clone() for name, leaf in state.bank.params.items()}
-    leaves = [params[name] for name in sorted(params)]  # in the order of `flatten` (update.py)
+    # In the order of `flatten` (update.py)
+    leaves = [params[name] for name in sorted(fed.learned(params))]
     parts = torch.split(means, [leaf[0].numel() for leaf in leaves], dim=1)
     for leaf, part in zip(leaves, parts, strict=True):
         leaf[rows] += part.view(len(rows), *leaf.shape[1:])

@@ -174,7 +174,8 @@ class Recluster:
             return replace(watch, flags=flags)
         if watch is None or not self.is_auto:
             return watch
-        steps = steps_of_clusters(state.labels, state.bank, bank)
+        banks = (replace(b, params=fed.learned(b.params)) for b in (state.bank, bank))
+        steps = steps_of_clusters(state.labels, *banks)
         cosine = least_cosine(watch.steps, steps)  # NaN compares False
         return replace(
             watch,

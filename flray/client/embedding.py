@@ -60,7 +60,7 @@ class EmbedCentres:
 
     def centres(self, module: LightningModule, host: Host, client: int) -> Latents:
         """(k, e) the centres of one client's examples; clients with fewer than k repeat theirs."""
-        ids = host.on_device(host.timeline.at(self.t).train[client])
+        ids = host.on_device(host.timeline.at(self.t).trained_on(client))
         module = with_image_statistics(module) if self.statistics == "image" else module
         latents = encode(module, rescaled(host.examples, self.pixels), ids)
         return k_means(latents, self.num_centres[client])
@@ -88,7 +88,7 @@ class FineTuneCentres:
         """
         embed = self.embed
         module = copied_module(embed.module, host)
-        ids = host.on_device(host.timeline.at(embed.t).train[client])
+        ids = host.on_device(host.timeline.at(embed.t).trained_on(client))
         seed = torch_seed(host.seed, "fine-tune", embed.t, client)
         with seeded_generator(seed, host.examples.device):
             examples = rescaled(host.examples, embed.pixels)
@@ -198,7 +198,7 @@ class ProjectCentres:
 
     def _centres(self, host: Host, client: int) -> Latents:
         """(k, components) of one client; an error if an image has fewer pixels than components."""
-        ids = host.on_device(host.timeline.at(self.t).train[client])
+        ids = host.on_device(host.timeline.at(self.t).trained_on(client))
         x, _ = rescaled(host.examples, "unit").batch(ids)
         pixels: Latents = x.flatten(1).cpu().numpy()
         if pixels.shape[1] < self.components:

@@ -246,7 +246,7 @@ class Predict:
     t: int
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[Tensor]:
-        """(R, classes) of each client on the CPU, float32."""
+        """(R, classes) of each client on the CPU, in the precision of the models."""
         ids = host.on_device(host.timeline.at(self.t).server)
         predictions = []
         for u in job.rows.tolist():
@@ -257,7 +257,7 @@ class Predict:
                 ids,
                 lambda batch: self._rows(host.module(batch[0]), batch[1]),
             )
-            predictions.append(torch.cat(rows).float())
+            predictions.append(torch.cat(rows))
         return list(torch.stack(predictions).cpu())  # one wait for a GPU
 
     def _rows(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -270,7 +270,8 @@ class Predict:
             )
         if self.kind == "soft":
             return scores.softmax(-1).flatten(1)
-        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).flatten(1)
+        classes = torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
+        return classes.flatten(1).to(scores.dtype)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from flray.clustering.encoder_training import EncoderRun, same_bits
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS
 from flray.data.datasets.downloaded import FashionMnist
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.autoencoder import NormStatistics
@@ -51,7 +52,7 @@ class EncoderCentres:
 
     The encoder may be fine-tuned first. `sequential`: one encoder goes from client to client;
     `independent`: each client trains a copy of the server's; `central`: the server trains it on the
-    data of all clients. Points are (m * k, latents), or fewer per client if it has fewer examples.
+    data of all clients. Points are (m * k, latents); a client with fewer examples repeats them.
 
     >>> EncoderCentres(k=3, fine_tune="none").encoder.dataset
     FashionMnist(normalize='unit', augment='none', download=False)
@@ -150,8 +151,8 @@ class EncoderCentres:
     def _count_steps(self, fed: Federation, clients: list[int]) -> None:
         """Count the steps of the clients' fine-tuning, in the total and in their own column."""
         if self.fine_tune in ("sequential", "independent"):
-            batches = np.ceil(fed.num_examples[clients] / self.encoder.batch_size)
-            steps = self.epochs * int(batches.sum())
+            training = Training(epochs=self.epochs, batch_size=self.encoder.batch_size)
+            steps = int(fed.num_steps(np.array(clients, np.int64), training).sum())
             fed.meter.counts[CLIENT_STEPS] += steps
             fed.meter.counts["client_steps_fine_tuning"] += steps
 

@@ -39,12 +39,19 @@ class GradientMemory(Update):
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        calls = int(memory["calls"][0]) if memory else 0
-        row = np.array([calls % bank.num_rows])
-        common = {name: rows_of(leaf, row) for name, leaf in bank.params.items()}
-        everybody = ModelBank(common, np.zeros_like(bank.owner))
-        heard, _ = super().__call__(fed, everybody, cohort, {})
-        num_clients, size = len(bank.owner), heard.values.shape[1]
+        heard, _ = super().__call__(fed, _common(bank, memory), cohort, {})
+        return self._averaged(heard, len(bank.owner), memory)
+
+    def sketched(
+        self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params, dim: int
+    ) -> tuple[Points, Params]:
+        """Means (m, dim) of sketches, which are sketches of the means: a sketch is linear."""
+        heard, _ = super().sketched(fed, _common(bank, memory), cohort, {}, dim)
+        return self._averaged(heard, len(bank.owner), memory)
+
+    def _averaged(self, heard: Points, num_clients: int, memory: Params) -> tuple[Points, Params]:
+        """The means of the clients heard, and those of all clients for the next call."""
+        size = heard.values.shape[1]
         count = memory["count"].clone() if memory else torch.zeros(num_clients, dtype=torch.int64)
         mean = memory["mean"].clone() if memory else heard.values.new_zeros(num_clients, size)
         clients = torch.from_numpy(heard.clients)
@@ -55,5 +62,16 @@ class GradientMemory(Update):
         # g_i <- (1 - β) g_i + β Δ_i
         there = clients.to(mean.device)
         mean[there] += newest.to(mean.device)[:, None] * (heard.values - mean[there])
-        kept = {"mean": mean, "count": count, "calls": torch.tensor([calls + 1])}
+        kept = {"mean": mean, "count": count, "calls": torch.tensor([_num_calls(memory) + 1])}
         return Points.vectors(heard.clients, mean[there]), kept
+
+
+def _num_calls(memory: Params) -> int:
+    return int(memory["calls"][0]) if memory else 0
+
+
+def _common(bank: ModelBank, memory: Params) -> ModelBank:
+    """The row of the bank whose turn it is, as the model of all clients."""
+    row = np.array([_num_calls(memory) % bank.num_rows])
+    common = {name: rows_of(leaf, row) for name, leaf in bank.params.items()}
+    return ModelBank(common, np.zeros_like(bank.owner))

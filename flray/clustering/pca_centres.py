@@ -18,7 +18,7 @@ from flray.values import require_at_least
 class PcaCentres:
     """k centres per client, in the coordinates of the client's own PCA; no model travels.
 
-    Points are (m * k, components), or fewer per client if it has fewer examples.
+    Points are (m * k, components); a client with fewer examples repeats them.
 
     >>> PcaCentres(components=16).k
     5

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import orth
 
-from flray.client.subspace import DescribeSubspace
+from flray.client.subspace import NO_PART, DescribeSubspace
 from flray.clustering.checks import require_finite
 from flray.clustering.distances import mirrored
 from flray.clustering.encoder_centres import points_of
@@ -26,8 +26,9 @@ from flray.values import require_at_least
 class Subspace:
     """U_i, the first p left singular vectors of a client's inputs X_i (d, n_i); nothing is trained.
 
-    Points (m p, d), orthonormal for each client; fewer for a client with fewer examples. With
-    `per_label` a client sends p vectors for each label that it holds, as the authors' code does.
+    Points (m p, d), orthonormal for each client; fewer for a client whose examples span fewer
+    dimensions. With `per_label` a client sends p vectors for each label that it holds, as the
+    authors' code does.
     """
 
     p: int = 3  # Number of singular vectors
@@ -71,9 +72,10 @@ class PrincipalAngles:
         values, clients = points.array(), range(points.num_clients)
         spans = [values[points.owner == c] for c in clients]  # (p, d) each
         if self.form == "smallest":
-            spans = [orth(basis.T).T for basis in spans]  # several labels are not orthogonal
+            # Vectors of several labels are not orthogonal, and may be the same.
+            spans = [orth(basis.T, NO_PART).T for basis in spans]
         # Clients with fewer vectors than others have zeros in their place.
-        bases = np.zeros((len(spans), max(map(len, spans)), values.shape[1]))
+        bases = np.zeros((len(spans), max(1, *map(len, spans)), values.shape[1]))
         present = np.zeros(bases.shape[:2], bool)
         for c in clients:
             bases[c, : len(spans[c])], present[c, : len(spans[c])] = spans[c], True

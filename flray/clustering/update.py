@@ -30,8 +30,9 @@ HELD_BYTES = 2**30  # models that are held at a time where clients send sketches
 class Update:
     """Δ = w − w0 after the client's own training from its model (FL+HC, Alg. 1 l. 8).
 
-    One vector per client, (m, p) for p parameters of the chosen layers. Every client is sent its
-    model and returns these layers of the trained one, which is not kept.
+    One vector per client, (m, p) for p parameters of the chosen layers, without statistics of
+    BatchNorm. Every client is sent its model and returns these layers of the trained one, which is
+    not kept.
 
     >>> Update(epochs=2).epochs
     2
@@ -46,12 +47,12 @@ class Update:
 
     def require(self, fed: Federation) -> None:
         """Refuse an experiment whose model does not have the layers."""
-        leaves_of_layers(fed.initial, self.layers)
+        leaves_of_layers(fed.learned(fed.initial), self.layers)
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        w0 = chosen_leaves(bank.params, self.layers)
+        w0 = chosen_leaves(fed.learned(bank.params), self.layers)
         trained = probe(fed, bank, cohort, self.epochs, w0)
         rows = bank.owner[trained.clients]
         return Points.vectors(trained.clients, updates(trained, w0, rows)), memory
@@ -62,7 +63,7 @@ class Update:
         """Sketches (m, dim) of the updates, which clients send with `embed: sketch`."""
         question = _sketch_question(fed, bank, self.layers, dim)
         if question is None:
-            return self(fed, bank, cohort, memory)
+            return Update.__call__(self, fed, bank, cohort, memory)
         clients, sketches = sketched_models(fed, bank, cohort, question, self.epochs)
         start = question(np.arange(bank.num_rows))(bank.params)["sketch"]  # S w0, (U, dim)
         rows = torch.from_numpy(bank.owner[clients]).to(start.device)
@@ -78,12 +79,12 @@ class Weights:
 
     def require(self, fed: Federation) -> None:
         """Refuse an experiment whose model does not have the layers."""
-        leaves_of_layers(fed.initial, self.layers)
+        leaves_of_layers(fed.learned(fed.initial), self.layers)
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        leaves = chosen_leaves(bank.params, self.layers)
+        leaves = chosen_leaves(fed.learned(bank.params), self.layers)
         trained = probe(fed, bank, cohort, sent=leaves)
         return Points.vectors(trained.clients, flatten(trained.leaves(list(leaves)))), memory
 
@@ -136,7 +137,7 @@ def _sketch_question(
     fed: Federation, bank: ModelBank, layers: Layers, dim: int
 ) -> Sketching | None:
     """The question for sketches of these layers; None if they have at most `dim` numbers."""
-    leaves = chosen_leaves(bank.params, layers)
+    leaves = chosen_leaves(fed.learned(bank.params), layers)
     if sum(leaf[0].numel() for leaf in leaves.values()) <= dim:
         return None
     return partial(SketchRows, names=sorted(leaves), dim=dim, seed=fed.seed)

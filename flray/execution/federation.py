@@ -258,6 +258,10 @@ class Federation(Population):
         uniform = self.aggregation.weights == "uniform"
         return np.ones(self.num_clients) if uniform else self.num_examples.astype(np.float64)
 
+    def learned(self, params: Params) -> Params:
+        """The leaves that gradients reach: all but statistics of BatchNorm."""
+        return {name: leaf for name, leaf in params.items() if name not in self.buffers}
+
     def train(
         self,
         bank: ModelBank,

@@ -83,8 +83,10 @@ class Robustness(Measure):
                 f"evaluate.robustness needs an algorithm that places clients it never heard of, "
                 f"{type(algorithm).__name__} does not; known: repa, wd; or set it to null"
             )
-        clusters = np.unique(clustering.labels)
-        members = [clustering.clients[clustering.labels == c] for c in clusters]
+        # Clusters that are found again keep their numbers, which those of the clustering do not.
+        labels = algorithm.partition(context.state)[clustering.clients]
+        clusters = np.unique(labels[labels >= 0])
+        members = [clustering.clients[labels == c] for c in clusters]
         similar = np.stack([self._drawn(ids, context) for ids in members])  # (C, n)
         with fed.meter.phase("robustness"):
             uncounted = replace(fed, meter=Meter())

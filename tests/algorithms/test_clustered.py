@@ -1,5 +1,7 @@
 """Clustered methods since 2021: identities, planted groups, equality with libraries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,13 @@ from flray.algorithms.clove import best_number
 from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import FlhcState
 from flray.algorithms.ifca import Ifca, farthest
-from flray.client.subspace import singular_vectors
+from flray.client.host import HostSettings, start_host
+from flray.client.subspace import DescribeSubspace, singular_vectors
+from flray.client.tasks import ClientsJob
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
+from flray.data.dataset import Normalization
+from flray.data.events import make_timeline
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
@@ -19,7 +25,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
 from linear import linear_federation
-from scenarios import line_federation
+from scenarios import Line, line_federation, noise_dataset, ragged_split
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
 
@@ -67,6 +73,21 @@ def test_angles_of_clients_with_fewer_vectors_are_of_those_they_have(form) -> No
             assert D[i, j] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_subspaces_are_of_pixels_as_they_are(augment) -> None:
+    """Whatever the normalisation of the dataset, by which main directions and angles differ."""
+    centred = replace(
+        noise_dataset(53, (1, 8, 8), augment), normalization=Normalization((0.5,), (0.25,))
+    )
+    split = ragged_split()
+    settings = HostSettings("loop", "cpu", torch.float32, 4, 1, 0)
+    host = start_host(Line(), centred, make_timeline(split, ()), settings)
+    (basis,) = DescribeSubspace(3, per_label=False, t=1)(host, {}, ClientsJob(np.array([3])))
+    pixels = centred.images[split.train[3]].reshape(40, -1) / 255
+    expected = np.linalg.svd(pixels)[2][:3]
+    assert np.abs((basis * expected).sum(1)) == pytest.approx(1, abs=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(200, 90), (90, 200)])
 def test_first_singular_vectors_of_many_inputs_are_those_of_the_whole_svd(shape) -> None:
     inputs = torch.from_numpy(np.random.default_rng(0).random(shape))
@@ -74,6 +95,45 @@ def test_first_singular_vectors_of_many_inputs_are_those_of_the_whole_svd(shape)
     signs = np.sign((found * whole).sum(1, keepdims=True))
     assert found == pytest.approx(signs * whole, abs=1e-6)
     assert (np.take_along_axis(found, np.abs(found).argmax(1, keepdims=True), 1) > 0).all()
+
+
+def test_the_largest_singular_vector_is_found_whatever_its_entries_sum_to() -> None:
+    """Half of the inputs lie along e0 - e1, at right angles to a vector of ones."""
+    inputs = np.zeros((200, 100))
+    inputs[:100, :2] = (5, -5)
+    inputs[100:, 2:] = np.random.default_rng(0).random((100, 98))
+    found = singular_vectors(torch.from_numpy(inputs), 3)
+    assert np.abs(found[0, :2]) == pytest.approx([0.5**0.5, 0.5**0.5], abs=1e-6)
+    assert np.sum(found[0, :2]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("copies", [5, 200])
+def test_inputs_that_span_fewer_dimensions_have_fewer_vectors(copies) -> None:
+    """Two clients with copies of one image each are as far apart as the images, 60°."""
+    images = np.zeros((2, 100))
+    images[0, 0], images[1, :2] = 1, (0.5, 0.75**0.5)
+    bases = [singular_vectors(torch.from_numpy(np.tile(x, (copies, 1))), 3) for x in images]
+    assert [basis.shape for basis in bases] == [(1, 100)] * 2
+    assert PrincipalAngles()(_points(bases))[0, 1] == pytest.approx(60, abs=1e-4)
+
+
+@pytest.mark.parametrize("num", [4, 100])
+def test_inputs_of_zeros_are_at_right_angles_to_all_others(num) -> None:
+    nothing = singular_vectors(torch.zeros(num, 80, dtype=torch.float64), 3)
+    assert nothing.tolist() == [[0.0] * 80]
+    assert PrincipalAngles()(_points([nothing, np.eye(3, 80), nothing])).tolist() == [
+        [0, 90, 0],
+        [90, 0, 90],
+        [0, 90, 0],
+    ]
+    assert PrincipalAngles()(_points([nothing, nothing])).tolist() == [[0, 0], [0, 0]]
+
+
+def test_labels_with_one_direction_span_one_dimension() -> None:
+    """The same direction twice, but for rounding to float32, is no second one."""
+    x, y = _bases(1, p=2)[0]
+    twice = np.stack([x, x + 1e-8 * y])
+    assert PrincipalAngles()(_points([twice, y[None]]))[0, 1] == pytest.approx(90, abs=1e-4)
 
 
 def test_the_smallest_angle_depends_on_the_subspace_alone() -> None:

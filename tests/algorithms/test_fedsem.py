@@ -162,6 +162,38 @@ def test_fewer_models_than_clusters_are_fewer_clusters() -> None:
     assert len(set(rounds(FedSem(number=5), alone, 3)[-1].labels)) == 2
 
 
+def present(fed: Federation, members: list[list[int]]) -> list[FedSemState]:
+    """The states after rounds in which only these clients are there."""
+    algorithm = FedSem(number=3)
+    states = [algorithm.init(fed).state]
+    for t, clients in enumerate(members, start=1):
+        now = with_members(fed, clients, t)
+        outcome = algorithm.round(states[-1], algorithm.cohort(states[-1], t, now), now)
+        states.append(outcome.state)
+    return states[1:]
+
+
+class TestFewerClientsThanClusters:
+    """Targets 9, 5 and 0 for two clients each, which go to (w + target) / 2 from their model."""
+
+    FED = line_federation([(1, 0)] * 6, [9, 5, 0] * 2, [1] * 6, [[4.0, 0.0]], LR)
+
+    def test_clusters_of_clients_that_are_away_stay_where_they_are(self) -> None:
+        first, alone, back = present(self.FED, [[*range(6)], [2, 5], [*range(6)]])
+        away = [first.labels[i] for i in (0, 1)]
+        assert len({*away, first.labels[2]}) == 3
+        assert torch.equal(alone.centres[away], first.centres[away])
+        assert torch.equal(alone.bank.params["w"][away], first.bank.params["w"][away])
+        assert alone.labels.tolist() == back.labels.tolist() == first.labels.tolist()
+
+    @pytest.mark.parametrize("first", [[0], [0, 1], [0, 3]])
+    def test_clusters_that_nobody_had_are_made_once_there_are_clients_for_them(self, first) -> None:
+        early, later = present(self.FED, [first, [*range(6)]])
+        assert len(set(early.labels[first])) == len({i % 3 for i in first})
+        assert len(set(later.labels)) == 3
+        assert len(later.centres) == 3
+
+
 def test_a_clustering_is_recorded_where_the_partition_changes(monkeypatch) -> None:
     fed, algorithm = line(), FedSem(number=2)
     states = rounds(algorithm, fed, 3)

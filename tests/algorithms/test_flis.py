@@ -69,6 +69,12 @@ class TestAgreement:
         D = Disagreement()(Points.vectors(np.arange(2), B))
         assert D[0, 1] == pytest.approx(1 - 1.5 / np.sqrt(1.5 * 2))
 
+    def test_soft_labels_have_the_precision_of_the_models(self) -> None:
+        fed = federation("participation=1", "execution.precision=float64")
+        B = fed.predict(fed.initial, Cohort(1, np.arange(1)), "soft").values
+        assert B.dtype == torch.float64
+        assert abs(B.sum(2) - 1).max() < 1e-14
+
     def test_it_is_what_a_round_records(self) -> None:
         """A_ij counted example by example, and R = {i} and A_ij >= β; two pairs agree on β."""
         fed = federation("participation=1")

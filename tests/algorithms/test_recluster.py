@@ -26,6 +26,7 @@ from flray.config.experiment import parse_experiment
 from flray.data.events import Event, make_timeline
 from flray.engines.training import Training
 from flray.errors import ExperimentError
+from flray.execution.executor import Inline
 from flray.execution.federation import Cohort
 from flray.models.bank import ModelBank
 from flray.models.mixing import Aggregation
@@ -454,18 +455,38 @@ class TestFedDrift:
         assert (D == D.T).all()
         assert (np.diag(D) == 0).all()
         target = merges(np.zeros((2, 2)), used, 2, delta=1e-9)
-        fed = SimpleNamespace(clients=np.arange(5), weights=lambda: np.arange(1.0, 6))
         rows = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
         bank = ModelBank({"w": rows}, np.array([0, 1, 0, 1, 1]))
-        after = merged(bank, bank.owner, target, fed)
+        after = merged(bank, np.array([4.0, 11.0]), target)
         assert torch.equal(after.params["w"], rows[:1])
 
     def test_a_merged_model_is_the_mean_by_examples(self) -> None:
-        """Clients with 1 and 3 examples use models 2 and 6; nobody uses model 9, which stays."""
+        """Models 2 and 6 have 1 and 3 examples; model 9, which nobody uses, stays."""
         bank = ModelBank({"w": torch.tensor([[2.0], [9.0], [6.0]])}, np.zeros(2, np.int64))
-        fed = SimpleNamespace(clients=np.arange(2), weights=lambda: np.array([1.0, 3.0]))
-        after = merged(bank, np.array([0, 2]), np.array([0, 1, 0]), fed)
+        after = merged(bank, np.array([1.0, 0.0, 3.0]), np.array([0, 1, 0]))
         assert after.params["w"].flatten().tolist() == [5.0, 9.0]
+
+    @pytest.mark.parametrize("history", [True, False])
+    def test_former_data_count_in_a_merge(self, history) -> None:
+        """Clients 0 and 2 exchange three examples of y = x / 2 - 1 / 4, model 0, for one of model
+        1, y = 3 x / 2 + 3 / 4. By present data models have 3 and 2 examples, with former ones 6 and
+        3, of which client 1 has one that stays."""
+        pairs = [[(2, 1), (4, 2), (6, 3)], [(2, 4)], [(4, 7)]]
+        fed = linear_federation(pairs, Training(lr=0.1))
+        swap = Event(round=2, kind="exchange", clients=(0, 2))
+        timeline = make_timeline(fed.timeline.at(1), [swap])
+        host = Inline(replace(fed.executor.host, timeline=timeline))
+        fed = replace(fed, timeline=timeline, executor=host).during(2)
+        start = {n: torch.cat([leaf, leaf + 1]) for n, leaf in fed.initial.items()}
+        labels, none = np.array([0, 1, 1]), np.empty(0, np.int64)
+        bank = replace(fed.initial_bank(), params=start, owner=labels)
+        state = FedDriftState(bank, labels, np.zeros(3), none, np.empty((0, 3), np.int64))
+        method = FedDrift(every=1, delta=np.inf, history=history)
+        after = method.round(state, Cohort(2, none), fed).state
+        assert after.labels.tolist() == [0, 0, 0]
+        assert (after.models >= 0).any() == history
+        expected = START + (3 / 9 if history else 2 / 5)
+        assert vector(after.bank, client=0) == pytest.approx(expected)
 
 
 def test_what_it_does_not_know_is_refused(tiny_run) -> None:

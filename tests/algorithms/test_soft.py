@@ -15,7 +15,7 @@ from flray.algorithms.fedrc import FedRc, label_shares
 from flray.algorithms.fedsoft import FedSoft
 from flray.algorithms.local import Local
 from flray.client.host import HostSettings, start_host
-from flray.client.tasks import ExampleLosses
+from flray.client.tasks import ExampleLosses, Train
 from flray.data.dataset import Dataset, Normalization
 from flray.data.events import make_timeline
 from flray.data.split import Split
@@ -249,6 +249,38 @@ def test_mean_of_several_drawn_clients_is_plain() -> None:
     own = after.models.of_clients(drawn)["slope.weight"]
     assert len(drawn) == 2
     np.testing.assert_allclose(after.bank.params["slope.weight"][0], own.mean(0))
+
+
+def test_a_client_that_fails_counts_with_its_own_last_model(fails_in_training) -> None:
+    """With `unheard: stale`, θ_k = Σ_i v_ik w_i where w_1 is what client 1 trained in round 1."""
+    fails_in_training(1, t=2)
+    stale = {"aggregation": Aggregation(unheard="stale"), "on_client_failure": "drop"}
+    fed, method = federation(**stale), FedSoft(number=2, every=5)
+    _, first, second = run_rounds(method, fed, 2)
+    own = np.arange(3)
+    models = [method.deploy(state, own, fed) for state in (first, second)]
+    w = np.stack([vector(models[1], i) for i in own])
+    np.testing.assert_array_equal(w[1], vector(models[0], 1))
+    assert not np.allclose(w[0], vector(models[0], 0))
+    for k in range(2):
+        v = first.shares[:, k] * [len(pairs) for pairs in CLIENTS]
+        row = replace(second.bank, owner=np.full(3, k))
+        np.testing.assert_allclose(vector(row), v @ w / v.sum())
+
+
+def test_centres_stay_where_nobody_answers(monkeypatch) -> None:
+    monkeypatch.setattr(Inline, "_run", _fails_to_train(Inline._run))
+    stale = {"aggregation": Aggregation(unheard="stale"), "on_client_failure": "drop"}
+    before, after = run_rounds(FedSoft(number=2), federation(**stale), 1)
+    assert all(torch.equal(leaf, after.bank.params[n]) for n, leaf in before.bank.params.items())
+
+
+def _fails_to_train(run):
+    def run_or_fail(self, task, bank, job):
+        is_training = isinstance(task, Train)
+        return Failed(ArithmeticError("no model")) if is_training else run(self, task, bank, job)
+
+    return run_or_fail
 
 
 @pytest.mark.parametrize("method", [FedEm(number=2), FedRc(number=2), FedSoft()])

@@ -215,6 +215,22 @@ def test_pca_centres() -> None:
         ask(fed, PcaCentres())
 
 
+@pytest.mark.parametrize(
+    "signature",
+    [
+        PcaCentres(components=8, k=1),
+        EncoderCentres(ENCODER, k=1, fine_tune="none"),
+        EncoderCentres(ENCODER, k=1, fine_tune="sequential", epochs=1),
+    ],
+)
+def test_clients_made_up_for_a_measure_are_described_too(signature) -> None:
+    """The first of two that resemble client 0 has id 6."""
+    fed = federation("evaluate.robustness={draws: 2}")
+    points, _ = ask(fed, signature, clients=[0, 6])
+    assert points.clients.tolist() == [0, 6]
+    assert not torch.equal(points.values[0], points.values[1])
+
+
 def test_defaults_are_flts() -> None:
     signature = EncoderCentres()
     assert signature.encoder == Encoder(FashionMnist(), ConvAe, 40, 64, 1e-3, 10, "unit")

@@ -1,13 +1,20 @@
 """Signatures of models and of losses, and stages after them, against numpy and scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
+from flray.algorithms.cfl import Cfl
+from flray.algorithms.change import Dynamic, Flags
+from flray.algorithms.fedsem import FedSem
+from flray.algorithms.flhc import Flhc, UpdateClustering
 from flray.clustering.embeds import Pca, SvdDirections
 from flray.clustering.gradient_memory import GradientMemory
+from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.losses import Losses
 from flray.clustering.partitions import Spectral, gaussian
 from flray.clustering.points import Points
@@ -15,6 +22,7 @@ from flray.clustering.related import Related
 from flray.clustering.update import Update, Weights
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
+from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, layers_of
@@ -73,6 +81,70 @@ class TestLayers:
             assert built.clustering.signature.layers == layers
         with pytest.raises(ExperimentError, match=r"layers must be one of all, first, last"):
             parse_experiment(override(TINY, [key % "middle"]))
+
+
+@pytest.fixture(scope="module")
+def normed() -> Federation:
+    model = ["model={name: lenet5, norm: batch}", "dataset.size=16", "participation=1"]
+    experiment = parse_experiment(override(TINY, model))
+    parts = prepare(experiment)
+    return build_federation(experiment, parts, start_executor(parts))
+
+
+@pytest.fixture(scope="module")
+def num_params(normed) -> int:
+    """All leaves but means and variances of 6 and 16 channels."""
+    return sum(leaf.numel() for leaf in normed.initial.values()) - 2 * (6 + 16)
+
+
+class TestBatchNorm:
+    """Statistics of BatchNorm are no parameters."""
+
+    @pytest.mark.parametrize("signature", [Update(), Weights(), GradientMemory()])
+    def test_signatures_are_of_parameters(self, normed, num_params, signature) -> None:
+        assert observed(signature, normed).shape == (3, num_params)
+
+    def test_layers_have_none(self, normed) -> None:
+        assert observed(Update(layers=("layers.1",)), normed).shape == (3, 2 * 6)
+
+    def test_cfl_compares_updates_of_parameters(self, normed, num_params) -> None:
+        method = Cfl(rounds_before=0, mean_norm=np.inf, max_norm=0)
+        state = method.init(normed).state
+        assert state.updates.default["update"].shape == (1, num_params)
+        (split,) = method.round(state, method.cohort(state, 1, normed), normed).clusterings
+        assert split.points.values.shape == (6, num_params)
+
+    @pytest.mark.parametrize(("space", "size"), [("all", None), ("last_layer", 10 * 85)])
+    def test_fedsem_compares_parameters(self, normed, num_params, space, size) -> None:
+        method = FedSem(number=2, space=space)
+        state = method.init(normed).state
+        after = method.round(state, method.cohort(state, 1, normed), normed).state
+        assert after.centres.shape == (2, size or num_params)
+
+    def test_flags_are_raised_by_parameters(self, normed) -> None:
+        bank, cohort = normed.initial_bank(), Cohort(1, normed.clients)
+        trained = normed.train(bank, cohort, plain_gradient)
+        flags = Dynamic(flags="update").updated(Flags.none(6), trained, bank, normed)
+        squares = [
+            (leaf - bank.params[name]).square().flatten(1).sum(1)
+            for name, leaf in trained.params.items()
+            if "running" not in name
+        ]
+        np.testing.assert_allclose(flags.last, torch.stack(squares).sum(0).sqrt(), rtol=1e-5)
+
+    def test_clusters_that_keep_their_pass_start_with_the_joint_statistics(self, normed) -> None:
+        bank, cohort = normed.initial_bank(), Cohort(1, normed.clients)
+        trained = normed.train(bank, replace(cohort, is_probe=True), plain_gradient)
+        method = Flhc(
+            rounds_before=0,
+            keep_pass=True,
+            clustering=UpdateClustering(partition=Hierarchical(number=6)),
+        )
+        state = method.init(normed).state
+        models = state.bank.of_clients(normed.clients)
+        for name, leaf in models.items():
+            expected = bank.params[name] if "running" in name else trained.params[name]
+            torch.testing.assert_close(leaf, expected.expand_as(leaf), atol=1e-5, rtol=1e-5)
 
 
 def test_losses_by_hand() -> None:

@@ -7,6 +7,7 @@ import torch
 from flray.algorithms.flhc import Flhc, UpdateClustering
 from flray.client.sketching import SketchRows, count_sketch
 from flray.clustering import update
+from flray.clustering.gradient_memory import GradientMemory
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.sketch import Sketch
 from flray.clustering.statistics import Statistics
@@ -14,6 +15,7 @@ from flray.clustering.update import Update, Weights
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.federation import Cohort, Federation
+from flray.models.bank import ModelBank
 from flray.randomness import generator
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import prepare
@@ -117,6 +119,22 @@ class TestOnTheClient:
         assert counts["bytes_up_signature"] == len(CLIENTS) * DIM * 4
         monkeypatch.setattr(update, "HELD_BYTES", 2**30)
         assert torch.equal(sent(signature, alone, Sketch(DIM))[0], by_one)
+
+
+@pytest.mark.parametrize("dim", [DIM, 10**6])
+def test_the_memory_of_gradients_is_of_sketches(fed, dim) -> None:
+    """Means of sketches are sketches of the means; models of two rows take turns as the start."""
+    rows = {name: torch.cat([leaf, leaf + 0.05]) for name, leaf in fed.initial.items()}
+    bank = ModelBank(rows, np.arange(fed.num_clients) % 2)
+    memory, memory_of_sketches = {}, {}
+    pipeline = Pipeline(GradientMemory(), Sketch(dim))
+    for _ in range(2):
+        whole, memory = GradientMemory()(fed, bank, Cohort(1, CLIENTS), memory)
+        short, memory_of_sketches = pipeline.observe(
+            fed, bank, Cohort(1, CLIENTS), memory_of_sketches
+        )
+        expected = whole.values if dim > DIM else count_sketch(whole.values, dim, fed.seed)
+        torch.testing.assert_close(short.values.double(), expected.double(), atol=1e-5, rtol=1e-5)
 
 
 def test_short_signatures_stay_as_they_are(fed) -> None:

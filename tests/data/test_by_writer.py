@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from flray.data.dataset import Dataset
 from flray.data.datasets.synthetic import Synthetic
@@ -43,6 +44,18 @@ def test_writer_gives_some_of_its_own_where_others_wrote_the_test_part() -> None
     assert split.num_train_examples.tolist() == [21, 14, 7]
     for client, writer in enumerate([3, 7, 9]):
         assert set(OTHER_TEST.source[split.image_ids[split.test[client]]].tolist()) == {writer}
+
+
+@pytest.mark.parametrize("dataset", [OWN_TEST, OTHER_TEST])
+def test_test_images_are_dealt_to_their_writers_where_all_are_dealt(dataset) -> None:
+    """As `own_split` of any other split: a fifth of what a writer has, wherever it was."""
+    split = ByWriter(pool="all", validation=0.0, test_fraction=0.2).split(dataset, 0)
+    writers, counts = np.unique(dataset.source, return_counts=True)
+    assert [len(ids) for ids in split.test] == [max(n // 5, 1) for n in counts]
+    assert split.num_train_examples.tolist() == [n - max(n // 5, 1) for n in counts]
+    for client, writer in enumerate(writers):
+        held = np.concatenate([split.train[client], split.test[client]])
+        assert set(dataset.source[split.image_ids[held]].tolist()) == {writer}
 
 
 def test_other_rules_test_on_other_peoples_images() -> None:

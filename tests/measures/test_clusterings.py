@@ -30,8 +30,11 @@ OPTIONS = Robustness(draws=6)
 class Placing:
     """Puts the similar client j of client r into the cluster place[r][j]."""
 
-    def __init__(self, place) -> None:
-        self.place, self.asked = place, []
+    def __init__(self, place, labels) -> None:
+        self.place, self.labels, self.asked = place, labels, []
+
+    def partition(self, state):
+        return np.array(self.labels)
 
     def nearest_clusters(self, state, clients, fed):
         self.asked = clients.tolist()
@@ -41,13 +44,14 @@ class Placing:
 
 
 def row(place, labels=(0, 0, 0, 1)) -> tuple[dict, Placing]:
-    """Of four clients in clusters of three and one."""
+    """Of four clients in clusters of three and one, to which the algorithm gives these numbers."""
     fed = line_federation([(1, 0)] * 4, [1, 2, 3, 4], [1] * 4, [[0.0, 0.0]], lr=0.1)
     points = Points.vectors(np.arange(4), torch.eye(4, dtype=torch.float64))
-    found = Clustering(points.clients, points, L2()(points), None, Partition(np.array(labels)))
+    partition = Partition(np.array([0, 0, 0, 1]))
+    found = Clustering(points.clients, points, L2()(points), None, partition)
     split = replace(fed.timeline.at(1), similar=(np.arange(3),) * (4 * OPTIONS.draws))
     fed = replace(fed, timeline=make_timeline(split, ()))
-    algorithm = Placing(place)
+    algorithm = Placing(place, labels)
     return OPTIONS(ClusteringContext(found, split, fed, algorithm, None)), algorithm
 
 
@@ -57,6 +61,12 @@ class TestRobustness:
         assert found["robustness"] == 1.0
         assert found["robustness_se"] == 0.0
         assert len(algorithm.asked) == 2 * OPTIONS.draws  # n for each cluster
+
+    def test_clusters_go_by_the_numbers_of_the_algorithm(self) -> None:
+        """Clusters that were found again keep the numbers that they had."""
+        found, _ = row([[7] * 6] * 3 + [[2] * 6], labels=(7, 7, 7, 2))
+        assert found["robustness"] == 1.0
+        assert (found["size_smallest"], found["size_largest"]) == (1, 3)
 
     def test_all_in_the_large_cluster(self) -> None:
         """Clusters 1 and 0: mean 1/2, spread 1/2 over two clusters; 3 of 4 clients are right."""

@@ -52,6 +52,8 @@ class ByWriter(PartOptions):
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         """The split, with a writer's own test images where the dataset has them."""
+        if self.pool == "all":  # no test part is left
+            return super().split(dataset, seed)
         require_classes(dataset)
         deal = self.deal(dataset, seed)
         options = self if deal.kinds is None else replace(self, test="all_of_labels")
