@@ -138,7 +138,9 @@ def with_leaves(block: Block, hook) -> Block:
         num, dtype = len(block.plans), drawn["layers.1.bias"].dtype
         alpha = torch.linspace(0.2, 0.8, num, dtype=dtype)[:, None]
         w0 = block.w0 | {f"v/{name}": leaf for name, leaf in drawn.items()} | {"alpha": alpha}
-        return replace(block, w0=w0, memo={"lr": torch.full((num,), TRAINING.lr, dtype=dtype)})
+        numbers = {"lr": TRAINING.lr, "decay": TRAINING.weight_decay}
+        memo = {name: torch.full((num,), number, dtype=dtype) for name, number in numbers.items()}
+        return replace(block, w0=w0, memo=memo)
     if isinstance(hook.__self__, FedAla):
         top = [name for name in block.w0 if name.startswith("layers.4")]
         weights = {f"W/{name}": torch.full_like(drawn[name], 0.5) for name in top}
