@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import yaml
 
@@ -83,14 +84,19 @@ def flray(arguments: Sequence[str], output: object) -> None:
     subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
 
 
+def listed_sweeps() -> dict[str, Any]:
+    """The content of sweeps.yaml. Any: YAML."""
+    return dict(yaml.safe_load((FOLDER / "sweeps.yaml").read_text(encoding="utf-8")))
+
+
 def sweeps_of(names: Sequence[str], seeds: Sequence[int], out: Path) -> list[Sweep]:
     """The sweeps with these names, seed by seed."""
-    known = yaml.safe_load((FOLDER / "sweeps.yaml").read_text(encoding="utf-8"))
-    if unknown := [name for name in names if name not in known]:
-        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    listed = listed_sweeps()
+    if unknown := [name for name in names if name not in listed]:
+        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(listed)}")
     found = []
     for name in names:
-        plain = known[name]
+        plain = listed[name]
         space, typed = str(SPACES / f"{plain.get('space', name)}.yaml"), tuple(plain["set"])
         found += [Sweep(name, space, typed, seed, out) for seed in plain.get("seeds", seeds)]
     return found
@@ -98,12 +104,12 @@ def sweeps_of(names: Sequence[str], seeds: Sequence[int], out: Path) -> list[Swe
 
 def write_tables(names: Sequence[str], out: Path) -> None:
     """Fill the published tables of these sweeps with what has been run so far."""
-    known = yaml.safe_load((FOLDER / "sweeps.yaml").read_text(encoding="utf-8"))
+    listed = listed_sweeps()
     for name in names:
-        if "table" in known[name] and (out / name).is_dir():
-            arguments = ["table", known[name]["table"], "--runs", str(out / name), "--format", "md"]
+        if "table" in listed[name] and (out / name).is_dir():
+            runs = ["--runs", str(out / name), "--format", "md"]
             with (out / name / "table.md").open("w", encoding="utf-8") as table:
-                flray(arguments, table)
+                flray(["table", listed[name]["table"], *runs], table)
 
 
 def main() -> None:
@@ -123,7 +129,10 @@ def main() -> None:
     with ThreadPoolExecutor(given.lanes) as lanes:
         ended = lanes.map(lambda sweep: sweep.run(deadline), sweeps)
         for sweep, is_complete in zip(sweeps, ended, strict=True):
-            print(sweep.folder, "complete" if is_complete else "to be resumed", flush=True)
+            log = sweep.folder.with_suffix(".log")
+            print(
+                sweep.folder, "complete" if is_complete else f"not complete, see {log}", flush=True
+            )
     write_tables(given.names, given.out)
 
 

@@ -181,8 +181,8 @@ def _candidates(state: FedSoftState, fed: Federation) -> Ids:
 
 
 def _with_models(bank: ModelBank, models: ClientTable, clients: Ids) -> ModelBank:
-    """The bank with further rows: the own models of these clients, which use them."""
-    owner, own = bank.owner.copy(), models.of_clients(clients)
+    """The bank with further rows: the models that these clients have in the table, and use."""
+    owner, rows = bank.owner.copy(), models.of_clients(clients)
     owner[clients] = bank.num_rows + np.arange(len(clients))
-    params = {n: torch.cat([leaf, own[n]]) for n, leaf in bank.params.items()}
+    params = {n: torch.cat([leaf, rows[n]]) for n, leaf in bank.params.items()}
     return replace(bank, params=params, owner=owner)

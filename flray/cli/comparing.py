@@ -45,7 +45,7 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
     if not done:
         started = next((resume_command(run.path) for run in runs if run.summary is None), None)
         path = sweeps[0].path if sweeps else folders[0]
-        command = started or f"flray sweep SPACE.yaml --out {shlex.quote(str(path))} --resume"
+        command = started or f"flray sweep --out {shlex.quote(str(path))} --resume"
         raise ExperimentError(
             f"no run below {', '.join(map(str, folders))} is finished; go on with: {command}"
         )

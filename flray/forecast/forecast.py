@@ -183,6 +183,10 @@ def _rehearsed(
         rounds_only.run()
         seconds = perf_counter() - begin
         evaluation = rehearsed_evaluation(replace(server, algorithm=algorithm), engine, budget_s)
+        usual_s, last_s = (  # of a run of two rounds
+            evaluation.of(len(fed.scored(server.evaluation.sample_size(t, num_rounds=2))))
+            for t in (1, 2)
+        )
         return Rehearsal(
             rounds=directory.rounds(),
             blocks=blocks,
@@ -190,8 +194,8 @@ def _rehearsed(
             num_rounds=num_rounds,
             seconds=seconds,
             assumed=assumed,
-            usual_evaluation_s=evaluation.of(len(fed.scored(server.evaluation.sample_size(0, 1)))),
-            last_evaluation_s=evaluation.of(len(fed.scored(server.evaluation.sample_size(1, 1)))),
+            usual_evaluation_s=usual_s,
+            last_evaluation_s=last_s,
         )
 
 

@@ -134,8 +134,8 @@ class Cache:
         if is_shared:
             self.obtain(kind, key, save)
         elif path not in _VALUES:
-            for before in [each for each in _VALUES if not each.exists()]:
-                del _VALUES[before]  # of another row, which no row asks for
+            for entry in [entry for entry in _VALUES if not entry.exists()]:
+                del _VALUES[entry]  # of another row, which no row asks for
             counts = _keep(path, compute())[1]
             self._count(kind, key, counts.get(CLIENT_STEPS, 0))
         return _keep(path, _VALUES.get(path) or _read(path))
@@ -179,7 +179,7 @@ class Cache:
         return self.is_late()
 
     def show_life(self) -> None:
-        """Touch `alive`; rounds and evaluations that take long call it after each block."""
+        """Touch `alive`; called after each block of clients too, since a round may take long."""
         if self.alive is not None:
             self.alive.touch()
 

@@ -165,13 +165,7 @@ class Trial:
         alive, self.meter = alive_file(context.folder, row.number), Meter()
         waiting = Meter(spent=self.meter.spent)  # no part of a round
         cache = replace(context.cache, alive=alive, meter=waiting)
-        self.context, self.cache = context, cache
-
-        def note_round(row: RoundRow) -> None:
-            cache.note_round(row)
-            on_round(row)
-
-        self.on_round = note_round
+        self.context, self.cache, self.report = context, cache, on_round
         self.row = read_row(context.folder, row.number) or row
         self.begin, self.seconds_before = Counter(_clocks()), Counter(self.row.seconds)
         self.experiment = parse_experiment(self.row.plain)
@@ -184,6 +178,11 @@ class Trial:
         seconds = self.seconds_before + self.meter.spent + (Counter(_clocks()) - self.begin)
         self.row = replace(self.row, seconds=dict(seconds), **changes)
         write_row(self.context.folder, self.row)
+
+    def on_round(self, row: RoundRow) -> None:
+        """Show that the trial goes on, and report the round to who asked for it."""
+        self.cache.note_round(row)
+        self.report(row)
 
     def run(self) -> None:
         """Complete the row's run directory, by as little training as possible."""

@@ -44,7 +44,7 @@ def test_what_to_type_for_an_unfinished_run_or_sweep(compare) -> None:
     assert f"go on with: flray run --out '{here}/my run' --resume" in compare("my run")[2]
     rows = [row | {"status": "unfinished"} for row in sweep_rows()]
     write_sweep(Path("my sweep"), rows)
-    assert f"flray sweep SPACE.yaml --out '{here}/my sweep' --resume" in compare("my sweep")[2]
+    assert f"flray sweep --out '{here}/my sweep' --resume" in compare("my sweep")[2]
 
 
 def test_ranks_are_of_sweeps_over_methods(compare) -> None:
