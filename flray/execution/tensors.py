@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from ray.util import register_serializer
@@ -19,4 +18,10 @@ def share_tensors_without_copies() -> None:
 
 
 def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    """An array of the same shape; np.ascontiguousarray would give a single number an axis.
+
+    >>> _to_array(torch.tensor(2.0)).shape, _to_array(torch.zeros(2, 3).T).flags.c_contiguous
+    ((), True)
+    """
+    array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
+    return array
