@@ -136,7 +136,9 @@ class Flhc:
         # l. 14, 19-20: m <- max(α K, 1) clients of each cluster; α is our `participation` ρ, K the
         # number of clients that may train. None: max(ρ |cluster|, 1) clients of each cluster.
         if self.cohort_size == "joint":
-            return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
+            waiting = unplaced(state.labels, fed.clients)
+            placed = np.setdiff1d(fed.clients, waiting) if len(waiting) else fed.clients
+            return Cohort(t, fed.sample(t, placed))
         size = fed.cohort_size if self.cohort_size == "of_all" else None
         return Cohort(t, fed.sample_clusters(t, state.labels, size))
 

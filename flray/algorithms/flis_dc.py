@@ -126,4 +126,4 @@ def _relation(clustering: Clustering, labels: Ids) -> Relation:
     _, first = np.unique(clustering.labels, return_index=True)
     rows = np.zeros((len(first) + 1, len(labels)))
     rows[:-1, clustering.clients] = clustering.together[first]
-    return Relation(rows, labels)  # label -1 is the last row
+    return Relation(rows, np.where(labels < 0, len(first), labels), np.arange(len(labels)))

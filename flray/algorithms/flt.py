@@ -219,7 +219,7 @@ class Flt:
 
 def _with_newcomers(relation: Relation, labels: Ids, new: Ids, may_train: Ids) -> Relation:
     """The relation in which newcomers hear their cluster, and are heard by it if they may train."""
-    strengths = relation.rows[relation.row_of_client]  # (M, M)
+    strengths = relation.matrix()
     for i in new:
         members = may_train[labels[may_train] == labels[i]]
         strengths[i, members] = 1.0

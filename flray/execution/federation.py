@@ -47,8 +47,8 @@ from flray.models.mixing import (
     MixingRow,
     Models,
     Relation,
+    Weighted,
     mix,
-    mixing_rows,
     rows_of_clients,
 )
 from flray.models.server_optimizers import ServerStep
@@ -506,8 +506,8 @@ class Federation(Population):
             bank: the models before the round, W.
         """
         with self.meter.phase("mix"):
-            weighted = Relation(relation.rows * self._mixing_weights(), relation.row_of_client)
-            rows, owner = rows_of_clients(weighted, trained.clients, bank, self.aggregation)
+            weighted = self._weighted(relation.strengths, trained.clients, bank)
+            rows, owner = rows_of_clients(relation, weighted, bank, self.aggregation)
             return replace(self.aggregated(rows, trained.models, bank), owner=owner)
 
     def mix_rows(
@@ -522,8 +522,8 @@ class Federation(Population):
             hears: (U, M) strengths >= 0, of which only the ratios within a row count.
         """
         with self.meter.phase("mix"):
-            weighted = hears * self._mixing_weights()
-            rows = mixing_rows(weighted, trained.clients, bank, self.aggregation)
+            weighted = self._weighted(lambda clients: hears[:, clients], trained.clients, bank)
+            rows = [weighted.row(u, u, self.aggregation) for u in range(len(hears))]
             return self.aggregated(rows, trained.models, bank)
 
     def aggregated(self, rows: Sequence[MixingRow], trained: Models, bank: ModelBank) -> ModelBank:
@@ -537,11 +537,19 @@ class Federation(Population):
         move = ServerStep(self.aggregation.optimizer, self.aggregation.server_lr, self.buffers)
         return move(mixed, bank, [(row.previous, len(row.heard) > 0) for row in rows])
 
-    def _mixing_weights(self) -> WeightArray:
-        """(M,) n_k or 1 of the clients that may train, 0 for the others."""
-        counts = np.zeros(self.num_clients)
-        counts[self.clients] = self.weights()[self.clients]
-        return counts
+    def _weighted(
+        self, strengths: Callable[[Ids], WeightArray], heard: Ids, bank: ModelBank
+    ) -> Weighted:
+        """Strengths (V, K) of clients times n_k or 1, 0 for clients that may not train."""
+        n = self.weights()
+
+        def times_n(clients: Ids) -> WeightArray:
+            begin, end = (
+                np.searchsorted(self.clients, clients, side) for side in ("left", "right")
+            )
+            return strengths(clients) * np.where(begin < end, n[clients], 0.0)
+
+        return Weighted.of(times_n, heard, bank, self.aggregation.unheard)
 
 
 def not_finite(done: Sequence[tuple[ClientsJob, BlockResult]]) -> dict[int, Failed]:

@@ -5,7 +5,7 @@ one new model; a row that hears nobody keeps its model. Sums are taken in fixed 
 (`flray.models.fixed_point`); a model that is only copied keeps its bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -18,6 +18,8 @@ from flray.models.bank import ModelBank, Params, rows_of
 from flray.models.fixed_point import Terms, WeightArray, exponents_for, largest_values
 from flray.models.server_optimizers import OPTIMIZERS, NoOptimizer
 
+Unheard = Literal["ignore", "stale"]
+
 
 @dataclass(frozen=True)
 class Aggregation:
@@ -25,16 +27,14 @@ class Aggregation:
 
     By default a model becomes sum_k n_k w_k / sum_k n_k over the clients heard, as in FedAvg.
 
-    >>> bank = ModelBank({}, np.zeros(2, np.int64))
-    >>> half = Aggregation(server_lr=0.5)
-    >>> row = mixing_row(np.array([1.0, 3.0]), 0, np.array([0, 1]), bank, half)
+    >>> row = mixing_row(np.array([1.0, 3.0]), None, 0, Aggregation(server_lr=0.5))
     >>> row.a, row.b  # half of the mean of two clients, half of the model before
     (array([0.125, 0.375]), array([0.5]))
     """
 
     # Clients not heard in a round. ignore: left out of the mean; stale: count with their last
     # model, as in FLT
-    unheard: Literal["ignore", "stale"] = "ignore"
+    unheard: Unheard = "ignore"
     # Weight of a client in a mean. samples: n_k (McMahan 2017); uniform: 1
     weights: Literal["samples", "uniform"] = "samples"
     server_lr: float = 1.0  # Server learning rate η: w' = w + η (mean - w)
@@ -58,41 +58,54 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Relation:
-    """Who hears whom in a mean: i hears j with strength rows[row_of_client[i], j].
+    """Who hears whom in a mean: i hears j with rows[row_of_client[i], column_of_client[j]].
 
     Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
     sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once,
-    so that M clients in V clusters take V M numbers.
+    equal columns may be, so that V clusters take V V numbers.
 
     >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
-    >>> clusters.rows[clusters.row_of_client[2]]  # client 2 hears client 0 and itself
+    >>> clusters.strengths(np.arange(3))[clusters.row_of_client[2]]  # hears client 0 and itself
     array([1., 0., 1.])
     """
 
-    rows: WeightArray  # (V, M) the distinct rows of strengths
+    rows: WeightArray  # (V, C) strengths; the rows are distinct, and each is some client's
     row_of_client: Ids  # (M,) position in `rows` of what each client hears
+    column_of_client: Ids  # (M,) the column that has how strongly each client is heard
+
+    def strengths(self, clients: Ids) -> WeightArray:
+        """(V, K) how strongly these clients are heard by each row."""
+        return self.rows[:, self.column_of_client[clients]]
+
+    def matrix(self) -> WeightArray:
+        """(M, M) in row i what client i hears."""
+        return self.rows[np.ix_(self.row_of_client, self.column_of_client)]
 
     @classmethod
     def joint(cls, num_clients: int) -> "Relation":
         """Everybody hears everybody: FedAvg.
 
         >>> Relation.joint(3).rows, Relation.joint(3).row_of_client
-        (array([[1., 1., 1.]]), array([0, 0, 0]))
+        (array([[1.]]), array([0, 0, 0]))
         """
-        return cls(np.ones((1, num_clients)), np.zeros(num_clients, np.int64))
+        everybody = np.zeros(num_clients, np.int64)
+        return cls(np.ones((1, 1)), everybody, everybody)
 
     @classmethod
     def of_clusters(cls, labels: Ids) -> "Relation":
         """Everybody hears its cluster; a client labelled -1 hears nobody and keeps its model.
 
-        >>> Relation.of_clusters(np.array([0, -1, 0])).rows
+        >>> Relation.of_clusters(np.array([0, -1, 0])).strengths(np.arange(3))
         array([[0., 0., 0.],
                [1., 0., 1.]])
         """
-        names, row_of_client = np.unique(labels, return_inverse=True)
-        rows = (labels == names[:, None]).astype(np.float64)
-        rows[names < 0] = 0.0
-        return cls(rows, row_of_client)
+        numbers = labels + 1  # >= 0
+        is_used = np.bincount(numbers) > 0  # np.unique sorts, which takes longer
+        rows = np.eye(int(is_used.sum()))
+        if is_used[0]:
+            rows[0] = 0.0
+        row_of_client = (np.cumsum(is_used) - 1)[numbers]
+        return cls(rows, row_of_client, row_of_client)
 
     @classmethod
     def of_matrix(cls, strengths: WeightArray) -> "Relation":
@@ -102,7 +115,7 @@ class Relation:
         array([[1. , 0.5]])
         """
         rows, row_of_client = np.unique(strengths, axis=0, return_inverse=True)
-        return cls(rows, row_of_client.reshape(-1))
+        return cls(rows, row_of_client.reshape(-1), np.arange(len(strengths)))
 
 
 @dataclass(frozen=True)
@@ -130,44 +143,31 @@ class MixingRow:
 
 
 def mixing_row(
-    relation: WeightArray, previous: int, cohort: Ids, bank: ModelBank, aggregation: Aggregation
+    heard: WeightArray, unheard: WeightArray | None, previous: int, aggregation: Aggregation
 ) -> MixingRow:
-    """The row of [A B] of a model that hears client j with strength relation[j].
+    """The row of [A B] of a model.
 
-    >>> bank = ModelBank({}, np.zeros(4, np.int64))
-    >>> row = mixing_row(np.array([1., 1, 2, 0]), 0, np.array([1, 2]), bank, Aggregation())
-    >>> row.a * 3, row.b
-    (array([1., 2.]), array([], dtype=float64))
+    >>> row = mixing_row(np.array([1.0, 0.0, 2.0]), None, 0, Aggregation())
+    >>> row.heard, row.a * 3, row.b
+    (array([0, 2]), array([1., 2.]), array([], dtype=float64))
 
     Args:
-        relation: (M,) one row of a `Relation`: strengths, already multiplied by n_j.
+        heard: (K,) how strongly it hears each client that trained, times n_j.
+        unheard: (U,) the same for the other clients, summed by their row of the bank. None: they
+            do not count.
         previous: row that the model has in the bank before the round.
-        cohort: clients heard this round, in the order of their trained models.
     """
-    heard = np.flatnonzero(relation[cohort])
-    a = relation[cohort][heard]
-    b = np.zeros(max(int(bank.owner.max()), previous) + 1)  # (U,)
-    if aggregation.unheard == "stale":
-        unheard = np.setdiff1d(np.flatnonzero(relation), cohort)
-        np.add.at(b, bank.owner[unheard], relation[unheard])
+    positions = np.flatnonzero(heard)
+    a, b = heard[positions], np.zeros(previous + 1) if unheard is None else unheard
     total = a.sum() + b.sum()
-    if len(heard) == 0 or total == 0:
-        return MixingRow(heard[:0], a[:0], np.array([previous]), np.ones(1), previous)
+    if len(positions) == 0 or total == 0:
+        return MixingRow(positions[:0], a[:0], np.array([previous]), np.ones(1), previous)
     # w' = w + server_lr (mean - w): the mean has the weight server_lr, the old model the rest
     server_lr = aggregation.mean_weight
     a, b = server_lr * a / total, server_lr * b / total
     b[previous] += 1 - server_lr
     kept = np.flatnonzero(b)
-    return MixingRow(heard, a, kept, b[kept], previous)
-
-
-def mixing_rows(
-    hears: WeightArray, cohort: Ids, bank: ModelBank, aggregation: Aggregation
-) -> list[MixingRow]:
-    """A row of [A B] for each row of the bank: model u hears client j with strength hears[u, j]."""
-    return [
-        mixing_row(strengths, u, cohort, bank, aggregation) for u, strengths in enumerate(hears)
-    ]
+    return MixingRow(positions, a, kept, b[kept], previous)
 
 
 class Models(Protocol):
@@ -219,26 +219,63 @@ class ClientModels:
     models: Models
 
 
+@dataclass(frozen=True)
+class Weighted:
+    """How strongly V rows hear clients, times n_j: what the rows of [A B] are made of.
+
+    >>> bank = ModelBank({}, np.zeros(4, np.int64))
+    >>> n = np.array([5.0, 10.0, 20.0, 30.0])
+    >>> weighted = Weighted.of(lambda clients: n[None, clients], np.array([1, 3]), bank, "stale")
+    >>> weighted.heard, weighted.unheard  # clients 1 and 3 trained, the others have model 0
+    (array([[10., 30.]]), array([[25.]]))
+    """
+
+    heard: WeightArray  # (V, K) of the clients that trained
+    unheard: WeightArray | None  # (V, U) of the others, by their row of the bank; None: not counted
+
+    @classmethod
+    def of(
+        cls,
+        strengths: Callable[[Ids], WeightArray],
+        cohort: Ids,
+        bank: ModelBank,
+        unheard: Unheard,
+    ) -> "Weighted":
+        """Ask for the strengths (V, K) of the clients that count, whatever their number is."""
+        heard = strengths(cohort)
+        if unheard == "ignore":
+            return cls(heard, None)
+        others = np.setdiff1d(np.arange(len(bank.owner)), cohort)
+        num_rows = int(bank.owner.max()) + 1
+        sums = [np.bincount(bank.owner[others], s, num_rows) for s in strengths(others)]
+        return cls(heard, np.array(sums))
+
+    def row(self, v: int, previous: int, aggregation: Aggregation) -> MixingRow:
+        """The row of [A B] that row v makes of the model at `previous`."""
+        unheard = None if self.unheard is None else self.unheard[v]
+        return mixing_row(self.heard[v], unheard, previous, aggregation)
+
+
 def rows_of_clients(
-    relation: Relation, cohort: Ids, bank: ModelBank, aggregation: Aggregation
+    relation: Relation, weighted: Weighted, bank: ModelBank, aggregation: Aggregation
 ) -> tuple[list[MixingRow], Ids]:
     """The rows of [A B] of the distinct new models, and (M,) the row of each client.
 
-    The strengths in `relation` include n_j. Clients with equal rows of the relation share a model,
-    unless the new model contains the client's old one: where nobody was heard, where the server
-    step is not 1, or where the server has an optimiser.
+    Clients with equal rows of the relation share a model, unless the new model contains the
+    client's old one: where nobody was heard, where the server step is not 1, or where the server
+    has an optimiser.
     """
-    hears: NDArray[np.bool_] = np.any(relation.rows[:, cohort] > 0, axis=1)  # (V,)
-    hears_somebody = hears[relation.row_of_client]  # (M,)
-    keeps_own = ~hears_somebody | aggregation.has_optimizer | (aggregation.server_lr != 1)
+    hears: NDArray[np.bool_] = np.any(weighted.heard > 0, axis=1)  # (V,)
+    always_keeps = aggregation.has_optimizer or aggregation.server_lr != 1
+    if hears.all() and not always_keeps:  # nobody's old model matters
+        rows = [weighted.row(v, 0, aggregation) for v in range(len(hears))]
+        return rows, relation.row_of_client
+    keeps_own = ~hears[relation.row_of_client] | always_keeps  # (M,)
     # One number for each pair (row of the relation, row that is kept or none).
     pairs = relation.row_of_client * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
     _, first, owner = np.unique(pairs, return_index=True, return_inverse=True)
     rows = [
-        mixing_row(
-            relation.rows[relation.row_of_client[i]], int(bank.owner[i]), cohort, bank, aggregation
-        )
-        for i in first
+        weighted.row(int(relation.row_of_client[i]), int(bank.owner[i]), aggregation) for i in first
     ]
     return rows, owner.reshape(-1)
 

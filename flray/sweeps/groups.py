@@ -81,7 +81,7 @@ def independent_groups(algorithm: Branching[Any], state: Any) -> list[tuple[Ids,
     relation = getattr(state, "relation", None)
     if relation is None:
         return [(np.flatnonzero(labels == label), None) for label in np.unique(labels)]
-    strengths = relation.rows[relation.row_of_client]  # (M, M)
+    strengths = relation.matrix()
     _, group = connected_components(strengths, directed=True, connection="weak")
     members = [np.flatnonzero(group == number) for number in np.unique(group)]
     return [(clients, strengths[np.ix_(clients, clients)].tolist()) for clients in members]

@@ -10,15 +10,22 @@ from flray.models.mixing import (
     HeldModels,
     MixingRow,
     Relation,
+    Weighted,
     mix,
-    mixing_row,
     rows_of_clients,
 )
 
 
 def mix_bank(relation, cohort, trained, bank, aggregation) -> ModelBank:
-    rows, owner = rows_of_clients(relation, cohort, bank, aggregation)
+    weighted = Weighted.of(relation.strengths, cohort, bank, aggregation.unheard)
+    rows, owner = rows_of_clients(relation, weighted, bank, aggregation)
     return ModelBank(mix(rows, trained, bank.params), owner)
+
+
+def row_of(strengths, previous, cohort, bank, aggregation) -> MixingRow:
+    """The row of [A B] of a model that hears client j with strength strengths[j]."""
+    one = Weighted.of(lambda clients: strengths[None, clients], cohort, bank, aggregation.unheard)
+    return one.row(0, previous, aggregation)
 
 
 def bank_of(rows: list[float], owner: list[int]) -> ModelBank:
@@ -35,21 +42,21 @@ def test_mean_is_weighted_by_samples_of_those_heard() -> None:
     """Clients 1 (n=10) and 3 (n=30) heard: 10/40 * 1 + 30/40 * 5 = 4."""
     bank = bank_of([100.0], [0, 0, 0, 0])
     n = np.array([5.0, 10, 20, 30])
-    row = mixing_row(n, 0, np.array([1, 3]), bank, Aggregation())
+    row = row_of(n, 0, np.array([1, 3]), bank, Aggregation())
     assert mix([row], HeldModels({"w": torch.tensor([[1.0], [5.0]])}), bank.params)["w"].item() == 4
 
 
 def test_stale_clients_count_as_they_were() -> None:
     """n = 10, 10, 20; only client 2 heard: (10 * 1 + 10 * 3 + 20 * 7) / 40 = 4.5."""
     bank = bank_of([1.0, 3.0], [0, 1, 1])
-    row = mixing_row(np.array([10.0, 10, 20]), 0, np.array([2]), bank, Aggregation("stale"))
+    row = row_of(np.array([10.0, 10, 20]), 0, np.array([2]), bank, Aggregation("stale"))
     assert mix([row], HeldModels({"w": torch.tensor([[7.0]])}), bank.params)["w"].item() == 4.5
 
 
 def test_server_lr_moves_part_of_the_way() -> None:
     """From 2 towards 6 with step 0.25: 3."""
     bank = bank_of([2.0], [0, 0])
-    row = mixing_row(np.ones(2), 0, np.array([0, 1]), bank, Aggregation(server_lr=0.25))
+    row = row_of(np.ones(2), 0, np.array([0, 1]), bank, Aggregation(server_lr=0.25))
     assert mix([row], HeldModels({"w": torch.tensor([[4.0], [8.0]])}), bank.params)["w"].item() == 3
 
 
@@ -61,7 +68,7 @@ def test_rows_sum_to_one(unheard, server_lr) -> None:
     for _ in range(20):
         relation = rng.random(8) * (rng.random(8) < 0.6)
         cohort = np.sort(rng.choice(8, 3, replace=False))
-        row = mixing_row(relation, 1, cohort, bank, Aggregation(unheard, server_lr=server_lr))
+        row = row_of(relation, 1, cohort, bank, Aggregation(unheard, server_lr=server_lr))
         a, b = dense(row, 3, 3)
         assert a.sum() + b.sum() == pytest.approx(1, abs=1e-12)
         if not relation[cohort].any():
@@ -71,7 +78,7 @@ def test_rows_sum_to_one(unheard, server_lr) -> None:
 def test_a_copied_model_keeps_every_bit_and_nothing_received_changes() -> None:
     trained = {"w": torch.tensor([[-0.0], [5.0]])}
     bank = bank_of([1.0], [0, 0])
-    row = mixing_row(np.array([1.0, 0.0]), 0, np.array([0, 1]), bank, Aggregation())
+    row = row_of(np.array([1.0, 0.0]), 0, np.array([0, 1]), bank, Aggregation())
     mixed = mix([row], HeldModels(trained), bank.params)["w"]
     assert torch.signbit(mixed).all()
     mixed.fill_(9)
