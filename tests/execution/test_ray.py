@@ -153,10 +153,7 @@ def test_memo_shared_and_pairs_on_actors_are_those_of_one_process() -> None:
     def corrected(grad, w, batch, w0, memo):  # noqa: ARG001  # local, so it is pickled by value
         g = grad(w, batch)
         ahead = grad({name: w[name] - 0.1 * g[name] for name in g}, batch.second)
-        return {
-            name: memo["one_number"] * ahead[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"]
-            for name in g
-        }
+        return {name: ahead[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"] for name in g}
 
     def trained(*overrides: str) -> Trained:
         experiment = parse_experiment(override(TINY, [*HARD, *overrides]))
@@ -170,7 +167,6 @@ def test_memo_shared_and_pairs_on_actors_are_those_of_one_process() -> None:
         shared = {
             f"c/{k}": torch.randn(v.shape[1:], generator=draw) for k, v in fed.initial.items()
         }
-        shared["one_number"] = torch.tensor(0.5)
         cohort, how = Cohort(1, np.arange(6)), fed.training.paired()
         found = fed.train(fed.initial_bank(), cohort, corrected, own, shared=shared, training=how)
         assert set(found.params) == set(fed.initial)  # brought here before the actors end
