@@ -34,6 +34,10 @@ class ClientFailure(RuntimeError):
     """A client's training failed and `on_client_failure` is `raise`."""
 
 
+class GpuFault(RuntimeError):
+    """CUDA failed in a way that only a new process recovers from."""
+
+
 def one_line_message(error: BaseException) -> str:
     """The last line of an error's message, with its class unless it is an error of flray.
 
@@ -43,3 +47,16 @@ def one_line_message(error: BaseException) -> str:
     text = str(error).strip().split("\n")[-1]
     is_ours = type(error).__module__.startswith("flray.")
     return text if is_ours and text else f"{type(error).__name__}: {text}"
+
+
+def is_gpu_fault(error: BaseException | None) -> bool:
+    """True if CUDA failed in a way that only a new process recovers from; full memory is no such.
+
+    >>> lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    >>> is_gpu_fault(lost), is_gpu_fault(RuntimeError("CUDA out of memory"))
+    (True, False)
+    """
+    if error is None:
+        return False
+    is_fault = any(text in str(error) for text in ("CUDA error", "MPS server"))
+    return is_fault or is_gpu_fault(error.__cause__)

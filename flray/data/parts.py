@@ -1,12 +1,14 @@
 """From a deal to a split: the parts of each client are cut and their examples are numbered."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.cores import usable_cores
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import smooth_images
 from flray.data.dealing import consecutive, server_images, whole_share
@@ -183,6 +185,8 @@ def _with_new_images(split: Split, num_images: int, render: Render) -> Split:
     if len(viewed) == 0:
         return split
     view, row = np.divmod(viewed, num_images)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        images = list(pool.map(lambda v: render(int(v), row[view == v]), np.unique(view)))
     return replace(
         split,
         image_ids=np.where(
@@ -190,7 +194,7 @@ def _with_new_images(split: Split, num_images: int, render: Render) -> Split:
             split.image_ids,
             num_images + np.searchsorted(viewed, split.image_ids),
         ),
-        new_images=np.concatenate([render(int(v), row[view == v]) for v in np.unique(view)]),
+        new_images=np.concatenate(images),
         origin=row,
     )
 

@@ -22,7 +22,7 @@ from ray.exceptions import (
 )
 
 from flray.client.host import Host, Payload
-from flray.errors import ExperimentError, one_line_message
+from flray.errors import ExperimentError, is_gpu_fault, one_line_message
 from flray.execution.client_actor import start_client_actor
 from flray.execution.executor import Failed, Job, Output, ignore
 from flray.execution.patience import Patience
@@ -281,11 +281,6 @@ def _not_started(error: RayError, num_ready: int, plan: ActorPlan) -> Exception:
 def is_host_lost(error: RayError) -> bool:
     """True if the process of an actor died, or cannot use its GPU any more."""
     return isinstance(error, RayActorError) or is_gpu_fault(error)
-
-
-def is_gpu_fault(error: RayError) -> bool:
-    """True if CUDA failed in a way that only a new process recovers from."""
-    return isinstance(error, RayTaskError) and "CUDA error" in str(error.cause)
 
 
 def _is_of_host(output: Any) -> bool:

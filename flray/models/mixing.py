@@ -62,7 +62,7 @@ class Relation:
 
     Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
     sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once,
-    equal columns may be, so that V clusters take V V numbers.
+    equal columns too, so that V clusters take V V numbers.
 
     >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
     >>> clusters.strengths(np.arange(3))[clusters.row_of_client[2]]  # hears client 0 and itself
@@ -109,13 +109,14 @@ class Relation:
 
     @classmethod
     def of_matrix(cls, strengths: WeightArray) -> "Relation":
-        """Row i of an (M, M) matrix is what client i hears; equal rows are stored once.
+        """Row i of an (M, M) matrix is what client i hears; equal rows and columns are stored once.
 
-        >>> Relation.of_matrix(np.array([[1.0, 0.5], [1.0, 0.5]])).rows
-        array([[1. , 0.5]])
+        >>> Relation.of_matrix(np.array([[1.0, 0.5, 0.5]] * 3)).rows
+        array([[0.5, 1. ]])
         """
         rows, row_of_client = np.unique(strengths, axis=0, return_inverse=True)
-        return cls(rows, row_of_client.reshape(-1), np.arange(len(strengths)))
+        rows, column_of_client = np.unique(rows, axis=1, return_inverse=True)
+        return cls(rows, row_of_client.reshape(-1), column_of_client.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Weighted:
         if unheard == "ignore":
             return cls(heard, None)
         others = np.setdiff1d(np.arange(len(bank.owner)), cohort)
-        num_rows = int(bank.owner.max()) + 1
+        num_rows = max(int(bank.owner.max()) + 1, len(heard))  # some may have no user
         sums = [np.bincount(bank.owner[others], s, num_rows) for s in strengths(others)]
         return cls(heard, np.array(sums))
 

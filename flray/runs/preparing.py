@@ -79,7 +79,9 @@ class Prepared:
         return Prepared(replace(self.payload, settings=settings), None)
 
 
-def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
+def prepare(
+    experiment: Experiment, pool: Actors | None = None, dealt: tuple[Dataset, Split] | None = None
+) -> Prepared:
     """Load and split the data, build the module and plan the memory of the run's processes.
 
     Writes and starts nothing. Equal experiments give equal data and weights, whatever `pool` is.
@@ -87,14 +89,14 @@ def prepare(experiment: Experiment, pool: Actors | None = None) -> Prepared:
     Args:
         pool: Actors of the run's own; the default block divides a cohort among them. None: the
             block does not depend on the actors, as in a sweep.
+        dealt: What `load_dataset` and `deal` gave an experiment with the same data and seed.
 
     Raises:
         ExperimentError: The parts of the experiment do not fit each other, or data are missing.
     """
     settings, execution = experiment.settings, experiment.settings.execution
-    with experiment.dataset.reported():
-        dataset: Dataset = experiment.dataset.build().load()
-    split = deal(experiment, dataset)
+    dataset = dealt[0] if dealt else load_dataset(experiment)
+    split = dealt[1] if dealt else deal(experiment, dataset)
     module = draw_module(experiment, dataset)
     if dataset.images.dtype.kind == "i" and getattr(module, "takes_numbers", False):
         dataset = replace(dataset, images=dataset.images.astype(np.float32))
@@ -258,6 +260,13 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
         lambda: experiment.model.build(**facts),
         torch_seed(settings.seed, "initial model", *number),
     ).to(dtype=settings.execution.dtype)
+
+
+def load_dataset(experiment: Experiment) -> Dataset:
+    """The dataset of an experiment, which its seed does not change."""
+    with experiment.dataset.reported():
+        dataset: Dataset = experiment.dataset.build().load()
+    return dataset
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Split:

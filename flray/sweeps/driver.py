@@ -21,7 +21,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from flray.config.experiment import Experiment
 from flray.config.tracking import NoTracking
-from flray.errors import one_line_message
+from flray.errors import GpuFault, one_line_message
 from flray.execution.cluster import connected
 from flray.execution.nodes import reachable_nodes
 from flray.records.environment import environment
@@ -251,7 +251,8 @@ class _Sweep:
             return
         if result.error is not None:
             cause = getattr(result.error, "cause", None) or result.error
-            write_row(self.folder, replace(row, status="failed", error=one_line_message(cause)))
+            status = "unfinished" if isinstance(cause, GpuFault) else "failed"
+            write_row(self.folder, replace(row, status=status, error=one_line_message(cause)))
         elif self.space.is_scheduled and result.metrics and not result.metrics.get("is_over"):
             write_row(self.folder, replace(row, status="stopped"))
 

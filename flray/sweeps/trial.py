@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
-from flray.errors import one_line_message
+from flray.data.dataset import Dataset
+from flray.data.split import Split
+from flray.errors import GpuFault, is_gpu_fault, one_line_message
 from flray.execution.executor import CLIENT_ERRORS, Executor, Inline, LazyExecutor
 from flray.execution.federation import Federation, Meter, Share
 from flray.execution.nodes import wait_for_resources
@@ -39,7 +41,7 @@ from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter
 from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
 from flray.runs.conduct import Monitor, OnRound, ShouldStop, conduct
-from flray.runs.preparing import Prepared, prepare
+from flray.runs.preparing import Prepared, deal, load_dataset, prepare
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Callbacks, Server, ignore
@@ -75,6 +77,8 @@ from flray.sweeps.rows import SweepRow
 from flray.sweeps.stages import with_stored_stages
 from flray.tracking.mirrors import Draw, no_figures
 
+Kept = TypeVar("Kept")
+
 OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
 
@@ -105,6 +109,9 @@ def run_row(
         row: The row as the driver knows it; if its folder has a later state, that one counts.
         context: What trials share.
         on_round: Called with the row of each round that is trained for this row alone.
+
+    Raises:
+        GpuFault: This process can run no further row; this one stays unfinished.
     """
     trial = Trial(row, context, on_round)
     try:
@@ -112,6 +119,8 @@ def run_row(
     except OutOfTime:
         trial.note(status="unfinished")
     except CLIENT_ERRORS as error:
+        if is_gpu_fault(error):
+            raise GpuFault(one_line_message(error)) from error  # a new process runs the row
         trial.note(status="failed", error=one_line_message(error))
     finally:
         trial.executor.close()
@@ -121,7 +130,28 @@ def run_row(
 @lru_cache(maxsize=2)
 def _prepared(text: str) -> Prepared:
     """Data and module of an experiment, which the next rows of the process mostly have too."""
-    return prepare(parse_experiment(json.loads(text)))
+    plain = json.loads(text)
+    experiment = parse_experiment(plain)
+    dataset = _kept(_DATASETS, canonical(plain["dataset"]), lambda: load_dataset(experiment))
+    key = canonical([plain[part] for part in ("dataset", "split", "seed")])
+    split = _kept(_SPLITS, key, lambda: deal(experiment, dataset))
+    return prepare(experiment, dealt=(dataset, split))
+
+
+# What rows with other models, training or seeds share too. Images that a split has made anew take
+# up to 20 s and 600 MB.
+_DATASETS: dict[str, Dataset] = {}
+_SPLITS: dict[str, Split] = {}
+MOST_KEPT = 3  # of each, the seeds of most spaces
+
+
+def _kept(values: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
+    """The value with this key, made if it is not among the last few."""
+    if key not in values:
+        while len(values) >= MOST_KEPT:
+            del values[next(iter(values))]  # first, because there may be no room for more
+        values[key] = make()
+    return values[key]
 
 
 _LAST_HOST: dict[str, Inline] = {}  # at most one, by the text of its experiment

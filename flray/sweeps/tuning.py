@@ -39,6 +39,7 @@ SHOW_EVERY_S = 1.0
 SIGN = "sign"  # a sign of progress: the end of a round, or a moment of waiting for another trial
 LATE_S = 60.0  # shortest time without a sign after the sweep's time is over
 MOST_PENDING = 16  # trials that wait for resources
+MOST_LOST = 8  # trials in a row whose processes died, after which a sweep stops
 
 # Trials stay in the driver's folder, from which data and modules are looked for.
 ENVIRONMENT = {
@@ -73,6 +74,7 @@ class TrialWatch(TrialProgressCallback):
         self.context, self.show, self.should_stop = context, show, should_stop
         self.patience = Patience(least_s=600.0)
         self.signs: dict[str, float] = {}  # time of the last sign of each trial, by its id
+        self.num_lost = 0  # trials in a row whose processes died
         self._next = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +90,15 @@ class TrialWatch(TrialProgressCallback):
     def on_trial_result(self, *args: Any, **info: Any) -> None:
         """Print nothing."""
 
-    on_trial_error = on_trial_complete = on_trial_result
+    def on_trial_complete(self, *args: Any, **info: Any) -> None:
+        """Count from the start: processes live."""
+        self.num_lost = 0
+
+    def on_trial_error(self, *args: Any, **info: Any) -> None:
+        """Stop the sweep if process after process dies: the machine is broken, not the rows."""
+        self.num_lost += 1
+        if self.num_lost >= MOST_LOST and self.context.cache.wish is not None:
+            self.context.cache.wish.touch()
 
     def step(self, trials: Sequence[Any]) -> None:
         """Look at all trials once: pass on the wish to stop, end those that hang, show the rest."""

@@ -19,7 +19,7 @@ from flray.sweeps.folder import ROWS, alive_file, read_rows
 from flray.sweeps.rows import possible
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import TrialContext, run_row
-from flray.sweeps.tuning import TrialWatch
+from flray.sweeps.tuning import MOST_LOST, TrialWatch
 
 from scenarios import TINY, run_experiment
 
@@ -84,6 +84,17 @@ def test_after_the_end_two_rounds_are_allowed(context, clock, monkeypatch) -> No
     watch.step([trial(0)])
     assert context.cache.is_late()
     assert clock.killed == ["actor 0"]
+
+
+def test_a_sweep_stops_when_process_after_process_dies(context) -> None:
+    watch = TrialWatch(context, lambda _: None)
+    for _ in range(MOST_LOST - 1):
+        watch.on_trial_error()
+    watch.on_trial_complete()
+    for _ in range(MOST_LOST):
+        assert not context.cache.is_late()
+        watch.on_trial_error()
+    assert context.cache.is_late()
 
 
 def test_who_asks_whether_it_is_over_shows_that_it_goes_on(context) -> None:

@@ -11,11 +11,13 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 import pytest
 
+from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.flhc import Flhc, FlhcState
 from flray.clustering.points import Partition
 from flray.clustering.related import Related
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD
+from flray.errors import GpuFault
 from flray.execution.federation import Cohort, Federation
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
@@ -25,7 +27,7 @@ from flray.sweeps import trial as trial_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
 from flray.sweeps.driver import _in_order, _shared_signatures
-from flray.sweeps.folder import run_path
+from flray.sweeps.folder import read_row, run_path
 from flray.sweeps.groups import KIND, Assembly
 from flray.sweeps.keys import canonical, digest, prefix_key
 from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_after
@@ -224,6 +226,35 @@ def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, set
     assert_same_run(whole, run_alone(canonical(dict(fedavg.plain))))
     ended = [result_of(state, tmp_path / "sweep").summary["rounds"] < 5 for state in states]
     assert any(ended) == (settings is STOP)
+
+
+def test_rows_that_differ_in_training_or_model_are_dealt_their_data_once(
+    tmp_path, monkeypatch
+) -> None:
+    trial_module._SPLITS.clear()
+    dealt, deal = [], trial_module.deal
+    monkeypatch.setattr(trial_module, "deal", lambda *given: dealt.append(0) or deal(*given))
+    varied = {"train.lr": [0.03, 0.07], "model.hidden": [5, 6], "seed": [11, 12]}
+    states = swept(space_of({"model": {"name": "mlp200"}, "rounds": 1}, varied), tmp_path / "sweep")
+    assert len(states) == 8
+    assert len(dealt) == 2  # a split for each seed
+    for state in states[-2:]:
+        alone = run_alone(canonical(dict(state.plain)))
+        assert_same_run(result_of(state, tmp_path / "sweep"), alone)
+
+
+def test_a_row_whose_gpu_fails_is_left_to_another_process(tmp_path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nCompile with ...") from None
+
+    space = space_of({"rounds": 2}, {"train.lr": [0.1]})
+    (row,), context = expand(space), context_of(space, tmp_path / "sweep")
+    with monkeypatch.context() as patched:
+        patched.setattr(FedAvg, "round", fail)
+        with pytest.raises(GpuFault, match="Compile with"):
+            run_row(row, context)
+    assert read_row(tmp_path / "sweep", row.number).status == "unfinished"
+    assert run_row(row, context).error is None
 
 
 def test_a_cosine_over_other_rounds_is_another_prefix() -> None:
