@@ -3,6 +3,7 @@
 An `ExperimentError` ends a command with exit code 2 and one message, a `ClientFailure` with 1.
 """
 
+CUDA_ERROR = "CUDA error"  # in every message of a failure that is not for want of memory
 MOST_SHOWN = 2000  # characters of a message, whatever it repeats
 
 
@@ -41,10 +42,13 @@ class GpuFault(RuntimeError):
 def one_line_message(error: BaseException) -> str:
     """The last line of an error's message, with its class unless it is an error of flray.
 
+    The first lines of CUDA's messages say what happened, the last ones how to debug kernels.
+
     >>> one_line_message(ExperimentError("no data")), one_line_message(KeyError("x"))
     ('no data', "KeyError: 'x'")
     """
-    text = str(error).strip().split("\n")[-1]
+    lines = str(error).strip().split("\n")
+    text = next((line for line in lines if CUDA_ERROR in line), lines[-1])
     is_ours = type(error).__module__.startswith("flray.")
     return text if is_ours and text else f"{type(error).__name__}: {text}"
 
@@ -58,5 +62,5 @@ def is_gpu_fault(error: BaseException | None) -> bool:
     """
     if error is None:
         return False
-    is_fault = any(text in str(error) for text in ("CUDA error", "MPS server"))
+    is_fault = any(text in str(error) for text in (CUDA_ERROR, "MPS server"))
     return is_fault or is_gpu_fault(error.__cause__)

@@ -227,9 +227,10 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
 
 def _show_failures(result: SweepResult, console: Console) -> None:
     """Print the most frequent errors, each with the first row that had it."""
-    failed = result.table[result.table[STATUS] == "failed"]
-    messages = Counter(failed[ERROR].tolist())
-    for message, count in messages.most_common(FAILURES_SHOWN):
-        rows = failed.loc[failed[ERROR] == message, ROW].tolist()
-        text = f"{count} failed (row {rows[0]}): {message}"
+    failed = result.table[result.table[ERROR].notna()]
+    messages = Counter(zip(failed[STATUS], failed[ERROR], strict=True))
+    for (status, message), count in messages.most_common(FAILURES_SHOWN):
+        rows = failed.loc[(failed[STATUS] == status) & (failed[ERROR] == message), ROW].tolist()
+        what = "failed" if status == "failed" else "not run, because the GPU failed"
+        text = f"{count} {what} (row {rows[0]}): {message}"
         console.print(text, style="red", markup=False, soft_wrap=True)
