@@ -142,6 +142,8 @@ def run(case: Found) -> dict[str, float]:
         "start_cpu_s": cpu[1] - cpu[0],  # data dealt, first round and its clustering
         "round_s": later["seconds"].median(),
         "cpu_s": median(spent[:-2] or spent),
+        "train_s": later["seconds_train"].median(),
+        "mix_s": later["seconds_mix"].median() if "seconds_mix" in later else 0.0,
         "checkpoint_s": later["seconds_checkpoint"].median(),
         "evaluate_sample_s": rounds["seconds_evaluate"].iloc[-2],
         "evaluate_s": last["seconds_evaluate"],
