@@ -62,5 +62,7 @@ def is_gpu_fault(error: BaseException | None) -> bool:
     """
     if error is None:
         return False
-    is_fault = any(text in str(error) for text in (CUDA_ERROR, "MPS server"))
-    return is_fault or is_gpu_fault(error.__cause__)
+    if any(text in str(error) for text in (CUDA_ERROR, "MPS server")):
+        return True
+    cause = getattr(error, "cause", None)  # of an error that Ray brought here
+    return is_gpu_fault(cause if isinstance(cause, BaseException) else error.__cause__)
