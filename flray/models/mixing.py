@@ -62,14 +62,14 @@ class Relation:
 
     Strengths are >= 0 and relative: `Federation.mix` multiplies them by n_j and divides by their
     sum. A client whose row is zero hears nobody and keeps its model. Equal rows are stored once,
-    equal columns too, so that V clusters take V V numbers.
+    equal columns may be, so that V clusters take V x V numbers.
 
     >>> clusters = Relation.of_clusters(np.array([0, 1, 0]))
     >>> clusters.strengths(np.arange(3))[clusters.row_of_client[2]]  # hears client 0 and itself
     array([1., 0., 1.])
     """
 
-    rows: WeightArray  # (V, C) strengths; the rows are distinct, and each is some client's
+    rows: WeightArray  # (V, C) distinct rows of strengths; one that no client has is zero
     row_of_client: Ids  # (M,) position in `rows` of what each client hears
     column_of_client: Ids  # (M,) the column that has how strongly each client is heard
 

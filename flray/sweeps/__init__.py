@@ -9,7 +9,7 @@ rows *branch*. An *entry* of the *cache* is a result that rows share.
  `space`, `forms` | read a space: experiments, the keys that vary and their values |
  `rows` | the configurations of a space |
  `search`, `tuning`, `allotment` | Ray Tune: which row next, trials and their resources |
- `trial` | run one row |
+ `trial`, `process` | run one row; what rows of one process share |
  `branching`, `stages`, `groups` | what rows share: FedAvg's rounds, clusterings, clusters |
  `cache`, `keys` | where it is kept, and by which key |
  `folder`, `table`, `ranking`, `importance` | files, table, best configuration, what keys explain |

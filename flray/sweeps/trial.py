@@ -7,18 +7,16 @@ other row is an ordinary run. The records of a run are an entry of the cache too
 clusterings lead to the same state copy them.
 """
 
-import copy
-import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +26,8 @@ from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
-from flray.data.dataset import Dataset
-from flray.data.split import Split
 from flray.errors import GpuFault, is_gpu_fault, one_line_message
-from flray.execution.executor import CLIENT_ERRORS, Executor, Inline, LazyExecutor
+from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation, Meter, Share
 from flray.execution.nodes import wait_for_resources
 from flray.execution.ray_pool import start_pool
@@ -39,9 +35,9 @@ from flray.models.bank import ModelBank
 from flray.records.recorded import COMPONENTS
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter
-from flray.runs.assemble import assemble, build_federation, open_directory, start_executor
+from flray.runs.assemble import assemble, build_federation, open_directory
 from flray.runs.conduct import Monitor, OnRound, ShouldStop, conduct
-from flray.runs.preparing import Prepared, deal, load_dataset, prepare
+from flray.runs.preparing import Prepared
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Callbacks, Server, ignore
@@ -73,11 +69,10 @@ from flray.sweeps.keys import (
     signature_key,
     state_digest,
 )
+from flray.sweeps.process import host_of, prepared
 from flray.sweeps.rows import SweepRow
 from flray.sweeps.stages import with_stored_stages
 from flray.tracking.mirrors import Draw, no_figures
-
-Kept = TypeVar("Kept")
 
 OWNER = "owner"  # in the entry of a run: the sweep and the row that computed it
 
@@ -125,52 +120,6 @@ def run_row(
     finally:
         trial.executor.close()
     return trial.row
-
-
-@lru_cache(maxsize=2)
-def _prepared(text: str) -> Prepared:
-    """Data and module of an experiment, which the next rows of the process mostly have too."""
-    plain = json.loads(text)
-    experiment = parse_experiment(plain)
-    dataset = _kept(_DATASETS, canonical(plain["dataset"]), lambda: load_dataset(experiment))
-    key = canonical([plain[part] for part in ("dataset", "split", "seed")])
-    split = _kept(_SPLITS, key, lambda: deal(experiment, dataset))
-    return prepare(experiment, dealt=(dataset, split))
-
-
-# What rows with other models, training or seeds share too. Images that a split has made anew take
-# up to 20 s and 600 MB.
-_DATASETS: dict[str, Dataset] = {}
-_SPLITS: dict[str, Split] = {}
-MOST_KEPT = 3  # of each, the seeds of most spaces
-
-
-def _kept(values: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
-    """The value with this key, made if it is not among the last few."""
-    if key not in values:
-        while len(values) >= MOST_KEPT:
-            del values[next(iter(values))]  # first, because there may be no room for more
-        values[key] = make()
-    return values[key]
-
-
-_LAST_HOST: dict[str, Inline] = {}  # at most one, by the text of its experiment
-
-
-def _host_of(text: str) -> Inline:
-    """The host of an experiment in this process: data on its device, layers traced, steps recorded.
-
-    Kept for the next rows, which mostly ask for it again. It trains a copy of the module.
-    """
-    if text not in _LAST_HOST:
-        _LAST_HOST.clear()  # first, because the memory of a GPU may not have room for two
-        prepared = _prepared(text)
-        module = copy.deepcopy(prepared.payload.module)
-        payload = replace(prepared.payload, module=module)
-        executor = start_executor(replace(prepared, payload=payload))
-        assert isinstance(executor, Inline)  # rows with actors have a pool of their own
-        _LAST_HOST[text] = executor
-    return _LAST_HOST[text]
 
 
 def _clocks() -> dict[str, float]:
@@ -236,7 +185,7 @@ class Trial:
     @property
     def parts(self) -> Prepared:
         """Data and module, which rows share and do not change."""
-        return _prepared(self.dealt)
+        return prepared(self.dealt)
 
     @cached_property
     def fed(self) -> Federation:
@@ -252,7 +201,7 @@ class Trial:
 
     def _start_executor(self) -> Executor:
         if self.parts.plan is None:
-            return replace(_host_of(self.dealt), on_answer=self.cache.show_life)
+            return replace(host_of(self.dealt), on_answer=self.cache.show_life)
         wait_for_resources(self.parts.plan)
         pool = start_pool(self.parts.payload, self.parts.plan)
         return replace(pool, on_answer=self.cache.show_life)

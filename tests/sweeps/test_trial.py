@@ -23,7 +23,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.sweeps import cache as cache_module
-from flray.sweeps import trial as trial_module
+from flray.sweeps import process as process_module
 from flray.sweeps.branching import branches
 from flray.sweeps.cache import Cache
 from flray.sweeps.driver import _in_order, _shared_signatures
@@ -231,9 +231,9 @@ def test_settings_that_act_over_rounds_are_those_of_the_run_itself(tmp_path, set
 def test_rows_that_differ_in_training_or_model_are_dealt_their_data_once(
     tmp_path, monkeypatch
 ) -> None:
-    trial_module._SPLITS.clear()
-    dealt, deal = [], trial_module.deal
-    monkeypatch.setattr(trial_module, "deal", lambda *given: dealt.append(0) or deal(*given))
+    process_module._SPLITS.clear()
+    dealt, deal = [], process_module.deal
+    monkeypatch.setattr(process_module, "deal", lambda *given: dealt.append(0) or deal(*given))
     varied = {"train.lr": [0.03, 0.07], "model.hidden": [5, 6], "seed": [11, 12]}
     states = swept(space_of({"model": {"name": "mlp200"}, "rounds": 1}, varied), tmp_path / "sweep")
     assert len(states) == 8
@@ -633,9 +633,9 @@ def test_rows_of_equal_data_train_on_one_host(tmp_path, monkeypatch, engine) -> 
     varied = {"algorithm": [{"name": "fedprox", "mu": 0.1}, "local", "fedavg"], "rounds": [1, 2]}
     space = space_of({"execution": {"engine": engine}}, varied)
     started = []
-    start = trial_module.start_executor
-    monkeypatch.setattr(trial_module, "start_executor", lambda p: started.append(p) or start(p))
-    trial_module._LAST_HOST.clear()
+    start = process_module.start_executor
+    monkeypatch.setattr(process_module, "start_executor", lambda p: started.append(p) or start(p))
+    process_module._LAST_HOST.clear()
     hashes = [
         result_of(state, tmp_path).summary["params_sha256"] for state in swept(space, tmp_path)
     ]
