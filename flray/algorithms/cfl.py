@@ -151,7 +151,7 @@ class Cfl:
 
     def _is_ready(self, updates: Points, fed: Federation) -> bool:
         """True if a cluster with these updates is to be split."""
-        weights = fed.weights()[updates.clients]
+        weights = fed.weights(updates.clients)
         mean = torch.from_numpy(weights / weights.sum()).to(updates.values) @ updates.values
         norms = torch.stack([mean.norm(), updates.values.norm(dim=1).max()]).tolist()
         # ||sum_i n_i / n Δθ_i|| < ε1 and max_i ||Δθ_i|| > ε2

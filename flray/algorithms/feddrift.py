@@ -192,7 +192,7 @@ class FedDrift:
         loss[clients] = losses.min(1)
         labels[clients] = np.where(is_alarmed, -1, losses.argmin(1))
         settled = clients[~is_alarmed]
-        D, used = model_distances(losses[~is_alarmed], labels[settled], fed.weights()[settled])
+        D, used = model_distances(losses[~is_alarmed], labels[settled], fed.weights(settled))
         target = merges(D, used, bank.num_rows, self.delta)
         rounds, models = self._former(state, fed)
         before = FedDriftState(bank, labels, loss, rounds, models)
@@ -269,7 +269,7 @@ def merges(distance: Matrix, used: Ids, num_models: int, delta: float) -> Ids:
 def num_examples(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
     """(U,) the weight of the clients that are there in each model, by all data it trains on."""
     there = fed.clients
-    weights: NDArray[np.float64] = strengths(state, fed)[:, there] @ fed.weights()[there]
+    weights: NDArray[np.float64] = strengths(state, fed)[:, there] @ fed.weights(there)
     return weights
 
 

@@ -64,7 +64,7 @@ class FedNova(FedAvg):
 
 def normalised_row(heard: Trained, fed: Federation) -> MixingRow:
     """Sec. 5: x' = x - tau_eff sum_i p_i d_i, written as a row of A X + B W."""
-    n = fed.weights()[heard.clients]
+    n = fed.weights(heard.clients)
     p = n / n.sum()  # p_i = n_i / n
     a = effective_steps(heard.num_steps, fed.training.momentum)  # ||a_i||_1
     tau_eff = np.average(a, weights=n)  # sum_i p_i ||a_i||_1, so that FedAvg's length is kept

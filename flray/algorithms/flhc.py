@@ -228,7 +228,7 @@ def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:
     labels = state.labels[deltas.clients]
     _, first = np.unique(labels, return_index=True)
     rows = torch.from_numpy(state.bank.owner[deltas.clients[first]])
-    means = deltas.cluster_means(labels, fed.weights()[deltas.clients])  # (C, p)
+    means = deltas.cluster_means(labels, fed.weights(deltas.clients))  # (C, p)
     params = {name: leaf.clone() for name, leaf in state.bank.params.items()}
     # In the order of `flatten` (update.py)
     leaves = [params[name] for name in sorted(fed.learned(params))]

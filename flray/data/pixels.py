@@ -14,8 +14,9 @@ from flray.randomness import counter_hash
 
 PAD = 4  # pixels added on each side before a random crop, as in the code of FLIS
 
-# Of images kept normalised on a GPU, which spares a step four kernels; 70,000 of MNIST fit.
-NORMALISED_BYTES = 1 << 28
+# Images are kept normalised on a GPU, which spares a step four kernels, where they take at most one
+# part in so many of the memory that is free: processes that share it leave room for each other.
+PARTS_OF_FREE_MEMORY = 16
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,16 @@ def place_examples(
         augment=dataset.augment,
         largest=dataset.largest_pixel,
     )
-    fits = device.type == "cuda" and images.numel() * dtype.itemsize <= NORMALISED_BYTES
-    return examples.with_normalised() if fits and dataset.augment == "none" else examples
+    is_kept = dataset.augment == "none" and has_room(device, images.numel() * dtype.itemsize)
+    return examples.with_normalised() if is_kept else examples
+
+
+def has_room(device: torch.device, num_bytes: int) -> bool:
+    """True if a GPU can keep its images normalised, so many bytes; a CPU normalises batches."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return num_bytes * PARTS_OF_FREE_MEMORY <= free
 
 
 def _targets(targets: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -253,10 +253,10 @@ class Federation(Population):
             for name, leaf in self.initial.items()
         }
 
-    def weights(self) -> NDArray[np.float64]:
-        """(M,) how much each client counts in a mean: n_k, or 1."""
-        uniform = self.aggregation.weights == "uniform"
-        return np.ones(self.num_clients) if uniform else self.num_examples.astype(np.float64)
+    def weights(self, clients: Ids | None = None) -> NDArray[np.float64]:
+        """(K,) how much each of these clients counts in a mean: n_k, or 1; None: all M clients."""
+        num = self.num_examples if clients is None else self.num_examples[clients]
+        return np.ones(len(num)) if self.aggregation.weights == "uniform" else num.astype(float)
 
     def learned(self, params: Params) -> Params:
         """The leaves that gradients reach: all but statistics of BatchNorm."""
@@ -541,13 +541,12 @@ class Federation(Population):
         self, strengths: Callable[[Ids], WeightArray], heard: Ids, bank: ModelBank
     ) -> Weighted:
         """Strengths (V, K) of clients times n_k or 1, 0 for clients that may not train."""
-        n = self.weights()
 
         def times_n(clients: Ids) -> WeightArray:
             begin, end = (
                 np.searchsorted(self.clients, clients, side) for side in ("left", "right")
             )
-            return strengths(clients) * np.where(begin < end, n[clients], 0.0)
+            return strengths(clients) * np.where(begin < end, self.weights(clients), 0.0)
 
         return Weighted.of(times_n, heard, bank, self.aggregation.unheard)
 

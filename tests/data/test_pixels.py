@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flray.client.embedding import rescaled
-from flray.data.pixels import Examples
+from flray.data.pixels import Examples, has_room
 
 
 def examples(dtype: torch.dtype = torch.float32) -> Examples:
@@ -36,3 +36,12 @@ def test_an_encoder_sees_other_pixels_than_the_normalised_ones() -> None:
     unit = rescaled(kept, "unit").batch(ids)[0]
     assert torch.equal(unit, rescaled(replace(kept, normalised=None), "unit").batch(ids)[0])
     assert not torch.equal(unit, kept.batch(ids)[0])
+
+
+def test_a_gpu_keeps_normalised_images_that_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (1600, 2000))
+    assert has_room(torch.device("cuda"), 100)  # a sixteenth of what is free
+    assert not has_room(torch.device("cuda"), 101)
+    assert not has_room(torch.device("cpu"), 1)
