@@ -124,7 +124,8 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
     methods = {name: keys for sweep in sweeps for name, keys in sweep.space["methods"].items()}
     scores = tuple(dict.fromkeys(score for sweep in sweeps for score in sweep.scores))
     space = {**sweeps[0].space, "methods": methods}
-    return Sweep(sweeps[0].path, pd.concat(parts, ignore_index=True), {}, space, scores)
+    rows = pd.concat(parts, ignore_index=True).copy()  # one block of memory for each type
+    return Sweep(sweeps[0].path, rows, {}, space, scores)
 
 
 def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
