@@ -22,7 +22,6 @@ from flray.columns import (
     CLIENT,
     CLIENT_STEPS,
     CLIENTS_DROPPED,
-    CLIENTS_EVALUATED,
     CLIENTS_REACHING_TARGET,
     CLUSTERING,
     CLUSTERING_OVERLAPPING,
@@ -205,19 +204,13 @@ def _of_other_protocols(
     if (column := score.column("mean", "global_")) in rounds:
         courses["global_"] = rounds[column].to_numpy()
     row: RoundRow = {}
-    has_last_trained = directory.has_scores_of("last_trained")
-    if target is None and not has_last_trained:
-        return row  # without reading the scores of all clients
-    clients = directory.clients()
-    if has_last_trained:
-        last = last_trained_score(clients, score.name).reindex(t, method="ffill")
+    if directory.has_scores_of("last_trained"):
+        last = last_trained_score(directory.clients(), score.name).reindex(t, method="ffill")
         courses["last_trained_"] = last.to_numpy()
         row[score.column("mean", "last_trained_")] = float(last.iloc[-1])
     if target is None:
         return row
-    num_clients = clients[CLIENT].nunique()
-    if CLIENTS_EVALUATED in rounds:  # not all have scores
-        num_clients = timeline.at(int(t[-1])).num_clients
+    num_clients = len(timeline.at(int(t[-1])).clients)
     for prefix, course in courses.items():
         when = rounds_to_target(t, course, target, score)
         row[prefix + ROUNDS_TO_TARGET] = when

@@ -393,6 +393,13 @@ class TestLastTrained:
         expected = when * 0.5 * 2 * num_params * 32 / 1e6
         assert result.summary["last_trained_megabits_to_target"] == pytest.approx(expected)
 
+    def test_holdout_clients_get_nothing_and_do_not_count_for_megabits(self, tiny_run) -> None:
+        """All four of six clients that may train do so in every round."""
+        result = tiny_run("algorithm=fedavg", *self.ON, "participation=1", "split.holdout=2")
+        num_params = 64 * 16 + 16 + 16 * 10 + 10
+        expected = result.summary["last_trained_rounds_to_target"] * 2 * num_params * 32 / 1e6
+        assert result.summary["last_trained_megabits_to_target"] == pytest.approx(expected)
+
     def test_the_pass_of_flis_hc_counts_for_megabits_and_for_no_client(self, tiny_run) -> None:
         hc = tiny_run("algorithm=flis_hc", "split.server=30", *self.ON, "participation=0.5")
         of_round_0 = hc.clients[(hc.clients["part"] == "last_trained") & (hc.clients["round"] == 0)]

@@ -41,7 +41,9 @@ class Natural:
     # Fewest examples of a client; clients with fewer are left out. None: all must have enough
     min_samples: int | None = None
     clients: int | None = None  # Number of clients, drawn at random. None: all of them
-    server: int = 0  # Number of public examples of the server, drawn at random, held by no client
+    # Number of public examples of the server, drawn at random, held by no client; windows of a
+    # series may overlap those of clients in time
+    server: int = 0
     holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
 
     def __post_init__(self) -> None:
