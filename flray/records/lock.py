@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +25,7 @@ def locked(directory: Path) -> Iterator[None]:
     ...     holder(directory) == os.getpid()
     True
     """
-    existed = directory.exists()
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / NAME
     with path.open("a+") as handle:
@@ -38,8 +38,9 @@ def locked(directory: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            if not existed and directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()  # refused before anything was written
+            with suppress(OSError):  # one has a file: the run was not refused
+                for path in made:
+                    path.rmdir()
 
 
 @contextmanager
