@@ -10,6 +10,7 @@ from rich.console import Console
 from flray.cli.campaign import resume_command
 from flray.errors import ExperimentError
 from flray.reports.benchmark import (
+    all_numbers,
     benchmarks_of,
     is_benchmark,
     joined,
@@ -69,8 +70,11 @@ def benchmark_in(folders: Sequence[Path]) -> Sweep | None:
 
 
 def show_benchmark(sweep: Sweep, form: Format, console: Console) -> None:
-    """Print the methods of a sweep by mean rank, and unless as CSV their scores in each split."""
-    _show([ranking_sheet(sweep), *map(score_sheet, benchmarks_of(sweep))], form, console)
+    """Print the methods of a sweep by mean rank, and by split; as CSV both are one table."""
+    if form == "csv":
+        console.out(all_numbers(sweep).to_csv(index=False), end="", highlight=False)
+    else:
+        _show([ranking_sheet(sweep), *map(score_sheet, benchmarks_of(sweep))], form, console)
 
 
 def _show(sheets: Sequence[Sheet | None], form: Format, console: Console) -> None:

@@ -21,6 +21,7 @@ from flray.reports.columns import Heading, column_of, value_text
 from flray.reports.mean_ranks import critical_difference, friedman, split_ranks
 from flray.reports.sheets import Sheet, marks, sheet_of
 from flray.reports.sweeps import MISSING_ROWS, NOT_FINISHED, SPREAD, Sweep, averaged, grouping
+from flray.reports.writers import numbers_of
 from flray.sweeps.ranking import ranks
 from flray.wording import capitalised, counted
 
@@ -261,6 +262,15 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
     labels = pd.DataFrame({"method": order, "was told": [told[m] for m in order]}, order)
     notes = [*(f"{capitalised(benchmark.test)}." for benchmark in made), RULE]
     return sheet_of("methods by mean rank", labels, [h for h, _ in shown], cells, notes)
+
+
+def all_numbers(sweep: Sweep) -> pd.DataFrame:
+    """A row for each method: what `ranking_sheet` has, then its scores in each split."""
+    frames = [numbers_of(ranking_sheet(sweep))]
+    for benchmark in benchmarks_of(sweep):
+        scores = numbers_of(score_sheet(benchmark)).drop(columns=METHOD)
+        frames.append(scores.add_prefix(f"{SHORT[benchmark.protocol]} "))
+    return pd.concat(frames, axis=1)
 
 
 def _of_protocol(benchmark: Benchmark) -> "list[tuple[Heading, pd.Series[float]]]":

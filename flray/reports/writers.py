@@ -146,6 +146,11 @@ def to_csv(sheet: Sheet) -> str:
     experiment,seeds,ARI,ARI ±
     fedavg,2,0.5,0.125
     """
+    return numbers_of(sheet).to_csv(index=False)
+
+
+def numbers_of(sheet: Sheet) -> pd.DataFrame:
+    """The columns of `to_csv`, with the rows of the sheet as index."""
     frame = sheet.labels.copy()
     numbers = sheet.cells.reset_index("source", drop=True)
     seeds = numbers["seeds"].map(len).groupby("row").max()
@@ -157,7 +162,7 @@ def to_csv(sheet: Sheet) -> str:
         frame[title] = column["value"]
         if column["error"].notna().any():
             frame[f"{title} ±"] = column["error"]
-    return frame.to_csv(index=False)
+    return frame
 
 
 def _stacked(texts: Sequence[str]) -> str:

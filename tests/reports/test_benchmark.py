@@ -12,6 +12,7 @@ from recorded import write_sweep
 from flray.cli import cli
 from flray.errors import ExperimentError
 from flray.reports.benchmark import (
+    all_numbers,
     benchmarks_of,
     is_benchmark,
     joined,
@@ -95,7 +96,7 @@ def test_sweeps_over_parts_of_the_splits_are_ranked_as_one(sweep, tmp_path) -> N
     parts = {"swap": swap, "others": others}
     folders = [str(write_sweep(tmp_path / k, v, methods=METHODS)) for k, v in parts.items()]
     both = CliRunner().invoke(cli, ["compare", *folders, "--format", "csv"])
-    assert both.output == to_csv(ranking_sheet(sweep))
+    assert both.output == all_numbers(sweep).to_csv(index=False)
     cell = benchmarks_of(joined([read_sweep(Path(f)) for f in folders]))[0].cells.loc["ifca"]
     assert cell.loc["swap", "folder"] == str(tmp_path / "swap/runs/ifca_swap_4_0")
     named = write_sweep(tmp_path / "one", swap, methods=METHODS, experiment={"swapped": {}})
@@ -191,6 +192,10 @@ def test_the_table_has_ranks_costs_marks_and_what_was_told(sweep) -> None:
     assert first["method"] == "mine"
     assert float(first["deployed mean rank"]) == pytest.approx(1.5)
     assert float(first["MB"]) == pytest.approx(3.0)
+    mine = all_numbers(sweep).loc["mine"]
+    assert mine["deployed mean rank"] == pytest.approx(1.5)
+    scores = benchmarks_of(sweep)[0].cells["score"].loc["mine"] * 100
+    assert [mine[f"deployed {split}"] for split in scores.index] == pytest.approx(list(scores))
     text = to_markdown(sheet)
     assert "| given | the groups | (2.00)† |" in text
     assert "3 methods on 3 splits, Friedman" in text
