@@ -99,12 +99,9 @@ class Relation:
         array([[0., 0., 0.],
                [1., 0., 1.]])
         """
-        numbers = labels + 1  # >= 0
-        is_used = np.bincount(numbers) > 0  # np.unique sorts, which takes longer
-        rows = np.eye(int(is_used.sum()))
-        if is_used[0]:
-            rows[0] = 0.0
-        row_of_client = (np.cumsum(is_used) - 1)[numbers]
+        first, row_of_client = distinct(labels + 1)
+        rows = np.eye(len(first))
+        rows[labels[first] == -1] = 0.0
         return cls(rows, row_of_client, row_of_client)
 
     @classmethod
@@ -274,11 +271,29 @@ def rows_of_clients(
     keeps_own = ~hears[relation.row_of_client] | always_keeps  # (M,)
     # One number for each pair (row of the relation, row that is kept or none).
     pairs = relation.row_of_client * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
-    _, first, owner = np.unique(pairs, return_index=True, return_inverse=True)
+    first, owner = distinct(pairs)
     rows = [
         weighted.row(int(relation.row_of_client[i]), int(bank.owner[i]), aggregation) for i in first
     ]
-    return rows, owner.reshape(-1)
+    return rows, owner
+
+
+def distinct(numbers: Ids) -> tuple[Ids, Ids]:
+    """Where each distinct number >= 0 comes first, in their order, and (M,) the place of each.
+
+    As `np.unique`, which sorts all M numbers; those of few clusters are counted instead.
+
+    >>> distinct(np.array([7, 3, 7, 3]))
+    (array([1, 0]), array([1, 0, 1, 0]))
+    """
+    num, largest = len(numbers), int(numbers.max(initial=0))
+    if largest > 4 * num:
+        _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+        return first, place.reshape(-1)
+    position = np.full(largest + 1, num)
+    position[numbers[::-1]] = np.arange(num)[::-1]  # the first one is written last
+    is_used = position < num
+    return position[is_used], (np.cumsum(is_used) - 1)[numbers]
 
 
 def mix(rows: Sequence[MixingRow], trained: Models, bank: Params) -> Params:

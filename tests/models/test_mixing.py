@@ -11,6 +11,7 @@ from flray.models.mixing import (
     MixingRow,
     Relation,
     Weighted,
+    distinct,
     mix,
     rows_of_clients,
 )
@@ -36,6 +37,17 @@ def dense(row, num_heard: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     a, b = np.zeros(num_heard), np.zeros(num_rows)
     a[row.heard], b[row.kept] = row.a, row.b
     return a, b
+
+
+@pytest.mark.parametrize("largest", [1, 3, 40, 200, 10**9])
+def test_distinct_numbers_are_those_of_unique(largest: int) -> None:
+    """Counted up to four times the number of clients, sorted above."""
+    rng = np.random.default_rng(largest)
+    for num in (0, 1, 2, 50):
+        numbers = rng.integers(0, largest, num)
+        _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+        for mine, theirs in zip(distinct(numbers), (first, place), strict=True):
+            assert mine.tolist() == theirs.tolist()
 
 
 def test_mean_is_weighted_by_samples_of_those_heard() -> None:
