@@ -13,6 +13,7 @@ FROM_IMAGES = ("image_shape", "num_classes")  # parameters of models that no YAM
 FROM_DATASET = (*FROM_IMAGES, "input_shape", "num_outputs")
 LARGEST_COUNT = 10**10  # of rounds, clients, examples, units: more than any machine holds
 LARGEST_WHOLE = 2**63 - 1  # largest whole number that an array holds
+ROUNDING = 1e-12  # relative difference of numbers that are equal but for their last digits
 LONGEST_NAME = 120  # bytes of a file whose name is made of others; file systems take 255 bytes
 
 _short = reprlib.Repr()

@@ -49,6 +49,7 @@ class FlhcState:
     joint: ModelBank | None = None  # the joint model w at the clustering
     means: Points | None = None  # the mean update Δ of each cluster; `clients` are clusters
     watch: Watch | None = None  # for `recluster`
+    clustered_at: int = 1  # the round of the last clustering; newcomers train with its rate
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Flhc:
         self, bank: ModelBank, clustering: Clustering, memory: Params, fed: Federation
     ) -> FlhcState:
         labels = labels_of(clustering, fed.num_clients)  # l. 10: C <- HC(Δw, P)
-        state = FlhcState(bank.split(labels), labels)  # l. 12: w_{c,0} <- w
+        state = FlhcState(bank.split(labels), labels, clustered_at=fed.t)  # l. 12: w_{c,0} <- w
         deltas = clustering.signatures  # l. 7-9: Δw^k of every client that was clustered
         if self.keep_pass:
             state = replace(state, bank=_with_pass(state, deltas, fed))
@@ -195,7 +196,8 @@ class Flhc:
         if now is None:
             return state, ()
         means = _means(now.points, now.labels)
-        return FlhcState(now.bank, now.labels, now.anchor, means, now.watch), (now.clustering,)
+        state = FlhcState(now.bank, now.labels, now.anchor, means, now.watch, fed.t)
+        return state, (now.clustering,)
 
     def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
         """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""
@@ -204,7 +206,8 @@ class Flhc:
             return state
 
         def nearest_clusters(new: Ids) -> tuple[Ids, Ids]:
-            deltas, _ = self.clustering.observe(fed, joint, Cohort(fed.t, new), {})
+            then = fed.at_rate_of(state.clustered_at)  # or updates could not be compared
+            deltas, _ = self.clustering.observe(then, joint, Cohort(fed.t, new), {})
             if not deltas.num_clients:
                 return deltas.clients, deltas.clients
             nearest = nearest_cluster(self.clustering.distance, means, deltas)

@@ -52,6 +52,7 @@ class RepaState:
     joint: ModelBank | None = None
     known: Points | None = None
     watch: Watch | None = None  # for `recluster`
+    clustered_at: int = 1  # the round of the last clustering; WD's newcomers train with its rate
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Repa:
         clusterings: tuple[Clustering, ...] = ()
         if not is_joint and state.joint is not None:
             if (now := self.recluster.again(self, state, state.joint, fed)) is not None:
-                state = RepaState(now.bank, now.labels, now.anchor, now.points, now.watch)
+                state = RepaState(now.bank, now.labels, now.anchor, now.points, now.watch, fed.t)
                 clusterings = (now.clustering,)
             state = self._place(state, unplaced(state.labels, fed.clients, fed.holdout), fed)
         return Outcome(state, metrics, clusterings)
@@ -146,7 +147,7 @@ class Repa:
         labels = labels_of(clustering, fed.num_clients)
         # Eq. 5: e_i = S(φ(X_i)) of every client that may train
         watch = self.recluster.after_first(memory, fed)
-        state = RepaState(bank.split(labels), labels, bank, clustering.signatures, watch)
+        state = RepaState(bank.split(labels), labels, bank, clustering.signatures, watch, fed.t)
         return self._place(state, fed.holdout, fed)
 
     def nearest_clusters(self, state: RepaState, clients: Ids, fed: Federation) -> tuple[Ids, Ids]:
@@ -155,7 +156,8 @@ class Repa:
             return clients[:0], clients[:0]
         # All use its one row, whatever their ids.
         joint = replace(state.joint, owner=np.zeros(clients.max() + 1, np.int64))
-        new, _ = self.clustering.observe(fed, joint, Cohort(fed.t, clients), {})
+        then = fed.at_rate_of(state.clustered_at)
+        new, _ = self.clustering.observe(then, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
         known = state.known.of(np.flatnonzero(state.labels >= 0))

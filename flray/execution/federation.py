@@ -185,6 +185,10 @@ class Federation(Population):
         scheduled = self.scheduled or self.training
         return replace(self, t=t, training=scheduled.at(t), scheduled=scheduled)
 
+    def at_rate_of(self, t: int) -> Self:
+        """The clients as they are now, who train with the learning rate of round t."""
+        return replace(self, training=(self.scheduled or self.training).at(t))
+
     def scored(self, number: float | None = None) -> Ids:
         """The clients whose models are evaluated: those that may train, and holdout clients.
 

@@ -23,6 +23,7 @@ from flray.columns import (
 )
 from flray.data.dataset import Ids
 from flray.measures.measure import ClusteringContext, Measure, Numbers
+from flray.values import ROUNDING
 
 correlation_column = partial(
     Column,
@@ -106,7 +107,7 @@ def pair_correlation(one: Matrix, other: Matrix) -> float:
     """
     pairs = np.triu_indices(len(one), 1)
     x, y = one[pairs], other[pairs]
-    if len(x) < 2 or x.min() == x.max() or y.min() == y.max():
+    if len(x) < 2 or min(np.ptp(x), np.ptp(y)) < ROUNDING:
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1])
 

@@ -22,6 +22,7 @@ from flray.columns import (
     ScoreColumns,
 )
 from flray.data.dataset import Ids
+from flray.values import ROUNDING
 
 Values = NDArray[np.float64]
 
@@ -151,8 +152,16 @@ def sampling_errors(scores: ClientScores, num_asked: int, num_clients: int) -> d
 
 
 def reaches(values: Values, target: float, score: ScoreColumns) -> NDArray[np.bool_]:
-    """Where a score is at least as good as a target; False for NaN."""
-    is_reached: NDArray[np.bool_] = values >= target if score.higher_is_better else values <= target
+    """Where a score is at least as good as a target; False for NaN.
+
+    A mean of clients that all have the target may be a rounding error below it.
+
+    >>> reaches(np.array([0.7 - 1e-16, 0.69]), 0.7, ACCURACY_COLUMNS)
+    array([ True, False])
+    """
+    slack = ROUNDING * max(1.0, abs(target))
+    better = values - target if score.higher_is_better else target - values
+    is_reached: NDArray[np.bool_] = better >= -slack
     return is_reached
 
 

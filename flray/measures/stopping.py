@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from flray.columns import ACCURACY_COLUMNS, ScoreColumns
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation
+from flray.measures.scores import reaches
 from flray.values import require_at_least
 
 
@@ -38,7 +41,7 @@ class Stop:
         if not scores:
             return None
         best = max if score.higher_is_better else min
-        if self.target is not None and best(scores[-1], self.target) == scores[-1]:
+        if self.target is not None and reaches(np.array(scores[-1]), self.target, score):
             return "target"
         since_best = len(scores) - 1 - scores.index(best(scores))
         is_over = self.patience is not None and since_best >= self.patience

@@ -1,14 +1,23 @@
 """FL+HC: its identities, what it finds, and who comes later."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial.distance import pdist, squareform
 
 from flray.algorithms.flhc import Flhc, UpdateClustering
+from flray.algorithms.wd import Wd
+from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.update import Weights
+from flray.data.events import Timeline
+from flray.engines.rates import RateSchedule
+from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.records.clusterings import read_clusterings
 from flray.sweeps.keys import branch_key
+
+from linear import linear_federation
 
 SWAPPED = [
     "dataset={name: digits, size: 8}",
@@ -241,3 +250,20 @@ def test_ward_needs_l2(tiny_run) -> None:
 def test_bad_rounds_before() -> None:
     with pytest.raises(ValueError, match="rounds_before must be >= 0, got -1"):
         Flhc(rounds_before=-1)
+
+
+@pytest.mark.parametrize("method", [Flhc, Wd])
+@pytest.mark.parametrize("lr", [0.05, RateSchedule(0.05, decay=0.3)])
+def test_a_newcomer_is_placed_by_an_update_of_the_clustering_s_rate(method, lr) -> None:
+    """Client 6 is client 5 again; at a later rate its update is nearer to that of 0, 1 and 2."""
+    fed = linear_federation([[(1, 1)]] * 3 + [[(1, 9)]] * 4, Training(lr=lr, batch_size=10))
+    everybody = fed.timeline.at(1)
+    without = replace(everybody, absent=np.array([6]))
+    fed = replace(fed, timeline=Timeline(((0, without), (4, everybody))))
+    pipeline = replace(method().clustering, partition=Hierarchical(number=2))
+    algorithm = method(rounds_before=1, clustering=pipeline)
+    state = algorithm.init(fed).state
+    for t in range(1, 6):
+        now = fed.during(t)
+        state = algorithm.round(state, algorithm.cohort(state, t, now), now).state
+    assert state.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]

@@ -235,3 +235,12 @@ def test_bad_fields_are_named_with_their_value(fields, message):
     given = {"name": "hierarchical", **fields}
     with pytest.raises(ExperimentError, match=message):
         bind_component("partition", {"hierarchical": Hierarchical}, given, "partition").build()
+
+
+@pytest.mark.parametrize(("threshold", "distance"), [(0.3, 1 - 0.7), (0.8, 0.8)])
+def test_a_merge_at_the_threshold_happens_whatever_the_last_digits(threshold, distance) -> None:
+    """1 - 0.7 is above 0.3, and the mean of four distances of 0.8 may be above 0.8."""
+    D = distance * (1 - np.eye(5))
+    assert Hierarchical("average", threshold=threshold)(related(distance=D)).labels.max() == 0
+    below = Hierarchical("average", threshold=threshold - 1e-9)
+    assert below(related(distance=D)).labels.tolist() == [0, 1, 2, 3, 4]

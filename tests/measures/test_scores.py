@@ -11,6 +11,7 @@ from flray.measures.scores import (
     rounds_to_target,
     summarise,
 )
+from flray.measures.stopping import Stop
 
 
 def client_scores(correct, total, loss=None):
@@ -133,6 +134,14 @@ def test_purity_is_not_symmetric():
 def test_partition_of_other_clients_is_refused():
     with pytest.raises(ValueError, match=r"shapes \(3,\) and \(2,\)"):
         partition_scores([0, 1, 1], [0, 1])
+
+
+def test_a_mean_of_clients_that_all_have_the_target_reaches_it():
+    """The mean of three times 0.7 is 0.7 - 2e-16."""
+    found = summarise(client_scores([7, 7, 7], [10, 10, 10]), 30, 0.7)
+    assert found["clients_reaching_target"] == 1
+    assert rounds_to_target([1], [found["accuracy_mean"]], 0.7) == 1
+    assert Stop(target=0.7).reason([found["accuracy_mean"]]) == "target"
 
 
 def test_rounds_to_target_takes_the_first_and_skips_rounds_without_evaluation():
