@@ -197,7 +197,8 @@ def _right_singular(x: Tensor) -> Tensor:
     vector without a part in the points is zero.
     """
     if len(x) > x.shape[1]:
-        tall: Tensor = torch.linalg.svd(x, full_matrices=False)[2]
+        _, sizes, directions = torch.linalg.svd(x, full_matrices=False)
+        tall: Tensor = directions * (sizes > NO_PART * sizes[:1])[:, None]
         return tall
     squares, vectors = np.linalg.eigh((x @ x.T).cpu().numpy())  # X Xᵀ = U σ² Uᵀ, ascending
     sigma = np.sqrt(np.maximum(squares, 0))

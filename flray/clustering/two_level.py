@@ -71,7 +71,15 @@ class TwoLevel:
         if self.linkage == "average" and getattr(related.measure, "euclidean", False):
             D = member_distances(D, squared_spread(related.points, centres, group))
         above = Related(centres, D, None, related.rng, related.label_counts)
-        tree = weighted_tree(D, np.bincount(group), self.linkage)
+        num_groups = len(centres.clients)
+        if isinstance(self.number, int) and self.number > num_groups:
+            raise ValueError(
+                f"{num_groups} of {self.groups} groups have clients, fewer than the number of "
+                f"clusters, {self.number}; raise groups, or choose partition hierarchical"
+            )
+        is_exact = num_groups == len(group)
+        weights = np.bincount(group)
+        tree = upper.tree(above) if is_exact else weighted_tree(D, weights, self.linkage)
         return Partition(by_smallest_member(upper.cut(tree, above)[group]))
 
     def _groups(self, related: Related) -> Ids:

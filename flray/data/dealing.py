@@ -121,12 +121,23 @@ def images_by_label(dataset: Dataset, pool: Ids) -> list[Ids]:
     return [pool[dataset.labels[pool] == label] for label in range(dataset.num_classes)]
 
 
+def require_bytes(dataset: Dataset, what: str) -> None:
+    """Refuse pixels that are no bytes where images are made anew, from 0 to 255."""
+    if dataset.images.dtype != np.uint8:
+        raise ExperimentError(
+            f"{what} needs images of bytes, 0 to 255, and those of {dataset.name} are "
+            f"{dataset.images.dtype}; give them as uint8"
+        )
+
+
 def deal_label(images: Ids, num_clients: int, label: int, rng: np.random.Generator) -> list[Ids]:
     """As `deal_evenly`, for clients that must each get some of the label.
 
     Raises:
         ExperimentError: There are fewer images than clients; the message names the label.
     """
+    if not len(images):
+        raise ExperimentError(f"label {label} has no training images, and clients should hold it")
     if len(images) < num_clients:
         raise ExperimentError(
             f"label {label} has {len(images)} training images for the {num_clients} clients that "

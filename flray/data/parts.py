@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flray.cores import usable_cores
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.synthetic import smooth_images
-from flray.data.dealing import consecutive, server_images, whole_share
+from flray.data.dealing import consecutive, require_bytes, server_images, whole_share
 from flray.data.split import Split
 from flray.data.testing import tested_images
 from flray.errors import ExperimentError
@@ -204,6 +204,7 @@ def _with_made_server_images(split: Split, dataset: Dataset, num: int, seed: int
 
     Their label is 0 and means nothing, and their origin is -1: no image of the dataset.
     """
+    require_bytes(dataset, "split.server_from=synthetic")
     made = smooth_images(num, dataset.image_shape, generator(seed, "split.server"))
     images, origin = made, np.full(num, -1)
     if split.new_images is not None and split.origin is not None:

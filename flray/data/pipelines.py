@@ -96,9 +96,10 @@ def _smooth(x: Pixels, weights: Pixels, axis: int) -> Pixels:
 
 
 def _luminance(x: Pixels) -> Pixels:
-    """(n, 1, height, width) the brightness of each pixel."""
-    if x.shape[1] == 1:
-        return x
+    """(n, 1, height, width) the brightness of each pixel; the mean of channels without colours."""
+    if x.shape[1] != len(_LUMA):
+        mean: Pixels = x.mean(axis=1, keepdims=True)
+        return mean
     red, green, blue = _LUMA
     grey: Pixels = red * x[:, :1] + green * x[:, 1:2] + blue * x[:, 2:]
     return grey

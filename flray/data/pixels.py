@@ -175,4 +175,6 @@ def crop_flip(pixels: Tensor, keys: Tensor) -> Tensor:
 def _reflected(offset: Tensor, size: int) -> Tensor:
     """Source index of each pixel after a shift by offset - PAD, reflected at the edges."""
     index = torch.arange(size, device=offset.device) + offset[..., None] - PAD
-    return size - 1 - (size - 1 - index.abs()).abs()
+    period = max(2 * (size - 1), 1)  # there and back
+    index = index.remainder(period)
+    return torch.minimum(index, period - index)

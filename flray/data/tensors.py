@@ -46,7 +46,12 @@ def from_tensors(
                 f"training images are {images.shape[1:]} and test images {test.shape[1:]}: "
                 "both must have one shape (channels, height, width)"
             )
-        images = np.concatenate([images, test.astype(images.dtype)])
+        if test.dtype != images.dtype:
+            raise ExperimentError(
+                f"training images are {images.dtype} and test images {test.dtype}: both must be "
+                "bytes (uint8) or both other numbers"
+            )
+        images = np.concatenate([images, test])
         labels = np.concatenate([labels, _labels(y_test)])
     if len(images) != len(labels):
         raise ExperimentError(f"{len(images)} images have {len(labels)} labels")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from flray.clustering.embeds import NoEmbed, Pca, Standardise, Umap
+from flray.clustering.embeds import NoEmbed, Pca, Standardise, SvdDirections, Umap
 from flray.clustering.points import Points
 
 
@@ -123,3 +123,11 @@ def test_a_client_that_sent_nonsense_is_named(embed):
 def test_bad_fields_are_named_with_their_value(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("known", [[[1.0, 0], [2, 0], [3, 0]], [[1.0, 0], [2, 0]]])
+def test_a_direction_that_no_point_has_gives_newcomers_nothing(known):
+    """Three points of two features and two points of two: both lie on one line."""
+    points = Points.vectors(np.arange(len(known)), torch.tensor(known).double())
+    new = Points.vectors(np.arange(1), torch.tensor([[0.0, 1.0]]).double())
+    assert SvdDirections(2).transform(points, new, 0).array().tolist() == [[0, 0]]

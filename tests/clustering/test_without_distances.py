@@ -63,6 +63,20 @@ class TestTwoLevel:
             assert (labels == Hierarchical(name, **cut)(exact).labels).all()
 
     @pytest.mark.parametrize("name", LINKAGES)
+    def test_with_a_group_per_client_ties_are_those_of_hierarchical(self, name) -> None:
+        values = np.random.default_rng(3).integers(0, 3, (12, 2)).astype(float)
+        some = related(values)
+        exact = Related(some.points, L2()(some.points), None, some.rng, None)
+        for number in range(1, 12):
+            labels = TwoLevel(linkage=name, number=number)(some).labels
+            assert (labels == Hierarchical(name, number=number)(exact).labels).all()
+
+    def test_fewer_groups_with_clients_than_clusters_are_refused(self) -> None:
+        values = np.array([[0.0], [0], [0], [5], [5]])
+        with pytest.raises(ValueError, match="2 of 4 groups have clients"):
+            TwoLevel(groups=4, number=3)(related(values))
+
+    @pytest.mark.parametrize("name", LINKAGES)
     def test_groups_count_by_their_members(self, name) -> None:
         """Clients that coincide merge at height 0; the merges above are those of the groups."""
         centres = np.random.default_rng(2).normal(size=(9, 3))

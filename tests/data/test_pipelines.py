@@ -93,3 +93,13 @@ def test_pipelines_leave_their_input_alone() -> None:
     for name in PIPELINES:
         apply_pipeline(name, images, ROWS, 0)
     assert np.array_equal(images, photographs())
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_brightness_of_other_channels_than_colours_is_their_mean(channels: int) -> None:
+    """Channels that are all alike are one grey image, whatever their number."""
+    grey = np.random.default_rng(0).integers(0, 256, (3, 1, 5, 5)).astype(np.uint8)
+    rows = np.arange(3)
+    alike = apply_pipeline("brightness_contrast", grey.repeat(channels, 1), rows, 0)
+    one = apply_pipeline("brightness_contrast", grey, rows, 0).repeat(channels, 1)
+    assert np.abs(alike.astype(int) - one).max() <= 1

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from flray.client.embedding import rescaled
-from flray.data.pixels import Examples, has_room
+from flray.data.pixels import PAD, Examples, _reflected, has_room
 
 
 def examples(dtype: torch.dtype = torch.float32) -> Examples:
@@ -45,3 +46,12 @@ def test_a_gpu_keeps_normalised_images_that_leave_room_for_others(
     assert has_room(torch.device("cuda"), 100)  # a sixteenth of what is free
     assert not has_room(torch.device("cuda"), 101)
     assert not has_room(torch.device("cpu"), 1)
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_crops_are_those_of_a_padded_image_whatever_its_size(size: int) -> None:
+    """numpy's reflect goes back and forth where an image is smaller than the padding."""
+    padded = np.pad(np.arange(size), PAD, mode="reflect")
+    for offset in range(2 * PAD + 1):
+        rows = _reflected(torch.tensor(offset), size)
+        assert rows.tolist() == padded[offset : offset + size].tolist()

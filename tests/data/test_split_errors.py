@@ -20,6 +20,7 @@ from flray.data.splits.label_swap import LabelSwap
 from flray.data.splits.pathological import Pathological
 from flray.data.splits.power_law_groups import PowerLawGroups
 from flray.data.splits.rotation import Rotation
+from flray.data.tensors import from_tensors
 from flray.errors import ExperimentError
 
 GREY = Synthetic(num_train=100, num_test=50, size=2).load()
@@ -258,3 +259,32 @@ def test_splits_of_pixels_refuse_a_table(name: str) -> None:
     table = replace(DATASET, images=np.zeros((150, 7), np.float32))
     with pytest.raises(ExperimentError, match=r"examples of synthetic have the shape \(7,\)"):
         SPLITS[name](clients=4).split(table, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (ImageShift(clients=2, pipelines=("identity", "invert")), "split image_shift"),
+        (Iid(clients=2, server=3, server_from="synthetic"), "split.server_from=synthetic"),
+    ],
+)
+def test_images_of_floats_are_refused_where_others_are_made_of_bytes(
+    options: Any, what: str
+) -> None:
+    images = Synthetic(num_train=40, num_test=20, size=8).load()
+    floats = replace(images, images=(images.images / 255).astype(np.float32))
+    with pytest.raises(ExperimentError, match=f"{what} needs images of bytes.*float32"):
+        options.split(floats, seed=0)
+
+
+def test_a_label_without_images_is_named() -> None:
+    images = Synthetic(num_train=40, num_test=20, size=8).load()
+    without = replace(images, labels=np.where(images.labels == 0, 1, images.labels))
+    with pytest.raises(ExperimentError, match="label 0 has no training images"):
+        LabelGroups(clients=5, groups=5).split(without, seed=0)
+
+
+def test_training_and_test_images_of_two_kinds_are_refused() -> None:
+    x, y = np.zeros((4, 5, 5), np.uint8), np.array([0, 1, 0, 1])
+    with pytest.raises(ExperimentError, match="training images are uint8 and test images float32"):
+        from_tensors(x, y, x / 255, y)

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from flray.data.checks import check_at_least, check_positive, check_share
 from flray.data.dataset import Dataset, Ids
-from flray.data.dealing import images_by_label, images_to_deal, largest_remainder
+from flray.data.dealing import (
+    images_by_label,
+    images_to_deal,
+    largest_remainder,
+    require_bytes,
+)
 from flray.data.parts import Deal, Render
 from flray.data.pipelines import NEED_COLOUR, PIPELINES, Pipeline, apply_pipeline
 from flray.data.splits.options import SplitOptions
@@ -77,6 +82,7 @@ class ImageShift(SplitOptions):
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """The images of each client, and the view in which it sees them."""
         _check_colours(self.pipelines, dataset)
+        require_bytes(dataset, "split image_shift")
         owned = self._deal(images_to_deal(dataset, self, seed), dataset, seed)
         is_planted = self.form == "shared" and len(self.pipelines) > 1
         return Deal(
