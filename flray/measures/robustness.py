@@ -164,11 +164,15 @@ def noisy_counts(
     array([26,  0])
     >>> noisy_counts(np.array([4, 4]), np.zeros(2), 0.5, np.array([90, 7]), 20)
     array([10,  7])
+    >>> noisy_counts(np.array([4, 0]), np.zeros(2), 0.5, np.array([0, 7]), 20)
+    array([0, 7])
     """
     sizes = np.maximum(counts + noise, 0.0) * scale
     sizes = np.where(available > 0, sizes, 0.0)
     if not sizes.any():
         sizes = np.minimum(counts, available).astype(np.float64)
+    if not sizes.any():  # the client's labels are not available
+        sizes = available.astype(np.float64)
     if np.rint(sizes).sum() < least:
         sizes *= least / sizes.sum()
     return np.minimum(np.rint(sizes).astype(np.int64), available)
