@@ -68,7 +68,8 @@ def cut_parts(deal: Deal, dataset: Dataset, options: "PartOptions", seed: int) -
             does not move the others.
 
     Raises:
-        ExperimentError: A client is left without training data or without test images.
+        ExperimentError: A client is left without training data, or finds no test images in the
+            test part of the dataset. With `own_split` a client of one image has no test images.
 
     >>> from flray.data.datasets.synthetic import Synthetic
     >>> from flray.data.splits.options import PartOptions
