@@ -62,8 +62,9 @@ class Flhc:
     Every cluster then starts from the joint model and samples, trains and averages its own clients.
 
     A client that joins later is placed at the end of its first round: it trains once from the
-    joint model and joins the cluster whose mean update is nearest. Clusters outlive their members:
-    where all clients leave, nobody trains until newcomers are placed.
+    joint model, with the learning rate of the clustering, and joins the cluster whose mean update
+    is nearest. Clusters outlive their members: where all clients leave, nobody trains until
+    newcomers are placed.
 
     With `shared_layers: n` the first n layers are averaged over all clients after the clustering
     too, and clusters differ in the layers above them. All layers are FedAvg, for the same cohorts.
@@ -206,8 +207,9 @@ class Flhc:
             return state
 
         def nearest_clusters(new: Ids) -> tuple[Ids, Ids]:
-            then = fed.at_rate_of(state.clustered_at)  # or updates could not be compared
-            deltas, _ = self.clustering.observe(then, joint, Cohort(fed.t, new), {})
+            # Updates can be compared if they have one learning rate.
+            former = fed.at_rate_of(state.clustered_at)
+            deltas, _ = self.clustering.observe(former, joint, Cohort(fed.t, new), {})
             if not deltas.num_clients:
                 return deltas.clients, deltas.clients
             nearest = nearest_cluster(self.clustering.distance, means, deltas)

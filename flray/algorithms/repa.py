@@ -156,8 +156,8 @@ class Repa:
             return clients[:0], clients[:0]
         # All use its one row, whatever their ids.
         joint = replace(state.joint, owner=np.zeros(clients.max() + 1, np.int64))
-        then = fed.at_rate_of(state.clustered_at)
-        new, _ = self.clustering.observe(then, joint, Cohort(fed.t, clients), {})
+        former = fed.at_rate_of(state.clustered_at)
+        new, _ = self.clustering.observe(former, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
         known = state.known.of(np.flatnonzero(state.labels >= 0))

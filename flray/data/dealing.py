@@ -122,7 +122,7 @@ def images_by_label(dataset: Dataset, pool: Ids) -> list[Ids]:
 
 
 def require_bytes(dataset: Dataset, what: str) -> None:
-    """Refuse pixels that are no bytes where images are made anew, from 0 to 255."""
+    """Refuse a dataset of other pixels than bytes for `what`, which makes images from 0 to 255."""
     if dataset.images.dtype != np.uint8:
         raise ExperimentError(
             f"{what} needs images of bytes, 0 to 255, and those of {dataset.name} are "
@@ -137,7 +137,10 @@ def deal_label(images: Ids, num_clients: int, label: int, rng: np.random.Generat
         ExperimentError: There are fewer images than clients; the message names the label.
     """
     if not len(images):
-        raise ExperimentError(f"label {label} has no training images, and clients should hold it")
+        raise ExperimentError(
+            f"label {label} has no training images, and some clients should hold it; number the "
+            "labels of the dataset without gaps, or choose split iid or dirichlet"
+        )
     if len(images) < num_clients:
         raise ExperimentError(
             f"label {label} has {len(images)} training images for the {num_clients} clients that "
