@@ -249,7 +249,9 @@ def _baselines(space: Space) -> Iterator[SweepRow]:
             if not (_is_replaced(key, changes) or is_suggested(space, key))
         }
         for chosen in _combinations(space, applying):
-            yield _row(space, {EXPERIMENT: name, **changes, **chosen})
+            named = {EXPERIMENT: name, **changes, **chosen}
+            if not is_excluded(space, named):
+                yield _row(space, named)
 
 
 def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:

@@ -36,6 +36,7 @@ Write = Callable[..., Path]
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
+THRESHOLD = "algorithm.clustering.partition.threshold"
 FLHC: dict[str, Any] = {
     "dataset": {"name": "mnist"},
     "split": {"name": "pathological", "clients": 100, "holdout": 0},
@@ -578,14 +579,24 @@ def test_without_a_choice_nothing_is_test_selected(write: Write, tmp_path: Path)
 def test_a_choice_without_validation_is_only_made_the_papers_way(
     write: Write, tmp_path: Path
 ) -> None:
-    for name in ("a", "b"):
-        write(name, FLHC, [], validation_accuracy_mean=None)
+    for threshold in (1.0, 2.0):
+        keys = [f"{THRESHOLD}={threshold}"]
+        write(f"at_{threshold}", FLHC, keys, validation_accuracy_mean=None)
     cells = filled("flhc.4", tmp_path)
     assert not places(cells)
     assert (L1_COMPLETE, ACC_50) in places(cells, "test")
 
 
-THRESHOLD = "algorithm.clustering.partition.threshold"
+def test_runs_of_equal_settings_are_no_choice(write: Write, tmp_path: Path) -> None:
+    """One experiment in two sweeps, on other devices: the lower digest is taken, 0.8."""
+    digests = {"a": ("d1", "cpu", 0.9), "b": ("c1", "cuda", 0.8)}
+    for name, (digest, device, accuracy) in digests.items():
+        numbers = {"accuracy_mean": accuracy, "params_sha256": digest}
+        keys = [f"execution.device={device}"]
+        write(name, FLHC, keys, validation_accuracy_mean=None, **numbers)
+    cells = filled("flhc.4", tmp_path)
+    assert not places(cells, "test")
+    assert ours(cells, L1_COMPLETE, ACC_50)["value"] == pytest.approx(80)
 
 
 def test_a_configuration_with_a_missing_seed_is_chosen_after_complete_ones(

@@ -76,6 +76,14 @@ def test_exceptions_match_all_their_keys() -> None:
         expand(space(grid))
 
 
+def test_exceptions_leave_out_rows_of_baselines_too() -> None:
+    """Few clients with many images and many with few, by two methods; what is left is paired."""
+    grid = {"split.clients": [10, 50], "train.epochs": [5, 1]}
+    pairs = [{"split.clients": 10, "train.epochs": 1}, {"split.clients": 50, "train.epochs": 5}]
+    rows = overrides(space(grid, baseline={"algorithm": "fedavg"}, **{"except": pairs}))
+    assert [(row["split.clients"], row["train.epochs"]) for row in rows] == 2 * [(10, 5), (50, 1)]
+
+
 def test_a_baseline_is_a_row_for_each_combination_that_still_applies() -> None:
     """2 metrics by 2 seeds, and FedAvg once for each seed: the metric is not its own."""
     grid = {DISTANCE: ["l1", "cosine"], LINKAGE: "single", "seed": [0, 1]}

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from flray.columns import PARAMS_SHA256
 from flray.reports.columns import VALIDATION
 from flray.reports.configuration import setting_text
 from flray.reports.published.layout import TableColumn, TableRow
 from flray.reports.published.matching import Conditions, Metric, condition_text, holds
 from flray.reports.published.tables import Table
 from flray.reports.ratios import Measured, mean_ratio
-from flray.reports.runs import NO_MATTER, RunRecord, without
+from flray.reports.runs import NO_MATTER, RunRecord, settings_text, without
 from flray.reports.sheets import Fields, mark_fields, numbers, seed_mean
 from flray.sweeps.ranking import TIE_BREAKERS, candidates, ranks
 
@@ -142,7 +143,10 @@ def _filled(
 
 
 def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.DataFrame:
-    """A row for each run with the number of a cell; those without it, or diverged, are left out."""
+    """A row for each run with the number of a cell; those without it, or diverged, are left out.
+
+    Runs of equal settings are one: that with the lowest digest, so that folders do not decide.
+    """
     keys = {"validation": VALIDATION, "test": metric.select or metric.key}
     keys |= {key: key for key in TIE_BREAKERS}
     numbers_of = [run.at(t) for run in runs]
@@ -152,8 +156,11 @@ def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.Da
         run=pd.Series(list(runs), dtype=object),
         seed=[-1 if run.seed is None else run.seed for run in runs],
         missing_seeds=[run.missing_seeds for run in runs],
+        settings=[settings_text(run.config) for run in runs],
+        digest=[str(run.numbers.get(PARAMS_SHA256)) for run in runs],
     )
-    return frame.dropna(subset=["value", "test"])
+    measured = frame.dropna(subset=["value", "test"]).sort_values("digest", kind="stable")
+    return measured.drop_duplicates("settings").sort_index()
 
 
 def _value(run: RunRecord, metric: Metric, t: int | None) -> float | None:
