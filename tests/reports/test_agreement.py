@@ -44,6 +44,14 @@ def test_a_difference_of_exactly_the_tolerance_is_within(counting: ModuleType) -
         assert within_tolerance(table, cells).tolist() == [is_in]
 
 
+def test_a_difference_is_judged_as_it_is_printed(counting: ModuleType) -> None:
+    """FL+HC, Table I, prints one decimal: 91.1 + 3.04 is 3.0 points off, 91.1 + 3.06 is 3.1."""
+    table = find_table("flhc.1")
+    for value, is_in in ((94.14, True), (94.16, False)):
+        cells = counting.frame(table, {(0, "acc_post_cluster"): {"value": value}})
+        assert within_tolerance(table, cells).tolist() == [is_in]
+
+
 def test_what_is_counted_of_a_table(counting: ModuleType) -> None:
     """FLT, Table I, MNIST: FedAvg 82.73 < PCA+kM+HC 83.82 < Local 97.41: three pairs.
 

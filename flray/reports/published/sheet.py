@@ -102,13 +102,18 @@ def _below(ranked: pd.DataFrame) -> pd.DataFrame:
 def within_tolerance(table: Table, cells: pd.DataFrame) -> "pd.Series[bool]":
     """True for cells that differ from the paper's by at most the tolerance of their column.
 
-    By row number and column key; cells of columns without a tolerance are left out.
+    By row number and column key; cells of columns without a tolerance are left out. A difference
+    has the decimals that the table prints, so that readers can check it.
     """
-    limits = {column.key: column.tolerance for column in table.columns if column.tolerance}
+    limits = {column.key: column for column in table.columns if column.tolerance}
     differences = _of_source(cells, "difference")["value"]
     judged = differences[differences.index.get_level_values("column").isin(list(limits))]
-    # Rounded: 98.3 - 95.3 is more than 3 in floating point.
-    return judged.abs().round(6) <= [limits[key] for _, key in judged.index]
+    columns = [limits[key] for _, key in judged.index]
+    printed = [
+        abs(round(difference, column.decimals))
+        for difference, column in zip(judged, columns, strict=True)
+    ]
+    return pd.Series(printed, judged.index) <= [column.tolerance for column in columns]
 
 
 def _notes(table: Table, cells: pd.DataFrame) -> Iterator[str]:
