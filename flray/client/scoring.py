@@ -23,7 +23,7 @@ from flray.data.dataset import Ids
 from flray.engines.vectorized import Vectorized, refusal, tile_size
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params, rows_on
-from flray.models.classifier import Batch, HasExampleLosses, HasLosses
+from flray.models.predictor import Batch, HasExampleLosses, HasLosses
 
 SCORE_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
 

@@ -14,8 +14,8 @@ from flray.engines.plan import IndexPlan
 from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.models.bank import Params
-from flray.models.classifier import Batch
 from flray.models.dropout import dropout_keys
+from flray.models.predictor import Batch
 
 
 class BatchLoss(nn.Module):
