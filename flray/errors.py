@@ -49,8 +49,10 @@ def one_line_message(error: BaseException) -> str:
     """
     lines = str(error).strip().split("\n")
     text = next((line for line in lines if CUDA_ERROR in line), lines[-1])
+    if not text:
+        return type(error).__name__
     is_ours = type(error).__module__.startswith("flray.")
-    return text if is_ours and text else f"{type(error).__name__}: {text}"
+    return text if is_ours else f"{type(error).__name__}: {text}"
 
 
 def is_gpu_fault(error: BaseException | None) -> bool:

@@ -4,10 +4,13 @@ An experiment may name a class as `package.module:Name`, and importing a module 
 runs travel between people, so modules inside them are data and never imported.
 """
 
+import functools
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flray.errors import ExperimentError
 from flray.values import texts_in
@@ -102,3 +105,19 @@ def require_own_modules(plain: object, folder: Path) -> None:
     for text in texts_in(plain):
         if _NAME.fullmatch(text):
             require_own_module(text, folder)
+
+
+def class_of(component: object) -> Callable[..., Any]:  # Any: what it builds
+    """The class of a component: of an instance, of a partial, or the class itself."""
+    if isinstance(component, functools.partial):
+        return component.func
+    return component if isinstance(component, type) else type(component)
+
+
+def path_of(target: Callable[..., Any]) -> str:
+    """The name `package.module:Name` by which a class is imported.
+
+    >>> path_of(class_of(functools.partial(ExperimentError)))
+    'flray.errors:ExperimentError'
+    """
+    return f"{target.__module__}:{target.__qualname__}"

@@ -63,7 +63,7 @@ class Apfl(PartlyShared):
             )
 
     def init(self, fed: Federation) -> Outcome[PartlySharedState]:
-        v = {f"v/{n}": leaf for n, leaf in fed.initial.items() if n not in fed.buffers}
+        v = {f"v/{name}": leaf for name, leaf in fed.learned(fed.initial).items()}
         alpha = next(iter(fed.initial.values())).new_full((1, 1), self.alpha)
         private = ClientTable.empty(v | {"alpha": alpha}, fed.num_clients)
         return Outcome(PartlySharedState(private, fed.initial_bank()))

@@ -46,9 +46,7 @@ class Ditto:
     gradient = staticmethod(plain_gradient)
 
     def __post_init__(self) -> None:
-        require_at_least(self, lam=0)
-        if self.own_epochs is not None:
-            require_at_least(self, own_epochs=1)
+        require_at_least(self, lam=0, own_epochs=1)
 
     def init(self, fed: Federation) -> Outcome[DittoState]:
         table = ClientTable.empty(fed.initial, fed.num_clients)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flray.algorithms.partly_shared import PartlyShared
 from flray.execution.federation import Federation
+from flray.models.bank import layers_of, leaves_of_layers
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,4 @@ class FedBn(PartlyShared):
     """
 
     def private_leaves(self, fed: Federation) -> frozenset[str]:
-        layers = {_layer(name) for name in fed.buffers}
-        return frozenset(name for name in fed.initial if _layer(name) in layers)
-
-
-def _layer(leaf: str) -> str:
-    """The name of the layer that a leaf belongs to.
-
-    >>> _layer("block.1.running_mean")
-    'block.1'
-    """
-    return leaf.rpartition(".")[0]
+        return leaves_of_layers(fed.initial, tuple(layers_of(fed.buffers)))

@@ -69,11 +69,9 @@ class FedSoft:
     selected: int | None = None  # Clients drawn for each centre. None: `participation` of all
 
     def __post_init__(self) -> None:
-        require_at_least(self, number=1, lam=0, every=1)
+        require_at_least(self, number=1, lam=0, every=1, selected=1)
         if not 0 < self.smallest < 1:
             raise ValueError(f"smallest must be in (0, 1), got {self.smallest}")
-        if self.selected is not None:
-            require_at_least(self, selected=1)
 
     def require(self, fed: Federation) -> None:
         if self.number > 1:

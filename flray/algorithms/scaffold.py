@@ -64,7 +64,7 @@ class Scaffold:
         require_sgd(fed.training, "scaffold")
 
     def init(self, fed: Federation) -> Outcome[ScaffoldState]:
-        learned = {n: leaf for n, leaf in fed.initial.items() if n not in fed.buffers}
+        learned = fed.learned(fed.initial)
         zeros = {name: torch.zeros_like(leaf) for name, leaf in learned.items()}
         c = {name: leaf[0] for name, leaf in zeros.items()}
         c_i = ClientTable.empty(zeros, fed.num_clients)

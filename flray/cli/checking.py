@@ -11,11 +11,12 @@ from rich.text import Text
 from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import read_campaign
 from flray.cli.running import remarks_on
-from flray.cli.sweeping import describe_space, read_space
 from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
+from flray.sweeps.describing import describe_space
+from flray.sweeps.space import read_space
 
 NOTE = "   note: "
 

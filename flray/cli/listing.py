@@ -11,6 +11,7 @@ from rich.text import Text
 
 from flray.config.reference import (
     REGISTRIES,
+    SEE_BELOW,
     STAGES,
     Described,
     Key,
@@ -110,7 +111,7 @@ def _components(title: str, kind: str) -> Table:
 
 def _short(component: Described) -> str:
     """The keys of a component with their defaults, on one line."""
-    defaults = {"see below": "..."}
+    defaults = {SEE_BELOW: "..."}
     return ", ".join(
         key.name if key.default is None else f"{key.name}={defaults.get(key.default, key.default)}"
         for key in component.keys

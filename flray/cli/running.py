@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import click
 from rich.console import Console
@@ -25,10 +24,9 @@ from flray.runs.launch import run_experiment
 from flray.runs.remarks import remarks
 from flray.runs.together import ForkedRun, run_together, runs_at_a_time
 from flray.runs.watching import Detached, Watcher, run_kept
+from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
 from flray.tracking.mirrors import tracking_remarks
-
-RoundRow = dict[str, Any]  # Any: one value a column
 
 
 def run_all(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flray.config.reference import Described, component_keys, components
+from flray.config.reference import SEE_BELOW, Described, component_keys, components
 from flray.config.shipped import EXPERIMENTS, find_file, names
 from flray.errors import ExperimentError
 from flray.values import shown
@@ -94,7 +94,7 @@ def _default_lines(method: Described, needed: str) -> Iterator[str]:
         parts = key.name.split(".")
         if f"  {parts[0]}:" in needed:
             continue
-        value = "" if key.default == "see below" else f" {key.default}"
+        value = "" if key.default == SEE_BELOW else f" {key.default}"
         note = f" # {key.note}" if key.note else ""
         yield f"{'  ' * (len(parts) - 1)}{parts[-1]}:{value}{note}"
 

@@ -28,13 +28,10 @@ from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import left_out_note, read_sweep
 from flray.reports.writers import to_rich
 from flray.runs.conduct import noticing_sigterm
-from flray.sweeps.describing import describe_space
 from flray.sweeps.driver import STATUSES, Progress, SweepResult, Watch, run_sweep
 from flray.sweeps.folder import SPACE
 from flray.sweeps.space import read_space
 from flray.wording import counted
-
-__all__ = ["describe_space", "read_space", "sweep"]
 
 FAILURES_SHOWN = 5
 LINE_EVERY_S = 300.0  # longest time without a line where there is no terminal

@@ -8,8 +8,8 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from flray.client.host import HostSettings, choose_engine
-from flray.client.scoring import DENSE_PIECE, SCORE_BATCH, STACKED_ON_GPU
+from flray.client.host import EVALUATION_BATCH, HostSettings, choose_engine
+from flray.client.scoring import DENSE_PIECE, STACKED_ON_GPU
 from flray.engines.tracing import TRACING, is_written_out
 from flray.engines.vectorized import tile_size
 
@@ -35,7 +35,7 @@ def bytes_of_steps(
     layers = layer_values(module, input_shape)
     at_once = models_at_once(module, settings)
     training = PASSES * sum(layers) * batch_size * at_once
-    whole = PASSES * max(layers, default=0) * SCORE_BATCH
+    whole = PASSES * max(layers, default=0) * EVALUATION_BATCH
     num_params = sum(p.numel() for p in module.parameters())
     stacked = sum(layers) * DENSE_PIECE * tile_size(num_params, STACKED_ON_GPU) * settings.threads
     return max(training, whole, stacked) * settings.dtype.itemsize

@@ -28,7 +28,7 @@ from flray.engines.tracing import is_written_out, write_out_forward
 from flray.engines.vectorized import Vectorized, refusal
 from flray.engines.written import Written
 from flray.models.bank import Params
-from flray.models.classifier import Batch
+from flray.models.predictor import Batch
 
 EngineName = Literal["auto", "loop", "vectorized", "lightning"]
 

@@ -17,20 +17,18 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from flray.client.host import Host
+from flray.client.host import EVALUATION_BATCH, Host
 from flray.client.scores import ModuleScore, Score, Terms, is_right
 from flray.data.dataset import Ids
 from flray.engines.vectorized import Vectorized, refusal, tile_size
 from flray.errors import ExperimentError
 from flray.models.bank import Params, load_params, rows_on
-from flray.models.classifier import Batch, HasExampleLosses, HasLosses
-
-SCORE_BATCH = 1000  # examples of a forward pass; large, because no gradient is kept
+from flray.models.predictor import Batch, HasExampleLosses, HasLosses
 
 # Most examples of a model in a stacked pass: the examples of a model are cut into equal pieces.
 # Linear layers take larger ones, because a pass copies the weights of its models. A model with more
 # than MOST_PIECES pieces of 32 is evaluated alone: the number of passes no longer matters. A GPU
-# stacks pieces of SCORE_BATCH examples of linear layers, which take less time than the calls.
+# stacks pieces of EVALUATION_BATCH examples of linear layers, which take less time than the calls.
 # Pieces of examples that all models of a pass share have DENSE_PIECE examples on a CPU.
 PIECE = 32
 DENSE_PIECE = 128
@@ -188,7 +186,7 @@ def _piece_size(host: Host, num_examples: int) -> int:
     if not num_examples or images.device.type == "cpu" or written is None or not written.is_dense:
         return 0
     size = images[0].numel() * host.examples.mean.element_size()
-    return SCORE_BATCH if STACKED_ON_GPU * SCORE_BATCH * size <= STACKED_BYTES else 0
+    return EVALUATION_BATCH if STACKED_ON_GPU * EVALUATION_BATCH * size <= STACKED_BYTES else 0
 
 
 def _stacked_outputs(host: Host) -> StackedOutputs | None:
@@ -220,7 +218,7 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
         elif job.row != loaded:
             loaded = job.row
             load_params(module, {name: leaf[loaded] for name, leaf in bank.items()})
-        for batch_ids in torch.split(ids_of_job, SCORE_BATCH) if len(ids_of_job) else []:
+        for batch_ids in torch.split(ids_of_job, EVALUATION_BATCH) if len(ids_of_job) else []:
             x, y = host.examples.batch(batch_ids)
             output = (
                 module(x) if not job.shares else _mixed_output(module, bank, job.shares, (x, y))
@@ -334,8 +332,8 @@ def _joined_size(host: Host, num_models: int) -> int:
     if host.examples.device.type == "cpu":
         return DENSE_PIECE
     if host.written_forward is not None and host.written_forward.is_dense:
-        return SCORE_BATCH
-    return max(SCORE_BATCH // (num_models * PIECE), 1) * PIECE
+        return EVALUATION_BATCH
+    return max(EVALUATION_BATCH // (num_models * PIECE), 1) * PIECE
 
 
 def _pass_scores(host: Host, output: Tensor, y: Tensor) -> FlatScores:

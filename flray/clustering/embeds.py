@@ -34,10 +34,6 @@ class NoEmbed:
         """The same points."""
         return points
 
-    def transform(self, known: Points, new: Points, seed: int) -> Points:
-        """New points in the embedding of the known ones; a stage without it compares signatures."""
-        return new
-
 
 @dataclass(frozen=True)
 class Unit:

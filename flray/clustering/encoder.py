@@ -21,7 +21,7 @@ from pytorch_lightning import LightningModule
 
 from flray.client.embedding import PixelScale, rescaled
 from flray.client.encoder_training import EncoderTraining
-from flray.clustering.encoder_cache import EncoderCache, class_of, described, path_of
+from flray.clustering.encoder_cache import EncoderCache, described
 from flray.clustering.encoder_training import (
     EncoderRun,
     Epoch,
@@ -34,6 +34,7 @@ from flray.data import DATASETS
 from flray.data.dataset import Dataset, Ids
 from flray.data.pixels import Examples, tensor_over
 from flray.errors import ExperimentError
+from flray.imports import class_of, path_of
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed

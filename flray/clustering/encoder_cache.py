@@ -6,7 +6,6 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from flray.clustering.encoder_training import Progress
 from flray.columns import PARAMS_SHA256
-from flray.files import replace_file
+from flray.files import replace_file, replace_text
+from flray.imports import class_of, path_of
 from flray.models.bank import Params, digest, stack
 from flray.values import FROM_IMAGES
 
@@ -87,8 +87,7 @@ class EncoderCache:
         # The record last: where it is, the params are too.
         save = functools.partial(save_file, params)
         replace_file(self.folder / PARAMS_FILE, save)
-        record_file = self.folder / RECORD_FILE
-        replace_file(record_file, lambda path: path.write_text(text, encoding="utf-8"))
+        replace_text(self.folder / RECORD_FILE, text)
 
 
 def described(component: Any) -> dict[str, Any]:  # Any: a dataset, or a class of models; JSON
@@ -107,18 +106,6 @@ def described(component: Any) -> dict[str, Any]:  # Any: a dataset, or a class o
     else:
         fields = vars(component)
     return {"class": path_of(class_of(component)), **fields}
-
-
-def class_of(component: object) -> Callable[..., Any]:  # Any: what it builds
-    """The class behind an instance, or behind a class that is built later."""
-    if isinstance(component, functools.partial):
-        return component.func
-    return component if isinstance(component, type) else type(component)
-
-
-def path_of(target: Callable[..., Any]) -> str:
-    """`package.module:Name` of a class."""
-    return f"{target.__module__}:{target.__qualname__}"
 
 
 def _sha256(params: Params) -> str:

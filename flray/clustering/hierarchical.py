@@ -11,7 +11,7 @@ from flray.clustering.checks import require_at_most_clients, require_distance, r
 from flray.clustering.points import Matrix, Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
-from flray.values import ROUNDING, Unbounded
+from flray.values import ROUNDING, Unbounded, require_at_least
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class Hierarchical:
                 "hierarchical needs exactly one of threshold and number, "
                 f"got threshold {self.threshold} and number {self.number}"
             )
-        if self.threshold is not None and not self.threshold >= 0:
-            raise ValueError(f"threshold must be >= 0, got {self.threshold}")
+        require_at_least(self, threshold=0)
         if isinstance(self.number, int) and self.number < 1:
             raise ValueError(f"number must be >= 1 or auto, got {self.number}")
 

@@ -10,8 +10,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from flray.clustering.checks import require_at_most_clients, require_distance, require_relation
-from flray.clustering.points import Matrix, Partition, by_smallest_member
+from flray.clustering.points import Partition, by_smallest_member
 from flray.clustering.related import Related
+from flray.clustering.relations import Kernel
 from flray.data.dataset import Ids
 from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Federation
@@ -98,8 +99,8 @@ class KMeans:
 class Spectral:
     """k-means on the first eigenvectors of a graph of clients (von Luxburg 2007).
 
-    The edges of the graph are R; without a relation they are exp(-D² / (2 σ²)), where σ is the
-    median distance between two clients.
+    The edges of the graph are R; without a relation they are those of `Kernel`, exp(-D² / (2 σ²))
+    with the median distance σ.
 
     >>> import torch
     >>> from flray.clustering.points import Points
@@ -123,7 +124,7 @@ class Spectral:
         edges = (
             related.relation
             if related.relation is not None
-            else gaussian(require_distance(related, "spectral"))
+            else Kernel()(require_distance(related, "spectral"))
         )
         seed = int(related.rng.integers(2**31))
         from sklearn import cluster  # seconds to import, and seldom needed
@@ -134,17 +135,6 @@ class Spectral:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a graph in several components
             return Partition(by_smallest_member(spectral.fit_predict(edges)))
-
-
-def gaussian(distance: Matrix) -> Matrix:
-    """exp(-D² / (2 σ²)) with the median σ of the distances between two clients; ones if it is 0.
-
-    >>> gaussian(np.array([[0.0, 2.0], [2.0, 0.0]])).round(3)
-    array([[1.   , 0.607],
-           [0.607, 1.   ]])
-    """
-    scale = float(np.median(distance[~np.eye(len(distance), dtype=np.bool_)]))
-    return np.exp(-np.square(distance / scale) / 2) if scale else np.ones_like(distance)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from flray.config.parameters import (
     ComponentHint,
     Registry,
     Target,
-    class_of,
     defaults_of,
     hints_of,
     is_component,
@@ -33,6 +32,7 @@ from flray.config.parameters import (
 from flray.config.reading import YAML_FILES, Plain, read_mapping
 from flray.config.reference import RENAMED, keys_meant
 from flray.errors import ExperimentError, one_line_message
+from flray.imports import class_of
 from flray.values import FROM_DATASET, LARGEST_COUNT, LARGEST_WHOLE, shown
 from flray.wording import suggestion
 

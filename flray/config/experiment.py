@@ -29,7 +29,7 @@ from flray.measures.settings import Evaluation
 from flray.measures.stopping import Stop
 from flray.models import MODELS
 from flray.models.mixing import Aggregation
-from flray.values import FROM_DATASET, Seed
+from flray.values import FROM_DATASET, Seed, require_at_least
 
 COMPONENTS: dict[str, Registry] = {
     "dataset": DATASETS,
@@ -82,10 +82,7 @@ class Settings:
                 f"participation must be in (0, 1], got {self.participation}: "
                 "it is the share of clients that train in a round"
             )
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be >= 0, got {self.seed}")
+        require_at_least(self, rounds=1, seed=0)
         object.__setattr__(self, "train", self.train.over(self.rounds))
         if self.stop is not None:
             self.evaluate.check_target("stop.target", self.stop.target)

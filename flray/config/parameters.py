@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
+from flray.imports import class_of, path_of
 from flray.values import UNBOUNDED
 
 Target = Callable[..., Any]  # Any: a class, or what builds one, of whatever kind
@@ -93,13 +94,6 @@ def is_component(value: object) -> bool:
     return dataclasses.is_dataclass(value) or isinstance(value, functools.partial | type)
 
 
-def class_of(component: object) -> Target:
-    """The class of a component: of an instance, of a partial, or the class itself."""
-    if isinstance(component, functools.partial):
-        return component.func
-    return component if isinstance(component, type) else type(component)
-
-
 def name_of(target: Target, registry: Registry) -> str:
     """The registered name of a class, or `package.module:Name` if it is not registered.
 
@@ -109,7 +103,7 @@ def name_of(target: Target, registry: Registry) -> str:
     for name, registered in registry.items():
         if registered is target:
             return name
-    return f"{target.__module__}:{target.__qualname__}"
+    return path_of(target)
 
 
 def values_of(component: object) -> Values:

@@ -72,10 +72,6 @@ def quarter_turns(images: NDArray[Pixel], num: int) -> NDArray[Pixel]:
     return np.ascontiguousarray(np.rot90(images, num, axes=(-2, -1)))
 
 
-def _identity(x: Pixels) -> Pixels:
-    return x
-
-
 def _blur(x: Pixels) -> Pixels:
     """Gaussian blur over 5 x 5 pixels, mirrored at the edges."""
     away = np.arange(_BLUR_SIZE) - _BLUR_SIZE // 2
@@ -107,10 +103,6 @@ def _luminance(x: Pixels) -> Pixels:
 
 def _grayscale(x: Pixels) -> Pixels:
     return np.broadcast_to(_luminance(x), x.shape)
-
-
-def _invert(x: Pixels) -> Pixels:
-    return 1 - x
 
 
 def _hue(x: Pixels) -> Pixels:
@@ -159,10 +151,10 @@ def _noise(x: Pixels, rows: Ids, seed: int) -> Pixels:
 
 
 _CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
-    "identity": _identity,
+    "identity": lambda x: x,
     "blur": _blur,
     "grayscale": _grayscale,
-    "invert": _invert,
+    "invert": lambda x: 1 - x,
     "hue": _hue,
     "brightness_contrast": _brightness_contrast,
     "solarize": _solarize,

@@ -47,7 +47,9 @@ class Examples:
 
     def batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised images (..., channels, height, width) and labels (...) of the examples."""
-        return self._gather(ids), self.labels[ids]
+        if self.normalised is None:
+            return self._normalise(self._pixels(ids)), self.labels[ids]
+        return _rows(self.normalised, self.image_ids[ids]), self.labels[ids]
 
     def training_batch(
         self, ids: Tensor, keys: Tensor, memory: Tensor | None = None
@@ -71,11 +73,6 @@ class Examples:
     def with_normalised(self) -> "Examples":
         """The same examples, whose images are normalised beforehand instead of in each batch."""
         return replace(self, normalised=self._normalise(self.images.clone()))
-
-    def _gather(self, ids: Tensor) -> Tensor:
-        if self.normalised is None:
-            return self._normalise(self._pixels(ids))
-        return _rows(self.normalised, self.image_ids[ids])
 
     def _pixels(self, ids: Tensor) -> Tensor:
         return _rows(self.images, self.image_ids[ids])

@@ -19,7 +19,7 @@ from flray.engines.losses import BatchLoss, RecordedGradient, step_batch, unpadd
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, LocalBatch, Training
 from flray.models.bank import Params, trainable
-from flray.models.classifier import Batch
+from flray.models.predictor import Batch
 
 MakeCallback = Callable[[], Callback]
 

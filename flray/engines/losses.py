@@ -14,8 +14,8 @@ from flray.engines.plan import IndexPlan
 from flray.engines.training import LocalBatch
 from flray.errors import ExperimentError
 from flray.models.bank import Params
-from flray.models.classifier import Batch
 from flray.models.dropout import dropout_keys
+from flray.models.predictor import Batch
 
 
 class BatchLoss(nn.Module):
@@ -85,7 +85,7 @@ class BatchLoss(nn.Module):
 
 @dataclass
 class RecordedGradient:
-    """The function `grad` that a gradient hook calls; it records the losses of its calls.
+    """The function `grad` that a gradient hook calls; it records the loss of its first call.
 
     >>> grad = RecordedGradient(lambda w, batch: ({"w": 2 * w["w"]}, torch.tensor(0.5)))
     >>> grad({"w": torch.tensor([3.0])}, None), grad.first_loss
@@ -93,17 +93,13 @@ class RecordedGradient:
     """
 
     gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]]
-    losses: list[Tensor] = field(default_factory=list)
+    first_loss: Tensor = field(init=False)  # reported as the loss of the step
 
     def __call__(self, at: Params, batch: LocalBatch) -> Params:
         gradients, loss = self.gradient_at(at, batch)
-        self.losses.append(loss)
+        if not hasattr(self, "first_loss"):
+            self.first_loss = loss
         return gradients
-
-    @property
-    def first_loss(self) -> Tensor:
-        """The loss of the first call, which is reported as the loss of the step."""
-        return self.losses[0]
 
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:

@@ -5,6 +5,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from flray.values import require_at_least
+
 
 @dataclass(frozen=True)
 class RateSchedule:
@@ -39,9 +41,7 @@ class RateSchedule:
             raise ValueError(f"end must be in [0, start], got {self.end} with start {self.start}")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be in (0, 1], got {self.decay}")
-        for name, least in (("every", self.every), ("rounds", self.rounds)):
-            if least is not None and least < 1:
-                raise ValueError(f"{name} must be >= 1, got {least}")
+        require_at_least(self, every=1, rounds=1)
         if self.schedule == "cosine" and (self.decay, self.every) != (1, 1):
             raise ValueError("decay and every belong to schedule decay, got schedule cosine")
         if self.schedule == "decay" and self.rounds is not None:

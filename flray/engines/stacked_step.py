@@ -92,7 +92,7 @@ class StackedModule:
                 classes, dtype = written.num_classes, batch.x.dtype
                 targets = Targets.of(batch.y, batch.mask, classes, dtype, *weight)
                 known.append((batch, targets))
-            return written.gradients_to(targets, at, batch.keys, batch.x)
+            return written.gradients(targets, at, batch.keys, batch.x)
 
         return gradients_at
 

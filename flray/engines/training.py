@@ -12,6 +12,7 @@ from torch import Tensor
 from flray.engines.rates import RateSchedule
 from flray.errors import ExperimentError
 from flray.models.bank import Params
+from flray.values import require_at_least
 
 # Optimisers that step each number by itself, so that stacked models can share one.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -62,11 +63,7 @@ class Training:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is SGD's; got {self.momentum} with {self.optimizer}")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        require_at_least(self, weight_decay=0, epochs=1, batch_size=1)
 
     @property
     def eta(self) -> float:

@@ -184,16 +184,9 @@ class Written:
         return loss
 
     def gradients(
-        self, w: Params, keys: Params, x: Tensor, y: Tensor, mask: Tensor, *weight: Tensor
-    ) -> tuple[Params, Tensor]:
-        """The gradients of the leaves in w, (K, ...), and (K,) the clients' mean losses."""
-        targets = Targets.of(y, mask, self.num_classes, x.dtype, *weight)
-        return self.gradients_to(targets, w, keys, x)
-
-    def gradients_to(
         self, targets: Targets, w: Params, keys: Params, x: Tensor
     ) -> tuple[Params, Tensor]:
-        """As `gradients`, for targets that are known already."""
+        """The gradients of the leaves in w, (K, ...), and (K,) the clients' mean losses."""
         sink = Gradients(self, w)
         loss = self.losses(w, keys, x, targets, sink)
         return sink.of_all(), loss
@@ -309,6 +302,8 @@ class WrittenGradient(torch.autograd.Function):
         num, num_leaves = len(names[0]), len(names[0]) + len(names[1])
         w = dict(zip(names[0], stacked[:num], strict=True))
         keys = dict(zip(names[1], stacked[num:num_leaves], strict=True))
-        gradients, loss = written.gradients(w, keys, *stacked[num_leaves:])
+        x, y, mask, *weight = stacked[num_leaves:]
+        targets = Targets.of(y, mask, written.num_classes, x.dtype, *weight)
+        gradients, loss = written.gradients(targets, w, keys, x)
         outputs = (*gradients.values(), loss)
         return outputs, (0,) * len(outputs)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol, TypeVar
 
 from flray.client.host import Host
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, one_line_message
 from flray.models.bank import Params
 
 Job = TypeVar("Job")
@@ -46,9 +46,8 @@ class Failed:
 
     @property
     def reason(self) -> str:
-        """The type of the error and the last line of its message."""
-        text = str(self.error).strip().split("\n")
-        return f"{type(self.error).__name__}: {text[-1]}" if text[-1] else type(self.error).__name__
+        """The error in one line."""
+        return one_line_message(self.error)
 
 
 class Executor(Protocol):

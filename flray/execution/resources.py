@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, Self
 
 from flray.errors import ExperimentError
+from flray.values import require_at_least
 from flray.wording import counted
 
 ROUNDING = 1e-6  # ten times 0.1 GPU is one GPU
@@ -76,8 +77,7 @@ class ServerProcess:
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
-        if self.num_cpus < 0:
-            raise ValueError(f"num_cpus must be >= 0, got {self.num_cpus}")
+        require_at_least(self, num_cpus=0)
         _check_memory(self.memory_gb)
 
 

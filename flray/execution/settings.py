@@ -8,6 +8,7 @@ import torch
 from flray.client.host import EngineName
 from flray.errors import ExperimentError
 from flray.execution.resources import COPIES_OF_A_MODEL, Actors, ServerProcess
+from flray.values import require_at_least
 
 # Measured for MLP-200 on a CPU: fewer, larger blocks leave threads less to wait for, and past 20
 # stacked models the working set leaves the cache.
@@ -48,10 +49,7 @@ class Execution:
     server: ServerProcess = field(default_factory=ServerProcess)
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.block < 1:
-            raise ValueError(f"block must be >= 1, got {self.block}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads must be >= 1, got {self.threads}")
+        require_at_least(self, block=1, threads=1)
         if self.callbacks and self.engine != "lightning":
             raise ValueError(
                 f"callbacks run on engine lightning only, got {list(self.callbacks)} with "

@@ -14,7 +14,7 @@ from flray.measures import MEASURES
 from flray.measures.drift import Drift
 from flray.measures.measure import Measure
 from flray.measures.robustness import Robustness
-from flray.values import shown
+from flray.values import require_at_least, shown
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Evaluation:
     robustness: Robustness | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every must be >= 1, got {self.every}")
+        require_at_least(self, every=1)
         for key, number in (("clients", self.clients), ("clients_at_end", self.clients_at_end)):
             if number is not None and number < 1:
                 raise ValueError(f"{key} must be >= 1 or null, got {number}")

@@ -33,8 +33,7 @@ class Stop:
     def __post_init__(self) -> None:
         if self.target is None and self.patience is None:
             raise ValueError("give target or patience; null instead of the mapping: all rounds")
-        if self.patience is not None:
-            require_at_least(self, patience=1)
+        require_at_least(self, patience=1)
 
     def reason(self, scores: Sequence[float], score: ScoreColumns = ACCURACY_COLUMNS) -> str | None:
         """The rule that ends the run after evaluations with these scores; None: it goes on."""

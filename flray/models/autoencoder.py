@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from flray.models.classifier import Batch
+from flray.models.predictor import Batch
 
 NormStatistics = Literal["running", "image"]  # of batch norms while an encoder embeds
 

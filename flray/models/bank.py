@@ -65,8 +65,7 @@ def last_layers(names: Iterable[str], number: int) -> frozenset[str]:
             f"the last {number} layers were asked for, but this model has {len(layers)}: "
             f"{', '.join(layers)}"
         )
-    chosen = layers[len(layers) - number :]
-    return frozenset(name for name in names if _layer(name) in chosen)
+    return leaves_of_layers(names, tuple(layers[len(layers) - number :]))
 
 
 def flat_rows(leaf: Tensor) -> Tensor:

@@ -1,37 +1,18 @@
 """What the classifiers of the papers share: cross-entropy per example."""
 
-from typing import Protocol
-
-import torch
-from pytorch_lightning import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-Batch = tuple[Tensor, Tensor]  # images (B, channels, height, width), labels (B,)
+from flray.models.predictor import Predictor
 
 
-class HasExampleLosses(Protocol):
-    """A module with a loss per example, which `vectorized` needs to stack clients."""
+class Classifier(Predictor):
+    """Base class of classifiers of images: logits (B, classes) as output, cross-entropy as loss.
 
-    def example_losses(self, batch: Batch) -> Tensor:
-        """(B,) the loss of each example; `training_step` returns their mean."""
-        ...
+    A subclass builds `layers` for `image_shape` and `num_classes`, or defines `forward`.
 
-
-class HasLosses(Protocol):
-    """A module whose losses follow from its output, so that evaluation needs one forward pass."""
-
-    def losses(self, output: Tensor, labels: Tensor) -> Tensor:
-        """(B,) the loss of each example."""
-        ...
-
-
-class Classifier(LightningModule):
-    """Base class of classifiers: logits (B, classes) as output, cross-entropy as loss.
-
-    A subclass builds `layers` for `image_shape` and `num_classes`, or defines `forward`; the
-    engines differentiate `example_losses`.
-
+    >>> import torch
+    >>> from torch import nn
     >>> class Linear(Classifier):
     ...     def __init__(self, image_shape, num_classes):
     ...         super().__init__()
@@ -45,25 +26,7 @@ class Classifier(LightningModule):
     tensor([4., 4.])
     """
 
-    layers: nn.Module
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes) of images (B, channels, height, width)."""
-        logits: Tensor = self.layers(x)
-        return logits
-
-    def losses(self, output: Tensor, labels: Tensor) -> Tensor:
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         """(B,) cross-entropy of logits (B, classes) and labels (B,)."""
-        return F.cross_entropy(output, labels, reduction="none")
-
-    def example_losses(self, batch: Batch) -> Tensor:
-        """(B,) cross-entropy of each example of the batch."""
-        x, y = batch
-        return self.losses(self(x), y)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.example_losses(batch).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """For use outside flray, and for `train.optimizer: module`."""
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        # Without a branch, which torch.fx could not trace.
+        return F.cross_entropy(output, targets, reduction="none")

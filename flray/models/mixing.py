@@ -7,6 +7,7 @@ one new model; a row that hears nobody keeps its model. Sums are taken in fixed 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -195,10 +196,11 @@ class HeldModels:
     """
 
     params: Params  # leaves (K, ...)
-    largest: dict[str, WeightArray] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "largest", largest_values(self.params))
+    @cached_property
+    def largest(self) -> dict[str, WeightArray]:
+        """As `Models.largest`."""
+        return largest_values(self.params)
 
     def rows(self, positions: Ids, names: Sequence[str]) -> Params:
         """As `Models.rows`."""

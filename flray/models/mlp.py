@@ -3,7 +3,7 @@
 from itertools import pairwise
 from math import prod
 
-from torch import Tensor, nn
+from torch import nn
 
 from flray.models.predictor import Predictor
 
@@ -20,10 +20,6 @@ class Linear(Predictor):
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.layers(x)
-        return output
 
 
 class Mlp(Predictor):
@@ -47,7 +43,3 @@ class Mlp(Predictor):
         for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.layers(x)
-        return output

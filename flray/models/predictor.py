@@ -1,19 +1,37 @@
 """What models of any task share: a loss that follows from the kind of the targets."""
 
+from typing import Protocol
+
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.models.classifier import Batch
+Batch = tuple[Tensor, Tensor]  # inputs (B, ...), targets (B,) or (B, ...)
+
+
+class HasExampleLosses(Protocol):
+    """A module with a loss per example, which `vectorized` needs to stack clients."""
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        """(B,) the loss of each example; `training_step` returns their mean."""
+        ...
+
+
+class HasLosses(Protocol):
+    """A module whose losses follow from its output, so that evaluation needs one forward pass."""
+
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        """(B,) the loss of each example."""
+        ...
 
 
 class Predictor(LightningModule):
     """Base class of models that classify, predict numbers, or continue sequences.
 
-    A subclass builds its layers for `input_shape` and `num_outputs` and defines `forward`. Targets
-    that are floats get the squared error, whole numbers cross-entropy; several targets of an
-    example are averaged.
+    A subclass builds `layers` for `input_shape` and `num_outputs`, or defines `forward`; the
+    engines differentiate `example_losses`. Targets that are floats get the squared error, whole
+    numbers cross-entropy; several targets of an example are averaged.
 
     >>> model = Predictor()
     >>> model.losses(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]]))  # (0 + 4) / 2
@@ -23,6 +41,12 @@ class Predictor(LightningModule):
     """
 
     takes_numbers = False  # True: inputs that are whole numbers are given to the model as floats
+    layers: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes) or (B, positions, classes), or numbers (B, ...), of inputs."""
+        output: Tensor = self.layers(x)
+        return output
 
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         """(B,) the loss of each example.

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from flray.models.bank import ModelBank
-from flray.models.classifier import Batch, Classifier
+from flray.models.classifier import Classifier
+from flray.models.predictor import Batch
 from flray.models.supervised_ae import SupervisedAe
 
 EMBEDDER = "embedder."  # prefix of the leaves that only describe clients

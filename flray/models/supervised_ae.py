@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.models.autoencoder import Autoencoder, mean_over_pixels, quartered
-from flray.models.classifier import Batch
+from flray.models.predictor import Batch
 
 
 class SupervisedAe(Autoencoder):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.errors import ExperimentError
+from flray.imports import path_of
 
 Json = Any  # what json.loads returns
 Array = NDArray[Any]  # any of DTYPES
@@ -168,7 +169,7 @@ def _as_array(
 
 def _dataclass_name(cls: type, path: str) -> str:
     """`package.module:Name` of a dataclass that can be imported by that name again."""
-    name = f"{cls.__module__}:{cls.__qualname__}"
+    name = path_of(cls)
     try:
         imported = _import_dataclass(name)
     except ExperimentError as error:

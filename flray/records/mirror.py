@@ -76,11 +76,10 @@ class Mirror:
         if any(remote.get(name) != size for name, (size, _) in marks_of(self.local).items()):
             aside = self.local.with_name(f"{self.local.name}-{time_ns()}")
             self.local.rename(aside)
-            _log.warning("%s holds what was never copied to %s: kept as %s", *self._names(), aside)
+            _log.warning(
+                "%s holds what was never copied to %s: kept as %s", self.local, self.url, aside
+            )
         shutil.rmtree(self.local, ignore_errors=True)
-
-    def _names(self) -> tuple[Path, str]:
-        return self.local, self.url
 
     def push_sometimes(self) -> None:
         """Push if EVERY_S seconds have passed since the last time; a failure is a warning."""
@@ -89,7 +88,7 @@ class Mirror:
         try:
             self.push()
         except OSError as error:
-            _log.warning("%s could not be copied to %s: %s", *self._names(), error)
+            _log.warning("%s could not be copied to %s: %s", self.local, self.url, error)
         self.next = monotonic() + EVERY_S
 
     def push(self) -> None:

@@ -57,8 +57,8 @@ class Heading:
         return f"{self.group} {self.name}".strip()
 
 
-def _percent(title: str, short: str = "") -> Column:
-    return Column(title, short, 100.0, "%")
+def _percent(title: str) -> Column:
+    return Column(title, scale=100.0, unit="%")
 
 
 @cache

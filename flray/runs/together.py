@@ -23,12 +23,11 @@ from flray.errors import ClientFailure, ExperimentError
 from flray.execution.mps import gpu_memory_gib, shared_gpu
 from flray.runs.conduct import Monitor
 from flray.runs.launch import run_experiment
+from flray.server.evaluation import RoundRow
 
 POLL_S = 0.2
 RUNS_PER_CORE = 1.5  # about a third of a run is waiting for the GPU
 GIB_OF_A_RUN = 4.0  # GPU memory per run: CUDA itself, the data, a block and its graphs
-
-RoundRow = dict[str, Any]  # Any: one value a column
 
 
 @dataclass(frozen=True)

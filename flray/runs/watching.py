@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import Any
 
 from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
@@ -23,13 +22,12 @@ from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
 from flray.runs.conduct import ask_to_stop
 from flray.runs.keeper import LOG, Request, take_keeper
+from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
 
 POLL_S = 0.3
 FAILED = "failed: "  # how the last line of a keeper's log starts, by exit code
 REFUSED = "error: "
-
-RoundRow = dict[str, Any]  # Any: one value a column
 
 
 class Detached(Exception):

@@ -113,8 +113,7 @@ class Options:
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None:
-            require_at_least(self, concurrency=1)
+        require_at_least(self, concurrency=1)
 
 
 @dataclass(frozen=True)

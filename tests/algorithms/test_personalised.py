@@ -129,6 +129,12 @@ def test_fedbn_keeps_every_leaf_of_layers_that_own_a_buffer() -> None:
     assert FedBn().private_leaves(fed) == {"down.1.weight", "down.1.running_mean"}
 
 
+def test_fedbn_shares_the_parameters_beside_a_buffer_of_the_model_itself() -> None:
+    initial = dict.fromkeys(["scale", "offset", "head.bias"])
+    fed = SimpleNamespace(initial=initial, buffers=frozenset(["offset"]))
+    assert FedBn().private_leaves(fed) == {"offset"}
+
+
 def test_fedbn_sends_all_but_batch_norm_in_every_engine(tiny_run) -> None:
     """LeNet-5 on 16 x 16 pixels, two batch norms of 6 and 16 channels: each has weight, bias, mean
     and variance, which stay with the client."""

@@ -144,7 +144,7 @@ def test_on_a_gpu_large_sets_of_linear_layers_are_stacked_too(name) -> None:
     host, _ = host_of(name, device="cuda")
     jobs, there = jobs_of(), {leaf: values.cuda() for leaf, values in bank.items()}
     sizes = [scoring._piece_size(host, len(job.examples)) for job in jobs]
-    assert max(sizes) == (scoring.SCORE_BATCH if name == "mlp200" else PIECE)
+    assert max(sizes) == (scoring.EVALUATION_BATCH if name == "mlp200" else PIECE)
     found = score_models(host, there, jobs)
     for expected, mine in zip(score_models(on_cpu, bank, jobs), found, strict=True):
         np.testing.assert_allclose(mine.loss, expected.loss, rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from flray.clustering.embeds import Pca, SvdDirections
 from flray.clustering.gradient_memory import GradientMemory
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.losses import Losses
-from flray.clustering.partitions import Spectral, gaussian
+from flray.clustering.partitions import Spectral
 from flray.clustering.points import Points
 from flray.clustering.related import Related
 from flray.clustering.update import Update, Weights
@@ -274,8 +274,17 @@ class TestSpectral:
         related, _ = self.related()
         seed = int(np.random.default_rng(0).integers(2**31))
         library = SpectralClustering(3, affinity="precomputed", random_state=seed)
-        expected = library.fit_predict(gaussian(related.distance))
+        D = related.distance
+        sigma = np.median(D[np.triu_indices(len(D), 1)])
+        expected = library.fit_predict(np.exp(-((D / sigma) ** 2) / 2))
         assert adjusted_rand_score(expected, Spectral(3)(related).labels) == 1.0
+
+    def test_finds_the_client_that_differs_from_equal_ones(self) -> None:
+        x = np.array([0.0, 0, 0, 0, 0, 9])  # the median distance is 0
+        points = Points.vectors(np.arange(6), torch.from_numpy(x[:, None]))
+        rng = np.random.default_rng(0)
+        related = Related(points, np.abs(x[:, None] - x), None, rng, None)
+        assert Spectral(2)(related).labels.tolist() == [0, 0, 0, 0, 0, 1]
 
     def test_of_equal_clients(self) -> None:
         points = Points.vectors(np.arange(4), torch.zeros(4, 2))

@@ -25,9 +25,10 @@ from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.models import MODELS
 from flray.models.bank import build_seeded
-from flray.models.classifier import Batch, Classifier
+from flray.models.classifier import Classifier
 from flray.models.dropout import KeyedDropout, dropout_keys
 from flray.models.mlp import Mlp
+from flray.models.predictor import Batch
 
 from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
 

@@ -13,7 +13,7 @@ from flray.data.events import make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.engines.training import plain_gradient
-from flray.execution.executor import Inline
+from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation, Oracle, Share, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
@@ -161,3 +161,13 @@ def test_labels_that_only_the_global_test_set_has_are_counted_for_nobody() -> No
     whole = with_global_test(make_timeline(split, ()), dataset).at(1)
     assert whole.labels.max() == 9
     assert Oracle(whole).label_counts(np.array([0])).tolist() == [[1, 2]]
+
+
+def test_the_failure_of_a_gpu_is_told_by_what_happened_and_not_by_how_to_debug_it() -> None:
+    error = RuntimeError(
+        "CUDA error: device-side assert triggered\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    assert Failed(error).reason == "RuntimeError: CUDA error: device-side assert triggered"
+    assert Failed(AssertionError()).reason == "AssertionError"
