@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -127,7 +128,8 @@ class FedSem:
         with fed.meter.phase("cluster"):
             if state.centres is None:
                 seed = int(fed.generator("fedsem", fed.t).integers(2**31))
-                assigned, centres = self._first_clusters(points, seed)
+                origin = self._vectors(fed.initial, fed)  # of all who have not trained yet
+                assigned, centres = self._first_clusters(points.values, origin, seed)
             else:
                 missing = min(self.number, points.num_clients) - len(state.centres)
                 # Nobody is nearest to a centre that is there twice, so that it is made anew.
@@ -137,18 +139,21 @@ class FedSem:
         labels[points.clients] = assigned
         return labels, centres
 
-    def _first_clusters(self, points: Points, seed: int) -> tuple[Ids, Tensor]:
+    def _first_clusters(self, vectors: Tensor, origin: Tensor, seed: int) -> tuple[Ids, Tensor]:
         """Labels and centres of the best of `first_starts` random starts."""
         from sklearn.cluster import KMeans  # seconds to import, and seldom needed
         from sklearn.exceptions import ConvergenceWarning
 
-        number = min(self.number, points.num_clients)
+        moved = vectors - origin
+        number = min(self.number, len(moved))
         kmeans = KMeans(number, n_init=self.first_starts, random_state=seed)
         # Threads add up their parts in whatever order they end: the last bits would vary.
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct models than K
-            assigned = kmeans.fit_predict(points.values.cpu().numpy())
-        return assigned, torch.from_numpy(kmeans.cluster_centers_).to(points.values)
+            assigned = kmeans.fit_predict(coordinates(moved))
+        is_member = torch.eye(number).to(moved)[torch.from_numpy(assigned)]  # (m, K)
+        counts = is_member.sum(0)[:, None].clamp(min=1)  # a centre without members is at `origin`
+        return assigned, is_member.T @ moved / counts + origin
 
     def _place(
         self, labels: Ids, centres: Tensor | None, before: ModelBank, fed: Federation
@@ -174,6 +179,25 @@ class FedSem:
         placed = labels.copy()
         placed[probed.clients] = used[nearest_cluster(L2(), among, vectors)]
         return placed
+
+
+def coordinates(points: Tensor) -> NDArray[np.float64]:
+    """(m, r) coordinates with the distances of points (m, p), r at most the points that are not 0.
+
+    A few models in many dimensions lie in a space of few: that of their inner products.
+
+    >>> found = coordinates(torch.tensor([[0.0, 0.0, 0.0, 0.0], [3.0, 0.0, 4.0, 0.0]]))
+    >>> np.abs(found).tolist()
+    [[0.0], [5.0]]
+    """
+    is_moved = points.any(1)
+    moved = points[is_moved].double()
+    if not 0 < len(moved) < points.shape[1]:
+        return points.double().cpu().numpy()
+    eigenvalues, eigenvectors = torch.linalg.eigh(moved @ moved.T)
+    found = eigenvectors.new_zeros(len(points), len(moved))
+    found[is_moved] = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return found.cpu().numpy()
 
 
 def lloyd(points: Tensor, centres: Tensor) -> tuple[Ids, Tensor]:

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
 
 from flray.algorithms import fedsem
-from flray.algorithms.fedsem import FedSem, FedSemState, lloyd
+from flray.algorithms.fedsem import FedSem, FedSemState, coordinates, lloyd
 from flray.client.tasks import Train
 from flray.clustering.points import by_smallest_member
 from flray.execution.executor import Failed, Inline
@@ -284,6 +285,32 @@ def test_permuted_clients_are_clustered_alike(tiny_run) -> None:
     ]
     assert np.allclose(losses[0].to_numpy(), losses[1].loc[cycle].to_numpy(), rtol=0, atol=1e-9)
     assert plain.summary["clusters"] == moved.summary["clusters"] > 1
+
+
+@pytest.mark.parametrize("num_moved", [0, 1, 12, 30])
+def test_coordinates_keep_the_distances_of_points(num_moved) -> None:
+    """30 models of 20 numbers, of which some moved: no more dimensions than these."""
+    generator = torch.Generator().manual_seed(num_moved)
+    points = torch.zeros(30, 20)
+    points[torch.randperm(30, generator=generator)[:num_moved]] = torch.randn(
+        num_moved, 20, generator=generator
+    )
+    found = coordinates(points)
+    assert found.shape[1] == (num_moved if 0 < num_moved < 20 else 20)
+    assert np.allclose(pdist(found), pdist(points.numpy()), rtol=0, atol=1e-6)
+
+
+def test_the_first_clusters_are_those_of_k_means_on_whole_models() -> None:
+    """Three groups of updates in 500 dimensions, seven clients that have not trained."""
+    generator = torch.Generator().manual_seed(0)
+    origin = torch.randn(1, 500, generator=generator)
+    models = origin.repeat(40, 1)
+    groups = 3 * torch.randn(3, 500, generator=generator)
+    models[7:] += groups[torch.arange(33) % 3] + torch.randn(33, 500, generator=generator)
+    labels, centres = FedSem(number=4)._first_clusters(models, origin, seed=5)
+    expected = KMeans(4, n_init=FedSem().first_starts, random_state=5).fit(models.numpy())
+    assert np.array_equal(labels, expected.labels_)
+    assert np.allclose(centres.numpy(), expected.cluster_centers_, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["number", "first_starts"])
