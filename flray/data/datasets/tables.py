@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.checks import refuse_rows
 from flray.data.dataset import Dataset
 from flray.data.datasets.own_files import Columns, Names, read_table
-from flray.data.owned import Rows, coded, refuse_rows
+from flray.data.owned import Rows, coded
 from flray.errors import ExperimentError
 
 if TYPE_CHECKING:
