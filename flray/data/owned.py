@@ -187,6 +187,10 @@ def join_clients(clients: Sequence[Any], name: str = "clients") -> Dataset:
     (array([0, 0, 1]), 2)
     """
     pairs = [examples_of(client) for client in clients]
+    if not pairs:
+        raise ExperimentError(
+            "expected at least one client, got none; give a pair (x, y) for each client"
+        )
     for client, (x, y) in enumerate(pairs):
         if len(x) != len(y) or not len(x) or x.shape[1:] != pairs[0][0].shape[1:]:
             raise ExperimentError(
