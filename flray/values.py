@@ -3,7 +3,7 @@
 import hashlib
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 UNBOUNDED = "unbounded"
@@ -69,3 +69,15 @@ def require_at_least(component: object, **least: float) -> None:
         value = getattr(component, name)
         if isinstance(value, int | float) and not value >= smallest:
             raise ValueError(f"{name} must be >= {smallest}, got {value}")
+
+
+def require_sizes(**sizes: int | Sequence[int]) -> None:
+    """Refuse sizes of layers below 1, which torch takes and then fails to train.
+
+    >>> require_sizes(channels=32, hidden=(64, 0))
+    Traceback (most recent call last):
+    ValueError: hidden must be >= 1, got (64, 0)
+    """
+    for name, size in sizes.items():
+        if min([size] if isinstance(size, int) else size, default=1) < 1:
+            raise ValueError(f"{name} must be >= 1, got {size}")
