@@ -55,6 +55,15 @@ def file_name(text: str) -> str:
     return f"{begin}-{hashlib.sha256(text.encode()).hexdigest()}"[:LONGEST_NAME]
 
 
+def highest_equal(number: float) -> float:
+    """The largest number that counts as equal to one >= 0, since last digits depend on the way.
+
+    >>> 1 - 0.7 <= 0.3, 1 - 0.7 <= highest_equal(0.3)
+    (False, True)
+    """
+    return number * (1 + ROUNDING)
+
+
 def require_at_least(component: object, **least: float) -> None:
     """Refuse fields of a component that are smaller than their least value, or not a number.
 
