@@ -45,14 +45,17 @@ def texts_in(plain: object) -> Iterator[str]:
 def file_name(text: str) -> str:
     """A text as far as a name of a file can hold it: letters, digits and -+=._, at most 120 bytes.
 
+    A long text ends in its hash, and one without letters and digits is its hash.
+
     >>> file_name("flhc/mnist seed=0"), len(file_name("x" * 1000))
     ('flhc_mnist_seed=0', 120)
     """
     name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
-    if len(name.encode()) <= LONGEST_NAME:
+    if name and len(name.encode()) <= LONGEST_NAME:
         return name
     begin = name.encode()[: LONGEST_NAME // 2].decode(errors="ignore")
-    return f"{begin}-{hashlib.sha256(text.encode()).hexdigest()}"[:LONGEST_NAME]
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return (f"{begin}-{digest}" if begin else digest).encode()[:LONGEST_NAME].decode()
 
 
 def highest_equal(number: float) -> float:
