@@ -89,7 +89,7 @@ def refuse_rows(is_wrong: NDArray[np.bool_], what: str, advice: str) -> None:
 def refuse_values(array: NDArray[Any], is_wrong: NDArray[np.bool_], what: str, advice: str) -> None:
     """Refuse an array (N, ...) with wrong values; names the first one as well as its row."""
     if is_wrong.any():
-        wrong_rows = is_wrong.reshape(len(array), -1).any(1)
+        wrong_rows: NDArray[np.bool_] = np.any(is_wrong.reshape(len(array), -1), axis=1)
         refuse_rows(wrong_rows, f"{what}, got {array[is_wrong][0]}", advice)
 
 
